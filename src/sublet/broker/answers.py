@@ -1,0 +1,97 @@
+"""The answers of the ledger. An acquire is answered by exactly one of grant, place, offer and refusal."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from sublet.broker.events import Event
+from sublet.broker.records import LeaseRecord
+from sublet.errors import SubletError
+from sublet.values import Kind
+from sublet.wire.orders import Order
+
+__all__ = ["Answer", "Done", "Granted", "Offer", "Outcome", "Place", "Refusal", "RefusalCode"]
+
+
+class RefusalCode(enum.StrEnum):
+    """Why a well-formed request was refused."""
+
+    CAPACITY = "capacity"
+    """Not free now, and the request did not want to wait."""
+    TOO_BIG = "too_big"
+    """More than exists."""
+    QUOTA = "quota"
+    """The tenant's own limit."""
+    LIMIT = "limit"
+    """A limit of the office, such as the length of the queue."""
+    UNSUPPORTED = "unsupported"
+    """No device can honour the class or model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """The lease is held, or (``claim_by_ns`` set) set aside until it is claimed."""
+
+    lease: LeaseRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place in the queue. The lease record is in state QUEUED, or (ready) GRANTED."""
+
+    lease: LeaseRecord
+    position: int
+    """1 is next."""
+    reason: str
+    estimate_ns: int | None
+    """Until it may be granted if holders run to their deadlines; None where that cannot be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Less than asked is set aside until ``lease.claim_by_ns``."""
+
+    lease: LeaseRecord
+    asked: int
+    offered: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """No, with numbers: what was asked, what would fit."""
+
+    code: RefusalCode
+    reason: str
+    do: str
+    would_fit: int | None = None
+    """The largest amount that would be granted now (or, for ``too_big``, ever)."""
+    estimate_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Any other command succeeded; the lease as it is now, where there is one."""
+
+    lease: LeaseRecord | None = None
+
+
+Answer = Granted | Place | Offer | Refusal | Done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a command comes to. The order binds the driver:
+
+    1. ``events`` are durable, then
+    2. ``orders`` go to the agents, then
+    3. if ``hold`` is set, the agent reports that it holds the order of that number, then
+    4. the answer (or the error) goes to the caller.
+    """
+
+    answer: Answer | SubletError
+    events: tuple[Event, ...] = ()
+    orders: tuple[Order, ...] = ()
+    hold: tuple[str, int] | None = None
+    """(lease, number) that an agent must hold before the answer may be seen."""

@@ -1,0 +1,197 @@
+"""What can be asked of the ledger. A command is checked as a whole before anything changes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sublet.broker.records import Quota, Want
+from sublet.values import EndReason, Epoch, LeaseId, NodeId, RenewMode, RequestId, ResourceId, TenantId, Tier
+from sublet.wire.orders import Inventory, Report
+
+__all__ = [
+    "Acquire",
+    "AddTenant",
+    "AgentReport",
+    "Attach",
+    "Claim",
+    "ClearFence",
+    "Command",
+    "Decline",
+    "Drain",
+    "NodeGone",
+    "NodeUp",
+    "NoteActivity",
+    "OpenOffice",
+    "Release",
+    "Renew",
+    "Revoke",
+    "SetTenant",
+    "Tick",
+]
+
+
+class _Command(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class OpenOffice(_Command, frozen=True, kw_only=True):
+    """The first command after the journal was read: says which clock instants belong to from here on."""
+
+    incarnation: int
+    clock_domain: str
+    last_ns: int | None = None
+    """The last instant the journal knows of the old clock; only used if the clock domain changed."""
+
+
+class Acquire(_Command, frozen=True, kw_only=True):
+    tenant: TenantId
+    lease: LeaseId
+    """A fresh id, made by the driver; an accepted request is known by it."""
+    request_id: RequestId
+    wants: tuple[Want, ...]
+    ttl_ns: int
+    tier: Tier = Tier.INTERACTIVE
+    wait_ns: int | None = None
+    """0 tries once, None waits without bound."""
+    selector: dict[str, str] = {}
+    renew: RenewMode = RenewMode.WHILE_BUSY
+    name: str | None = None
+    labels: dict[str, str] = {}
+    holder: str = ""
+
+
+class Claim(_Command, frozen=True, kw_only=True):
+    """Take a grant that came out of the queue, or an offer."""
+
+    tenant: TenantId
+    lease: LeaseId
+    epoch: Epoch | None = None
+    """The grant that is meant; an older one is refused."""
+
+
+class Decline(_Command, frozen=True, kw_only=True):
+    """Say no to an offer: back into the line, if the request may still wait."""
+
+    tenant: TenantId
+    lease: LeaseId
+
+
+class Renew(_Command, frozen=True, kw_only=True):
+    tenant: TenantId
+    lease: LeaseId
+    epoch: Epoch
+    active: bool = True
+    """Whether work runs under it now."""
+    busy_ns: int = 0
+    """Busy time since the last word."""
+    ttl_ns: int | None = None
+
+
+class NoteActivity(_Command, frozen=True, kw_only=True):
+    """The holder says that its lease became busy or idle, without renewing."""
+
+    tenant: TenantId
+    lease: LeaseId
+    epoch: Epoch
+    active: bool
+    busy_ns: int = 0
+
+
+class Attach(_Command, frozen=True, kw_only=True):
+    tenant: TenantId
+    lease: LeaseId
+    request_id: RequestId
+    holder: str = ""
+
+
+class Release(_Command, frozen=True, kw_only=True):
+    """Give it back, or leave the queue."""
+
+    tenant: TenantId
+    lease: LeaseId
+    busy_ns: int = 0
+    gone: bool = False
+    """The driver says that the holder left the line without a word."""
+
+
+class Revoke(_Command, frozen=True, kw_only=True):
+    """Operator: take it, at once or with notice."""
+
+    lease: LeaseId
+    reason: EndReason = EndReason.OPERATOR
+    notice_ns: int = 0
+    detail: str = ""
+
+
+class AddTenant(_Command, frozen=True, kw_only=True):
+    tenant: TenantId
+    token_hash: str
+    quota: Quota = Quota()
+    tier_max: Tier = Tier.INTERACTIVE
+    operator: bool = False
+
+
+class SetTenant(_Command, frozen=True, kw_only=True):
+    """Change what is given; None leaves a field as it is."""
+
+    tenant: TenantId
+    quota: Quota | None = None
+    tier_max: Tier | None = None
+    operator: bool | None = None
+    token_hash: str | None = None
+
+
+class ClearFence(_Command, frozen=True, kw_only=True):
+    """Ask for a new verification, or (``vouch``) take the operator's word for it."""
+
+    resource: ResourceId
+    lease: LeaseId | None = None
+    vouch: bool = False
+    by: str = "operator"
+
+
+class Drain(_Command, frozen=True, kw_only=True):
+    node: NodeId
+    draining: bool = True
+    notice_ns: int | None = None
+    """None gives each lease the notice of its tier."""
+
+
+class NodeUp(_Command, frozen=True, kw_only=True):
+    """An agent reported in, for the first time or again."""
+
+    inventory: Inventory
+
+
+class NodeGone(_Command, frozen=True, kw_only=True):
+    node: NodeId
+    detail: str = ""
+
+
+class AgentReport(_Command, frozen=True, kw_only=True):
+    report: Report
+
+
+class Tick(_Command, frozen=True, kw_only=True):
+    """Time has passed."""
+
+
+Command = (
+    OpenOffice
+    | Acquire
+    | Claim
+    | Decline
+    | Renew
+    | NoteActivity
+    | Attach
+    | Release
+    | Revoke
+    | AddTenant
+    | SetTenant
+    | ClearFence
+    | Drain
+    | NodeUp
+    | NodeGone
+    | AgentReport
+    | Tick
+)

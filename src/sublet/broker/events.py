@@ -1,0 +1,271 @@
+"""The facts of the ledger: what the journal stores and what the state is the fold of.
+
+One frozen type per fact. ``AUDITED`` names those that go into the audit chain: every change of state of a lease, a
+slice, a node or a tenant, once. What is not audited (a renewal, an activity note) moves a deadline or a counter, and
+the record of the lease's end carries its total.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, TenantRecord
+from sublet.values import EndReason, Epoch, LeaseId, NodeId, ResourceId
+from sublet.wire.orders import Inventory, Part
+
+__all__ = [
+    "AUDITED",
+    "EVENT_TYPES",
+    "ActivityNoted",
+    "Attached",
+    "Claimed",
+    "Cleared",
+    "Ended",
+    "Ending",
+    "Event",
+    "FateSealed",
+    "Forgotten",
+    "Granted",
+    "NodeDrained",
+    "NodeJoined",
+    "NodeLost",
+    "NodeReturned",
+    "Noticed",
+    "OfficeOpened",
+    "PromiseDropped",
+    "Promised",
+    "Quarantined",
+    "Queued",
+    "Rebased",
+    "Renewed",
+    "ResourceFaulted",
+    "Spared",
+    "TenantSet",
+    "TornDown",
+    "Ungranted",
+]
+
+
+class _Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    pass
+
+
+class OfficeOpened(_Fact, frozen=True, kw_only=True, tag="office_opened"):
+    """A broker opened the journal. Epochs of its incarnation follow."""
+
+    incarnation: int
+    clock_domain: str
+
+
+class Rebased(_Fact, frozen=True, kw_only=True, tag="rebased"):
+    """The clock is another one (reboot, other machine): the lease goes on with its persisted remaining time."""
+
+    lease: LeaseId
+    shift_ns: int
+    """Added to every instant of the lease."""
+    extended_ns: int
+    """The most that this may have added to its life."""
+
+
+class NodeJoined(_Fact, frozen=True, kw_only=True, tag="node_joined"):
+    inventory: Inventory
+
+
+class NodeLost(_Fact, frozen=True, kw_only=True, tag="node_lost"):
+    node: NodeId
+    detail: str = ""
+
+
+class NodeReturned(_Fact, frozen=True, kw_only=True, tag="node_returned"):
+    """The node answers again; what was on it must be verified first."""
+
+    node: NodeId
+
+
+class NodeDrained(_Fact, frozen=True, kw_only=True, tag="node_drained"):
+    node: NodeId
+    draining: bool
+
+
+class ResourceFaulted(_Fact, frozen=True, kw_only=True, tag="resource_faulted"):
+    """The device reported a fault: no new lease until an operator clears it."""
+
+    resource: ResourceId
+    detail: str
+
+
+class TenantSet(_Fact, frozen=True, kw_only=True, tag="tenant_set"):
+    tenant: TenantRecord
+
+
+class Queued(_Fact, frozen=True, kw_only=True, tag="queued"):
+    """A request was accepted. It may be granted in the same step."""
+
+    lease: LeaseRecord
+
+
+class Granted(_Fact, frozen=True, kw_only=True, tag="granted"):
+    """Hardware is set aside under a new epoch."""
+
+    lease: LeaseId
+    node: NodeId
+    epoch: Epoch
+    parts: tuple[Part, ...]
+    claim_by_ns: int
+    offered: bool = False
+
+
+class Ungranted(_Fact, frozen=True, kw_only=True, tag="ungranted"):
+    """An offer was declined or ran out; the request goes back into the line and its slices are torn down."""
+
+    lease: LeaseId
+    detail: str
+
+
+class Claimed(_Fact, frozen=True, kw_only=True, tag="claimed"):
+    lease: LeaseId
+    deadline_ns: int
+    number: int
+
+
+class Renewed(_Fact, frozen=True, kw_only=True, tag="renewed"):
+    lease: LeaseId
+    deadline_ns: int
+    number: int
+    busy_ns: int = 0
+    """Busy time since the last word of the holder."""
+    idle: bool = False
+    ttl_ns: int | None = None
+    """A longer time to live from now on, where the holder asked for one."""
+
+
+class ActivityNoted(_Fact, frozen=True, kw_only=True, tag="activity"):
+    lease: LeaseId
+    busy_ns: int
+    idle: bool
+
+
+class FateSealed(_Fact, frozen=True, kw_only=True, tag="fate_sealed"):
+    """A renewal was refused; the lease runs to its deadline and then ends for this reason."""
+
+    lease: LeaseId
+    reason: EndReason
+
+
+class Attached(_Fact, frozen=True, kw_only=True, tag="attached"):
+    """A new epoch for the same lease: the old one is fenced."""
+
+    lease: LeaseId
+    epoch: Epoch
+    number: int
+    holder: str = ""
+
+
+class Noticed(_Fact, frozen=True, kw_only=True, tag="noticed"):
+    lease: LeaseId
+    notice: NoticeRecord
+    number: int
+
+
+class Spared(_Fact, frozen=True, kw_only=True, tag="spared"):
+    """The reason for the notice went away."""
+
+    lease: LeaseId
+    number: int
+
+
+class Promised(_Fact, frozen=True, kw_only=True, tag="promised"):
+    """These parts go to this request and to nobody else, as soon as the victims have left them."""
+
+    lease: LeaseId
+    node: NodeId
+    parts: tuple[Part, ...]
+    victims: tuple[LeaseId, ...]
+
+
+class PromiseDropped(_Fact, frozen=True, kw_only=True, tag="promise_dropped"):
+    """The victims are gone and the parts did not come free (quarantined), or the request went away."""
+
+    lease: LeaseId
+
+
+class Ending(_Fact, frozen=True, kw_only=True, tag="ending"):
+    """Over for the holder; slices go to teardown."""
+
+    lease: LeaseId
+    end: EndRecord
+    number: int
+
+
+class Ended(_Fact, frozen=True, kw_only=True, tag="ended"):
+    """The last state. From the queue directly, or once every slice is verified, quarantined or lost."""
+
+    lease: LeaseId
+    end: EndRecord
+
+
+class TornDown(_Fact, frozen=True, kw_only=True, tag="torn_down"):
+    """TORN_DOWN(epoch): verified, so the slice is free."""
+
+    resource: ResourceId
+    lease: LeaseId
+    epoch: Epoch
+
+
+class Quarantined(_Fact, frozen=True, kw_only=True, tag="quarantined"):
+    resource: ResourceId
+    lease: LeaseId
+    epoch: Epoch
+    detail: str
+    hard: bool
+
+
+class Cleared(_Fact, frozen=True, kw_only=True, tag="cleared"):
+    """A quarantine ended. ``lease`` is None where the device itself was at fault."""
+
+    resource: ResourceId
+    lease: LeaseId | None
+    by: str
+    """``verified``, or the operator who vouches."""
+
+
+class Forgotten(_Fact, frozen=True, kw_only=True, tag="forgotten"):
+    """Ended leases that the ledger no longer remembers; the audit log does."""
+
+    leases: tuple[LeaseId, ...]
+
+
+Event = (
+    OfficeOpened
+    | Rebased
+    | NodeJoined
+    | NodeLost
+    | NodeReturned
+    | NodeDrained
+    | ResourceFaulted
+    | TenantSet
+    | Queued
+    | Granted
+    | Ungranted
+    | Claimed
+    | Renewed
+    | ActivityNoted
+    | FateSealed
+    | Attached
+    | Noticed
+    | Spared
+    | Promised
+    | PromiseDropped
+    | Ending
+    | Ended
+    | TornDown
+    | Quarantined
+    | Cleared
+    | Forgotten
+)
+
+EVENT_TYPES: Final[dict[str, type]] = {str(t.__struct_config__.tag): t for t in Event.__args__}
+
+AUDITED: Final[frozenset[type]] = frozenset(EVENT_TYPES.values()) - {Renewed, ActivityNoted, Forgotten}

@@ -1,0 +1,86 @@
+"""The numbers of the office, each with a unit and checked against the others when the policy is made."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sublet.errors import InvalidRequest
+from sublet.values import NS_PER_S, Kind, Tier
+
+__all__ = ["Policy"]
+
+_MIN_NS = 60 * NS_PER_S
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations and limits (DESIGN §4)."""
+
+    ttl_gpu_ns: int = 5 * _MIN_NS
+    ttl_cpu_ns: int = 2 * _MIN_NS
+    ttl_memory_ns: int = 5 * _MIN_NS
+    ttl_block_ns: int = 60 * _MIN_NS
+    ttl_min_ns: int = 2 * NS_PER_S
+    ttl_max_ns: int = 24 * 60 * _MIN_NS
+    notice_ns: int = 30 * NS_PER_S
+    notice_spot_ns: int = 5 * NS_PER_S
+    grace_max_ns: int = 5 * NS_PER_S
+    claim_window_ns: int = 10 * NS_PER_S
+    offer_valid_ns: int = 30 * NS_PER_S
+    min_run_batch_ns: int = 10 * _MIN_NS
+    max_hold_ns: int = 30 * _MIN_NS
+    cool_down_ns: int = 60 * NS_PER_S
+    usage_window_ns: int = 60 * _MIN_NS
+    """The rolling window of device time, for quota and for the order of the queue."""
+    gang_patience_ns: int = 5 * _MIN_NS
+    """After this long at the head, nobody of the same or a lower tier is let past to what the head could use."""
+    held_counts_as_ns: int = _MIN_NS
+    """In the order of the queue, what a tenant holds counts as if it had been used for this long already."""
+    replan_every_ns: int = NS_PER_S
+    """While requests wait, preemption is looked at again this often, as holders pass their minimum run."""
+    resend_every_ns: int = 2 * NS_PER_S
+    """An order the agent has not confirmed is sent again."""
+    ended_keep_ns: int = 24 * 60 * _MIN_NS
+    ended_keep_max: int = 10_000
+    queue_max: int = 10_000
+    queue_tenant_max: int = 1_000
+    leases_max: int = 2_000_000
+    count_max: int = 64
+    wants_max: int = 8
+    share_across_tenants: bool = False
+    """Whether ``shared`` GPU neighbours may belong to different tenants."""
+
+    def __post_init__(self) -> None:
+        for low, high in (
+            ("ttl_min_ns", "ttl_cpu_ns"),
+            ("ttl_min_ns", "ttl_gpu_ns"),
+            ("ttl_min_ns", "ttl_memory_ns"),
+            ("ttl_min_ns", "ttl_block_ns"),
+            ("ttl_block_ns", "ttl_max_ns"),
+            ("ttl_gpu_ns", "ttl_max_ns"),
+            ("notice_spot_ns", "notice_ns"),
+            ("cool_down_ns", "max_hold_ns"),
+            ("notice_ns", "max_hold_ns"),
+        ):
+            if getattr(self, low) > getattr(self, high):
+                raise InvalidRequest(f"the policy has {low} above {high}", do="Make the first at most the second.")
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not isinstance(value, bool) and value < 1:
+                raise InvalidRequest(f"the policy has {name} = {value}", do="Give a number above zero.")
+
+    def ttl_default_ns(self, kind: Kind) -> int:
+        """The time to live where none was asked for."""
+        return {
+            Kind.GPU: self.ttl_gpu_ns,
+            Kind.CPU: self.ttl_cpu_ns,
+            Kind.MEMORY: self.ttl_memory_ns,
+            Kind.BLOCK: self.ttl_block_ns,
+        }[kind]
+
+    def notice_for_ns(self, tier: Tier) -> int:
+        """How long before it is taken a lease of this tier is told."""
+        return self.notice_spot_ns if tier is Tier.SPOT else self.notice_ns
+
+    def grace_ns(self, ttl_ns: int) -> int:
+        """How long guests may take to end: min(5 s, 10 % of the TTL)."""
+        return min(self.grace_max_ns, ttl_ns // 10)

@@ -1,0 +1,203 @@
+"""What the ledger remembers: wants, leases, slices, resources, nodes, tenants.
+
+These are plain records. They change in one place only, ``state.State.apply``, and they are what a snapshot stores.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from sublet.lease.states import LeaseStatus, SliceState
+from sublet.values import (
+    EndReason,
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    NodeId,
+    RenewMode,
+    RequestId,
+    ResourceId,
+    TenantId,
+    Tier,
+)
+from sublet.wire.orders import Device, Part
+
+__all__ = [
+    "LOCAL_TENANT",
+    "EndRecord",
+    "LeaseRecord",
+    "NodeRecord",
+    "NoticeRecord",
+    "Now",
+    "Quota",
+    "ResourceRecord",
+    "SliceRecord",
+    "TenantRecord",
+    "Want",
+]
+
+LOCAL_TENANT = TenantId("local")
+"""Who calls over the owner-only socket without a token: the person whose machine it is, with operator rights."""
+
+
+class Now(NamedTuple):
+    """The moment a command is handled: ``ns`` decides, ``wall_ns`` is only recorded."""
+
+    ns: int
+    wall_ns: int
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a request: ``count`` times ``amount`` of one kind, all on one node, all or nothing."""
+
+    kind: Kind
+    amount: int
+    """Bytes (of VRAM, memory, block) or cores."""
+    count: int = 1
+    exclusivity: Exclusivity | None = None
+    """GPU only; ``session`` if not said."""
+    model: str | None = None
+    least: int | None = None
+    """The smallest amount the holder would take instead (``or_smaller``)."""
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one tenant; None is no limit."""
+
+    gpus: int | None = None
+    vram_bytes: int | None = None
+    cores: int | None = None
+    memory_bytes: int | None = None
+    block_bytes: int | None = None
+    leases: int | None = None
+    gpu_seconds: int | None = None
+    """Device time within the rolling window of the policy."""
+
+
+class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is accountable."""
+
+    id: TenantId
+    quota: Quota = Quota()
+    tier_max: Tier = Tier.INTERACTIVE
+    operator: bool = False
+    token_hash: str | None = None
+    """SHA-256 of the access token; the token itself is printed once and never stored."""
+
+
+class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The lease will be taken, when and for whom."""
+
+    reason: EndReason
+    take_at_ns: int
+    detail: str = ""
+    beneficiary: LeaseId | None = None
+
+
+class EndRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How the lease ended."""
+
+    reason: EndReason
+    at_ns: int
+    wall_ns: int
+    detail: str = ""
+
+
+class LeaseRecord(msgspec.Struct, kw_only=True):
+    """One lease, from the request to its end."""
+
+    # what was asked
+    id: LeaseId
+    tenant: TenantId
+    request_id: RequestId
+    fingerprint: str
+    """Hash of the request, so that the same id with another content is noticed."""
+    wants: tuple[Want, ...]
+    ttl_ns: int
+    tier: Tier
+    arrival: int
+    """Place in the order of arrival."""
+    asked_at_ns: int
+    asked_wall_ns: int
+    wait_until_ns: int | None = None
+    """None waits without bound."""
+    selector: dict[str, str] = {}
+    """Labels the node must have."""
+    renew: RenewMode = RenewMode.WHILE_BUSY
+    name: str | None = None
+    labels: dict[str, str] = {}
+    holder: str = ""
+    """What the client says of itself; shown, never trusted."""
+
+    # where it is
+    status: LeaseStatus = LeaseStatus.QUEUED
+    node: NodeId | None = None
+    epoch: Epoch | None = None
+    parts: tuple[Part, ...] = ()
+    offered: bool = False
+    """The grant is smaller than asked and waits for a yes."""
+    offers: int = 0
+    """How many offers were made; after one was declined or ran out, none is made again."""
+    number: int = 0
+    """The last order sent to the agent."""
+    granted_at_ns: int | None = None
+    claim_by_ns: int | None = None
+    claimed_at_ns: int | None = None
+    deadline_ns: int | None = None
+    renewals: int = 0
+    idle_since_ns: int | None = None
+    busy_ns: int = 0
+    extended_ns: int = 0
+    """Time added without a renewal, by restarts on another clock; at most one TTL in a lease's life."""
+    fate: EndReason | None = None
+    """Why a renewal was refused: what the end will say if the deadline comes."""
+    notice: NoticeRecord | None = None
+    promise: tuple[Part, ...] = ()
+    """Parts set aside for this queued request, which its victims are about to leave."""
+    promise_node: NodeId | None = None
+    victims: tuple[LeaseId, ...] = ()
+    end: EndRecord | None = None
+
+    @property
+    def spot(self) -> bool:
+        return self.tier is Tier.SPOT
+
+
+class SliceRecord(msgspec.Struct, kw_only=True):
+    """A part of a resource that is not free. What is free is what no slice takes."""
+
+    resource: ResourceId
+    lease: LeaseId
+    epoch: Epoch
+    tenant: TenantId
+    part: Part
+    state: SliceState
+    detail: str = ""
+    hard: bool = False
+    """Only an operator may clear it."""
+
+
+class ResourceRecord(msgspec.Struct, kw_only=True):
+    """A device, or the cores, memory or disk of a node. Its state is that of the part nobody has."""
+
+    id: ResourceId
+    node: NodeId
+    device: Device
+    state: SliceState = SliceState.FREE
+    detail: str = ""
+    used: int = 0
+    slices: dict[LeaseId, SliceRecord] = {}
+
+
+class NodeRecord(msgspec.Struct, kw_only=True):
+    """One machine."""
+
+    id: NodeId
+    domain: str
+    labels: dict[str, str]
+    resources: tuple[ResourceId, ...] = ()
+    draining: bool = False
+    lost: bool = False

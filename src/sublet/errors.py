@@ -1,0 +1,197 @@
+"""One tree of errors, so that a caller can decide by class and a person can decide by reading.
+
+Every error says what happened (its message) and what to do now (``do``). ``transient`` tells whether the same call may
+succeed later without anybody changing anything; ``scope`` tells whether the *lease* or the *work* is to blame.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from sublet.lease.value import LeaseEnd
+
+__all__ = [
+    "CapacityExceeded",
+    "CheckpointFailed",
+    "Disconnected",
+    "GpuError",
+    "GpuSessionEnded",
+    "IdempotencyConflict",
+    "InvalidRequest",
+    "JournalError",
+    "LeaseEnded",
+    "LeaseExpired",
+    "LeaseInterrupt",
+    "LeaseNotActive",
+    "LeaseRevoked",
+    "NotFound",
+    "OutOfMemory",
+    "Quarantined",
+    "QuotaExceeded",
+    "StaleEpoch",
+    "SubletError",
+    "Unauthorized",
+    "Unsupported",
+    "VersionConflict",
+]
+
+Scope = Literal["lease", "work", "request", "office"]
+
+
+class SubletError(Exception):
+    """Something in Sublet did not go as asked."""
+
+    transient: ClassVar[bool] = False
+    scope: ClassVar[Scope] = "request"
+    default_do: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, do: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.do = self.default_do if do is None else do
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.do}".rstrip() if self.do else self.message
+
+    @property
+    def kind(self) -> str:
+        """The name it travels under between office and client."""
+        return type(self).__name__
+
+
+class LeaseEnded(SubletError):
+    """The lease is over, and ``end`` says why."""
+
+    transient = True
+    scope = "lease"
+    default_do = "Acquire a new lease and go on from the last checkpoint."
+
+    def __init__(self, message: str, *, end: LeaseEnd | None = None, do: str | None = None) -> None:
+        super().__init__(message, do=do)
+        self.end = end
+
+
+class LeaseExpired(LeaseEnded):
+    """Its time ran out before it was renewed."""
+
+
+class LeaseRevoked(LeaseEnded):
+    """It was taken: preempted, drained, fair share, quota, or by the operator."""
+
+
+class LeaseNotActive(LeaseEnded):
+    """The call needs an active lease, and this one is not (yet, or any more)."""
+
+
+class GpuSessionEnded(LeaseEnded):
+    """The GPU session went with its lease."""
+
+
+class Quarantined(SubletError):
+    """The resource did not come clean after its last lease, so nobody gets it."""
+
+    scope = "office"
+    default_do = "See `sublet fence ls` for the reason; `sublet fence clear` verifies it again."
+
+
+class StaleEpoch(SubletError):
+    """The effect carried an epoch that is not live: a newer holder has, or had, the resource."""
+
+    scope = "lease"
+    default_do = "Attach to the lease or acquire a new one; the old epoch can never write again."
+
+
+class CapacityExceeded(SubletError):
+    """GPU unavailable: there is not enough free now. ``offer`` and ``estimate`` say what would be possible."""
+
+    transient = True
+    default_do = "Wait (wait=...), take the offer if there is one, or ask for less."
+
+    def __init__(
+        self, message: str, *, offer: object = None, estimate: float | None = None, do: str | None = None
+    ) -> None:
+        super().__init__(message, do=do)
+        self.offer = offer
+        self.estimate = estimate
+        """Seconds until it may fit, where that can be told."""
+
+
+class QuotaExceeded(SubletError):
+    """The tenant's own limit refuses it, however much is free."""
+
+    default_do = "Release something, wait for the window to roll on, or ask the operator for a larger quota."
+
+
+class Disconnected(SubletError):
+    """The office did not answer. Whether the request took effect is not known; the same request id finds out."""
+
+    transient = True
+    scope = "office"
+    default_do = "Check with `sublet status`; running leases go on to their deadlines."
+
+
+class Unsupported(SubletError):
+    """This machine, device or version cannot do that."""
+
+
+class InvalidRequest(SubletError):
+    """The request contradicts itself or is outside what can be asked; nothing was changed."""
+
+
+class NotFound(InvalidRequest):
+    """There is no such thing, or it is not yours; the two look the same on purpose."""
+
+
+class Unauthorized(SubletError):
+    """The token is absent, unknown or does not allow this."""
+
+    default_do = "Set SUBLET_TOKEN to a token printed by `sublet tenant add`."
+
+
+class CheckpointFailed(SubletError):
+    """The state was not saved. Nothing that was saved before is harmed."""
+
+    scope = "work"
+
+
+class VersionConflict(SubletError):
+    """Somebody else wrote a newer version; the comparison failed and nothing was written."""
+
+    scope = "work"
+
+
+class IdempotencyConflict(SubletError):
+    """The same request id came with another content."""
+
+    default_do = "Use a new request id for a new request."
+
+
+class GpuError(SubletError):
+    """A device call failed."""
+
+    scope = "work"
+
+    def __init__(self, message: str, *, call: str = "", do: str | None = None) -> None:
+        super().__init__(message, do=do)
+        self.call = call
+
+
+class OutOfMemory(SubletError):
+    """An allocation beyond the lease was refused; nothing changed."""
+
+    scope = "work"
+
+
+class JournalError(SubletError):
+    """The office's journal cannot be used as it is; it was not changed."""
+
+    scope = "office"
+
+
+class LeaseInterrupt(BaseException):
+    """How the end of a lease arrives inside a guest: `except Exception` cannot swallow it by accident."""
+
+    def __init__(self, end: LeaseEnd) -> None:
+        super().__init__(f"the lease ended: {end.reason}")
+        self.end = end

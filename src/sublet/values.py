@@ -1,0 +1,309 @@
+"""The small values every part speaks in: ids, enums, sizes, durations, epochs.
+
+Two rules hold everywhere below the edges. Amounts are integers in their smallest unit, so that sums are exact: bytes,
+cores, nanoseconds, thousandths of a device. And a duration or an instant says so in its name (``ttl_ns``,
+``deadline_ns``): an instant is nanoseconds of CLOCK_BOOTTIME, never of the wall clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from typing import Final, NamedTuple, NewType
+
+from sublet.errors import InvalidRequest
+
+__all__ = [
+    "BLOCK_BYTES",
+    "GIB",
+    "MIB",
+    "MILLIS_PER_DEVICE",
+    "NS_PER_S",
+    "EndReason",
+    "Epoch",
+    "Exclusivity",
+    "Kind",
+    "LeaseId",
+    "NodeId",
+    "RenewMode",
+    "RequestId",
+    "ResourceId",
+    "TenantId",
+    "Tier",
+    "format_duration",
+    "format_size",
+    "parse_duration_ns",
+    "parse_size",
+    "valid_labels",
+    "valid_name",
+]
+
+LeaseId = NewType("LeaseId", str)
+TenantId = NewType("TenantId", str)
+NodeId = NewType("NodeId", str)
+ResourceId = NewType("ResourceId", str)
+RequestId = NewType("RequestId", str)
+
+NS_PER_S: Final = 1_000_000_000
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+BLOCK_BYTES: Final = 4096
+"""The unit of ``min_blocks``: one page, the smallest piece a volume writes atomically."""
+MILLIS_PER_DEVICE: Final = 1000
+"""A device is metered in thousandths, so that shares of one card add up to integers."""
+
+BYTES_MAX: Final = 1 << 60
+CORES_MAX: Final = 1 << 20
+DURATION_MAX_NS: Final = 10 * 365 * 86_400 * NS_PER_S
+LABELS_MAX: Final = 16
+TEXT_MAX: Final = 128
+
+
+class Epoch(NamedTuple):
+    """The fencing number of a lease: ``(incarnation, n)``, from one durable sequence per office.
+
+    It rises with every grant and every attach and is never reused, so any two epochs of an office compare. A restored
+    backup starts a new incarnation, because ``n`` alone might repeat what the lost journal already gave out.
+    """
+
+    incarnation: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.n}"
+
+    @classmethod
+    def parse(cls, text: str) -> Epoch:
+        match = re.fullmatch(r"(\d{1,18})\.(\d{1,18})", text)
+        if match is None:
+            raise InvalidRequest(f"{text!r} is not an epoch", do="Write it as two numbers with a dot, such as 1.42.")
+        return cls(int(match[1]), int(match[2]))
+
+
+class Kind(enum.StrEnum):
+    """What can be leased."""
+
+    GPU = "gpu"
+    """VRAM bytes on one device."""
+    CPU = "cpu"
+    """Whole cores."""
+    MEMORY = "memory"
+    """Bytes of host memory."""
+    BLOCK = "block"
+    """Bytes on disk, behind a volume."""
+
+
+class Exclusivity(enum.StrEnum):
+    """How a GPU lease tolerates neighbours. A class that cannot be honoured is refused, never downgraded."""
+
+    SHARED = "shared"
+    """VRAM-capped neighbours on the same device, of one tenant unless the operator allows more."""
+    SESSION = "session"
+    """The device is reserved from grant to end; a parked guest reserves nothing."""
+    DEVICE = "device"
+    """As session, and never suspended in favour of others."""
+    PARTITION = "partition"
+    """A hardware partition (MIG)."""
+
+
+class Tier(enum.StrEnum):
+    """Priority. Preemptibility is a separate matter: see ``broker.preemption``."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+    SPOT = "spot"
+
+    @property
+    def rank(self) -> int:
+        """Higher goes first."""
+        return _TIER_RANK[self]
+
+
+_TIER_RANK: Final = {Tier.SPOT: 0, Tier.BATCH: 1, Tier.INTERACTIVE: 2}
+
+
+class RenewMode(enum.StrEnum):
+    """When the holder's process renews by itself."""
+
+    WHILE_BUSY = "while-busy"
+    """While a call, cell or guest command of its runs (the default)."""
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class EndReason(enum.StrEnum):
+    """Why a lease ended. The reason reaches the cell, the exception, the bill, the metric and the audit record."""
+
+    RELEASED = "released"
+    """The holder gave it back."""
+    EXPIRED = "expired"
+    """Nobody renewed it: the holder was silent until the deadline."""
+    IDLE = "idle"
+    """The holder was alive, said that it had nothing to do, and did not renew."""
+    PREEMPTED = "preempted"
+    """Taken, after notice, for a request that goes before it."""
+    FAIR_SHARE = "fair_share"
+    """Held too long while others waited."""
+    QUOTA = "quota"
+    """The tenant's device time in the rolling window is used up."""
+    BUDGET = "budget"
+    """The tenant's money is used up."""
+    DRAINED = "drained"
+    """The operator is emptying the node."""
+    OPERATOR = "operator"
+    """The operator revoked it."""
+    NODE_LOST = "node_lost"
+    """The machine it ran on is gone."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """What ran under it exceeded its cap."""
+    DEVICE_LOST = "device_lost"
+    """The device vanished or reported a fault."""
+    GUEST_FAILED = "guest_failed"
+    """What it was to carry could not be started."""
+    HOLDER_GONE = "holder_gone"
+    """A grant was not claimed, or a queue place was abandoned."""
+    REFUSED = "refused"
+    """It was never granted within the time the holder was willing to wait."""
+    WITHDRAWN = "withdrawn"
+    """The holder left the queue."""
+
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?")
+
+
+def valid_name(text: object, what: str) -> str:
+    """A tenant, node or volume name: it goes into paths, metrics and messages, so it is kept dull."""
+    if not isinstance(text, str) or _NAME.fullmatch(text) is None:
+        raise InvalidRequest(
+            f"{_short(text)} is not a valid {what}",
+            do="Use 1 to 63 lower-case letters, digits, dots, dashes or underscores, beginning and ending with a "
+            "letter or digit.",
+        )
+    return text
+
+
+def valid_labels(labels: object) -> dict[str, str]:
+    """Labels are shown to people and summed in bills: short strings, and few of them."""
+    if not isinstance(labels, dict) or len(labels) > LABELS_MAX:
+        raise InvalidRequest("labels must be a mapping of text to text", do=f"Give at most {LABELS_MAX} labels.")
+    for key, value in labels.items():
+        if not isinstance(key, str) or not isinstance(value, str) or not key:
+            raise InvalidRequest(f"label {_short(key)} is not text", do="Give every label as text = text.")
+        if len(key) > TEXT_MAX or len(value) > TEXT_MAX or not (key + value).isprintable():
+            raise InvalidRequest(
+                f"label {_short(key)} is too long or has control characters",
+                do=f"Keep keys and values to {TEXT_MAX} printable characters.",
+            )
+    return dict(labels)
+
+
+_SIZE_UNITS: Final[dict[str, int]] = {
+    "": 1,
+    "b": 1,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+    "pib": 1 << 50,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "pb": 10**15,
+}
+_DURATION_UNITS_NS: Final[dict[str, int]] = {
+    "ms": 1_000_000,
+    "s": NS_PER_S,
+    "m": 60 * NS_PER_S,
+    "min": 60 * NS_PER_S,
+    "h": 3600 * NS_PER_S,
+    "d": 86_400 * NS_PER_S,
+}
+_QUANTITY = re.compile(r"(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
+_SIZE_DO = 'Write a whole number of bytes or a text such as "2GiB", "512MiB" or "1.5GB".'
+_DURATION_DO = 'Write seconds as a number or a text such as "90s", "5m", "1h30m" or "500ms".'
+
+
+def parse_size(value: int | str, what: str = "size") -> int:
+    """Bytes from ``"2GiB"`` (2³⁰), ``"2GB"`` (10⁹) or a whole number. Zero, negative and unparsable are refused."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InvalidRequest(f"{_short(value)} is not a {what}", do=_SIZE_DO)
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value.strip())
+        if match is None or match[2].lower() not in _SIZE_UNITS:
+            raise InvalidRequest(f"{_short(value)} is not a {what}", do=_SIZE_DO)
+        amount = _scaled(match[1], _SIZE_UNITS[match[2].lower()])
+    else:
+        amount = value
+    if amount < 1:
+        raise InvalidRequest(f"the {what} must be at least one byte, not {_short(value)}", do=_SIZE_DO)
+    if amount > BYTES_MAX:
+        raise InvalidRequest(f"the {what} {_short(value)} is more than any machine has", do=_SIZE_DO)
+    return amount
+
+
+def parse_duration_ns(value: float | str, what: str = "duration", *, zero_ok: bool = False) -> int:
+    """Nanoseconds from seconds or from ``"5m"``, ``"1h30m"``. NaN, negative, unparsable and absurd are refused."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise InvalidRequest(f"{_short(value)} is not a {what}", do=_DURATION_DO)
+    if isinstance(value, str):
+        ns = _duration_text_ns(value, what)
+    elif not math.isfinite(value):
+        raise InvalidRequest(f"the {what} must be a finite number, not {value}", do=_DURATION_DO)
+    else:
+        ns = round(value * NS_PER_S)
+    if ns < 0 or (ns == 0 and not zero_ok):
+        raise InvalidRequest(f"the {what} must be more than zero, not {_short(value)}", do=_DURATION_DO)
+    if ns > DURATION_MAX_NS:
+        raise InvalidRequest(f"the {what} {_short(value)} is longer than ten years", do=_DURATION_DO)
+    return ns
+
+
+def _duration_text_ns(text: str, what: str) -> int:
+    rest, ns = text.strip().replace(" ", ""), 0
+    if re.fullmatch(r"\d{1,20}(\.\d{1,9})?", rest, re.ASCII):
+        return _scaled(rest, NS_PER_S)
+    if not rest:
+        raise InvalidRequest(f"an empty text is not a {what}", do=_DURATION_DO)
+    while rest:
+        match = re.match(r"(\d{1,20}(?:\.\d{1,9})?)([a-z]+)", rest, re.ASCII)
+        if match is None or match[2] not in _DURATION_UNITS_NS:
+            raise InvalidRequest(f"{_short(text)} is not a {what}", do=_DURATION_DO)
+        ns += _scaled(match[1], _DURATION_UNITS_NS[match[2]])
+        rest = rest[match.end() :]
+    return ns
+
+
+def _scaled(number: str, unit: int) -> int:
+    """``number × unit`` without a float between: 0.1 GiB is exactly what the digits say, rounded down."""
+    whole, _, fraction = number.partition(".")
+    scaled = int(whole) * unit
+    return scaled + int(fraction) * unit // 10 ** len(fraction) if fraction else scaled
+
+
+def format_size(amount: int) -> str:
+    """Binary units, at most two decimals: ``2GiB``, ``1.5GiB``, ``300B``."""
+    for unit, scale in (("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if amount >= scale:
+            return f"{amount / scale:.2f}".rstrip("0").rstrip(".") + unit
+    return f"{amount}B"
+
+
+def format_duration(ns: int) -> str:
+    """For people: ``4m 30s``, ``2.5s``, ``300ms``, ``3d 4h``."""
+    if ns < 0:
+        return "-" + format_duration(-ns)
+    if ns < NS_PER_S:
+        return f"{round(ns / 1e6)}ms"
+    if ns < 10 * NS_PER_S:
+        return f"{ns / NS_PER_S:.1f}".rstrip("0").rstrip(".") + "s"
+    seconds = round(ns / NS_PER_S)
+    parts = ((seconds // 86_400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
+    said = [f"{n}{unit}" for n, unit in parts if n]
+    return " ".join(said[:2])
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "…'"

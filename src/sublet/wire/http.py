@@ -1,0 +1,419 @@
+"""The messages of the control API, and the table of its routes. The OpenAPI document is generated from these.
+
+Sizes are integer bytes, durations are seconds, times are RFC 3339 in UTC. Instants that a program must compare
+(``deadline``) are seconds of CLOCK_BOOTTIME and mean something only on the office's machine; the answer to a renewal
+therefore carries ``ttl`` as well, and a holder counts from when it *sent* the request.
+
+This is the one part of ``wire`` that uses msgspec.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from sublet.values import Epoch
+
+__all__ = [
+    "WIRE_HEADER",
+    "WIRE_VERSION",
+    "AcquireRequest",
+    "ActivityRequest",
+    "AttachRequest",
+    "AuditReport",
+    "BillLine",
+    "ClaimRequest",
+    "ClearFenceRequest",
+    "DeviceView",
+    "DownRequest",
+    "DrainRequest",
+    "EndView",
+    "ErrorBody",
+    "ErrorView",
+    "FenceView",
+    "GrantAnswer",
+    "Hello",
+    "LeaseView",
+    "News",
+    "NodeView",
+    "NoticeView",
+    "OfferAnswer",
+    "PartView",
+    "PlaceAnswer",
+    "QuotaView",
+    "RefusalAnswer",
+    "ReleaseRequest",
+    "RenewAnswer",
+    "RenewItem",
+    "RenewRequest",
+    "RenewalsAnswer",
+    "RenewalsRequest",
+    "RevokeRequest",
+    "StatusView",
+    "TenantRequest",
+    "TenantToken",
+    "TenantView",
+    "TokenView",
+    "WantBody",
+]
+
+WIRE_VERSION: Final = 1
+"""Client and office must be at most one version apart; both send theirs in ``WIRE_HEADER``."""
+WIRE_HEADER: Final = "sublet-wire"
+
+
+class _Message(msgspec.Struct, kw_only=True, omit_defaults=False):
+    pass
+
+
+class _Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+# ---- requests ----
+
+
+class WantBody(_Request, kw_only=True, forbid_unknown_fields=True):
+    kind: str
+    """gpu, cpu, memory or block."""
+    amount: int
+    """Bytes, or cores."""
+    count: int = 1
+    exclusivity: str | None = None
+    model: str | None = None
+    least: int | None = None
+    """The smallest amount that would do (an offer may be made)."""
+
+
+class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    request_id: str
+    """Chosen by the client; sending the same request again has one effect."""
+    wants: list[WantBody]
+    ttl: float | None = None
+    """Seconds; the default of the kind where it is not said."""
+    tier: str | None = None
+    spot: bool = False
+    wait: float | None = None
+    """Seconds in the queue at most; 0 tries once; null waits without bound."""
+    selector: dict[str, str] = {}
+    renew: str = "while-busy"
+    name: str | None = None
+    labels: dict[str, str] = {}
+    holder: str = ""
+    token: bool = False
+    """Whether a capability token should come with the grant."""
+
+
+class ClaimRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    epoch: Epoch | None = None
+    token: bool = False
+
+
+class RenewRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    epoch: Epoch
+    active: bool = True
+    busy: float = 0.0
+    """Seconds of work since the last word."""
+    ttl: float | None = None
+    token: bool = False
+
+
+class RenewItem(_Request, kw_only=True, forbid_unknown_fields=True):
+    lease: str
+    epoch: Epoch
+    active: bool = True
+    busy: float = 0.0
+
+
+class RenewalsRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """Many renewals in one message; each is answered on its own."""
+
+    items: list[RenewItem]
+
+
+class ActivityRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    epoch: Epoch
+    active: bool
+    busy: float = 0.0
+
+
+class ReleaseRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    request_id: str = ""
+    busy: float = 0.0
+
+
+class RevokeRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    request_id: str = ""
+    notice: float = 0.0
+    """Seconds until it is taken; 0 takes it at once."""
+    detail: str = ""
+
+
+class AttachRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    request_id: str
+    holder: str = ""
+    token: bool = False
+
+
+class QuotaView(_Request, kw_only=True, forbid_unknown_fields=True):
+    gpus: int | None = None
+    vram_bytes: int | None = None
+    cores: int | None = None
+    memory_bytes: int | None = None
+    block_bytes: int | None = None
+    leases: int | None = None
+    gpu_seconds: int | None = None
+
+
+class TenantRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """POST makes a tenant, PATCH changes what is given."""
+
+    id: str | None = None
+    quota: QuotaView | None = None
+    tier_max: str | None = None
+    operator: bool | None = None
+    new_token: bool = False
+
+
+class DrainRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    draining: bool = True
+    notice: float | None = None
+
+
+class ClearFenceRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    lease: str | None = None
+    vouch: bool = False
+
+
+class DownRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    how: Literal["idle", "drain", "keep", "now"] = "idle"
+    """``idle`` is refused while leases live."""
+
+
+# ---- answers ----
+
+
+class PartView(_Message, kw_only=True):
+    resource: str
+    kind: str
+    amount: int
+    model: str = ""
+    host: bool = False
+    exclusivity: str | None = None
+
+
+class NoticeView(_Message, kw_only=True):
+    reason: str
+    in_seconds: float
+    at: str
+    detail: str = ""
+
+
+class EndView(_Message, kw_only=True):
+    reason: str
+    at: str
+    detail: str = ""
+
+
+class LeaseView(_Message, kw_only=True):
+    id: str
+    tenant: str
+    status: str
+    name: str | None
+    labels: dict[str, str]
+    tier: str
+    renew: str
+    ttl: float
+    wants: list[WantBody]
+    epoch: Epoch | None
+    node: str | None
+    parts: list[PartView]
+    asked_at: str
+    granted_at: str | None
+    expires_at: str | None
+    """For people; it moves if the wall clock does."""
+    deadline: float | None
+    """Seconds of CLOCK_BOOTTIME on the office's machine."""
+    remaining: float | None
+    claim_within: float | None
+    """Seconds in which a grant from the queue, or an offer, must be claimed."""
+    idle: bool
+    busy: float
+    renewals: int
+    notice: NoticeView | None
+    end: EndView | None
+
+
+class GrantAnswer(_Message, kw_only=True, tag="grant", tag_field="answer"):
+    lease: LeaseView
+    token: str | None = None
+
+
+class PlaceAnswer(_Message, kw_only=True, tag="place", tag_field="answer"):
+    lease: LeaseView
+    position: int
+    reason: str
+    estimate: float | None
+
+
+class OfferAnswer(_Message, kw_only=True, tag="offer", tag_field="answer"):
+    lease: LeaseView
+    kind: str
+    asked: int
+    offered: int
+    valid: float
+    """Seconds."""
+
+
+class RefusalAnswer(_Message, kw_only=True, tag="refusal", tag_field="answer"):
+    code: str
+    reason: str
+    do: str
+    would_fit: int | None
+    estimate: float | None
+
+
+class RenewAnswer(_Message, kw_only=True):
+    lease: str
+    epoch: Epoch
+    deadline: float
+    ttl: float
+    """What was granted, counted from when the office got the request; less than the TTL under notice."""
+    number: int
+    token: str | None = None
+
+
+class ErrorView(_Message, kw_only=True):
+    kind: str
+    """The class of the error tree."""
+    message: str
+    do: str
+    transient: bool
+    end: EndView | None = None
+
+
+class ErrorBody(_Message, kw_only=True):
+    error: ErrorView
+
+
+class RenewalsAnswer(_Message, kw_only=True):
+    """In the order of the request; each is an answer or an error."""
+
+    items: list[RenewAnswer | None]
+    errors: list[ErrorView | None]
+
+
+class DeviceView(_Message, kw_only=True):
+    id: str
+    node: str
+    kind: str
+    model: str
+    host: bool
+    capacity: int
+    free: int
+    state: str
+    detail: str
+    leases: list[str]
+
+
+class NodeView(_Message, kw_only=True):
+    id: str
+    domain: str
+    labels: dict[str, str]
+    state: str
+
+
+class FenceView(_Message, kw_only=True):
+    """One quarantined slice or device."""
+
+    resource: str
+    lease: str | None
+    epoch: Epoch | None
+    amount: int
+    detail: str
+    hard: bool
+    """True needs an operator's word (``--vouch``)."""
+
+
+class TenantView(_Message, kw_only=True):
+    id: str
+    tier_max: str
+    operator: bool
+    quota: QuotaView
+    gpu_seconds_used: float
+    """Within the rolling window."""
+    leases: int
+    queued: int
+
+
+class TenantToken(_Message, kw_only=True):
+    tenant: TenantView
+    token: str | None
+    """Shown this once; the office keeps only its hash."""
+
+
+class TokenView(_Message, kw_only=True):
+    token: str
+    expires_at: str
+
+
+class StatusView(_Message, kw_only=True):
+    pid: int
+    version: str
+    wire: int
+    home: str
+    incarnation: int
+    started_at: str
+    uptime: float
+    embedded: bool
+    """Started by itself; ends itself when idle."""
+    nodes: list[NodeView]
+    devices: list[DeviceView]
+    live: int
+    queued: int
+    quarantined: int
+    audit_head: str
+
+
+class Hello(_Message, kw_only=True):
+    wire: int
+    wire_oldest: int
+    version: str
+    pid: int
+
+
+class BillLine(_Message, kw_only=True):
+    """One row of a bill: a lease, or a sum over leases."""
+
+    key: str
+    """Lease id, tenant, or label value, as asked."""
+    tenant: str | None
+    leases: int
+    held_seconds: float
+    busy_seconds: float
+    gpu_seconds: float
+    core_seconds: float
+    memory_byte_seconds: float
+    block_byte_seconds: float
+    cost: float
+    end: str | None = None
+    live: bool = False
+
+
+class AuditReport(_Message, kw_only=True):
+    ok: bool
+    records: int
+    head: str
+    problem: str | None = None
+
+
+class News(_Message, kw_only=True):
+    """One server-sent event: ``event:`` is ``what``, ``data:`` is this."""
+
+    what: str
+    """place, ready, offer, active, renewed, notice, spared, attached, ending, ended, node, fence."""
+    lease: LeaseView | None = None
+    position: int | None = None
+    reason: str = ""
+    estimate: float | None = None

@@ -1,0 +1,204 @@
+"""What the broker orders an agent to do, and what the agent reports back.
+
+Orders are level-triggered: the broker sends one again until the matching report arrives, so an agent must take the same
+order twice, late, or out of order, without harm. Each order of a lease carries a rising ``number``; an older number is
+ignored. Reports may be lost as well and are repeated by the agent for as long as they are true.
+
+Standard library only: the supervisor reads these too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
+
+__all__ = [
+    "Device",
+    "End",
+    "EndedHere",
+    "Extend",
+    "Failed",
+    "Fault",
+    "Grant",
+    "Held",
+    "Inventory",
+    "NotHeld",
+    "Notify",
+    "Order",
+    "Part",
+    "Report",
+    "TornDown",
+    "Verify",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One slice that a lease has: so much of this resource."""
+
+    resource: ResourceId
+    kind: Kind
+    amount: int
+    """Bytes, or cores."""
+    millis: int = 0
+    """The share of the device in thousandths, for metering; 0 for anything but a GPU."""
+    exclusivity: Exclusivity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One resource as an agent offers it."""
+
+    id: ResourceId
+    kind: Kind
+    capacity: int
+    """Bytes, or cores."""
+    model: str = ""
+    """What people ask for by name; "host device, no GPU" is said where it is one."""
+    host: bool = False
+    """True for a host device: a CPU standing in for a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What one node has."""
+
+    node: NodeId
+    domain: str
+    """Failure domain: things that break together."""
+    labels: dict[str, str] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Accept exactly this (lease, epoch) on these parts until the deadline. A newer epoch replaces an older one."""
+
+    lease: LeaseId
+    epoch: Epoch
+    number: int
+    tenant: TenantId
+    parts: tuple[Part, ...]
+    deadline_ns: int
+    """Absolute, if the agent shares the broker's clock domain."""
+    ttl_ns: int
+    """What remains, for an agent with another clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extend:
+    """Move the deadline. A lease that is already ending is not revived: the answer is ``NotHeld``."""
+
+    lease: LeaseId
+    epoch: Epoch
+    number: int
+    deadline_ns: int
+    ttl_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notify:
+    """Tell the guests that the lease will be taken at ``take_at_ns``; None says that it is spared after all."""
+
+    lease: LeaseId
+    epoch: Epoch
+    number: int
+    reason: EndReason
+    take_at_ns: int | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """End every guest, verify that nothing is left, then report ``TornDown`` (or ``Failed``).
+
+    It fences: from here on no epoch up to this one is accepted on these parts, whether or not the agent ever saw the
+    grant.
+    """
+
+    lease: LeaseId
+    epoch: Epoch
+    number: int
+    parts: tuple[Part, ...]
+    reason: EndReason
+    grace_ns: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Look again at a quarantined slice; report ``TornDown`` only after a full verification."""
+
+    lease: LeaseId
+    epoch: Epoch
+    parts: tuple[Part, ...]
+
+
+Order = Grant | Extend | Notify | End | Verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The agent holds the order of this number: the deadline stands even if everything else stops now."""
+
+    node: NodeId
+    lease: LeaseId
+    epoch: Epoch
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotHeld:
+    """The agent does not take the order, because this (lease, epoch) is over for it."""
+
+    node: NodeId
+    lease: LeaseId
+    epoch: Epoch
+    number: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedHere:
+    """The agent ended the lease by itself: its deadline came, its guest failed, its device vanished."""
+
+    node: NodeId
+    lease: LeaseId
+    epoch: Epoch
+    reason: EndReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TornDown:
+    """Verified: nothing of this lease up to this epoch is left on these resources."""
+
+    node: NodeId
+    lease: LeaseId
+    epoch: Epoch
+    resources: tuple[ResourceId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Teardown tried to its bound, or the scrub failed. Only lateness (``hard=False``) may be cleared by verification."""
+
+    node: NodeId
+    lease: LeaseId
+    epoch: Epoch
+    resource: ResourceId
+    detail: str
+    hard: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """The device itself reported a fault (Xid, ECC) or vanished."""
+
+    node: NodeId
+    resource: ResourceId
+    detail: str
+
+
+Report = Held | NotHeld | EndedHere | TornDown | Failed | Fault
