@@ -41,6 +41,10 @@ class OpenOffice(_Command, frozen=True, kw_only=True):
     clock_domain: str
     last_ns: int | None = None
     """The last instant the journal knows of the old clock; only used if the clock domain changed."""
+    slack_ns: int = 0
+    """How long the old clock may have run on after that instant."""
+    restored: bool = False
+    """The journal came out of a backup: no lease in it may go on."""
 
 
 class Acquire(_Command, frozen=True, kw_only=True):

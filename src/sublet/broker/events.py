@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, TenantRecord
-from sublet.values import EndReason, Epoch, LeaseId, NodeId, ResourceId
+from sublet.values import EndReason, Epoch, LeaseId, NodeId, RequestId, ResourceId
 from sublet.wire.orders import Inventory, Part
 
 __all__ = [
@@ -60,13 +60,13 @@ class OfficeOpened(_Fact, frozen=True, kw_only=True, tag="office_opened"):
 
 
 class Rebased(_Fact, frozen=True, kw_only=True, tag="rebased"):
-    """The clock is another one (reboot, other machine): the lease goes on with its persisted remaining time."""
+    """The clock is another one (reboot, other machine): leases go on with their persisted remaining time."""
 
-    lease: LeaseId
+    clock_domain: str
     shift_ns: int
-    """Added to every instant of the lease."""
+    """Added to every instant the ledger knows, from the old clock to the new one."""
     extended_ns: int
-    """The most that this may have added to its life."""
+    """The most that this may have added to the life of each lease."""
 
 
 class NodeJoined(_Fact, frozen=True, kw_only=True, tag="node_joined"):
@@ -160,6 +160,7 @@ class Attached(_Fact, frozen=True, kw_only=True, tag="attached"):
     lease: LeaseId
     epoch: Epoch
     number: int
+    request_id: RequestId
     holder: str = ""
 
 
@@ -192,11 +193,14 @@ class PromiseDropped(_Fact, frozen=True, kw_only=True, tag="promise_dropped"):
 
 
 class Ending(_Fact, frozen=True, kw_only=True, tag="ending"):
-    """Over for the holder; slices go to teardown."""
+    """Over for the holder; slices go to teardown. Carries the totals of what is not audited one by one."""
 
     lease: LeaseId
     end: EndRecord
     number: int
+    busy_ns: int = 0
+    """Busy time of the whole lease."""
+    renewals: int = 0
 
 
 class Ended(_Fact, frozen=True, kw_only=True, tag="ended"):

@@ -160,6 +160,8 @@ class LeaseRecord(msgspec.Struct, kw_only=True):
     promise_node: NodeId | None = None
     victims: tuple[LeaseId, ...] = ()
     end: EndRecord | None = None
+    attach_request_id: RequestId | None = None
+    """The last attach, so that its retry gives no second epoch."""
 
     @property
     def spot(self) -> bool:
@@ -189,7 +191,8 @@ class ResourceRecord(msgspec.Struct, kw_only=True):
     state: SliceState = SliceState.FREE
     detail: str = ""
     used: int = 0
-    slices: dict[LeaseId, SliceRecord] = {}
+    slices: dict[str, SliceRecord] = {}
+    """By the text of the epoch: one lease may have an old slice in teardown beside its new one."""
 
 
 class NodeRecord(msgspec.Struct, kw_only=True):
