@@ -1,0 +1,65 @@
+# One command for each thing a person does here. Every target sets up what it needs in .venv, once, and needs nothing
+# beforehand but python3, git and make. PYTHON=python3.12 chooses the interpreter.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+SHELL := /bin/sh
+
+VENV  := .venv
+READY := $(VENV)/.ready
+PY    := $(VENV)/bin/python
+JOBS  ?= 2
+TESTS ?=
+
+export PYTHON
+
+.PHONY: help setup demo test lint types fmt wheel check soak bench test-gpu lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## set up .venv (every other target does it by itself)
+
+$(READY): requirements.lock pyproject.toml tools/setup.sh
+	@sh tools/setup.sh
+
+demo: $(READY) ## under a minute: two tenants, one device, a preemption, a restart, a bill
+	@$(VENV)/bin/sublet demo
+
+test: $(READY) ## the whole suite, under ten minutes; TESTS=tests/unit for a part, JOBS=4 for more cores
+	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 $(TESTS)
+
+lint: $(READY) ## style: ruff, formatting, and lock files without addresses
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@sh tools/check_lock.sh
+
+types: $(READY) ## strict types: mypy
+	@$(VENV)/bin/mypy
+
+fmt: $(READY) ## put the code into its form
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+
+wheel: $(READY) ## build the wheel, install it where the source is not, and run it there
+	@sh tools/check_wheel.sh
+
+check: lint types test wheel ## all that CI does
+
+soak: $(READY) ## the big numbers: hours, not minutes
+	@sh tools/run_part.sh tests -m soak
+
+bench: $(READY) ## the benchmarks, each beside its peer in the same run
+	@if [ -f benchmarks/__main__.py ]; then $(PY) -m benchmarks; else echo "There are no benchmarks yet."; fi
+
+test-gpu: $(READY) ## the tests that need a real GPU
+	@sh tools/run_part.sh tests -m gpu
+
+lock: $(READY) ## remake requirements.lock from pyproject.toml; UPGRADE=1 takes the newest
+	@sh tools/lock.sh
+	@sh tools/setup.sh
+
+clean: ## remove the environment, builds and caches
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,146 @@
+"""What every test stands on: nothing is left out silently, no test meets the user's own office, chance is repeatable.
+
+A test that needs a program says so, and is left out where the program is missing::
+
+    @pytest.mark.needs("strace")
+    def test_a_kill_at_any_system_call_of_a_grant_loses_nothing() -> None: ...
+
+The run then closes with one plain line per missing program and the tests it cost. With ``SUBLET_REQUIRE_ALL=1``, as CI
+sets it, anything left out but GPU tests fails the run, so a missing program cannot pass for a green suite.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from typing import Final
+
+import pytest
+
+NEED: Final = "sublet-need"
+"""The key under which a left-out test's report carries what it needed; such properties survive pytest-xdist."""
+
+DEBIAN_PACKAGE: Final = {"etcd": "etcd-server", "strace": "strace", "chromium": "chromium", "wrk": "wrk"}
+"""Where a program comes from when its package has another name, for the closing line."""
+
+
+def _has_gpu() -> bool:
+    return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg"))
+
+
+CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {"gpu": _has_gpu}
+"""Needs that are not programs on the PATH, each with its probe. A probe asks one thing and lets errors through."""
+
+# ------------------------------------------------------------------------------------------------- what is left out
+
+
+def _needs_of(item: pytest.Item) -> list[str]:
+    needs = [name for mark in item.iter_markers("needs") for name in mark.args]
+    if item.get_closest_marker("gpu"):
+        needs.append("gpu")
+    return needs
+
+
+def _is_there(need: str) -> bool:
+    probe = CAPABILITIES.get(need)
+    return probe() if probe else shutil.which(need) is not None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    missing = [need for need in _needs_of(item) if not _is_there(need)]
+    if missing:
+        item.user_properties += [(NEED, need) for need in missing]
+        pytest.skip(f"needs {', '.join(missing)}")
+
+
+class LeftOut:
+    """Counts, in the process that reports, which tests were left out and why."""
+
+    def __init__(self, *, require_all: bool) -> None:
+        self.require_all = require_all
+        self.by_need: dict[str, Counter[str]] = {}
+        self.unexplained: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        needs = [str(value) for key, value in report.user_properties if key == NEED]
+        if not needs:
+            self.unexplained.append(report.nodeid)
+        for need in needs:
+            self.by_need.setdefault(need, Counter())[report.nodeid.partition("::")[0]] += 1
+
+    @property
+    def breaks_the_promise(self) -> bool:
+        return self.require_all and bool(self.unexplained or self.by_need.keys() - {"gpu"})
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.breaks_the_promise and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self.lines():
+            terminalreporter.write_line(line)
+
+    def lines(self) -> Iterator[str]:
+        for need, files in sorted(self.by_need.items()):
+            where = ", ".join(f"{count} in {file}" for file, count in sorted(files.items()))
+            yield f"left out: {_tests(files.total())} for want of {_named(need)} ({where})"
+        if self.unexplained:
+            yield f"left out: {_tests(len(self.unexplained))} for a reason of their own ({', '.join(self.unexplained)})"
+        if self.breaks_the_promise:
+            yield "SUBLET_REQUIRE_ALL is set, so this run FAILS: only GPU tests may be left out."
+
+
+def _tests(count: int) -> str:
+    return "1 test" if count == 1 else f"{count} tests"
+
+
+def _named(need: str) -> str:
+    if need == "gpu":
+        return "a GPU"
+    return f"{need}, which `apt install {DEBIAN_PACKAGE.get(need, need)}` brings"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A file that skips itself as a whole would be counted by nobody, so it is an error."""
+    report = yield
+    if report.skipped:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{collector.nodeid} skips itself as a whole; mark its tests with pytest.mark.needs(...) instead."
+        )
+    return report
+
+
+# ----------------------------------------------------------------------------------------------- what every test gets
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LeftOut(require_all=os.environ.get("SUBLET_REQUIRE_ALL") == "1"), "sublet-left-out")
+
+
+if importlib.util.find_spec("hypothesis"):  # a bare GPU machine may be without it
+    from hypothesis import settings
+
+    settings.register_profile("sublet", derandomize=True, deadline=None)  # the same examples on every run
+    settings.register_profile("soak", max_examples=10_000, deadline=None, print_blob=True)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sublet"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _away_from_the_users_own_office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A test that forgets to say where its office lives must not find the one of the person running it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("URL", "TOKEN", "LEASE", "EPOCH", "DEADLINE", "DEVICES", "PAGE"):
+            patch.delenv(f"SUBLET_{name}", raising=False)
+        patch.setenv("SUBLET_HOME", str(tmp_path_factory.mktemp("home")))
+        yield

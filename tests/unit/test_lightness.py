@@ -1,0 +1,72 @@
+"""``import sublet`` costs next to nothing: what a person does not use is not loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+HEAVY: Final = (
+    # our own needs, each loaded by the part that uses it
+    *(
+        "asyncio",
+        "ssl",
+        "http.client",
+        "sqlite3",
+        "multiprocessing",
+        "subprocess",
+        "inspect",
+        "email",
+        "urllib.request",
+    ),
+    *("msgspec", "starlette", "uvicorn", "uvloop", "httptools", "biscuit_auth", "typer", "click", "rich", "psutil"),
+    *("platformdirs", "pynvml", "prometheus_client"),
+    # the world our users live in
+    *(
+        "IPython",
+        "ipykernel",
+        "jupyter_client",
+        "numpy",
+        "pandas",
+        "torch",
+        "ray",
+        "cuda",
+        "warp",
+        "wasmtime",
+        "cloudpickle",
+    ),
+)
+
+
+def loaded_by(statement: str) -> frozenset[str]:
+    """The modules a fresh interpreter has after ``statement``, without those it starts with."""
+    script = f"import sys; before = set(sys.modules)\n{statement}\nprint(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    return frozenset(done.stdout.split())
+
+
+def heavy(modules: frozenset[str]) -> list[str]:
+    return sorted(m for m in modules if any(m == name or m.startswith(f"{name}.") for name in HEAVY))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import sublet",
+        "import sublet; dir(sublet); sublet.__version__; sublet.__all__",
+        "import sublet; hasattr(sublet, '_repr_html_'); hasattr(sublet, '__path__')",  # what notebooks and pickle ask
+    ],
+)
+def test_importing_sublet_loads_nothing_heavy(statement: str) -> None:
+    assert heavy(loaded_by(statement)) == []
+
+
+def test_importing_sublet_loads_no_room() -> None:
+    assert sorted(m for m in loaded_by("import sublet") if m.startswith("sublet.")) == []
+
+
+def test_the_probe_sees_what_is_loaded() -> None:
+    """A probe that sees nothing would call everything light."""
+    assert heavy(loaded_by("import asyncio, rich.table")) != []

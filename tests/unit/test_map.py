@@ -1,0 +1,352 @@
+"""The map: imports point up the list, never down, so that the law knows no broker and a broker no agent's insides.
+
+A *room* is a file or folder directly below ``sublet``. A module may import from its own room and from rooms earlier in
+the list; imports inside functions and below ``if TYPE_CHECKING`` count, since they are knowledge too.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import sublet
+
+SOURCE: Final = Path(sublet.__file__).parent
+
+PROGRAMS: Final = ("training", "jobs", "notebook", "studio")
+FACE: Final = "(face)"
+"""``import sublet`` itself, the public face. Who stands after it in the list may use it as any user does."""
+
+LIST: Final[tuple[tuple[str, ...], ...]] = (
+    ("values", "errors", "clock"),
+    ("wire",),
+    ("lease",),
+    ("observe",),
+    ("durable",),
+    ("replicated",),
+    ("broker",),
+    ("supervisor",),
+    ("devices",),
+    ("agent",),
+    ("guest",),
+    ("client",),
+    ("compute",),
+    (FACE,),
+    PROGRAMS,
+    ("engines",),
+    ("sim",),
+    ("testing",),
+    ("cli",),
+    ("__main__",),
+)
+RANK: Final = {room: rank for rank, rooms in enumerate(LIST) for room in rooms}
+ONE_HOUSEHOLD: Final = frozenset(LIST[0])
+"""Rooms of equal rank that may know each other. Equal rank is otherwise a wall: so it is for the four programs."""
+
+NEVER: Final[dict[str, tuple[frozenset[str], str]]] = {
+    **{
+        part: (
+            frozenset({"broker", "supervisor", "agent", "guest", "client"}),
+            "these five share wire/ and nothing else",
+        )
+        for part in ("broker", "supervisor", "agent", "guest", "client")
+    },
+    **{
+        program: (
+            frozenset({"broker", "supervisor", "devices", "agent", "guest"}),
+            "the programs users meet stand on the public API: client/, compute/ and `import sublet`",
+        )
+        for program in PROGRAMS
+    },
+}
+"""Walls that the order alone does not build: room → the rooms it never imports, and why."""
+
+STDLIB_ONLY: Final = ("values", "errors", "clock", "wire", "lease", "supervisor")
+NOT_STDLIB: Final = {"wire.http": "msgspec types of the HTTP part, used by broker and client only"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exemption:
+    importer: str
+    imported: str
+    type_only: bool
+    reason: str
+
+
+EXEMPT: Final = (
+    Exemption(
+        importer="errors",
+        imported="lease.value",
+        type_only=True,
+        reason="LeaseEnded carries the LeaseEnd; the names meet in an annotation, never at run time",
+    ),
+)
+"""Imports that point down all the same. Each is one pair of modules with its reason; a stale one is an error."""
+
+# ------------------------------------------------------------------------------------------------------- the rule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Import:
+    """One imported module, as written in ``importer`` (both without the leading ``sublet.``)."""
+
+    importer: str
+    imported: str
+    line: int
+    type_only: bool
+
+    def __str__(self) -> str:
+        return f"sublet.{self.importer}:{self.line} imports sublet.{self.imported}"
+
+
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def verdict(found: Import) -> str | None:
+    """Why this import may not be, or None."""
+    here, there = room_of(found.importer), room_of(found.imported)
+    for room in (here, there):
+        if room not in RANK:
+            return f"{found}: the room {room!r} is not in the list of DESIGN §8; put it in its place in LIST"
+    if here == there or any(_covers(exemption, found) for exemption in EXEMPT):
+        return None
+    never, reason = NEVER.get(here, (frozenset(), ""))
+    if there in never:
+        return f"{found}: {reason}"
+    if RANK[there] < RANK[here] or {here, there} <= ONE_HOUSEHOLD:
+        return None
+    if RANK[there] == RANK[here]:
+        return f"{found}: {here} and {there} stand side by side and do not know each other; share through a room above"
+    return f"{found}: that points down the map; move what is shared up, or hand it in as an argument"
+
+
+def stdlib_verdict(importer: str, imported: str, line: int) -> str | None:
+    """``imported`` is a full dotted name here: rooms of standard library only stay so through what they import."""
+    if imported.partition(".")[0] in sys.stdlib_module_names:
+        return None
+    inner = imported.removeprefix("sublet.")
+    if inner != imported and room_of(inner) in STDLIB_ONLY and not _is_outside_stdlib(inner):
+        return None
+    return f"sublet.{importer}:{line} imports {imported}: {room_of(importer)} uses the standard library only"
+
+
+def _is_outside_stdlib(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in NOT_STDLIB)
+
+
+def _covers(exemption: Exemption, found: Import) -> bool:
+    same_pair = (exemption.importer, exemption.imported) == (found.importer, found.imported)
+    return same_pair and (found.type_only or not exemption.type_only)
+
+
+# -------------------------------------------------------------------------------------------- reading the imports
+
+
+def all_imports(source: str, importer: str, *, is_package: bool = False) -> Iterator[tuple[str, int, bool]]:
+    """Every imported name in full, with its line and whether only a type checker sees it.
+
+    ``from sublet.lease import value`` yields ``sublet.lease.value``, which may be a module or a name in one; both lie
+    in the same room, so the rule need not know. ``import_module("sublet.lease")`` is an import as well.
+    """
+    package = ["sublet", *importer.split(".")] if importer else ["sublet"]
+    if not is_package:
+        package = package[:-1]
+
+    def walk(node: ast.AST, type_only: bool) -> Iterator[tuple[str, int, bool]]:
+        match node:
+            case ast.Import(names=names):
+                yield from ((alias.name, node.lineno, type_only) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = package[: len(package) - level + 1] if level else []
+                base = [*base, *(module.split(".") if module else [])]
+                yield from ((".".join([*base, alias.name]), node.lineno, type_only) for alias in names)
+            case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]) if _is_import_call(func):
+                yield name, node.lineno, type_only
+            case ast.If(test=test, body=body, orelse=orelse) if _is_type_checking(test):
+                yield from (found for statement in body for found in walk(statement, True))
+                yield from (found for statement in orelse for found in walk(statement, type_only))
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    yield from walk(child, type_only)
+
+    yield from walk(ast.parse(source), False)
+
+
+def _is_import_call(func: ast.expr) -> bool:
+    return ast.unparse(func) in ("importlib.import_module", "import_module", "__import__")
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def house_imports(source: str, importer: str, *, is_package: bool = False) -> Iterator[Import]:
+    """The imports of ``sublet`` modules, named by module; ``from sublet import connect`` is the face's."""
+    for name, line, type_only in all_imports(source, importer, is_package=is_package):
+        if name == "sublet.__version__":
+            continue  # the one name of the face that belongs to everybody: it costs no import
+        if name == "sublet" or (name.startswith("sublet.") and not _is_in_the_house(name)):
+            imported = FACE
+        elif name.startswith("sublet."):
+            imported = _module_part(name.removeprefix("sublet."))
+        else:
+            continue
+        yield Import(importer=importer, imported=imported, line=line, type_only=type_only)
+
+
+def _is_in_the_house(name: str) -> bool:
+    """Whether ``sublet.x`` names a room (a known or a new one), not something the face fetches from one."""
+    room = name.split(".")[1]
+    return room in RANK or (SOURCE / room).is_dir() or (SOURCE / f"{room}.py").is_file()
+
+
+def _module_part(name: str) -> str:
+    """``lease.value.LeaseEnd`` → ``lease.value``, as far as the files tell; else the name as it stands."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        path = SOURCE.joinpath(*parts[:length])
+        if path.is_dir() or path.with_suffix(".py").is_file():
+            return ".".join(parts[:length])
+    return name
+
+
+# ------------------------------------------------------------------------------------------------------- the house
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name below ``sublet`` → file; the face itself (``sublet/__init__.py``) is left out, it is a table."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        if parts != ("__init__",):
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES: Final = modules()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_up_the_map(module: str) -> None:
+    path = MODULES[module]
+    found = house_imports(path.read_text(), module, is_package=path.name == "__init__.py")
+    wrong = [text for one in found if (text := verdict(one))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room_of(m) in STDLIB_ONLY and not _is_outside_stdlib(m)])
+def test_the_centre_uses_the_standard_library_only(module: str) -> None:
+    path = MODULES[module]
+    found = all_imports(path.read_text(), module, is_package=path.name == "__init__.py")
+    wrong = [text for name, line, _ in found if (text := stdlib_verdict(module, name, line))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_exemption_is_still_needed() -> None:
+    for exemption in EXEMPT:
+        path = MODULES[exemption.importer]
+        found = house_imports(path.read_text(), exemption.importer, is_package=path.name == "__init__.py")
+        assert any(_covers(exemption, one) for one in found), f"nobody uses {exemption}; take it out"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "__main__"])
+def test_every_module_imports_and_has_what_it_promises(module: str) -> None:
+    """A name in ``__all__`` that is not there fails a user, not us."""
+    loaded = importlib.import_module(f"sublet.{module}")
+    names = getattr(loaded, "__all__", [])
+    assert len(set(names)) == len(names), "a name stands twice in __all__"
+    for name in names:
+        getattr(loaded, name)
+
+
+def test_the_face_has_what_it_promises() -> None:
+    assert {*sublet._LAZY, *sublet._LAZY_MODULES} == {*sublet.__all__} - {"__version__"}
+    for name in sublet.__all__:
+        assert getattr(sublet, name) is not None
+        assert name in dir(sublet)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        sublet.__getattr__("nonsense")
+
+
+# ------------------------------------------------------------------------- the rule itself, on small made-up sources
+
+
+def judge(source: str, importer: str) -> list[str]:
+    return [text for one in house_imports(source, importer) if (text := verdict(one))]
+
+
+@pytest.mark.parametrize(
+    ("importer", "source"),
+    [
+        ("broker.ledger", "from sublet.lease.value import LeaseEnd"),
+        ("broker.ledger", "from sublet.broker import records"),
+        ("broker.ledger", "from . import records"),
+        ("broker.ledger", "from .records import LeaseRecord"),
+        ("broker.ledger", "from ..lease.value import LeaseEnd"),
+        ("broker.ledger", "import sublet.wire.orders"),
+        ("broker.ledger", "from sublet import __version__"),
+        ("broker.ledger", "import json, sqlite3"),
+        ("errors", "from sublet.values import LeaseId"),
+        ("errors", "if TYPE_CHECKING:\n    from sublet.lease.value import LeaseEnd"),
+        ("jobs.executor", "import sublet"),
+        ("jobs.executor", "from sublet import connect"),
+        ("cli.demo", "from sublet.engines import local"),
+    ],
+)
+def test_the_rule_lets_an_import_pass(importer: str, source: str) -> None:
+    assert judge(source, importer) == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "source", "why"),
+    [
+        ("lease.value", "from sublet.broker.ledger import Ledger", "points down"),
+        ("lease.value", "import sublet.broker", "points down"),
+        ("lease.value", "from sublet import broker", "points down"),
+        ("lease.value", "from ..broker import ledger", "points down"),
+        ("lease.value", "def late():\n    import sublet.broker.ledger", "points down"),
+        ("lease.value", "if TYPE_CHECKING:\n    from sublet.broker import ledger", "points down"),
+        ("lease.value", "try:\n    import sublet.cli\nexcept ImportError: pass", "points down"),
+        ("lease.value", "importlib.import_module('sublet.cli')", "points down"),
+        ("lease.value", "import sublet", "points down"),
+        ("lease.value", "from sublet import connect", "points down"),
+        ("errors", "from sublet.lease.value import LeaseEnd", "points down"),
+        ("agent.memory", "from sublet.broker.records import LeaseRecord", "share wire/ and nothing else"),
+        ("client.leases", "from sublet.agent import memory", "share wire/ and nothing else"),
+        ("broker.service", "from sublet.agent import memory", "share wire/ and nothing else"),
+        ("jobs.executor", "from sublet.training import run_training_step", "do not know each other"),
+        ("studio.people", "from sublet.broker import ledger", "stand on the public API"),
+        ("attic.junk", "from sublet import values", "not in the list"),
+    ],
+)
+def test_the_rule_catches_an_import_that_points_down(importer: str, source: str, why: str) -> None:
+    wrong = judge(source, importer)
+    assert len(wrong) == 1
+    assert why in wrong[0]
+
+
+def test_the_rule_names_the_line() -> None:
+    [wrong] = judge("import json\n\nimport sublet.cli", "lease.value")
+    assert wrong.startswith("sublet.lease.value:3 imports sublet.cli")
+
+
+@pytest.mark.parametrize(
+    "name", ["json", "collections.abc.Iterator", "sublet.values.LeaseId", "sublet.wire.orders.Order"]
+)
+def test_the_centre_may_use_the_standard_library_and_itself(name: str) -> None:
+    assert stdlib_verdict("lease.value", name, 1) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["msgspec", "msgspec.json", "numpy", "sublet.wire.http.Acquire", "sublet.observe", "sublet"]
+)
+def test_the_centre_may_use_nothing_else(name: str) -> None:
+    assert stdlib_verdict("lease.value", name, 7) is not None

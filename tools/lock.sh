@@ -1,0 +1,14 @@
+#!/bin/sh
+# Remake requirements.lock from pyproject.toml: every Python version we support, every package with its hashes, and no
+# address. Pins that still fit are kept; `make lock UPGRADE=1` takes the newest. (uv.lock and pylock.toml would record
+# the address of every file, so they are not what we keep.)
+set -eu
+cd "$(dirname "$0")/.."
+
+UV_VERSION=0.13.8    # pinned, so that two people get the same file
+
+.venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check "uv==$UV_VERSION"
+.venv/bin/uv pip compile --quiet --universal --generate-hashes --extra dev \
+    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+    ${UPGRADE:+--upgrade} --output-file requirements.lock pyproject.toml
+sh tools/check_lock.sh
