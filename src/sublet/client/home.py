@@ -1,0 +1,74 @@
+"""Where an office keeps its things on this machine. Office and clients must come to the same answer, so it is here once.
+
+The state folder (``SUBLET_HOME``) holds what must survive: journal, keys, logs. The socket lies in the runtime folder,
+under a short hash of the state folder, because the path of a unix socket is limited to 107 bytes and a home may be
+deep. Both are for the owner only, and that is checked, not assumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from sublet.errors import InvalidRequest
+
+__all__ = ["home_dir", "log_path", "make_private_dir", "runtime_dir", "socket_path"]
+
+
+def home_dir(home: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None) -> Path:
+    """The state folder: what was given, else ``SUBLET_HOME``, else the user's state folder."""
+    environ = os.environ if env is None else env
+    chosen = os.fspath(home) if home is not None else environ.get("SUBLET_HOME", "")
+    if not chosen:
+        state = environ.get("XDG_STATE_HOME", "")
+        chosen = os.path.join(state if os.path.isabs(state) else os.path.expanduser("~/.local/state"), "sublet")
+    return Path(os.path.realpath(os.path.expanduser(chosen)))
+
+
+def runtime_dir(home: Path) -> Path:
+    """The folder of the socket and of whatever else must not outlive the machine's boot.
+
+    It does not depend on ``XDG_RUNTIME_DIR``: a shell and a cron job of the same user must find the same office. It is
+    one level deep, so that checking the one folder is enough where anybody may write beside it.
+    """
+    uid = os.getuid()
+    digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:12]
+    base = f"/run/user/{uid}"
+    return Path(base, f"sublet-{digest}") if _is_own(base, uid) else Path(f"/tmp/sublet-{uid}-{digest}")
+
+
+def socket_path(home: Path) -> Path:
+    """The office's control socket."""
+    return runtime_dir(home) / "office.sock"
+
+
+def log_path(home: Path) -> Path:
+    """Where an office that was started in the background says what it has to say."""
+    return home / "office.log"
+
+
+def make_private_dir(path: Path) -> Path:
+    """Make the folder, or check that it is ours alone; a foreign one is refused, never used and never changed."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat(follow_symlinks=False)
+    except OSError as error:
+        raise InvalidRequest(
+            f"the folder {path} cannot be used: {error.strerror}", do="Set SUBLET_HOME to a folder you can write."
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise InvalidRequest(f"{path} is not a folder of yours", do="Set SUBLET_HOME to a folder of your own.")
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise InvalidRequest(f"others may write into {path}", do=f"Take that right away with `chmod go-w {path}`.")
+    return path
+
+
+def _is_own(path: str, uid: int) -> bool:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and os.access(path, os.W_OK)
