@@ -1,0 +1,61 @@
+"""What is promised about dependencies: each has its reason, each is locked, and the lock names no address."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT: Final = Path(__file__).parents[2]
+PYPROJECT: Final = (ROOT / "pyproject.toml").read_text()
+PROJECT: Final[dict[str, Any]] = tomllib.loads(PYPROJECT)["project"]
+LOCK: Final = (ROOT / "requirements.lock").read_text()
+
+
+def declared() -> list[Requirement]:
+    extras = [text for extra in PROJECT["optional-dependencies"].values() for text in extra]
+    return [Requirement(text) for text in (*PROJECT["dependencies"], *extras)]
+
+
+def locked() -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9._-]+)==([^ ]+)", LOCK, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("requirement", declared(), ids=lambda r: r.name)
+def test_each_dependency_is_locked_at_a_version_it_allows(requirement: Requirement) -> None:
+    version = locked().get(canonicalize_name(requirement.name))
+    assert version, f"{requirement.name} is not in requirements.lock; run `make lock`"
+    assert version in requirement.specifier, f"requirements.lock has {version}; run `make lock`"
+
+
+@pytest.mark.parametrize("requirement", declared(), ids=lambda r: r.name)
+def test_each_dependency_carries_its_reason_on_its_line(requirement: Requirement) -> None:
+    [line] = [line for line in PYPROJECT.splitlines() if line.strip().startswith(f'"{requirement}"')]
+    assert re.search(r"# \S+ \S+", line), f"say why {requirement.name} is needed, on its line"
+
+
+def test_every_locked_package_has_a_hash() -> None:
+    for block in re.split(r"\n(?=[a-z0-9])", LOCK.partition("\n\n")[2] or LOCK):
+        if "==" in block:
+            assert "--hash=sha256:" in block, block.partition("\n")[0]
+
+
+def test_the_lock_names_no_address() -> None:
+    assert not re.search(r"://|file:|--(extra-)?index-url|--find-links", LOCK)
+
+
+def test_set_up_and_project_agree_on_the_range_of_pythons() -> None:
+    script = (ROOT / "tools" / "setup.sh").read_text()
+    found = re.search(r"OLDEST=(\d+) NEWEST=(\d+)", script)
+    assert found
+    oldest, newest = map(int, found.groups())
+    assert PROJECT["requires-python"] == f">=3.{oldest},<3.{newest + 1}"
+    named = {
+        c.rpartition(" ")[2] for c in PROJECT["classifiers"] if c.startswith("Programming Language :: Python :: 3.")
+    }
+    assert named == {f"3.{minor}" for minor in range(oldest, newest + 1)}
