@@ -9,11 +9,12 @@ This is the one part of ``wire`` that uses msgspec.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
 from sublet.values import Epoch
+from sublet.wire.version import WIRE_HEADER, WIRE_VERSION
 
 __all__ = [
     "WIRE_HEADER",
@@ -57,10 +58,6 @@ __all__ = [
     "TokenView",
     "WantBody",
 ]
-
-WIRE_VERSION: Final = 1
-"""Client and office must be at most one version apart; both send theirs in ``WIRE_HEADER``."""
-WIRE_HEADER: Final = "sublet-wire"
 
 
 class _Message(msgspec.Struct, kw_only=True, omit_defaults=False):
