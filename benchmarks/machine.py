@@ -1,0 +1,125 @@
+"""The machine a figure belongs to: what it has, what runs on it, and how busy it was with other things.
+
+No host name, no address and no path is read: the result is for others to read.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import sqlite3
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.stats import percentile
+
+__all__ = ["Disk", "Machine", "busy_cores", "disk_at", "home_for_state", "sublet_commit", "this_machine", "versions_of"]
+
+_MEMORY_ONLY: Final = frozenset({"tmpfs", "ramfs"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    cores: int
+    """That this process may use."""
+    cpu: str
+    memory_bytes: int
+    kernel: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """Where both sides keep what must be durable."""
+
+    filesystem: str
+    fsync_us: float
+    """Median of appending 4 KiB and fsync."""
+
+
+def this_machine() -> Machine:
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        cpu=_cpu_model(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        kernel=(re.match(r"\d+\.\d+", platform.release()) or ["unknown"])[0],
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+    )
+
+
+def versions_of(*distributions: str) -> dict[str, str]:
+    """Installed versions, by distribution; SQLite's is that of the library Python is linked with."""
+    found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    for name in distributions:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def sublet_commit() -> str:
+    """The commit of the tree that was measured; a plus sign says that src/ differs from it."""
+    root = Path(__file__).parents[1]
+    try:
+        commit = _git(root, "rev-parse", "--short=10", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", "src")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return f"{commit}+" if changed else commit
+
+
+def home_for_state() -> Path:
+    """A folder on a real disk: where temporary files live in memory, fsync would cost nothing and mean nothing."""
+    for folder in (Path(tempfile.gettempdir()), Path("/var/tmp"), Path.cwd()):
+        if folder.is_dir() and os.access(folder, os.W_OK) and _filesystem(folder) not in _MEMORY_ONLY:
+            return folder
+    raise RuntimeError("no writable folder on a disk was found; set TMPDIR to one.")
+
+
+def disk_at(folder: Path, *, tries: int = 200) -> Disk:
+    took: list[float] = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(tries):
+            before = time.perf_counter()
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+            took.append((time.perf_counter() - before) * 1e6)
+    return Disk(filesystem=_filesystem(folder), fsync_us=percentile(took, 50))
+
+
+def busy_cores() -> tuple[float, float]:
+    """(busy processor seconds of the whole machine, seconds) since boot; two looks make a share."""
+    fields = [int(part) for part in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    idle = fields[3] + fields[4]
+    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), time.monotonic()
+
+
+def _filesystem(folder: Path) -> str:
+    """The type of the file system that holds the folder: the longest mount point above it."""
+    best, kind = "", "unknown"
+    real = os.path.realpath(folder)
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, found, *_ = line.split()
+        if (real + "/").startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
+            best, kind = mount, found
+    return kind
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

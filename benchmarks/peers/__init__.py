@@ -1,0 +1,1 @@
+"""What we measure against. Each peer starts in a folder of its own on a loopback port, and ends with the run."""

@@ -1,0 +1,1 @@
+"""One file per row; each has a ``ROW``, and its goals are stated there."""

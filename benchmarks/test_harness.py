@@ -1,0 +1,175 @@
+"""The harness itself: what it calls met, how it compares, how it reads an answer. `pytest benchmarks` runs these."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Bench, Goal, figure, judge
+from benchmarks.load.closed import ClosedLoop
+from benchmarks.load.http1 import BadAnswer, Request, Step, Template, ask, take_answer
+from benchmarks.load.paced import Due, Paced
+from benchmarks.peers.null import NullServer
+from benchmarks.procs import cpu_seconds, tree
+from benchmarks.record import number, to_dict
+from benchmarks.stats import compare, percentile, summarise
+
+
+def test_percentiles_lie_between_the_samples() -> None:
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile([1.0, 2.0], 50) == 1.5
+    assert percentile([5.0], 99) == 5.0
+    with pytest.raises(ValueError, match="no samples"):
+        percentile([], 50)
+
+
+def test_a_summary_has_p99_only_of_single_operations() -> None:
+    assert summarise([1.0, 2.0, 3.0]).p99 is None
+    assert summarise([1.0], operations=range(101)).p99 == 99.0
+
+
+def test_a_ratio_above_one_is_better_whatever_the_unit() -> None:
+    assert compare([10.0, 20.0], [5.0, 5.0], higher_is_better=True).ratio == 3.0
+    assert compare([10.0], [5.0], higher_is_better=False).ratio == 0.5
+    assert compare([0.0], [5.0], higher_is_better=False).ratio == math.inf
+    with pytest.raises(ValueError, match="not pairs"):
+        compare([1.0], [1.0, 2.0], higher_is_better=True)
+
+
+@pytest.mark.parametrize(
+    ("goal", "said"),
+    [
+        (Goal(figure="x", at_most=10), "met"),
+        (Goal(figure="x", at_most=9.9), "not met"),
+        (Goal(figure="x", of="ratio", at_least=2), "met"),
+        (Goal(figure="x", of="ratio", at_least=2.1), "not met"),
+        (Goal(figure="x", of="difference", at_most=-10), "met"),
+        (Goal(figure="y", at_most=1), "not measured"),
+        (Goal(figure="alone", of="ratio", at_least=0), "not measured"),
+    ],
+)
+def test_a_goal_is_met_or_not_and_never_skipped(goal: Goal, said: str) -> None:
+    figures = [figure("x", "ms", [10.0], [20.0], peer_name="p"), figure("alone", "ms", [1.0])]
+    assert judge(goal, figures).said == said
+
+
+def test_a_goal_has_exactly_one_bound() -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        Goal(figure="x")
+    with pytest.raises(ValueError, match="exactly one"):
+        Goal(figure="x", at_most=1, at_least=1)
+
+
+def test_pairs_alternate_and_the_first_pair_only_warms_up(tmp_path: Path) -> None:
+    order: list[str] = []
+    bench = Bench(row="r", folder=tmp_path)
+
+    def one(name: str) -> int:
+        order.append(name)
+        return len(order)
+
+    ours, peer = bench.pairs("x", lambda: one("A"), lambda: one("B"), pairs=2, show=lambda a, b: "")
+    assert order == ["A", "B", "A", "B", "A", "B"]
+    assert (ours, peer) == ([3, 5], [4, 6])
+
+
+def test_numbers_are_short() -> None:
+    assert [number(one) for one in (0, 0.0123, 0.5, 12.34, 123.4, 12345.6)] == [
+        "0",
+        "0.0123",
+        "0.50",
+        "12.3",
+        "123",
+        "12,346",
+    ]
+
+
+def test_a_request_fills_its_placeholders_and_counts_its_body() -> None:
+    made = Template(Step(path="/a/<<id>>", body='{"n":"<<n>>"}')).request({"id": b"x1", "n": b"7"})
+    assert made.startswith(b"POST /a/x1 HTTP/1.1\r\n")
+    assert made.endswith(b'Content-Length: 9\r\n\r\n{"n":"7"}')
+
+
+def test_an_answer_is_taken_only_whole() -> None:
+    whole = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nContent-Length: 3\r\n\r\nabc"
+    for cut in range(len(whole)):
+        assert take_answer(whole[:cut]) is None
+    found = take_answer(whole)
+    assert found is not None
+    assert (found.status, found.body) == (200, b"abc")
+    with pytest.raises(BadAnswer, match="behind"):
+        take_answer(whole + b"x")
+    with pytest.raises(BadAnswer, match="Content-Length"):
+        take_answer(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+
+
+def test_clients_in_a_closed_loop_count_what_they_finished(tmp_path: Path) -> None:
+    with NullServer(tmp_path) as server:
+        load = ClosedLoop(server.address, server.cycle(), [{}] * 3)
+        sample = load.run(0.2)
+        assert sample.cycles == len(sample.cycle_ns) > 10
+        assert 0 <= sample.requests - 2 * sample.cycles <= 3
+        few = load.run(5, cycles_max=7, keep_taken=True)
+        assert few.cycles == 7
+        assert {one["id"] for one in few.taken} == {"0123456789abcdef"}
+        load.close()
+
+
+def test_an_answer_that_the_script_does_not_allow_stops_the_run(tmp_path: Path) -> None:
+    with NullServer(tmp_path) as server:
+        load = ClosedLoop(server.address, [Step(expect='"answer":"refusal"')], [{}])
+        with pytest.raises(BadAnswer, match="step 1 was answered 200"):
+            load.run(0.2)
+        load.close()
+
+
+def test_a_paced_load_keeps_its_schedule(tmp_path: Path) -> None:
+    with NullServer(tmp_path) as server:
+        request = Request(method="POST", path="/", body="{}")
+        schedule = [Due(at_s=n * 0.02, period_s=0.1, request=request, expect='"grant"') for n in range(5)]
+        load = Paced(server.address, schedule, connections=2)
+        sample = load.run(0.55)
+        assert 20 <= sample.requests <= 29
+        load.close()
+        assert ask(server.address, request).status == 200
+
+
+def test_processor_time_of_another_process_is_read(tmp_path: Path) -> None:
+    with NullServer(tmp_path) as server:
+        before = cpu_seconds(server.child.pid)
+        load = ClosedLoop(server.address, server.cycle(), [{}])
+        load.run(0.2)
+        load.close()
+        assert cpu_seconds(server.child.pid) > before
+        assert server.child.pid in tree(server.child.pid)
+    assert not server.child.alive
+    assert threading.active_count() == 1
+
+
+def test_a_report_is_plain_json_with_few_digits() -> None:
+    from benchmarks.harness import Report
+    from benchmarks.machine import Disk, this_machine
+
+    found = figure("x", "ms", [1.23456789])
+    goal = Goal(figure="x", at_most=2)
+    report = Report(
+        row="r",
+        title="t",
+        figures=[found],
+        verdicts=[judge(goal, [found])],
+        notes=[],
+        versions={},
+        machine=this_machine(),
+        disk=Disk(filesystem="ext4", fsync_us=1.0),
+        busy_before=0.0,
+        sublet="0",
+        measured_at="",
+        took_s=0.0,
+        quick=False,
+    )
+    made = to_dict(report)
+    assert made["figures"][0]["ours"]["median"] == 1.2346
+    assert made["verdicts"][0]["said"] == "met"
