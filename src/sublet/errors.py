@@ -130,6 +130,11 @@ class Disconnected(SubletError):
     scope = "office"
     default_do = "Check with `sublet status`; running leases go on to their deadlines."
 
+    def __init__(self, message: str, *, do: str | None = None, sent: bool = True) -> None:
+        super().__init__(message, do=do)
+        self.sent = sent
+        """False where the request certainly did not reach the office, and so had no effect."""
+
 
 class Unsupported(SubletError):
     """This machine, device or version cannot do that."""

@@ -1,4 +1,4 @@
-"""Where an office keeps its things on this machine. Office and clients must come to the same answer, so it is here once.
+"""Where an office keeps its things on this machine. Office and clients must agree, so it is here once.
 
 The state folder (``SUBLET_HOME``) holds what must survive: journal, keys, logs. The socket lies in the runtime folder,
 under a short hash of the state folder, because the path of a unix socket is limited to 107 bytes and a home may be

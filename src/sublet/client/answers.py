@@ -1,0 +1,123 @@
+"""From bytes to values and errors: the only place that decodes what the office says."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from sublet import errors
+from sublet.client.model import Offer
+from sublet.client.steps import Reply
+from sublet.errors import CapacityExceeded, Disconnected, LeaseEnded, QuotaExceeded, SubletError, Unsupported
+from sublet.lease.value import LeaseEnd
+from sublet.values import EndReason, Kind
+from sublet.wire.http import (
+    AcquireRequest,
+    EndView,
+    ErrorBody,
+    ErrorView,
+    GrantAnswer,
+    LeaseView,
+    OfferAnswer,
+    PlaceAnswer,
+    RefusalAnswer,
+)
+
+__all__ = ["Acquired", "decode", "decode_acquired", "decode_lease", "end_of", "error_of", "refused", "unavailable"]
+
+T = TypeVar("T")
+Acquired = GrantAnswer | PlaceAnswer | OfferAnswer
+_NEWER: Final = "Bring client and office to the same version of Sublet."
+_NAMES: Final = {Kind.GPU: "GPU", Kind.CPU: "cores", Kind.MEMORY: "memory", Kind.BLOCK: "storage"}
+
+
+def decode(reply: Reply, shape: type[T]) -> T:
+    """The answer, or the error it carries."""
+    if not 200 <= reply.status < 300:
+        raise _error(reply)
+    answer: T = _decoded(reply, shape)
+    return answer
+
+
+def decode_acquired(reply: Reply, request: AcquireRequest) -> Acquired:
+    """The answer to an acquire. A refusal is raised, with its numbers."""
+    if 200 <= reply.status < 300:
+        answer: Acquired | RefusalAnswer = _decoded(reply, Acquired | RefusalAnswer)
+    else:
+        try:
+            answer = _decoder(RefusalAnswer).decode(reply.body)
+        except msgspec.DecodeError:
+            raise _error(reply) from None
+    if isinstance(answer, RefusalAnswer):
+        raise refused(answer, request)
+    return answer
+
+
+def decode_lease(reply: Reply) -> LeaseView:
+    """The lease in whatever answer tells of it."""
+    if not 200 <= reply.status < 300:
+        raise _error(reply)
+    answer: Acquired = _decoded(reply, Acquired)
+    return answer.lease
+
+
+def refused(answer: RefusalAnswer, request: AcquireRequest) -> SubletError:
+    """A well-formed request that was refused."""
+    do = answer.do or None
+    if answer.code == "quota":
+        return QuotaExceeded(answer.reason, do=do)
+    if answer.code == "unsupported":
+        return Unsupported(answer.reason, do=do)
+    want = request.wants[0]
+    offer = None
+    if answer.would_fit:
+        offer = Offer(kind=Kind(want.kind), asked=want.amount, offered=answer.would_fit)
+    return unavailable(Kind(want.kind), answer.reason, offer=offer, estimate=answer.estimate, do=do)
+
+
+def unavailable(
+    kind: Kind, reason: str, *, offer: Offer | None = None, estimate: float | None = None, do: str | None = None
+) -> CapacityExceeded:
+    """``GPU unavailable: …``, and the like for the other kinds."""
+    head = f"{_NAMES[kind]} unavailable: "
+    text = reason if reason.startswith(head) else head + reason
+    return CapacityExceeded(text, offer=offer, estimate=estimate, do=do)
+
+
+def end_of(view: EndView) -> LeaseEnd:
+    """The end of a lease as the office tells it."""
+    return LeaseEnd(reason=EndReason(view.reason), at=view.at, detail=view.detail)
+
+
+def error_of(view: ErrorView) -> SubletError:
+    """The error the office named. One this version does not know is still a `SubletError` with its text."""
+    found = getattr(errors, view.kind, None)
+    if not (isinstance(found, type) and issubclass(found, SubletError)):
+        return SubletError(view.message, do=view.do)
+    if issubclass(found, LeaseEnded):
+        return found(view.message, do=view.do, end=None if view.end is None else end_of(view.end))
+    return found(view.message, do=view.do)
+
+
+def _error(reply: Reply) -> SubletError:
+    try:
+        return error_of(_decoder(ErrorBody).decode(reply.body).error)
+    except msgspec.DecodeError:
+        pass
+    if reply.status in (502, 503, 504):  # a proxy speaks for an office that does not
+        return Disconnected(f"the office did not answer: status {reply.status} from what stands before it")
+    return Unsupported(f"what answered is not an office: status {reply.status}", do="Check the address.")
+
+
+def _decoded(reply: Reply, shape: Any) -> Any:
+    try:
+        return _decoder(shape).decode(reply.body)
+    except msgspec.DecodeError as error:
+        raise Unsupported(f"the office's answer cannot be read: {error}", do=_NEWER) from error
+
+
+@functools.cache
+def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(shape)

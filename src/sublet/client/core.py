@@ -1,0 +1,310 @@
+"""The operations of a holder, each a program of steps: what to send, what to make of the answer, when to try again.
+
+Three rules run through all of them. *Unanswered is not refused*: what got no answer is sent again unchanged, with the
+same request id, for a bounded time, and then the error says whether it may have had an effect. *What it grants counts
+from the sending*: every grant carries the instant before its request left. *Nothing is left behind*: an acquire that is
+given up, by an error or an interrupt, leaves the queue or gives back what it was granted before it lets go.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+
+from sublet.client.answers import decode, decode_acquired, decode_lease, end_of, unavailable
+from sublet.client.model import Offer, Place
+from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
+from sublet.clock import Clock
+from sublet.errors import Disconnected, LeaseEnded, LeaseNotActive, NotFound, SubletError
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, format_duration
+from sublet.wire.http import (
+    AcquireRequest,
+    ActivityRequest,
+    AttachRequest,
+    ClaimRequest,
+    GrantAnswer,
+    Hello,
+    LeaseView,
+    OfferAnswer,
+    PlaceAnswer,
+    ReleaseRequest,
+    RenewalsAnswer,
+    RenewalsRequest,
+    RenewAnswer,
+    RenewItem,
+    RenewRequest,
+)
+
+__all__ = ["PATIENCE_S", "POLL_S", "REQUEST_TIMEOUT_S", "Core", "Grant", "Hooks", "new_request_id"]
+
+T = TypeVar("T")
+
+REQUEST_TIMEOUT_S: Final = 5.0
+"""One request, from sending to the whole answer."""
+PATIENCE_S: Final = 20.0
+"""How long what got no answer is asked again: a restart of the office takes a fraction of it."""
+QUEUE_PATIENCE_S: Final = 60.0
+"""The same for a look at the own place in the queue, which survives a restart."""
+WITHDRAW_PATIENCE_S: Final = 2.0
+"""The same on the way out of an acquire that was given up: somebody waits for the prompt."""
+POLL_S: Final = 5.0
+"""One look at the place in the queue is answered at the latest then; a grant is answered at once. It is also the sign
+of life that keeps the place (the office takes it away after 30 s of silence)."""
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A lease that is held, with the instant from which its time counts."""
+
+    view: LeaseView
+    sent_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What the holder said beforehand about waiting."""
+
+    on_place: Callable[[Place], object] | None = None
+    """Told at first and whenever the place changed."""
+    on_offer: Callable[[Offer], bool] | None = None
+    """Asked about an offer; without it the offer is taken, since the holder said ``or_smaller``."""
+
+
+def new_request_id() -> str:
+    """Unguessable, and unique without asking anybody."""
+    return "r-" + os.urandom(12).hex()
+
+
+class Core:
+    """Programs for one office. It has no state but the clock it was given."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    # ---- the lease's life ----
+
+    def acquire(self, request: AcquireRequest, hooks: Hooks) -> Program[Grant]:
+        """From the request to a lease that is held; waits in the queue as long as the request says."""
+        call = _post("/v1/leases", request)
+        lease: LeaseId | None = None
+        place: PlaceAnswer | None = None
+        over = False
+        try:
+            reply = yield from self._asking(call)
+            while True:
+                answer = decode_acquired(reply, request)
+                lease = LeaseId(answer.lease.id)
+                if isinstance(answer, PlaceAnswer):
+                    if hooks.on_place is not None and (place is None or _shown(place) != _shown(answer)):
+                        hooks.on_place(_place(answer))
+                    place = answer
+                    reply = yield from self._next_place(lease)
+                elif isinstance(answer, OfferAnswer):
+                    reply = yield from self._decide(answer, hooks)
+                elif answer.lease.status == LeaseStatus.GRANTED:
+                    reply = yield from self._claim(answer.lease)
+                elif answer.lease.status in LIVE_STATES:
+                    return Grant(view=answer.lease, sent_ns=reply.sent_ns)
+                else:
+                    over = True
+                    raise _not_granted(answer.lease, request, place)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if not over and _may_linger(error, lease):
+                yield from self._withdraw(call, request, lease)
+            raise
+
+    def attach(self, lease: LeaseId, holder: str) -> Program[Grant]:
+        """Take over an own lease under a new epoch; whoever had it before is fenced from then on."""
+        call = _post(f"{_path(lease)}/attach", AttachRequest(request_id=new_request_id(), holder=holder))
+        reply = yield from self._asking(call)
+        return Grant(view=decode(reply, GrantAnswer).lease, sent_ns=reply.sent_ns)
+
+    def renew(self, lease: LeaseId, request: RenewRequest, timeout_s: float) -> Program[tuple[RenewAnswer, int]]:
+        """One renewal, asked once: the caller knows its own deadline and whether to ask again."""
+        reply = yield from ask(_post(f"{_path(lease)}/renew", request, timeout_s=timeout_s))
+        return decode(reply, RenewAnswer), reply.sent_ns
+
+    def renew_many(self, items: list[RenewItem], timeout_s: float) -> Program[tuple[RenewalsAnswer, int]]:
+        """Many renewals in one message, asked once."""
+        reply = yield from ask(_post("/v1/renewals", RenewalsRequest(items=items), timeout_s=timeout_s))
+        answer = decode(reply, RenewalsAnswer)
+        if not len(items) == len(answer.items) == len(answer.errors):
+            raise Disconnected("the office answered another number of renewals than were asked")
+        return answer, reply.sent_ns
+
+    def say_activity(self, lease: LeaseId, epoch: Epoch, *, active: bool, busy_s: float) -> Program[LeaseView]:
+        """Tell that the lease became busy or idle. Asked once: the next renewal says it as well."""
+        body = ActivityRequest(epoch=epoch, active=active, busy=busy_s)
+        reply = yield from ask(_post(f"{_path(lease)}/activity", body))
+        return decode(reply, LeaseView)
+
+    def release(
+        self, lease: LeaseId, *, request_id: str, busy_s: float, patience_s: float = PATIENCE_S
+    ) -> Program[LeaseView | None]:
+        """Give it back, or leave the queue. What is over already, or unknown, is no error: None is the answer then."""
+        body = ReleaseRequest(request_id=request_id, busy=busy_s)
+        reply = yield from self._asking(_post(f"{_path(lease)}/release", body), patience_s)
+        try:
+            return decode(reply, LeaseView)
+        except (LeaseEnded, NotFound):
+            return None
+
+    # ---- looking and everything else ----
+
+    def hello(self) -> Program[Hello]:
+        """Who is there, and which versions of the wire it speaks."""
+        reply = yield from self._asking(Call(method="GET", path="/v1/hello", timeout_s=REQUEST_TIMEOUT_S))
+        return decode(reply, Hello)
+
+    def look(self, lease: LeaseId) -> Program[LeaseView]:
+        """A lease as the office knows it, whatever its state."""
+        reply = yield from self._asking(Call(method="GET", path=_path(lease), timeout_s=REQUEST_TIMEOUT_S))
+        return decode_lease(reply)
+
+    def query(self, path: str, shape: type[T]) -> Program[T]:
+        """GET something. Looking changes nothing, so it may be asked again."""
+        reply = yield from self._asking(Call(method="GET", path=path, timeout_s=REQUEST_TIMEOUT_S))
+        return decode(reply, shape)
+
+    def text(self, path: str) -> Program[str]:
+        """GET something that is not JSON."""
+        reply = yield from self._asking(Call(method="GET", path=path, timeout_s=REQUEST_TIMEOUT_S))
+        if reply.status != 200:
+            decode(reply, dict)
+        return reply.body.decode()
+
+    def command(self, method: str, path: str, body: object, shape: type[T], timeout_s: float) -> Program[T]:
+        """Ask for a change that has no request id: asked once, and the error says whether it may have happened."""
+        raw = _encode(body) if body is not None else None
+        reply = yield from ask(Call(method=method, path=path, body=raw, timeout_s=timeout_s))
+        return decode(reply, shape)
+
+    # ---- pieces ----
+
+    def _asking(self, call: Call, patience_s: float = PATIENCE_S) -> Program[Reply]:
+        """Ask until there is an answer, unchanged, for a bounded time."""
+        started_ns, pauses, sent = self._clock.now_ns(), _pauses(), False
+        while True:
+            try:
+                reply = yield from ask(call)
+                if reply.status not in (502, 503, 504):
+                    return reply
+                decode(reply, dict)  # raises what the office, or the proxy before it, says
+                raise Disconnected("the office did not answer")
+            except Disconnected as error:
+                sent = sent or error.sent
+                pause = next(pauses)
+                waited_s = (self._clock.now_ns() - started_ns) / NS_PER_S
+                if waited_s + pause > patience_s:
+                    raise Disconnected(error.message, do=_do_after(call, sent), sent=sent) from error
+                if not error.sent:
+                    yield Revive()
+            yield Pause(pause)
+
+    def _next_place(self, lease: LeaseId) -> Program[Reply]:
+        path = f"{_path(lease)}?wait={POLL_S:g}&after={LeaseStatus.QUEUED}"
+        call = Call(method="GET", path=path, timeout_s=POLL_S + REQUEST_TIMEOUT_S)
+        reply = yield from self._asking(call, QUEUE_PATIENCE_S)
+        return reply
+
+    def _claim(self, view: LeaseView) -> Program[Reply]:
+        """Within the window; the epoch says which grant is meant, so asking twice claims once."""
+        window_s = view.claim_within if view.claim_within is not None else PATIENCE_S
+        call = _post(f"{_path(LeaseId(view.id))}/claim", ClaimRequest(epoch=view.epoch))
+        reply = yield from self._asking(call, min(PATIENCE_S, window_s))
+        return reply
+
+    def _decide(self, answer: OfferAnswer, hooks: Hooks) -> Program[Reply]:
+        if hooks.on_offer is None or hooks.on_offer(_offer(answer)):
+            reply = yield from self._claim(answer.lease)
+            return reply
+        # Declined: back into the line, or (wait=0) out of it.
+        reply = yield from self._asking(_post(f"{_path(LeaseId(answer.lease.id))}/decline", None))
+        return reply
+
+    def _withdraw(self, call: Call, request: AcquireRequest, lease: LeaseId | None) -> Program[None]:
+        """Leave nothing behind. Best effort: an office that does not answer notices the silence by itself."""
+        try:
+            if lease is None:  # the request may have arrived: the same request id tells which lease it became
+                reply = yield from self._asking(call, WITHDRAW_PATIENCE_S)
+                lease = LeaseId(decode_acquired(reply, request).lease.id)
+            yield from self.release(lease, request_id=new_request_id(), busy_s=0.0, patience_s=WITHDRAW_PATIENCE_S)
+        except SubletError:
+            return
+
+
+def _may_linger(error: BaseException, lease: LeaseId | None) -> bool:
+    """Whether an acquire that failed so may have left something at the office."""
+    if isinstance(error, Disconnected):
+        return error.sent
+    if isinstance(error, SubletError):  # an answer: before there is a lease, it says that there is none
+        return lease is not None and not isinstance(error, LeaseEnded | NotFound)
+    return True
+
+
+def _post(path: str, body: object, *, timeout_s: float = REQUEST_TIMEOUT_S) -> Call:
+    return Call(method="POST", path=path, body=_encode(body) if body is not None else b"{}", timeout_s=timeout_s)
+
+
+def _path(lease: LeaseId) -> str:
+    """An id is used as it is in a path, so it must be one: letters, digits and dashes."""
+    if not lease or not lease.replace("-", "").replace("_", "").isalnum() or not lease.isascii():
+        raise NotFound(f"there is no lease {lease!r}", do="See `sublet lease ls`.")
+    return f"/v1/leases/{lease}"
+
+
+def _pauses() -> Iterator[float]:
+    """Rising, capped, each a little different, so that many clients do not come back as one."""
+    index = 0
+    while True:
+        base = _PAUSES_S[min(index, len(_PAUSES_S) - 1)]
+        yield base * (0.75 + os.urandom(1)[0] / 512)
+        index += 1
+
+
+def _do_after(call: Call, sent: bool) -> str:
+    if not sent:
+        return "Nothing was changed. See `sublet status`; `sublet up` starts the office of this machine."
+    if call.method == "GET":
+        return "See `sublet status`; running leases go on to their deadlines."
+    return "Whether it took effect is not known: see `sublet lease ls`. Running leases go on to their deadlines."
+
+
+def _place(answer: PlaceAnswer) -> Place:
+    return Place(
+        lease=LeaseId(answer.lease.id), position=answer.position, reason=answer.reason, estimate=answer.estimate
+    )
+
+
+def _shown(answer: PlaceAnswer) -> tuple[int, str, int | None]:
+    """What makes a place another one for a person: not every second of the estimate."""
+    return answer.position, answer.reason, None if answer.estimate is None else round(answer.estimate / 10)
+
+
+def _offer(answer: OfferAnswer) -> Offer:
+    return Offer(kind=Kind(answer.kind), asked=answer.asked, offered=answer.offered, valid=answer.valid)
+
+
+def _not_granted(view: LeaseView, request: AcquireRequest, place: PlaceAnswer | None) -> SubletError:
+    """The request ended without a lease."""
+    end = None if view.end is None else end_of(view.end)
+    reason = None if end is None else end.reason
+    if reason is EndReason.REFUSED:
+        waited = "" if not request.wait else f"not granted within {format_duration(round(request.wait * NS_PER_S))}"
+        why = place.reason if place is not None else (end.detail if end is not None else "")
+        text = ", ".join(part for part in (waited, why) if part) or "it was not granted"
+        return unavailable(Kind(request.wants[0].kind), text, estimate=None if place is None else place.estimate)
+    if reason is EndReason.HOLDER_GONE:
+        return LeaseNotActive(f"the grant of {view.id} was not claimed in time", end=end, do="Ask again.")
+    detail = "" if end is None or not end.detail else f": {end.detail}"
+    return LeaseNotActive(f"the request {view.id} ended ({reason or view.status}){detail}", end=end, do="Ask again.")

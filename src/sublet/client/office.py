@@ -1,0 +1,151 @@
+"""Seeing that there is an office on this machine: look, and if nobody answers, start one, once.
+
+The office is a process of its own. It gets a session of its own, so an interrupt at the terminal or of a notebook's
+kernel does not reach it; its parent is not the caller, so it outlives a kernel's restart and leaves no zombie; its
+standard output and error go to a log in the state folder. Who starts it holds a lock, so twenty programs that connect
+at once start one office, and nineteen find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from sublet.client.home import log_path, make_private_dir, runtime_dir, socket_path
+from sublet.errors import Disconnected, Unsupported
+
+__all__ = ["START_PATIENCE_S", "answers", "ensure_office"]
+
+START_PATIENCE_S: Final = 30.0
+"""From asking for an office to its first answer. It takes well under a second; a busy machine may need more."""
+LOG_BYTES_MAX: Final = 4 * 1024 * 1024
+"""A longer log is put aside (one old one is kept) before an office is started."""
+_LOOK_EVERY_S: Final = 0.02
+_SAID_BYTES: Final = 2000
+
+# The shell is there for one thing: it forks the office and ends, so that the office belongs to nobody who may be
+# killed with all his children. It says the office's pid, the only thing about it that is not in the log.
+_DETACH: Final = '"$@" </dev/null >&2 & echo $!'
+
+
+def ensure_office(home: Path, patience_s: float = START_PATIENCE_S) -> None:
+    """Return when the office of this home accepts connections, having started it if need be."""
+    path = socket_path(home)
+    if answers(path):
+        return
+    if sys.platform != "linux":
+        raise Unsupported(
+            "an office runs on Linux only", do='Connect to one elsewhere: sublet.connect("https://gpu.example.org").'
+        )
+    until = time.monotonic() + patience_s
+    make_private_dir(home)
+    make_private_dir(runtime_dir(home))
+    with _start_lock(runtime_dir(home) / "start.lock", path, until) as mine:
+        if mine and not answers(path):
+            _start(home, path, until)
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody accepts connections there. A socket left by a dead office does not."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1.0)
+        try:
+            sock.connect(os.fspath(path))
+        except OSError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _start_lock(lock: Path, path: Path, until: float) -> Iterator[bool]:
+    """Hold the right to start (True), or see that somebody else did (False)."""
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if answers(path):
+                    yield False
+                    return
+                if time.monotonic() >= until:
+                    raise Disconnected(
+                        "another program has been starting the office and it does not answer", sent=False
+                    ) from None
+                time.sleep(_LOOK_EVERY_S)
+            else:
+                yield True
+                return
+    finally:
+        os.close(handle)
+
+
+def _start(home: Path, path: Path, until: float) -> None:
+    log = log_path(home)
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > LOG_BYTES_MAX:
+            log.replace(log.with_suffix(".log.1"))
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        said_from = os.fstat(handle).st_size
+        pid = _spawn(home, handle)
+    finally:
+        os.close(handle)
+    with _watched(pid) as gone:
+        while not answers(path):
+            if gone():
+                raise _failed(log, said_from, "the office could not be started")
+            if time.monotonic() >= until:
+                raise _failed(log, said_from, f"the office was started (pid {pid}) but does not answer")
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _spawn(home: Path, log: int) -> int:
+    env = {name: value for name, value in os.environ.items() if name not in ("SUBLET_TOKEN", "SUBLET_URL")}
+    env["SUBLET_HOME"] = os.fspath(home)
+    command = [sys.executable, "-m", "sublet", "up", "--embedded"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", _DETACH, "sh", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        cwd="/",  # a folder that was the caller's must not be kept busy by a process it does not know
+        env=env,
+        start_new_session=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+@contextlib.contextmanager
+def _watched(pid: int) -> Iterator[Callable[[], bool]]:
+    """A question: has this process ended? It is nobody's child here, so it is asked through a descriptor."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:  # ended already
+        yield lambda: True
+        return
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    try:
+        yield lambda: bool(poll.poll(0))
+    finally:
+        os.close(handle)
+
+
+def _failed(log: Path, said_from: int, what: str) -> Disconnected:
+    """The reason stands at the end of what the office said: one sentence, from the same tree of errors."""
+    with open(log, "rb") as file:
+        file.seek(max(said_from, os.fstat(file.fileno()).st_size - _SAID_BYTES))
+        said = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    reason = f": {said[-1]}" if said else ", and said nothing"
+    return Disconnected(what + reason.rstrip("."), do=f"All it said is in {log}.", sent=False)

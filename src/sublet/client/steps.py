@@ -1,0 +1,59 @@
+"""What a client operation may ask of the world, as values.
+
+Each operation (acquire, renew, release …) is a generator that yields a step and gets back what came of it. It decides;
+it does nothing. A driver of a dozen lines carries the steps out, one with blocking sockets (``driver``) and one with
+asyncio (``aio_driver``), so the waiting, retrying and giving-up exists once and is tested without any socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, TypeVar
+
+__all__ = ["Call", "Pause", "Program", "Reply", "Revive", "Step", "ask"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Send this and bring the reply. If none comes, ``Disconnected`` is thrown into the program."""
+
+    method: str
+    path: str
+    body: bytes | None = field(default=None, repr=False)
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Revive:
+    """See that there is an office: start one where that is ours to do and none is there. Elsewhere nothing happens."""
+
+
+class Reply(NamedTuple):
+    """What came back."""
+
+    status: int
+    body: bytes
+    sent_ns: int
+    """The instant before the request was sent: what it grants counts from here, never from when the answer came."""
+
+
+Step: TypeAlias = Call | Pause | Revive
+Program: TypeAlias = Generator[Step, Reply | None, T]
+
+
+def ask(call: Call) -> Program[Reply]:
+    """Yield one call; for ``reply = yield from ask(call)``."""
+    reply = yield call
+    if reply is None:
+        raise TypeError("a call must be answered by a reply")
+    return reply

@@ -1,0 +1,238 @@
+"""Blocking sockets under the client: one exchange at a time per connection, a few connections kept for the next call.
+
+Nothing is retried here. What could not be brought back is `Disconnected`, which says whether the request may have
+reached the office; what to make of that is decided by the programs in ``core``.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from sublet.client.address import Address
+from sublet.client.http1 import BODY_BYTES_MAX, AnswerReader, ProtocolError, encode_request
+from sublet.client.steps import Call, Reply
+from sublet.clock import Clock
+from sublet.errors import Disconnected
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["IDLE_MAX", "Stream", "Transport", "headers_for", "lost", "tls_context"]
+
+IDLE_MAX: Final = 8
+"""Connections kept open between calls; more threads than that open one for each call."""
+_PIECE: Final = 256 * 1024
+
+
+def headers_for(address: Address, wire: int) -> dict[str, str]:
+    """What every request carries."""
+    headers = {"sublet-wire": str(wire), "accept": "application/json"}
+    if address.token is not None:
+        headers["authorization"] = f"Bearer {address.token}"
+    return headers
+
+
+def lost(address: Address, why: BaseException, *, sent: bool) -> Disconnected:
+    """The one way a failed exchange is told."""
+    if isinstance(why, TimeoutError):
+        said = "in time"
+    elif isinstance(why, FileNotFoundError):
+        said = "there: nothing runs behind its socket"
+    else:
+        said = f"({getattr(why, 'strerror', None) or why})"
+    return Disconnected(f"the office at {address.url} did not answer {said}", sent=sent)
+
+
+def tls_context(address: Address, ca: str | None) -> ssl.SSLContext | None:
+    """Verification as the system does it, or against the given authority; it cannot be turned off."""
+    if not address.tls:
+        return None
+    import ssl
+
+    return ssl.create_default_context(cafile=ca)
+
+
+class Transport:
+    """Exchanges with one office. Safe to use from several threads; after a fork the child opens its own connections."""
+
+    def __init__(self, address: Address, clock: Clock, *, wire: int, ca: str | None = None) -> None:
+        self.address = address
+        self._clock = clock
+        self._headers = headers_for(address, wire)
+        self._tls = tls_context(address, ca)
+        self._idle: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def exchange(self, call: Call) -> Reply:
+        """Send one request and read its answer whole."""
+        until = time.monotonic() + call.timeout_s
+        sock = self._take() or self._open(until)
+        reader, sent_ns = AnswerReader(), self._clock.now_ns()
+        kept = False
+        try:
+            self._send(sock, call, until)
+            body = b"".join(_receive(sock, reader, until))
+            kept = reader.reusable
+        except (OSError, ProtocolError) as error:
+            raise lost(self.address, error, sent=True) from error
+        finally:
+            # Also on an interrupt: a connection that is in the middle of an answer must not carry the next request.
+            self._put(sock) if kept else sock.close()
+        return Reply(reader.status, body, sent_ns)
+
+    def open_stream(self, path: str, timeout_s: float) -> Stream:
+        """Ask for an answer that does not end, and return once its head is there."""
+        until = time.monotonic() + timeout_s
+        sock = self._open(until)
+        reader = AnswerReader()
+        try:
+            self._send(sock, Call(method="GET", path=path, timeout_s=timeout_s), until)
+            while not reader.status:
+                reader.feed(_read(sock, until))
+        except (OSError, ProtocolError) as error:
+            sock.close()
+            raise lost(self.address, error, sent=True) from error
+        except BaseException:
+            sock.close()
+            raise
+        return Stream(self.address, sock, reader)
+
+    def close(self) -> None:
+        """Close what is idle. The transport stays usable."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for sock in idle:
+            sock.close()
+
+    def after_fork(self) -> None:
+        """In the child: forget the parent's connections without a word on them, for the parent goes on using them."""
+        self._lock = threading.Lock()
+        for sock in self._idle:
+            os.close(sock.detach())
+        self._idle = []
+
+    def _open(self, until: float) -> socket.socket:
+        address = self.address
+        sock: socket.socket | None = None
+        try:
+            if address.socket is not None:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.settimeout(_left(until))
+                sock.connect(os.fspath(address.socket))
+            else:
+                sock = socket.create_connection((address.host, address.port), timeout=_left(until))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is not None:
+                    sock = self._tls.wrap_socket(sock, server_hostname=address.host)
+        except OSError as error:
+            if sock is not None:
+                sock.close()
+            raise lost(address, error, sent=False) from error
+        except BaseException:
+            if sock is not None:
+                sock.close()
+            raise
+        return sock
+
+    def _send(self, sock: socket.socket, call: Call, until: float) -> None:
+        raw = encode_request(
+            call.method,
+            self.address.prefix + call.path,
+            host=self.address.host_header,
+            headers=self._headers,
+            body=call.body,
+        )
+        sock.settimeout(_left(until))
+        sock.sendall(raw)
+
+    def _take(self) -> socket.socket | None:
+        """A kept connection on which nothing has arrived: an answer nobody asked for, or an end, makes it useless."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                sock = self._idle.pop()
+            if not _readable(sock, 0):
+                return sock
+            sock.close()
+
+    def _put(self, sock: socket.socket) -> None:
+        with self._lock:
+            if len(self._idle) < IDLE_MAX:
+                self._idle.append(sock)
+                return
+        sock.close()
+
+
+class Stream:
+    """An endless answer, read as it comes. One thread waits for it beside other things, so it has a ``fileno``."""
+
+    def __init__(self, address: Address, sock: socket.socket, reader: AnswerReader) -> None:
+        self._address = address
+        self._sock = sock
+        self._reader = reader
+        self.status = reader.status
+        sock.settimeout(0.0)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def read(self) -> bytes:
+        """What has arrived, without waiting; ``Disconnected`` at its end."""
+        pieces = [self._reader.take()]
+        try:
+            while True:
+                self._reader.feed(self._sock.recv(_PIECE))
+                pieces.append(self._reader.take())
+                if self._reader.complete:
+                    raise ProtocolError("the stream of events ended")
+        except (BlockingIOError, InterruptedError):
+            pass
+        except (OSError, ProtocolError) as error:
+            if not _is_want_read(error):
+                raise lost(self._address, error, sent=True) from error
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _is_want_read(error: BaseException) -> bool:
+    """TLS says "nothing yet" in its own class, which exists only where TLS is loaded."""
+    return type(error).__name__ in ("SSLWantReadError", "SSLWantWriteError")
+
+
+def _receive(sock: socket.socket, reader: AnswerReader, until: float) -> Iterator[bytes]:
+    total = 0
+    while not reader.complete:
+        reader.feed(_read(sock, until))
+        piece = reader.take()
+        total += len(piece)
+        if total > BODY_BYTES_MAX:
+            raise ProtocolError("the answer is too long")
+        yield piece
+
+
+def _read(sock: socket.socket, until: float) -> bytes:
+    sock.settimeout(_left(until))
+    return sock.recv(_PIECE)
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _readable(sock: socket.socket, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
