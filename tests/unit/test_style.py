@@ -261,7 +261,6 @@ def test_the_rule_over_texts_catches_what_it_is_for(line: str) -> None:
     [
         "src/sublet/lease/",
         "a lease as requested_by its holder",
-        "$HOME/work/",
         "https://example.org/",
         "the root / of all",
     ],
