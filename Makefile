@@ -62,4 +62,4 @@ lock: $(READY) ## remake requirements.lock from pyproject.toml; UPGRADE=1 takes 
 
 clean: ## remove the environment, builds and caches
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

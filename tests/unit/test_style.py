@@ -26,8 +26,9 @@ PURE: Final = ("values.py", "errors.py", "lease/*", "broker/*")
 EDGES: Final[dict[str, str]] = {
     "broker/driver.py": "carries the ledger's effects out, on the clock it was given",
     "broker/journal*.py": "SQLite",
-    "broker/service*.py": "the control service",
-    "broker/http*.py": "routes and streams",
+    "broker/serv*.py": "the control service",
+    "broker/http*.py": "its routes",
+    "broker/sse.py": "its streams of events, which wait",
     "broker/office.py": "puts the parts of one office together",
     "broker/signing.py": "keys are made from the system's randomness",
     "broker/backup.py": "copies the journal's file",
