@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,8 @@ START_PATIENCE_S: Final = 30.0
 """From asking for an office to its first answer. It takes well under a second; a busy machine may need more."""
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024
 """A longer log is put aside (one old one is kept) before an office is started."""
+EMBEDDED: Final = ("up", "--embedded")
+"""The command line of an office that nobody asked for by name: it ends by itself when it is idle."""
 _LOOK_EVERY_S: Final = 0.02
 _SAID_BYTES: Final = 2000
 
@@ -37,8 +39,11 @@ _SAID_BYTES: Final = 2000
 _DETACH: Final = '"$@" </dev/null >&2 & echo $!'
 
 
-def ensure_office(home: Path, patience_s: float = START_PATIENCE_S) -> None:
-    """Return when the office of this home accepts connections, having started it if need be."""
+def ensure_office(home: Path, patience_s: float = START_PATIENCE_S, *, words: Sequence[str] = EMBEDDED) -> None:
+    """Return when the office of this home accepts connections, having started it if need be.
+
+    ``words`` is the command line of an office that is started: `sublet up` names its settings there.
+    """
     path = socket_path(home)
     if answers(path):
         return
@@ -51,7 +56,7 @@ def ensure_office(home: Path, patience_s: float = START_PATIENCE_S) -> None:
     make_private_dir(runtime_dir(home))
     with _start_lock(runtime_dir(home) / "start.lock", path, until) as mine:
         if mine and not answers(path):
-            _start(home, path, until)
+            _start(home, path, until, words)
 
 
 def answers(path: Path) -> bool:
@@ -89,7 +94,7 @@ def _start_lock(lock: Path, path: Path, until: float) -> Iterator[bool]:
         os.close(handle)
 
 
-def _start(home: Path, path: Path, until: float) -> None:
+def _start(home: Path, path: Path, until: float, words: Sequence[str]) -> None:
     log = log_path(home)
     with contextlib.suppress(FileNotFoundError):
         if log.stat().st_size > LOG_BYTES_MAX:
@@ -97,7 +102,7 @@ def _start(home: Path, path: Path, until: float) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         said_from = os.fstat(handle).st_size
-        pid = _spawn(home, handle)
+        pid = _spawn(home, handle, words)
     finally:
         os.close(handle)
     with _watched(pid) as gone:
@@ -109,10 +114,10 @@ def _start(home: Path, path: Path, until: float) -> None:
             time.sleep(_LOOK_EVERY_S)
 
 
-def _spawn(home: Path, log: int) -> int:
+def _spawn(home: Path, log: int, words: Sequence[str]) -> int:
     env = {name: value for name, value in os.environ.items() if name not in ("SUBLET_TOKEN", "SUBLET_URL")}
     env["SUBLET_HOME"] = os.fspath(home)
-    command = [sys.executable, "-m", "sublet", "up", "--embedded"]
+    command = [sys.executable, "-m", "sublet", *words]
     done = subprocess.run(
         ["/bin/sh", "-c", _DETACH, "sh", *command],
         stdin=subprocess.DEVNULL,
@@ -143,9 +148,14 @@ def _watched(pid: int) -> Iterator[Callable[[], bool]]:
 
 
 def _failed(log: Path, said_from: int, what: str) -> Disconnected:
-    """The reason stands at the end of what the office said: one sentence, from the same tree of errors."""
+    """The reason stands at the end of what the office said, as the command line says every error: one sentence of what
+    happened, after ``sublet:``, and below it what to do."""
     with open(log, "rb") as file:
         file.seek(max(said_from, os.fstat(file.fileno()).st_size - _SAID_BYTES))
         said = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    told = [i for i, line in enumerate(said) if line.startswith("sublet: ")]
+    if told:
+        said = [said[told[-1]].removeprefix("sublet: "), *said[told[-1] + 1 :]]
+        return Disconnected(f"{what}: {said[0]}", do=" ".join(said[1:]) or f"All it said is in {log}.", sent=False)
     reason = f": {said[-1]}" if said else ", and said nothing"
     return Disconnected(what + reason.rstrip("."), do=f"All it said is in {log}.", sent=False)
