@@ -1,0 +1,227 @@
+"""From what a person writes (``min_vram="2GiB", ttl="5m"``) to the request that travels. Pure: checked, then built.
+
+What can be told to be wrong here is told here, in one sentence and before anything is sent. The office checks again,
+for it must not trust its clients.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, TypeVar
+
+from sublet.client.core import new_request_id
+from sublet.errors import InvalidRequest
+from sublet.lease.policy import RenewalPolicy
+from sublet.values import (
+    BLOCK_BYTES,
+    BYTES_MAX,
+    CORES_MAX,
+    NS_PER_S,
+    Exclusivity,
+    Kind,
+    RenewMode,
+    Tier,
+    format_size,
+    parse_duration_ns,
+    parse_size,
+    valid_labels,
+    valid_name,
+)
+from sublet.wire.http import AcquireRequest, WantBody
+
+__all__ = [
+    "Asked",
+    "Duration",
+    "ExclusivityText",
+    "RenewText",
+    "Size",
+    "Terms",
+    "TierText",
+    "ask_block",
+    "ask_cpu",
+    "ask_gpu",
+    "ask_memory",
+    "holder_name",
+]
+
+Size: TypeAlias = int | str
+"""Bytes, or a text such as ``"2GiB"``."""
+Duration: TypeAlias = float | str
+"""Seconds, or a text such as ``"5m"``."""
+TierText: TypeAlias = Tier | Literal["interactive", "batch", "spot"]
+ExclusivityText: TypeAlias = Exclusivity | Literal["shared", "session", "device", "partition"]
+RenewText: TypeAlias = RenewMode | Literal["while-busy", "always", "never"]
+
+COUNT_MAX: Final = 1024
+_E = TypeVar("_E", Tier, Exclusivity, RenewMode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What every kind of lease may be asked with."""
+
+    ttl: Duration | None = None
+    tier: TierText | None = None
+    spot: bool = False
+    wait: Duration | None = None
+    name: str | None = None
+    labels: dict[str, str] | None = None
+    selector: dict[str, str] | None = None
+    renew: RenewText = RenewMode.WHILE_BUSY
+    renew_every: Duration | None = None
+    max_hold: Duration | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that is ready to go, and how its lease will be renewed."""
+
+    request: AcquireRequest
+    policy: RenewalPolicy
+
+
+def ask_gpu(
+    terms: Terms,
+    *,
+    min_vram: Size,
+    count: int,
+    exclusivity: ExclusivityText | None,
+    model: str | None,
+    or_smaller: bool | Size,
+) -> Asked:
+    """``fabric.gpu(...)``."""
+    amount = parse_size(min_vram, "min_vram")
+    least = _least(or_smaller, amount)
+    want = WantBody(
+        kind=Kind.GPU,
+        amount=amount,
+        count=_whole(count, "count", COUNT_MAX),
+        exclusivity=None if exclusivity is None else _member(Exclusivity, exclusivity, "an exclusivity class").value,
+        model=_text(model, "model"),
+        least=least,
+    )
+    return _asked(want, terms)
+
+
+def ask_cpu(terms: Terms, *, cores: int, or_smaller: bool | int) -> Asked:
+    """``fabric.cpu(...)``."""
+    _whole(cores, "cores", CORES_MAX)
+    least: int | None = None
+    if or_smaller is not False:
+        least = 1 if or_smaller is True else _whole(or_smaller, "or_smaller", CORES_MAX)
+        if least > cores:
+            raise InvalidRequest(
+                f"or_smaller={least} is more than the {cores} cores asked for", do="Give at most that many."
+            )
+    return _asked(WantBody(kind=Kind.CPU, amount=cores, least=least), terms)
+
+
+def ask_memory(terms: Terms, *, size: Size, or_smaller: bool | Size) -> Asked:
+    """``fabric.memory(...)``."""
+    amount = parse_size(size)
+    return _asked(WantBody(kind=Kind.MEMORY, amount=amount, least=_least(or_smaller, amount)), terms)
+
+
+def ask_block(terms: Terms, *, size: Size | None, min_blocks: int | None) -> Asked:
+    """``fabric.block(...)``: by size, or by number of 4 KiB blocks."""
+    if (size is None) == (min_blocks is None):
+        raise InvalidRequest(
+            "a block lease needs a size or min_blocks, and not both", do='Write block("2GiB") or block(min_blocks=512).'
+        )
+    if size is not None:
+        amount = parse_size(size)
+    else:
+        amount = parse_size(_whole(min_blocks, "min_blocks", BYTES_MAX // BLOCK_BYTES) * BLOCK_BYTES)
+    return _asked(WantBody(kind=Kind.BLOCK, amount=amount), terms)
+
+
+def holder_name() -> str:
+    """What this process says of itself in ``sublet lease ls``: shown, never trusted."""
+    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    host = socket.gethostname()
+    name = f"{program}[{os.getpid()}]@{host}"
+    return "".join(letter if letter.isprintable() else "?" for letter in name)[:128]
+
+
+def _asked(want: WantBody, terms: Terms) -> Asked:
+    if terms.spot not in (True, False):
+        raise InvalidRequest(f"spot={terms.spot!r} is neither True nor False", do="Write spot=True, or leave it out.")
+    tier = None if terms.tier is None else _member(Tier, terms.tier, "a tier")
+    if terms.spot and tier not in (None, Tier.SPOT):
+        raise InvalidRequest(
+            f'tier="{tier}" and spot=True contradict each other',
+            do='Leave one out; spot=True is short for tier="spot".',
+        )
+    mode = _member(RenewMode, terms.renew, "a way to renew")
+    if mode is RenewMode.NEVER and terms.renew_every is not None:
+        raise InvalidRequest('renew="never" and renew_every= contradict each other', do="Leave one out.")
+    policy = RenewalPolicy(mode=mode, every=terms.renew_every, max_hold=terms.max_hold)
+    ttl = None if terms.ttl is None else parse_duration_ns(terms.ttl, "ttl")
+    if ttl is not None:
+        policy.check(ttl)
+    request = AcquireRequest(
+        request_id=new_request_id(),
+        wants=[want],
+        ttl=None if ttl is None else ttl / NS_PER_S,
+        tier=None if tier is None else tier.value,
+        spot=terms.spot,
+        wait=_wait(terms.wait),
+        selector=valid_labels({} if terms.selector is None else terms.selector),
+        renew=mode.value,
+        name=None if terms.name is None else valid_name(terms.name, "name"),
+        labels=valid_labels({} if terms.labels is None else terms.labels),
+        holder=holder_name(),
+    )
+    return Asked(request=request, policy=policy)
+
+
+def _wait(wait: Duration | None) -> float | None:
+    """0 tries once, None waits without bound; so does infinity, for whoever reckons with it."""
+    if wait is None or (isinstance(wait, float) and wait == math.inf):
+        return None
+    return parse_duration_ns(wait, "wait", zero_ok=True) / NS_PER_S
+
+
+def _least(or_smaller: bool | Size, amount: int) -> int | None:
+    if or_smaller is False:
+        return None
+    if or_smaller is True:
+        return 1
+    least = parse_size(or_smaller, "or_smaller")
+    if least > amount:
+        raise InvalidRequest(
+            f"or_smaller={format_size(least)} is more than the {format_size(amount)} asked for",
+            do="Give the smallest size that would do, or True for any.",
+        )
+    return least
+
+
+def _whole(value: object, what: str, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidRequest(f"{what} must be a whole number from 1 on, not {_shown(value)}", do=f"The most is {most}.")
+    return value
+
+
+def _text(value: object, what: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= 128 or not value.isprintable():
+        raise InvalidRequest(f"{what} {_shown(value)} is not a name", do="Write it as `sublet status` shows it.")
+    return value
+
+
+def _member(choices: type[_E], value: object, what: str) -> _E:
+    try:
+        return choices(value)  # type: ignore[arg-type]
+    except ValueError:
+        names = ", ".join(member.value for member in choices)
+        raise InvalidRequest(f"{_shown(value)} is not {what}", do=f"Use one of: {names}.") from None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
