@@ -1,0 +1,170 @@
+"""Pretended hardware: who really is on which resource, whatever any table believes.
+
+It stands for what outlives an agent's memory: processes, and what they leave in device memory. The rules are checked
+against *this*, not against the agent's own account: ``overlaps`` names every moment at which two leases were on an
+exclusive resource together, more was in use than there is, or a tenant met what another had left behind.
+
+``Faults`` are the ways in which it can go wrong, switched on and off by name.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sublet.agent.fence import is_exclusive
+from sublet.values import Epoch, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Inventory, Part
+
+__all__ = ["Effect", "FaultName", "Faults", "Machine", "Resident"]
+
+EFFECTS_KEPT: Final = 10_000
+"""Accepted effects that the log holds; older ones fall off."""
+
+
+class FaultName(enum.StrEnum):
+    """What can go wrong at an agent."""
+
+    STUCK_TEARDOWN = "stuck_teardown"
+    """The guest cannot be ended, as one frozen in a cgroup or inside a driver call."""
+    SLOW_TEARDOWN = "slow_teardown"
+    """It can be ended, but that takes long."""
+    SCRUB_FAILURE = "scrub_failure"
+    """Device memory cannot be cleared."""
+    DEVICE_FAULT = "device_fault"
+    """The device reports an error of its own (Xid, ECC), or is gone."""
+    LOST_REPORTS = "lost_reports"
+    """What the agent says does not arrive."""
+    DEAF_GUEST = "deaf_guest"
+    """The guest ignores that it is to end, and has to be killed when its grace is over."""
+    AMNESIA = "amnesia"
+    """The agent starts anew with empty tables. Happens once, at the agent's next step."""
+
+
+class Faults:
+    """Which faults are on, for one resource or (None) for all of the node."""
+
+    def __init__(self) -> None:
+        self._on: set[tuple[FaultName, ResourceId | None]] = set()
+
+    def turn_on(self, fault: FaultName, resource: ResourceId | None = None) -> None:
+        """From now on."""
+        self._on.add((FaultName(fault), resource))
+
+    def turn_off(self, fault: FaultName, resource: ResourceId | None = None) -> None:
+        """No longer; harmless if it was not on."""
+        self._on.discard((FaultName(fault), resource))
+
+    def is_on(self, fault: FaultName, resource: ResourceId | None = None) -> bool:
+        """Whether it concerns this resource now."""
+        return bool(self._on) and ((fault, None) in self._on or (fault, resource) in self._on)
+
+    def take(self, fault: FaultName) -> bool:
+        """Whether it was on; off from here."""
+        if (fault, None) not in self._on:
+            return False
+        self._on.discard((fault, None))
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """One accepted touch of the hardware."""
+
+    at_ns: int
+    resource: ResourceId
+    lease: LeaseId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """A guest on a resource."""
+
+    lease: LeaseId
+    tenant: TenantId
+    epoch: Epoch
+    part: Part
+
+
+class Machine:
+    """The resources of one node, and the guests on them."""
+
+    def __init__(self, inventory: Inventory, *, on_effect: Callable[[Effect], None] | None = None) -> None:
+        self.inventory = inventory
+        self.effects: deque[Effect] = deque(maxlen=EFFECTS_KEPT)
+        self.overlaps: list[str] = []
+        """Broken rules, in words. It stays empty, or something is wrong with the agent."""
+        self._capacity = {device.id: device.capacity for device in inventory.devices}
+        self._residents: dict[ResourceId, dict[LeaseId, Resident]] = {}
+        self._left: dict[ResourceId, dict[LeaseId, TenantId]] = {}
+        self._on_effect = on_effect
+
+    def touch(self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], now_ns: int) -> None:
+        """An effect that passed the fence: the guest is on these parts from here on."""
+        for part in parts:
+            self._settle_in(Resident(lease=lease, tenant=tenant, epoch=epoch, part=part))
+            effect = Effect(at_ns=now_ns, resource=part.resource, lease=lease, epoch=epoch)
+            self.effects.append(effect)
+            if self._on_effect is not None:
+                self._on_effect(effect)
+
+    def residents(self, resource: ResourceId) -> tuple[Resident, ...]:
+        """Who is there now."""
+        return tuple(self._residents.get(resource, {}).values())
+
+    def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
+        """Whether a guest of this lease, up to this epoch, is on the resource."""
+        resident = self._residents.get(resource, {}).get(lease)
+        return resident is not None and resident.epoch <= epoch
+
+    def is_dirty(self, resource: ResourceId, lease: LeaseId) -> bool:
+        """Whether something of this lease is still in memory."""
+        return lease in self._left.get(resource, {})
+
+    def leave(self, resource: ResourceId, lease: LeaseId) -> None:
+        """The guest is gone. What it had in memory stays until it is scrubbed."""
+        resident = self._residents.get(resource, {}).pop(lease, None)
+        if resident is not None:
+            self._left.setdefault(resource, {})[lease] = resident.tenant
+
+    def scrub(self, resource: ResourceId, lease: LeaseId) -> None:
+        """Clear what this lease left behind."""
+        self._left.get(resource, {}).pop(lease, None)
+
+    def agent_died(self, faults: Faults) -> None:
+        """Guests die with what watched over them, except those that nothing can end."""
+        for resource, residents in self._residents.items():
+            if not faults.is_on(FaultName.STUCK_TEARDOWN, resource):
+                for lease in tuple(residents):
+                    self.leave(resource, lease)
+
+    def rebooted(self) -> None:
+        """Power off, power on: nobody is left and memory is empty."""
+        self._residents.clear()
+        self._left.clear()
+
+    def _settle_in(self, new: Resident) -> None:
+        resource = new.part.resource
+        there = self._residents.setdefault(resource, {})
+        if new.lease not in there:
+            self._look_around(new, there)
+        there[new.lease] = new
+
+    def _look_around(self, new: Resident, there: dict[LeaseId, Resident]) -> None:
+        resource = new.part.resource
+        for old in there.values():
+            if is_exclusive(old.part) or is_exclusive(new.part):
+                self.overlaps.append(
+                    f"{resource} is exclusive, and {new.lease} ({new.epoch}) came while {old.lease} ({old.epoch}) "
+                    "was still there"
+                )
+        in_use = new.part.amount + sum(old.part.amount for old in there.values())
+        if in_use > self._capacity.get(resource, 0):
+            self.overlaps.append(f"{resource} has {self._capacity.get(resource, 0)}, and {in_use} are in use")
+        for lease, tenant in self._left.get(resource, {}).items():
+            if tenant != new.tenant:
+                self.overlaps.append(f"{resource}: {new.tenant} could read what {lease} of {tenant} left behind")

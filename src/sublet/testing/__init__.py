@@ -1,0 +1,31 @@
+"""For those who test programs that lease hardware: a clock to hold, hardware to break, agents to check.
+
+- ``HeldClock`` stands still until it is moved; it can reboot and its wall clock can jump.
+- ``MemoryAgent`` is an agent with pretended hardware (``Machine``) and real rules; ``Faults`` breaks it by name.
+- ``AgentConformance`` tests any agent: hand it a bench.
+- ``preempt`` rehearses losing a lease.
+"""
+
+from __future__ import annotations
+
+from sublet.agent.machine import Effect, FaultName, Faults, Machine
+from sublet.agent.memory import MemoryAgent
+from sublet.agent.teardown import Timings
+from sublet.testing.bench import MemoryBench
+from sublet.testing.clock import HeldClock
+from sublet.testing.conformance import AgentBench, AgentConformance
+from sublet.testing.rehearsal import preempt
+
+__all__ = [
+    "AgentBench",
+    "AgentConformance",
+    "Effect",
+    "FaultName",
+    "Faults",
+    "HeldClock",
+    "Machine",
+    "MemoryAgent",
+    "MemoryBench",
+    "Timings",
+    "preempt",
+]

@@ -1,0 +1,10 @@
+"""The in-memory agent passes the suite that every agent must pass."""
+
+from __future__ import annotations
+
+from sublet.testing import AgentBench, AgentConformance, MemoryBench
+
+
+class TestMemoryAgent(AgentConformance):
+    def make_bench(self) -> AgentBench:
+        return MemoryBench()
