@@ -1,0 +1,321 @@
+"""Whether a request is well formed, may be asked by its tenant, and could ever fit; and what to tell those who wait."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from itertools import islice
+
+import msgspec
+
+from sublet.broker.answers import Refusal, RefusalCode
+from sublet.broker.commands import Acquire
+from sublet.broker.order import kinds_of, position
+from sublet.broker.placement import RoomsByNode, fit, is_class_honoured, largest
+from sublet.broker.policy import Policy
+from sublet.broker.records import LeaseRecord, Now, Quota, Want
+from sublet.broker.rooms import Room
+from sublet.broker.state import Held, State
+from sublet.errors import InvalidRequest, QuotaExceeded
+from sublet.lease.states import SliceState
+from sublet.values import (
+    MIB,
+    NS_PER_S,
+    Exclusivity,
+    Kind,
+    format_duration,
+    format_size,
+    valid_labels,
+    valid_name,
+)
+
+__all__ = [
+    "amount_text",
+    "check_request",
+    "describe",
+    "estimate_if_queued",
+    "estimate_ns",
+    "fingerprint",
+    "never_fits",
+    "over_quota",
+    "over_seconds",
+    "smaller",
+    "what_would_fit",
+    "why_waiting",
+]
+
+AHEAD_MAX = 1_000
+"""Places in the line beyond which no estimate is made."""
+SLICES_LOOKED_AT = 10_000
+
+
+def fingerprint(command: Acquire) -> str:
+    """The content of a request, so that the same id with another content is noticed. The ids do not count."""
+    content = (
+        command.wants,
+        command.ttl_ns,
+        command.tier,
+        command.wait_ns,
+        command.selector,
+        command.renew,
+        command.name,
+        command.labels,
+    )
+    return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
+
+
+def check_request(command: Acquire, policy: Policy) -> None:
+    """Refuse what contradicts itself; raises InvalidRequest."""
+    if not command.wants or len(command.wants) > policy.wants_max:
+        raise InvalidRequest("a request needs something to lease", do=f"Ask for 1 to {policy.wants_max} kinds.")
+    if len({want.kind for want in command.wants}) != len(command.wants):
+        raise InvalidRequest("the same kind stands twice in one request", do="Add the amounts up, or use count.")
+    for want in command.wants:
+        _check_want(want, policy)
+    if not policy.ttl_min_ns <= command.ttl_ns <= policy.ttl_max_ns:
+        raise InvalidRequest(
+            f"a time to live of {format_duration(command.ttl_ns)} cannot be had",
+            do=f"Ask for {format_duration(policy.ttl_min_ns)} to {format_duration(policy.ttl_max_ns)}; "
+            "a lease in use is renewed anyway.",
+        )
+    if command.wait_ns is not None and command.wait_ns < 0:
+        raise InvalidRequest("the wait must not be negative", do="Use 0 to try once.")
+    if not command.request_id or len(command.request_id) > 128 or not command.request_id.isprintable():
+        raise InvalidRequest("the request id is empty, too long or not printable", do="Use up to 128 characters.")
+    if command.name is not None:
+        valid_name(command.name, "name")
+    if len(command.holder) > 256:
+        raise InvalidRequest("the holder's description is too long", do="Keep it to 256 characters.")
+    valid_labels(command.labels)
+    valid_labels(command.selector)
+
+
+def _check_want(want: Want, policy: Policy) -> None:
+    gpu = want.kind is Kind.GPU
+    if want.amount < 1:
+        raise InvalidRequest(f"the amount of {want.kind} must be at least 1", do="Ask for something.")
+    if not 1 <= want.count <= policy.count_max:
+        raise InvalidRequest(f"count={want.count} is not possible", do=f"Ask for 1 to {policy.count_max} devices.")
+    if not gpu and (want.count != 1 or want.exclusivity is not None or want.model is not None):
+        raise InvalidRequest(
+            f"count, exclusivity and model are for GPUs, not for {want.kind}", do="Ask for one larger amount."
+        )
+    if want.model is not None and (not want.model or len(want.model) > 128):
+        raise InvalidRequest("the model is empty or too long", do="Use a part of the name `sublet status` shows.")
+    if want.least is not None and not 1 <= want.least <= want.amount:
+        raise InvalidRequest(
+            f"the smallest amount that would do ({want.least}) is not between 1 and what is asked ({want.amount})",
+            do="Give or_smaller an amount below the one you ask for.",
+        )
+
+
+def over_quota(wants: tuple[Want, ...], quota: Quota, held: Held) -> str | None:
+    """What stands against it, with numbers, if the tenant held so much already; None if nothing does."""
+    ask = _asked(wants)
+    for name, unit in _QUOTA_UNITS:
+        limit = getattr(quota, name)
+        if limit is not None and getattr(ask, name) and getattr(held, name) + getattr(ask, name) > limit:
+            say = format_size if unit == "bytes" else str
+            return (
+                f"the quota of {name.removesuffix('_bytes')} is {say(limit)}, "
+                f"{say(getattr(held, name))} held and {say(getattr(ask, name))} asked"
+            )
+    return None
+
+
+def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
+    """Whether the tenant's device time in the window is used up, for requests and leases with a GPU."""
+    quota = state.tenants[lease.tenant].quota
+    if quota.gpu_seconds is None or Kind.GPU not in kinds_of(lease):
+        return None
+    used_s = state.used_milli_ns(lease.tenant, now.ns) / 1000 / NS_PER_S
+    if used_s < quota.gpu_seconds:
+        return None
+    window = format_duration(state.books.usage_window_ns)
+    return f"{used_s:.0f} of {quota.gpu_seconds} GPU-seconds are used in the last {window}"
+
+
+def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | None:
+    """A refusal if the request would not fit even if nobody were here."""
+    for want in lease.wants:
+        if not is_class_honoured(want):
+            return Refusal(
+                code=RefusalCode.UNSUPPORTED,
+                reason="no device here can be partitioned",
+                do="Ask for exclusivity shared, session or device.",
+            )
+    quota = state.tenants[lease.tenant].quota
+    beyond = over_quota(lease.wants, quota, Held())
+    if beyond is not None:
+        return Refusal(code=RefusalCode.QUOTA, reason=beyond, do=QuotaExceeded.default_do)
+    rooms = _empty_rooms(state, lease)
+    if fit(lease.wants, lease.tenant, rooms, mix=policy.share_across_tenants) is not None:
+        return None
+    want = lease.wants[0]
+    most = max((largest(want, lease.tenant, here, mix=True) for here in rooms.values()), default=0)
+    alike = max((sum(room.kind is want.kind for room in here) for here in rooms.values()), default=0)
+    return Refusal(
+        code=RefusalCode.TOO_BIG,
+        reason=f"{describe(want)} is more than any node has: the largest has {alike} with "
+        f"{amount_text(want.kind, most)} each"
+        if want.kind is Kind.GPU and alike
+        else f"{describe(want)} is more than any node has ({amount_text(want.kind, most) if most else 'none'})",
+        do="Ask for less; `sublet status` shows what there is.",
+        would_fit=most or None,
+    )
+
+
+def smaller(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> tuple[Want, ...] | None:
+    """The largest wants that fit now and are not below what the holder would take; None if there are none."""
+    wants = list(lease.wants)
+    for index, want in enumerate(wants):
+        if want.least is None:
+            continue
+        most = max(
+            (largest(want, lease.tenant, here, mix=policy.share_across_tenants) for here in rooms.values()), default=0
+        )
+        amount = min(want.amount, most)
+        if amount < want.least:
+            return None
+        if want.kind is not Kind.CPU and amount > MIB:
+            amount -= amount % MIB  # people compare round numbers
+            amount = max(amount, want.least)
+        wants[index] = msgspec.structs.replace(want, amount=amount)
+    found = tuple(wants)
+    if found == lease.wants or fit(found, lease.tenant, rooms, mix=policy.share_across_tenants) is None:
+        return None
+    return found
+
+
+def what_would_fit(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> int | None:
+    """The largest amount of the first want that is free now."""
+    mix = policy.share_across_tenants
+    return max((largest(lease.wants[0], lease.tenant, here, mix=mix) for here in rooms.values()), default=0) or None
+
+
+def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> str:
+    """One sentence for the person in the line; it names no other tenant."""
+    quota = state.tenants[lease.tenant].quota
+    own = over_quota(lease.wants, quota, state.held_by(lease.tenant)) or over_seconds(state, lease, now)
+    if own is not None:
+        return own
+    if lease.promise:
+        return f"{len(lease.victims)} lease(s) of lower standing have notice to make room"
+    want = lease.wants[0]
+    pieces = [r for r in state.resources.values() if r.device.kind is want.kind]
+    shut = sum(r.state is not SliceState.FREE for r in pieces)
+    ahead = position(state, lease, now.ns, policy) - 1
+    said = f"{describe(want)} is not free now"
+    if shut:
+        said += f" ({shut} of {len(pieces)} out of service)"
+    return said + (f"; {ahead} request(s) go first" if ahead else "; yours is next")
+
+
+def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
+    """Until it may be granted, if holders stay to their deadlines and those ahead use their time once."""
+    quota = state.tenants[lease.tenant].quota
+    if over_seconds(state, lease, now) or over_quota(lease.wants, quota, state.held_by(lease.tenant)):
+        return None
+    if lease.promise:
+        times = [_free_at(state.leases[v], now, policy) for v in lease.victims if v in state.leases]
+        return max((at - now.ns for at in times), default=0)
+    return _estimate(lease, position(state, lease, now.ns, policy) - 1, state, now, policy)
+
+
+def estimate_if_queued(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
+    """The same for a request that is not in the line: as if it were the last of its tier."""
+    ahead = sum(
+        len(line) for tier, lines in state.queue.items() if tier.rank >= lease.tier.rank for line in lines.values()
+    )
+    return _estimate(lease, ahead, state, now, policy)
+
+
+def _estimate(lease: LeaseRecord, ahead: int, state: State, now: Now, policy: Policy) -> int | None:
+    """List scheduling: each turn takes the rooms that come free first, and gives them back one time to live later."""
+    want = lease.wants[0]
+    rooms = [room for here in state.rooms_by_node.values() for room in here if _could(want, room)]
+    if ahead > AHEAD_MAX or want.count > len(rooms):
+        return None
+    free_at = [_room_free_at(room, state, now, policy) for room in rooms]
+    heapq.heapify(free_at)
+    for _ in range(ahead):
+        at = max(heapq.heappop(free_at) for _ in range(want.count))
+        for _ in range(want.count):
+            heapq.heappush(free_at, at + lease.ttl_ns)
+    return max(0, max(heapq.heappop(free_at) for _ in range(want.count)) - now.ns)
+
+
+def describe(want: Want) -> str:
+    """``2 GPUs with 8GiB``, ``4 cores``, ``512MiB of memory``."""
+    match want.kind:
+        case Kind.GPU:
+            count = "a GPU" if want.count == 1 else f"{want.count} GPUs"
+            model = f" ({want.model})" if want.model else ""
+            return f"{count}{model} with {format_size(want.amount)}"
+        case Kind.CPU:
+            return amount_text(want.kind, want.amount)
+        case Kind.MEMORY:
+            return f"{format_size(want.amount)} of memory"
+        case Kind.BLOCK:
+            return f"{format_size(want.amount)} of disk"
+
+
+def amount_text(kind: Kind, amount: int) -> str:
+    if kind is Kind.CPU:
+        return f"{amount} core{'s' if amount != 1 else ''}"
+    return format_size(amount)
+
+
+def _asked(wants: tuple[Want, ...]) -> Held:
+    ask = Held(leases=1)
+    for want in wants:
+        match want.kind:
+            case Kind.GPU:
+                ask.gpus += want.count
+                if want.exclusivity is Exclusivity.SHARED:
+                    ask.vram_bytes += want.count * want.amount
+            case Kind.CPU:
+                ask.cores += want.amount
+            case Kind.MEMORY:
+                ask.memory_bytes += want.amount
+            case Kind.BLOCK:
+                ask.block_bytes += want.amount
+    return ask
+
+
+def _empty_rooms(state: State, lease: LeaseRecord) -> RoomsByNode:
+    return {
+        node.id: [Room.empty(state.resources[r]) for r in node.resources]
+        for node in state.nodes.values()
+        if all(node.labels.get(key) == value for key, value in lease.selector.items())
+    }
+
+
+def _could(want: Want, room: Room) -> bool:
+    return room.kind is want.kind and room.capacity >= want.amount and not (room.quarantined and want.kind is Kind.GPU)
+
+
+def _room_free_at(room: Room, state: State, now: Now, policy: Policy) -> int:
+    """When the last of its leases is due to leave."""
+    slices = islice(state.resources[room.resource].slices.values(), SLICES_LOOKED_AT)
+    times = (_free_at(state.leases[p.lease], now, policy) for p in slices if p.lease in state.leases)
+    return max(times, default=now.ns)
+
+
+def _free_at(lease: LeaseRecord, now: Now, policy: Policy) -> int:
+    due = lease.deadline_ns or lease.claim_by_ns or now.ns
+    if lease.notice is not None:
+        due = min(due, lease.notice.take_at_ns)
+    if lease.end is not None:
+        due = lease.end.at_ns
+    return max(now.ns, due) + policy.grace_ns(lease.ttl_ns)
+
+
+_QUOTA_UNITS = (
+    ("leases", ""),
+    ("gpus", ""),
+    ("vram_bytes", "bytes"),
+    ("cores", ""),
+    ("memory_bytes", "bytes"),
+    ("block_bytes", "bytes"),
+)

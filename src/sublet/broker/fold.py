@@ -1,0 +1,363 @@
+"""The fold: one function per fact, and what it does to the books and their indexes.
+
+No decision is made here. A fact the state tables do not know raises before anything is changed: it is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from sublet.broker import events as ev
+from sublet.broker.records import LeaseRecord, NodeRecord, Now, ResourceRecord, SliceRecord
+from sublet.broker.rooms import Room
+from sublet.lease.states import (
+    LIVE_STATES,
+    LeaseEvent,
+    LeaseStatus,
+    SliceEvent,
+    SliceState,
+    next_lease,
+    next_slice,
+)
+
+if TYPE_CHECKING:
+    from sublet.broker.state import State
+
+__all__ = ["FOLD"]
+
+
+def _office_opened(state: State, event: ev.OfficeOpened, now: Now) -> None:
+    if event.incarnation > state.books.incarnation:
+        state.books.incarnation, state.books.next_n = event.incarnation, 1
+    state.books.clock_domain = event.clock_domain
+
+
+def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
+    state.books.clock_domain = event.clock_domain
+    shift = event.shift_ns
+    for meter in state.books.usage.values():
+        meter.shift(shift)
+    for cooling in state.books.cool_until_ns.values():
+        for tenant in cooling:
+            cooling[tenant] += shift
+    for lease in state.leases.values():
+        _shift_lease(lease, shift)
+        if lease.status in LIVE_STATES:
+            lease.extended_ns += event.extended_ns
+    state.timers.clear()
+    state.armed.clear()
+    for lease in state.leases.values():
+        state.arm(lease)
+
+
+def _node_joined(state: State, event: ev.NodeJoined, now: Now) -> None:
+    found = event.inventory
+    known = state.nodes.get(found.node)
+    node = NodeRecord(
+        id=found.node,
+        domain=found.domain,
+        labels=dict(found.labels),
+        draining=known.draining if known else False,
+        lost=known.lost if known else False,
+        resources=tuple(dict.fromkeys((known.resources if known else ()) + tuple(d.id for d in found.devices))),
+    )
+    for device in found.devices:
+        resource = state.resources.get(device.id)
+        if resource is None:
+            condition = SliceState.DRAINING if node.draining else SliceState.FREE
+            resource = ResourceRecord(id=device.id, node=node.id, device=device, state=condition)
+            state.resources[device.id] = resource
+        resource.device = device
+        state.rooms[device.id] = Room.of(resource)
+    state.nodes[node.id] = node
+    state.index_node(node)
+    state.capacity_version += 1
+
+
+def _node_lost(state: State, event: ev.NodeLost, now: Now) -> None:
+    node = state.nodes[event.node]
+    node.lost = True
+    for resource in map(state.resources.__getitem__, node.resources):
+        for piece in resource.slices.values():
+            state.move_slice(resource, piece, SliceEvent.VANISH)
+        resource.state = next_slice(resource.state, SliceEvent.VANISH, resource.id)
+    state.index_node(node)
+
+
+def _node_returned(state: State, event: ev.NodeReturned, now: Now) -> None:
+    node = state.nodes[event.node]
+    node.lost = False
+    for resource in map(state.resources.__getitem__, node.resources):
+        for piece in resource.slices.values():
+            state.move_slice(resource, piece, SliceEvent.RETURN)
+        # What was on the node is in its slices, each of which must now be verified; the rest was never leased.
+        returned = next_slice(resource.state, SliceEvent.RETURN, resource.id)
+        resource.state = next_slice(returned, SliceEvent.VERIFIED, resource.id)
+        if resource.detail:  # the fault it had before is still unexplained
+            resource.state = next_slice(resource.state, SliceEvent.FAILED, resource.id)
+        elif node.draining:
+            resource.state = next_slice(resource.state, SliceEvent.DRAIN, resource.id)
+    state.index_node(node)
+    state.capacity_version += 1
+
+
+def _node_drained(state: State, event: ev.NodeDrained, now: Now) -> None:
+    node = state.nodes[event.node]
+    node.draining = event.draining
+    before, happened = (
+        (SliceState.FREE, SliceEvent.DRAIN) if event.draining else (SliceState.DRAINING, SliceEvent.UNDRAIN)
+    )
+    for resource in map(state.resources.__getitem__, node.resources):
+        if resource.state is before:
+            resource.state = next_slice(before, happened, resource.id)
+    state.index_node(node)
+    state.capacity_version += 1
+
+
+def _resource_faulted(state: State, event: ev.ResourceFaulted, now: Now) -> None:
+    resource = state.resources[event.resource]
+    resource.state = next_slice(resource.state, SliceEvent.FAILED, resource.id)
+    resource.detail = event.detail
+    state.index_node(state.nodes[resource.node])
+
+
+def _tenant_set(state: State, event: ev.TenantSet, now: Now) -> None:
+    state.tenants[event.tenant.id] = event.tenant
+    state.capacity_version += 1
+
+
+def _queued(state: State, event: ev.Queued, now: Now) -> None:
+    lease = copy(event.lease)
+    state.leases[lease.id] = lease
+    state.requests[lease.tenant, lease.request_id] = lease.id
+    state.books.next_arrival = max(state.books.next_arrival, lease.arrival + 1)
+    state.enqueue(lease)
+    state.arm(lease)
+
+
+def _granted(state: State, event: ev.Granted, now: Now) -> None:
+    lease = state.leases[event.lease]
+    lease.status = next_lease(lease.status, LeaseEvent.GRANT, lease.id)
+    state.dequeue(lease)
+    state.drop_promise(lease)
+    lease.node, lease.epoch, lease.parts = event.node, event.epoch, event.parts
+    lease.claim_by_ns, lease.granted_at_ns, lease.offered = event.claim_by_ns, now.ns, event.offered
+    state.books.next_n = max(state.books.next_n, event.epoch.n + 1)
+    key = str(event.epoch)
+    for part in event.parts:
+        resource = state.resources[part.resource]
+        piece = SliceRecord(
+            resource=resource.id,
+            lease=lease.id,
+            epoch=event.epoch,
+            tenant=lease.tenant,
+            part=part,
+            state=next_slice(SliceState.FREE, SliceEvent.LEASE, resource.id),
+        )
+        resource.slices[key] = piece
+        resource.used += part.amount
+        state.rooms[resource.id].put(piece)
+    state.live_count += 1
+    state.index_granted(lease)
+    state.meter(lease, +1, now)
+    state.arm(lease)
+
+
+def _ungranted(state: State, event: ev.Ungranted, now: Now) -> None:
+    lease = state.leases[event.lease]
+    status = next_lease(lease.status, LeaseEvent.UNGRANT, lease.id)
+    state.tear_down(lease, now)
+    state.on_node[state.node_of(lease)].pop(lease.id, None)
+    state.live_count -= 1
+    lease.status, lease.node, lease.epoch, lease.parts = status, None, None, ()
+    lease.offered, lease.claim_by_ns, lease.granted_at_ns = False, None, None
+    lease.offers += 1
+    state.enqueue(lease)
+    state.arm(lease)
+
+
+def _claimed(state: State, event: ev.Claimed, now: Now) -> None:
+    lease = state.leases[event.lease]
+    lease.status = next_lease(lease.status, LeaseEvent.CLAIM, lease.id)
+    lease.claimed_at_ns, lease.deadline_ns, lease.number = now.ns, event.deadline_ns, event.number
+    lease.claim_by_ns, lease.offered = None, False
+    state.arm(lease)
+
+
+def _renewed(state: State, event: ev.Renewed, now: Now) -> None:
+    lease = state.leases[event.lease]
+    lease.status = next_lease(lease.status, LeaseEvent.RENEW, lease.id)
+    lease.deadline_ns, lease.number, lease.fate = event.deadline_ns, event.number, None
+    lease.renewals += 1
+    if event.ttl_ns is not None:
+        lease.ttl_ns = event.ttl_ns
+    state.note(lease, event.busy_ns, event.idle, now)
+    state.arm(lease)
+
+
+def _activity(state: State, event: ev.ActivityNoted, now: Now) -> None:
+    state.note(state.leases[event.lease], event.busy_ns, event.idle, now)
+
+
+def _fate_sealed(state: State, event: ev.FateSealed, now: Now) -> None:
+    state.leases[event.lease].fate = event.reason
+
+
+def _attached(state: State, event: ev.Attached, now: Now) -> None:
+    lease = state.leases[event.lease]
+    lease.status = next_lease(lease.status, LeaseEvent.ATTACH, lease.id)
+    old, new = str(lease.epoch), str(event.epoch)
+    for part in lease.parts:
+        slices = state.resources[part.resource].slices
+        piece = slices.pop(old, None)
+        if piece is not None:  # None: a second part on the same resource would be a bug that check() finds
+            piece.epoch = event.epoch
+            slices[new] = piece
+    lease.epoch, lease.number, lease.attach_request_id = event.epoch, event.number, event.request_id
+    lease.holder = event.holder or lease.holder
+    state.books.next_n = max(state.books.next_n, event.epoch.n + 1)
+
+
+def _noticed(state: State, event: ev.Noticed, now: Now) -> None:
+    lease = state.leases[event.lease]
+    lease.status = next_lease(lease.status, LeaseEvent.NOTICE, lease.id)
+    lease.notice, lease.number = event.notice, event.number
+    if event.notice.beneficiary is not None:
+        other = state.leases[event.notice.beneficiary].tenant
+        until = now.ns + state.books.cool_down_ns
+        state.books.cool_until_ns.setdefault(lease.tenant, {})[other] = until
+    state.arm(lease)
+
+
+def _spared(state: State, event: ev.Spared, now: Now) -> None:
+    lease = state.leases[event.lease]
+    lease.status = next_lease(lease.status, LeaseEvent.SPARE, lease.id)
+    lease.notice, lease.number = None, event.number
+    state.arm(lease)
+
+
+def _promised(state: State, event: ev.Promised, now: Now) -> None:
+    lease = state.leases[event.lease]
+    lease.promise, lease.promise_node, lease.victims = event.parts, event.node, event.victims
+    state.promises[lease.id] = None
+
+
+def _promise_dropped(state: State, event: ev.PromiseDropped, now: Now) -> None:
+    state.drop_promise(state.leases[event.lease])
+
+
+def _ending(state: State, event: ev.Ending, now: Now) -> None:
+    lease = state.leases[event.lease]
+    status = next_lease(lease.status, LeaseEvent.END, lease.id)
+    state.tear_down(lease, now)
+    lease.status, lease.end, lease.number = status, event.end, event.number
+    lease.busy_ns = event.busy_ns
+
+
+def _ended(state: State, event: ev.Ended, now: Now) -> None:
+    lease = state.leases[event.lease]
+    if lease.status is LeaseStatus.QUEUED:
+        lease.status = next_lease(lease.status, LeaseEvent.END, lease.id)
+        state.dequeue(lease)
+        state.drop_promise(lease)
+    else:
+        lease.status = next_lease(lease.status, LeaseEvent.TORN_DOWN, lease.id)
+        state.on_node[state.node_of(lease)].pop(lease.id, None)
+        state.live_count -= 1
+    lease.end = event.end
+    state.armed.pop(lease.id, None)
+    state.ended.append(lease.id)
+
+
+def _torn_down(state: State, event: ev.TornDown, now: Now) -> None:
+    resource = state.resources[event.resource]
+    state.free_slice(resource, resource.slices[str(event.epoch)], SliceEvent.VERIFIED)
+
+
+def _quarantined(state: State, event: ev.Quarantined, now: Now) -> None:
+    resource = state.resources[event.resource]
+    piece = resource.slices[str(event.epoch)]
+    state.move_slice(resource, piece, SliceEvent.FAILED)
+    piece.detail, piece.hard = event.detail, event.hard
+
+
+def _cleared(state: State, event: ev.Cleared, now: Now) -> None:
+    resource = state.resources[event.resource]
+    if event.lease is None:
+        resource.state = next_slice(resource.state, SliceEvent.CLEARED, resource.id)
+        resource.detail = ""
+        if state.nodes[resource.node].draining:
+            resource.state = next_slice(resource.state, SliceEvent.DRAIN, resource.id)
+        state.index_node(state.nodes[resource.node])
+        state.capacity_version += 1
+        return
+    for piece in [p for p in resource.slices.values() if p.lease == event.lease and p.state in _HELD_BACK]:
+        state.free_slice(resource, piece, SliceEvent.CLEARED)
+
+
+def _forgotten(state: State, event: ev.Forgotten, now: Now) -> None:
+    for lease_id in event.leases:
+        lease = state.leases.pop(lease_id)
+        state.requests.pop((lease.tenant, lease.request_id), None)
+        state.armed.pop(lease_id, None)
+    gone = set(event.leases)
+    while state.ended and state.ended[0] in gone:
+        state.ended.popleft()
+
+
+_HELD_BACK: Final = frozenset({SliceState.QUARANTINED})
+
+
+def _shift_lease(lease: LeaseRecord, shift_ns: int) -> None:
+    for name in _INSTANTS:
+        at = getattr(lease, name)
+        if at is not None:
+            setattr(lease, name, at + shift_ns)
+    if lease.notice is not None:
+        lease.notice = msgspec.structs.replace(lease.notice, take_at_ns=lease.notice.take_at_ns + shift_ns)
+    if lease.end is not None:
+        lease.end = msgspec.structs.replace(lease.end, at_ns=lease.end.at_ns + shift_ns)
+
+
+_INSTANTS: Final = (
+    "asked_at_ns",
+    "wait_until_ns",
+    "granted_at_ns",
+    "claim_by_ns",
+    "claimed_at_ns",
+    "deadline_ns",
+    "idle_since_ns",
+)
+
+FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
+    ev.OfficeOpened: _office_opened,
+    ev.Rebased: _rebased,
+    ev.NodeJoined: _node_joined,
+    ev.NodeLost: _node_lost,
+    ev.NodeReturned: _node_returned,
+    ev.NodeDrained: _node_drained,
+    ev.ResourceFaulted: _resource_faulted,
+    ev.TenantSet: _tenant_set,
+    ev.Queued: _queued,
+    ev.Granted: _granted,
+    ev.Ungranted: _ungranted,
+    ev.Claimed: _claimed,
+    ev.Renewed: _renewed,
+    ev.ActivityNoted: _activity,
+    ev.FateSealed: _fate_sealed,
+    ev.Attached: _attached,
+    ev.Noticed: _noticed,
+    ev.Spared: _spared,
+    ev.Promised: _promised,
+    ev.PromiseDropped: _promise_dropped,
+    ev.Ending: _ending,
+    ev.Ended: _ended,
+    ev.TornDown: _torn_down,
+    ev.Quarantined: _quarantined,
+    ev.Cleared: _cleared,
+    ev.Forgotten: _forgotten,
+}

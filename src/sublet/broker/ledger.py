@@ -1,0 +1,127 @@
+"""The ledger: who has what, who waits, and what must happen now.
+
+``handle(command, now)`` takes a command to its answer. It reads no clock, file or socket; it returns what must become
+durable (events), what agents must be told (orders), and the answer, in the order that ``answers.Outcome`` states. A
+mistake of the caller is an answer too (a ``SubletError``), never an exception.
+
+Orders are level-triggered. Whatever an agent has not confirmed stays on a list here and is sent again until it is
+confirmed or out of date. The list is not journalled: after a restart it is made anew from the books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sublet.broker import commands as cmd
+from sublet.broker import holders, operators, reports
+from sublet.broker.answers import Answer, Done, Outcome, Place
+from sublet.broker.policy import Policy
+from sublet.broker.records import LeaseRecord, Now
+from sublet.broker.schedule import Schedule
+from sublet.broker.state import Books, State
+from sublet.broker.step import Step
+from sublet.broker.unconfirmed import Unconfirmed
+from sublet.errors import SubletError
+from sublet.values import LeaseId, NodeId, TenantId
+from sublet.wire.orders import Held, Order
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Books, scheduler and unconfirmed orders of one office."""
+
+    def __init__(self, policy: Policy, state: State | None = None) -> None:
+        self.policy = policy
+        self.state = state or State(Books(usage_window_ns=policy.usage_window_ns, cool_down_ns=policy.cool_down_ns))
+        self._schedule = Schedule(policy)
+        self._unconfirmed = Unconfirmed(self.state, policy.resend_every_ns)
+
+    def handle(self, command: cmd.Command, now: Now) -> Outcome:
+        """Carry out one command."""
+        step = Step(self.state, self.policy, now)
+        answer: Answer | SubletError
+        try:
+            answer = _HANDLERS[type(command)](step, self._schedule, command)
+        except SubletError as error:
+            answer = error
+        if type(command) is cmd.AgentReport and type(command.report) is Held:
+            self._unconfirmed.confirm(command.report)
+        self._schedule.settle(step)
+        if type(command) in _BRINGS_AGENTS:
+            self._unconfirmed.rebuild(step)
+        to_send = self._unconfirmed.add(step.orders, now.ns)
+        return Outcome(answer=answer, events=tuple(step.events), orders=to_send, hold=step.hold)
+
+    def next_wake_ns(self) -> int | None:
+        """When a ``Tick`` will have something to do, if no command comes before."""
+        return self._schedule.next_wake_ns(self.state)
+
+    def next_resend_ns(self) -> int | None:
+        """When ``orders_due`` will have something, if nothing is confirmed before."""
+        return self._unconfirmed.next_due_ns()
+
+    def orders_due(self, now: Now) -> tuple[Order, ...]:
+        """Unconfirmed orders that it is time to send again."""
+        return self._unconfirmed.due(now.ns)
+
+    def node_of(self, order: Order) -> NodeId | None:
+        """Where an order goes; None if its lease is gone meanwhile."""
+        return self._unconfirmed.node_of(order)
+
+    def place_of(self, lease_id: LeaseId, now: Now) -> Place | None:
+        """The place of a waiting lease as of now."""
+        lease = self.state.leases.get(lease_id)
+        if lease is None:
+            return None
+        try:
+            answer = holders.answer_now(Step(self.state, self.policy, now), lease)
+        except SubletError:
+            return None
+        return answer if isinstance(answer, Place) else None
+
+    def answer_for(self, lease: LeaseRecord, now: Now) -> Answer | SubletError:
+        """What an acquire of this lease would be answered if it were repeated now."""
+        try:
+            return holders.answer_now(Step(self.state, self.policy, now), lease)
+        except SubletError as error:
+            return error
+
+    def usage_ms(self, tenant: TenantId, now: Now) -> int:
+        """Device-milliseconds used within the rolling window."""
+        return self.state.used_milli_ns(tenant, now.ns) // 1000 // 1_000_000
+
+
+def _tick(step: Step, schedule: Schedule, command: cmd.Tick) -> Answer:
+    schedule.tick(step)
+    return Done()
+
+
+def _plain(function: Callable[[Step, Any], Answer]) -> Callable[[Step, Schedule, Any], Answer]:
+    """For handlers that do not look at the line."""
+    return lambda step, _schedule, command: function(step, command)
+
+
+_BRINGS_AGENTS: Final = frozenset({cmd.OpenOffice, cmd.NodeUp})
+"""After these an agent may know less than was confirmed before."""
+
+_HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
+    cmd.Acquire: holders.acquire,
+    cmd.Claim: holders.claim,
+    cmd.Decline: holders.decline,
+    cmd.Renew: holders.renew,
+    cmd.NoteActivity: holders.note_activity,
+    cmd.Attach: holders.attach,
+    cmd.Release: holders.release,
+    cmd.Tick: _tick,
+    cmd.OpenOffice: _plain(operators.open_office),
+    cmd.AddTenant: _plain(operators.add_tenant),
+    cmd.SetTenant: _plain(operators.set_tenant),
+    cmd.Revoke: _plain(operators.revoke),
+    cmd.Drain: _plain(operators.drain),
+    cmd.ClearFence: _plain(operators.clear_fence),
+    cmd.NodeUp: _plain(reports.node_up),
+    cmd.NodeGone: _plain(reports.node_gone),
+    cmd.AgentReport: _plain(reports.agent_report),
+}

@@ -1,0 +1,173 @@
+"""What operators ask: tenants, revocations, drains, fences; and the opening of the office itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sublet.broker import commands as cmd
+from sublet.broker import events as ev
+from sublet.broker.answers import Answer, Done
+from sublet.broker.records import LOCAL_TENANT, NodeRecord, Quota, TenantRecord
+from sublet.broker.step import Step
+from sublet.errors import InvalidRequest, NotFound, Quarantined
+from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
+from sublet.values import DURATION_MAX_NS, EndReason, NodeId, TenantId, valid_name
+from sublet.wire import orders
+
+__all__ = ["add_tenant", "clear_fence", "drain", "open_office", "revoke", "set_tenant"]
+
+
+def open_office(step: Step, command: cmd.OpenOffice) -> Answer:
+    """Take up the books under the clock of this machine.
+
+    On the same clock deadlines are absolute and nothing moves. On another one (a reboot, another machine) every lease
+    goes on with the time that was left when the journal last knew the time. How much the old clock ran on after that is
+    not known, so each restart may lengthen a lease by up to ``slack_ns``; in all by no more than one time to live.
+    """
+    state, books = step.state, step.state.books
+    if command.incarnation < books.incarnation:
+        raise InvalidRequest(f"incarnation {command.incarnation} is older than the journal's {books.incarnation}")
+    moved = bool(books.clock_domain) and books.clock_domain != command.clock_domain
+    if moved:
+        _spend_slack(step, command.slack_ns)
+        last_ns = step.now.ns if command.last_ns is None else command.last_ns
+        step.emit(
+            ev.Rebased(clock_domain=command.clock_domain, shift_ns=step.now.ns - last_ns, extended_ns=command.slack_ns)
+        )
+    if command.restored:
+        for lease in list(state.leases.values()):
+            if lease.status not in (LeaseStatus.ENDING, LeaseStatus.ENDED):
+                step.end(lease, EndReason.OPERATOR, "the office was restored from a backup")
+    step.emit(ev.OfficeOpened(incarnation=command.incarnation, clock_domain=command.clock_domain))
+    if LOCAL_TENANT not in state.tenants:
+        step.emit(ev.TenantSet(tenant=TenantRecord(id=LOCAL_TENANT, operator=True)))
+    return Done()
+
+
+def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
+    """A new tenant; the token's hash comes from the driver, which alone saw the token."""
+    valid_name(command.tenant, "tenant name")
+    if command.tenant in step.state.tenants:
+        raise InvalidRequest(
+            f"there is a tenant {command.tenant} already", do=f"Change it with `sublet tenant set {command.tenant}`."
+        )
+    _check_quota(command.quota)
+    tenant = TenantRecord(
+        id=command.tenant,
+        quota=command.quota,
+        tier_max=command.tier_max,
+        operator=command.operator,
+        token_hash=command.token_hash,
+    )
+    step.emit(ev.TenantSet(tenant=tenant))
+    return Done()
+
+
+def set_tenant(step: Step, command: cmd.SetTenant) -> Answer:
+    """Change what is given. Running leases stay; the new limits hold from the next request or renewal on."""
+    known = step.state.tenants.get(command.tenant)
+    if known is None:
+        raise NotFound(f"there is no tenant {_short(command.tenant)}", do="`sublet tenant ls` shows all.")
+    if command.quota is not None:
+        _check_quota(command.quota)
+    if known.id == LOCAL_TENANT and command.operator is False:
+        raise InvalidRequest("the local tenant is the operator of this machine", do="Make other tenants for others.")
+    given = {
+        name: getattr(command, name)
+        for name in ("quota", "tier_max", "operator", "token_hash")
+        if getattr(command, name) is not None
+    }
+    changed = msgspec.structs.replace(known, **given)
+    if changed != known:
+        step.emit(ev.TenantSet(tenant=changed))
+    return Done()
+
+
+def revoke(step: Step, command: cmd.Revoke) -> Answer:
+    """Take a lease, at once or with notice. An ended one stays as it ended."""
+    lease = step.state.leases.get(command.lease)
+    if lease is None:
+        raise NotFound(f"there is no lease {_short(command.lease)}", do="`sublet lease ls` shows them.")
+    if not 0 <= command.notice_ns <= DURATION_MAX_NS:
+        raise InvalidRequest("the notice must be zero or a time to come")
+    if lease.status is LeaseStatus.ACTIVE and command.notice_ns:
+        step.notice(lease, command.reason, command.notice_ns, command.detail)
+    elif lease.status is LeaseStatus.NOTICED and command.notice_ns:
+        raise InvalidRequest("the lease has notice already", do="Revoke it without notice to take it now.")
+    elif lease.status not in (LeaseStatus.ENDING, LeaseStatus.ENDED):
+        step.end(lease, command.reason, command.detail)
+    return Done(lease=lease)
+
+
+def drain(step: Step, command: cmd.Drain) -> Answer:
+    """Empty a node with notice and keep it empty; or put it back into service and spare who is still there."""
+    node = _node(step, command.node)
+    if node.draining == command.draining:
+        return Done()
+    step.emit(ev.NodeDrained(node=node.id, draining=command.draining))
+    for lease in [step.state.leases[lease] for lease in step.state.on_node[node.id]]:
+        if not command.draining:
+            if lease.notice is not None and lease.notice.reason is EndReason.DRAINED and lease.status in LIVE_STATES:
+                step.spare(lease)
+        elif lease.status is LeaseStatus.GRANTED:
+            step.end(lease, EndReason.DRAINED, f"{node.id} is being emptied")
+        elif lease.status is LeaseStatus.ACTIVE:
+            notice_ns = command.notice_ns
+            if notice_ns is None:
+                notice_ns = step.policy.notice_for_ns(lease.tier)
+            step.notice(lease, EndReason.DRAINED, notice_ns, f"{node.id} is being emptied")
+    for lease_id in list(step.state.promises):
+        if step.state.leases[lease_id].promise_node == node.id:
+            step.drop_promise(step.state.leases[lease_id])
+    return Done()
+
+
+def clear_fence(step: Step, command: cmd.ClearFence) -> Answer:
+    """End a quarantine: by a new verification, or by the operator's word."""
+    resource = step.state.resources.get(command.resource)
+    if resource is None:
+        raise NotFound(f"there is no resource {_short(command.resource)}", do="`sublet status` shows them.")
+    held = [piece for piece in resource.slices.values() if piece.state is SliceState.QUARANTINED]
+    if command.lease is not None:
+        held = [piece for piece in held if piece.lease == command.lease]
+    at_fault = resource.state is SliceState.QUARANTINED and command.lease is None
+    if not held and not at_fault:
+        raise InvalidRequest(f"nothing is quarantined on {resource.id}", do="`sublet fence ls` shows what is.")
+    if not command.vouch and (at_fault or any(piece.hard for piece in held)):
+        raise Quarantined(
+            f"{resource.id} reported a fault, which no check can clear",
+            do="Inspect the device; then `sublet fence clear --vouch` takes your word for it, on record.",
+        )
+    for piece in held:
+        if command.vouch:
+            step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, by=command.by))
+        else:
+            step.orders.append(orders.Verify(lease=piece.lease, epoch=piece.epoch, parts=(piece.part,)))
+    if at_fault:
+        step.emit(ev.Cleared(resource=resource.id, lease=None, by=command.by))
+    return Done()
+
+
+def _spend_slack(step: Step, slack_ns: int) -> None:
+    """Whoever would be lengthened by more than one time to live in all has had his time."""
+    for lease in list(step.state.leases.values()):
+        if lease.status in LIVE_STATES and lease.extended_ns + slack_ns > lease.ttl_ns:
+            step.end(lease, EndReason.EXPIRED, "restarts had lengthened it by a whole time to live")
+
+
+def _check_quota(quota: Quota) -> None:
+    for name in quota.__struct_fields__:
+        value = getattr(quota, name)
+        if value is not None and not 0 <= value < 1 << 62:
+            raise InvalidRequest(f"the quota {name} = {value} is not possible", do="Give zero or more.")
+
+
+def _node(step: Step, node: NodeId) -> NodeRecord:
+    found = step.state.nodes.get(node)
+    if found is None:
+        raise NotFound(f"there is no node {_short(node)}", do="`sublet status` shows them.")
+    return found
+
+
+def _short(text: str | TenantId) -> str:
+    return text[:64]

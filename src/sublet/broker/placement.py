@@ -1,0 +1,118 @@
+"""Where a request fits. Pure: a request and some rooms in, parts out.
+
+All wants of a request go to one node, all or nothing, because what runs under a lease is one tree of processes. Within
+a node the tightest place is taken: a shared slice goes where neighbours are already, an exclusive one to the smallest
+empty device that is large enough, so that large things stay whole for those who need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sublet.broker.records import Want
+from sublet.broker.rooms import Room
+from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, TenantId
+from sublet.wire.orders import Part
+
+__all__ = ["RoomsByNode", "fit", "fit_on_node", "is_class_honoured", "largest", "replace_amount"]
+
+RoomsByNode = Mapping[NodeId, Sequence[Room]]
+"""Rooms in service, by node. Neither the mapping nor the rooms are changed by anything in here."""
+
+
+def fit(wants: Sequence[Want], tenant: TenantId, rooms: RoomsByNode, *, mix: bool) -> tuple[NodeId, list[Part]] | None:
+    """The node and the parts for all wants, or None. ``mix`` lets tenants share a device."""
+    for node, here in rooms.items():
+        parts = fit_on_node(wants, tenant, here, mix=mix)
+        if parts is not None:
+            return node, parts
+    return None
+
+
+def fit_on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> list[Part] | None:
+    """The parts for all wants on these rooms, or None if one of them does not fit."""
+    if len(wants) == 1 and wants[0].count == 1:  # by far the most common request needs no list
+        part = _place_one(wants[0], tenant, rooms, mix=mix)
+        return None if part is None else [part]
+    tried = list(rooms)
+    by_id = {room.resource: room for room in rooms}
+    parts: list[Part] = []
+    for want in wants:
+        for _ in range(want.count):
+            part = _place_one(want, tenant, tried, mix=mix)
+            if part is None:
+                return None
+            tried.remove(by_id[part.resource])  # `count` devices are different devices
+            parts.append(part)
+    return parts
+
+
+def largest(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> int:
+    """The largest amount of this kind and class that fits into one of these rooms; 0 if none does."""
+    smallest = replace_amount(want, 1)
+    return max(
+        (
+            room.capacity if _is_exclusive(want) else room.free
+            for room in rooms
+            if room.free > 0 and _admits(smallest, tenant, room, mix=mix)
+        ),
+        default=0,
+    )
+
+
+def replace_amount(want: Want, amount: int) -> Want:
+    """The same want with another amount."""
+    return Want(
+        kind=want.kind,
+        amount=amount,
+        count=want.count,
+        exclusivity=want.exclusivity,
+        model=want.model,
+        least=want.least,
+    )
+
+
+def is_class_honoured(want: Want) -> bool:
+    """Partitions need hardware that splits itself; nothing here does, so they are refused, never downgraded."""
+    return want.exclusivity is not Exclusivity.PARTITION
+
+
+def _place_one(want: Want, tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> Part | None:
+    best: Room | None = None
+    for room in rooms:
+        if _admits(want, tenant, room, mix=mix) and (best is None or _tightness(room) < _tightness(best)):
+            best = room
+    return None if best is None else _part(want, best)
+
+
+def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:
+    if room.kind is not want.kind or room.free < want.amount:
+        return False
+    if want.kind is not Kind.GPU:
+        return True
+    if room.quarantined or (want.model is not None and want.model.casefold() not in room.model.casefold()):
+        return False
+    if _is_exclusive(want):
+        return room.slices == 0
+    return room.exclusive == 0 and (mix or not room.tenants or (len(room.tenants) == 1 and tenant in room.tenants))
+
+
+def _tightness(room: Room) -> tuple[bool, int, str]:
+    return (room.slices == 0, room.free, room.resource)
+
+
+def _is_exclusive(want: Want) -> bool:
+    return want.kind is Kind.GPU and want.exclusivity is not Exclusivity.SHARED
+
+
+def _part(want: Want, room: Room) -> Part:
+    if want.kind is not Kind.GPU:
+        return Part(resource=room.resource, kind=want.kind, amount=want.amount)
+    shared = want.exclusivity is Exclusivity.SHARED
+    return Part(
+        resource=room.resource,
+        kind=want.kind,
+        amount=want.amount if shared else room.capacity,
+        millis=max(1, want.amount * MILLIS_PER_DEVICE // room.capacity) if shared else MILLIS_PER_DEVICE,
+        exclusivity=want.exclusivity or Exclusivity.SESSION,
+    )

@@ -1,0 +1,174 @@
+"""Whom to take hardware from, for whom, and why this cannot go round in circles.
+
+**Standing.** Every lease that could be taken has a standing, every waiting request has one too, and a request may only
+take from leases of *lower* standing:
+
+=====================================  =======================================
+a request                              its tier: spot 1, batch 2, interactive 3
+an idle holder                         0, whatever its tier
+held beyond the maximum, others wait   one below its tier
+spot                                   1
+batch, after its minimum run           2
+interactive, batch within minimum run  cannot be taken
+=====================================  =======================================
+
+**Potential.** Let every waiting request that would fit weigh ``2**(20 × standing)``. Suppose the worst: every victim
+asks again at once, with the standing it was taken at. Then a preemption removes one weight and adds at most a million
+smaller ones, so the sum falls strictly, and no sequence of preemptions in one instant returns to where it began.
+Time can raise a standing again (a new lease of the same tenant is neither idle nor over-held), but only after it ran
+for its minimum or maximum: then it is taking turns, which is what is wanted. The cool-down keeps a victim's tenant from
+taking its device straight back from the tenant that got it.
+
+Eviction and admission are one step: the same command notices the victims and *promises* their parts to the request.
+Nobody else is let into a promised part, so the device cannot go to a third party (or back to the victim) on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from sublet.broker.order import kinds_of
+from sublet.broker.placement import RoomsByNode, fit_on_node
+from sublet.broker.policy import Policy
+from sublet.broker.records import LeaseRecord, SliceRecord
+from sublet.broker.rooms import Room
+from sublet.broker.state import State
+from sublet.lease.states import LeaseStatus, SliceState
+from sublet.values import EndReason, Kind, LeaseId, NodeId, ResourceId, Tier
+from sublet.wire.orders import Part
+
+__all__ = ["Plan", "Victim", "plan", "standing_of_request", "victim", "weight"]
+
+VICTIMS_MAX = 64
+"""Leases that one request may take on one node."""
+SLICES_MAX = 1024
+"""Slices of one resource that are looked at in search of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    lease: LeaseRecord
+    standing: int
+    reason: EndReason
+    ran_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    node: NodeId
+    parts: tuple[Part, ...]
+    victims: tuple[Victim, ...]
+
+    @property
+    def potential_lost(self) -> int:
+        """What the victims weigh if all of them ask again."""
+        return sum(weight(v.standing) for v in self.victims)
+
+
+def weight(standing: int) -> int:
+    """The share of one request or lease in the potential."""
+    return 1 << 20 * standing
+
+
+def standing_of_request(tier: Tier) -> int:
+    return tier.rank + 1
+
+
+def victim(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, policy: Policy) -> Victim | None:
+    """The lease as a victim of the request, or None if it may not be taken for it."""
+    if lease.status is not LeaseStatus.ACTIVE or lease.claimed_at_ns is None:
+        return None
+    if any(part.kind is Kind.BLOCK for part in lease.parts):  # a volume keeps its bytes, so nothing would come free
+        return None
+    if state.is_cooling(request.tenant, lease.tenant, now_ns):
+        return None
+    ran_ns = now_ns - lease.claimed_at_ns
+    standing, reason = standing_of_request(lease.tier), EndReason.PREEMPTED
+    if lease.idle_since_ns is not None:
+        standing = 0
+    elif ran_ns >= policy.max_hold_ns and lease.tenant != request.tenant:
+        standing, reason = standing - 1, EndReason.FAIR_SHARE
+    elif lease.tier is Tier.INTERACTIVE or (lease.tier is Tier.BATCH and ran_ns < policy.min_run_batch_ns):
+        return None
+    return Victim(lease, standing, reason, ran_ns) if standing < standing_of_request(request.tier) else None
+
+
+def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, policy: Policy) -> Plan | None:
+    """The cheapest set of victims that makes room on one node, or None.
+
+    ``rooms`` are the rooms in service as this request may see them (what is promised to others is taken).
+    """
+    plans = (
+        found
+        for node, here in rooms.items()
+        if (found := _plan_on_node(request, node, here, state, now_ns, policy)) is not None
+    )
+    best = min(plans, key=lambda p: (p.potential_lost, len(p.victims), sum(v.ran_ns for v in p.victims)), default=None)
+    if best is not None:
+        assert best.potential_lost < weight(standing_of_request(request.tier)), "a preemption must lower the potential"
+    return best
+
+
+def _plan_on_node(
+    request: LeaseRecord, node: NodeId, here: Sequence[Room], state: State, now_ns: int, policy: Policy
+) -> Plan | None:
+    mix = policy.share_across_tenants
+    rooms = {room.resource: room.copy() for room in here}
+    for piece in _leaving(rooms, state):
+        rooms[piece.resource].give_back(piece.part, piece.tenant)
+    if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is not None:
+        return None  # what is already on its way out is enough: wait for it
+    chosen: list[Victim] = []
+    for candidate in _candidates(request, rooms, state, now_ns, policy):
+        _leave(candidate.lease, rooms)
+        chosen.append(candidate)
+        if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is not None:
+            break
+    else:
+        return None
+    for candidate in sorted(chosen, key=lambda v: v.standing, reverse=True):  # spare whoever is not needed after all
+        _stay(candidate.lease, rooms)
+        if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is None:
+            _leave(candidate.lease, rooms)
+        else:
+            chosen.remove(candidate)
+    parts = fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix)
+    assert parts is not None and chosen
+    return Plan(node, tuple(parts), tuple(chosen))
+
+
+def _leaving(rooms: Mapping[ResourceId, Room], state: State) -> Iterator[SliceRecord]:
+    """Slices that are being torn down and that nobody was promised."""
+    spoken_for = {lease for promised in state.promises for lease in state.leases[promised].victims}
+    for resource in rooms:
+        for piece in islice(state.resources[resource].slices.values(), SLICES_MAX):
+            if piece.state is SliceState.TEARDOWN and piece.lease not in spoken_for:
+                yield piece
+
+
+def _candidates(
+    request: LeaseRecord, rooms: Mapping[ResourceId, Room], state: State, now_ns: int, policy: Policy
+) -> list[Victim]:
+    """Who could go, first those of the lowest standing and with the least work to lose."""
+    kinds = kinds_of(request)
+    leases: dict[LeaseId, None] = {}
+    for resource, room in rooms.items():
+        if room.kind in kinds:
+            for piece in islice(state.resources[resource].slices.values(), SLICES_MAX):
+                leases[piece.lease] = None
+    found = (victim(state.leases[lease], request, state, now_ns, policy) for lease in leases if lease in state.leases)
+    return sorted((v for v in found if v is not None), key=lambda v: (v.standing, v.ran_ns, v.lease.id))[:VICTIMS_MAX]
+
+
+def _leave(lease: LeaseRecord, rooms: Mapping[ResourceId, Room]) -> None:
+    for part in lease.parts:
+        if part.resource in rooms:
+            rooms[part.resource].give_back(part, lease.tenant)
+
+
+def _stay(lease: LeaseRecord, rooms: Mapping[ResourceId, Room]) -> None:
+    for part in lease.parts:
+        if part.resource in rooms:
+            rooms[part.resource].take(part, lease.tenant)

@@ -1,0 +1,73 @@
+"""Promised parts: what placement sees while victims are leaving for somebody.
+
+A promise is made in the same step as the notices to its victims. Until it is kept or dropped, everybody else sees the
+promised parts as taken. Physical room counts as well: a victim that still holds twice what was promised leaves nothing
+for others before it has left.
+"""
+
+from __future__ import annotations
+
+from sublet.broker.placement import RoomsByNode
+from sublet.broker.records import LeaseRecord
+from sublet.broker.rooms import Room
+from sublet.broker.state import State
+from sublet.lease.states import LeaseStatus, SliceState
+from sublet.values import Exclusivity, Kind, LeaseId, NodeId, ResourceId
+
+__all__ = ["can_be_kept", "rooms_for", "victims_left"]
+
+
+def rooms_for(state: State, lease: LeaseRecord | None, selector: dict[str, str]) -> RoomsByNode:
+    """Rooms in service on the nodes with these labels, as this lease (or a newcomer: None) may see them."""
+    others = [state.leases[other] for other in state.promises if lease is None or other != lease.id]
+    if not others and not selector:
+        return state.rooms_by_node
+    adjusted = _with_promises(state, others)
+    return {
+        node: [adjusted.get(room.resource, room) for room in rooms]
+        for node, rooms in state.rooms_by_node.items()
+        if _matches(state, node, selector)
+    }
+
+
+def can_be_kept(state: State, lease: LeaseRecord) -> bool:
+    """Whether the promised parts are free of everybody now."""
+    for part in lease.promise:
+        room, resource = state.rooms[part.resource], state.resources[part.resource]
+        if resource.state is not SliceState.FREE or state.nodes[resource.node].lost:
+            return False
+        alone = part.kind is Kind.GPU and part.exclusivity is not Exclusivity.SHARED
+        quarantined = part.kind is Kind.GPU and room.quarantined
+        if room.free < part.amount or room.exclusive or quarantined or (alone and room.slices):
+            return False
+    return True
+
+
+def victims_left(state: State, lease: LeaseRecord) -> bool:
+    """Whether every victim of the promise is gone, so that nothing more will come free by itself."""
+    return not any(
+        victim in state.leases and state.leases[victim].status is not LeaseStatus.ENDED for victim in lease.victims
+    )
+
+
+def _with_promises(state: State, others: list[LeaseRecord]) -> dict[ResourceId, Room]:
+    adjusted: dict[ResourceId, Room] = {}
+    for other in others:
+        for part in other.promise:
+            room = adjusted.setdefault(part.resource, state.rooms[part.resource].copy())
+            before = room.free
+            leaving = sum(_held_on(state, victim, part.resource) for victim in other.victims)
+            room.take(part, other.tenant)
+            room.free = min(before, before + leaving - part.amount)
+    return adjusted
+
+
+def _held_on(state: State, victim: LeaseId, resource: ResourceId) -> int:
+    lease = state.leases.get(victim)
+    piece = None if lease is None else state.resources[resource].slices.get(str(lease.epoch))
+    return 0 if piece is None else piece.part.amount
+
+
+def _matches(state: State, node: NodeId, selector: dict[str, str]) -> bool:
+    labels = state.nodes[node].labels
+    return all(labels.get(key) == value for key, value in selector.items())

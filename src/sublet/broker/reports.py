@@ -1,0 +1,137 @@
+"""What agents report. A report may come late, twice, out of order, or about something that is over."""
+
+from __future__ import annotations
+
+from sublet.broker import commands as cmd
+from sublet.broker import events as ev
+from sublet.broker.answers import Answer, Done
+from sublet.broker.records import ResourceRecord, SliceRecord
+from sublet.broker.step import Step
+from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
+from sublet.values import EndReason, Epoch, LeaseId, NodeId
+from sublet.wire import orders
+
+__all__ = ["agent_report", "node_gone", "node_up"]
+
+
+def agent_report(step: Step, command: cmd.AgentReport) -> Answer:
+    """Take one report for what it is worth now."""
+    match command.report:
+        case orders.Held():
+            pass  # the ledger's list of unconfirmed orders is all it changes
+        case orders.NotHeld() as report:
+            _over(step, report.lease, report.epoch, EndReason.NODE_LOST, report.detail or "the agent no longer knew it")
+        case orders.EndedHere() as report:
+            _over(step, report.lease, report.epoch, report.reason, report.detail)
+        case orders.TornDown() as report:
+            _torn_down(step, report)
+        case orders.Failed() as report:
+            _failed(step, report)
+        case orders.Fault() as report:
+            _fault(step, report)
+    return Done()
+
+
+def node_up(step: Step, command: cmd.NodeUp) -> Answer:
+    """An agent reported in with what it has. What it no longer has is lost with all that ran on it."""
+    found, state = command.inventory, step.state
+    known = state.nodes.get(found.node)
+    if known is not None and known.lost:
+        step.emit(ev.NodeReturned(node=found.node))
+    devices = tuple(state.resources[r].device for r in known.resources) if known else ()
+    changed = known is None or known.domain != found.domain or known.labels != found.labels
+    if changed or set(found.devices) - set(devices):
+        step.emit(ev.NodeJoined(inventory=found))
+    offered = {device.id for device in found.devices}
+    for device in devices:
+        if device.id not in offered:
+            _fault(step, orders.Fault(node=found.node, resource=device.id, detail="the device is no longer there"))
+    return Done()
+
+
+def node_gone(step: Step, command: cmd.NodeGone) -> Answer:
+    """The node does not answer: its leases end, and nothing on it is free until it came back and was verified."""
+    node = step.state.nodes.get(command.node)
+    if node is None or node.lost:
+        return Done()
+    leases = [step.state.leases[lease] for lease in step.state.on_node[node.id]]
+    for lease in leases:
+        if lease.status is not LeaseStatus.ENDING:
+            step.end(lease, EndReason.NODE_LOST, command.detail)
+    step.emit(ev.NodeLost(node=node.id, detail=command.detail))
+    for lease in leases:
+        step.finish(lease)
+    _drop_promises_on(step, node.id)
+    return Done()
+
+
+def _over(step: Step, lease_id: LeaseId, epoch: Epoch, reason: EndReason, detail: str) -> None:
+    lease = step.state.leases.get(lease_id)
+    if lease is None or lease.epoch != epoch or lease.status not in LIVE_STATES:
+        return
+    if reason is EndReason.EXPIRED:
+        step.end_when_due(lease)
+    else:
+        step.end(lease, reason, detail)
+
+
+def _torn_down(step: Step, report: orders.TornDown) -> None:
+    lease = step.state.leases.get(report.lease)
+    if lease is not None and lease.epoch is not None and lease.epoch <= report.epoch:
+        # Nothing is left of a lease that we still think live: its end was reported too, but that report is not here.
+        _over(step, report.lease, lease.epoch, EndReason.EXPIRED, "")
+    for resource_id in report.resources:
+        resource = step.state.resources.get(resource_id)
+        if resource is not None and resource.node == report.node:
+            for piece in _pieces(resource, report.lease, report.epoch):
+                _verified(step, resource, piece)
+    if lease is not None:
+        step.finish(lease)
+
+
+def _verified(step: Step, resource: ResourceRecord, piece: SliceRecord) -> None:
+    if piece.state is SliceState.TEARDOWN:
+        step.emit(ev.TornDown(resource=resource.id, lease=piece.lease, epoch=piece.epoch))
+    elif piece.state is SliceState.QUARANTINED and not piece.hard:  # mere lateness: it came clean after all
+        step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, by="verified"))
+
+
+def _failed(step: Step, report: orders.Failed) -> None:
+    resource = step.state.resources.get(report.resource)
+    if resource is None or resource.node != report.node:
+        return
+    lease = step.state.leases.get(report.lease)
+    if lease is not None and lease.epoch == report.epoch:
+        _over(step, report.lease, report.epoch, EndReason.DEVICE_LOST, report.detail)
+    for piece in _pieces(resource, report.lease, report.epoch):
+        if piece.state is SliceState.TEARDOWN:
+            step.emit(
+                ev.Quarantined(
+                    resource=resource.id, lease=piece.lease, epoch=piece.epoch, detail=report.detail, hard=report.hard
+                )
+            )
+    if lease is not None:
+        step.finish(lease)
+
+
+def _fault(step: Step, report: orders.Fault) -> None:
+    resource = step.state.resources.get(report.resource)
+    if resource is None or resource.node != report.node or resource.state is SliceState.LOST or resource.detail:
+        return
+    for piece in list(resource.slices.values()):
+        lease = step.state.leases.get(piece.lease)
+        if lease is not None and lease.epoch == piece.epoch and piece.state is SliceState.LEASED:
+            step.end(lease, EndReason.DEVICE_LOST, report.detail)
+    step.emit(ev.ResourceFaulted(resource=resource.id, detail=report.detail or "fault"))
+
+
+def _pieces(resource: ResourceRecord, lease: LeaseId, epoch: Epoch) -> list[SliceRecord]:
+    """The lease's slices here up to this epoch: what a report about the epoch speaks of."""
+    return [piece for piece in resource.slices.values() if piece.lease == lease and piece.epoch <= epoch]
+
+
+def _drop_promises_on(step: Step, node: NodeId) -> None:
+    for lease_id in list(step.state.promises):
+        lease = step.state.leases[lease_id]
+        if lease.promise_node == node:
+            step.drop_promise(lease)

@@ -1,0 +1,186 @@
+"""What happens without being asked: waiting requests are granted, victims are chosen, deadlines come.
+
+``settle`` runs after every command that may have made room. It walks the line once, in order; what does not fit is not
+tried again in the same walk for a request of the same shape, so a long line of alike requests costs one look each.
+"""
+
+from __future__ import annotations
+
+from itertools import islice, takewhile
+
+from sublet.broker import admission, preemption, promises
+from sublet.broker import events as ev
+from sublet.broker.order import InOrder, kinds_of
+from sublet.broker.placement import fit
+from sublet.broker.policy import Policy
+from sublet.broker.records import LeaseRecord
+from sublet.broker.state import State
+from sublet.broker.step import Step
+from sublet.lease.states import LeaseStatus
+from sublet.values import EndReason, Kind, NodeId
+from sublet.wire.orders import Part
+
+__all__ = ["Schedule"]
+
+ENDS_PER_TICK = 500
+"""Leases whose time has come that are handled in one tick; renewals get their turn in between."""
+PLANS_PER_SETTLE = 32
+"""Waiting requests for which victims are looked for in one pass."""
+FORGET_AT_ONCE = 100
+"""Ended leases are forgotten in groups of at least so many, unless they are old."""
+
+
+class Schedule:
+    """What the scheduler remembers between steps. None of it needs to survive: it is found again by looking."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._settled_at_version = -1
+        self._replan_at_ns = 0
+        self._guarded: dict[Kind, int] = {}
+        """Kinds that the patient head of the line wants, with the rank of its tier."""
+
+    def next_wake_ns(self, state: State) -> int | None:
+        """When time alone will change something."""
+        timers = [state.next_timer_ns()]
+        if state.queued_count:
+            timers.append(self._replan_at_ns)
+        if state.ended:
+            timers.append(_ended_at(state.leases[state.ended[0]]) + self._policy.ended_keep_ns)
+        return min((at for at in timers if at is not None), default=None)
+
+    def lets_past(self, lease: LeaseRecord) -> bool:
+        """Whether a newcomer may go past the head of the line."""
+        return all(self._guarded.get(kind, -1) < lease.tier.rank for kind in kinds_of(lease))
+
+    def tick(self, step: Step) -> None:
+        """Handle what is due by now, in bounded number."""
+        for _ in range(ENDS_PER_TICK):
+            lease = step.state.pop_due(step.now.ns)
+            if lease is None:
+                break
+            self.lapse(step, lease)
+        self._forget(step)
+
+    def lapse(self, step: Step, lease: LeaseRecord) -> None:
+        """The time of this lease, in whatever state it is, has come."""
+        now_ns = step.now.ns
+        match lease.status:
+            case LeaseStatus.QUEUED:
+                step.end(lease, EndReason.REFUSED, "it was not granted within the time it could wait")
+            case LeaseStatus.GRANTED if lease.offered:
+                if lease.wait_until_ns is None or lease.wait_until_ns > now_ns:
+                    step.ungrant(lease, "the offer ran out")
+                else:
+                    step.end(lease, EndReason.REFUSED, "the offer ran out", grace_ns=0)
+            case LeaseStatus.GRANTED:
+                step.end(lease, EndReason.HOLDER_GONE, "the grant was not claimed in time", grace_ns=0)
+            case LeaseStatus.ACTIVE | LeaseStatus.NOTICED:
+                step.end_when_due(lease)
+            case _:
+                raise AssertionError(f"{lease.id} is {lease.status} and has no time")
+
+    def settle(self, step: Step) -> None:
+        """Let in whoever can go in now, and look for victims for those who cannot, if it is time to."""
+        state, now_ns = step.state, step.now.ns
+        due = now_ns >= self._replan_at_ns
+        if state.capacity_version == self._settled_at_version and not due:
+            return
+        if state.queued_count:
+            self._keep_promises(step)
+            self._admit(step)
+        else:
+            self._guarded = {}
+        if due and state.queued_count:
+            waiting = (lease for lease in InOrder(state, now_ns, self._policy) if not lease.promise)
+            for lease in list(islice(waiting, PLANS_PER_SETTLE)):
+                self.make_room(step, lease)
+            self._replan_at_ns = now_ns + self._policy.replan_every_ns
+        self._settled_at_version = state.capacity_version
+
+    def make_room(self, step: Step, lease: LeaseRecord) -> None:
+        """Evict and admit in one step: notice the victims and promise their parts to the request."""
+        state, policy = step.state, self._policy
+        if lease.promise or _own_limit(step, lease) is not None:
+            return
+        rooms = promises.rooms_for(state, lease, lease.selector)
+        plan = preemption.plan(lease, rooms, state, step.now.ns, policy)
+        if plan is None:
+            return
+        victims = tuple(v.lease.id for v in plan.victims)
+        step.emit(ev.Promised(lease=lease.id, node=plan.node, parts=plan.parts, victims=victims))
+        for victim in plan.victims:
+            step.notice(
+                victim.lease,
+                victim.reason,
+                policy.notice_for_ns(victim.lease.tier),
+                _why_taken(victim, lease),
+                beneficiary=lease.id,
+            )
+
+    def _keep_promises(self, step: Step) -> None:
+        state = step.state
+        for lease_id in list(state.promises):
+            lease = state.leases[lease_id]
+            if promises.can_be_kept(state, lease):
+                assert lease.promise_node is not None
+                step.grant(lease, lease.promise_node, lease.promise)
+                continue
+            found = self._fit(state, lease)
+            if found is not None:  # room came from elsewhere: the victims may stay
+                step.grant(lease, *found)
+            elif promises.victims_left(state, lease):
+                step.drop_promise(lease)
+
+    def _admit(self, step: Step) -> None:
+        state, now_ns = step.state, step.now.ns
+        hopeless: set[tuple[object, ...]] = set()
+        self._guarded = {}
+        for lease in InOrder(state, now_ns, self._policy):
+            if lease.promise or not self.lets_past(lease):
+                continue
+            shape = (lease.wants, tuple(sorted(lease.selector.items())), lease.tenant)
+            if shape not in hopeless:
+                if _own_limit(step, lease) is not None:
+                    continue
+                found = self._fit(state, lease)
+                if found is not None:
+                    step.grant(lease, *found)
+                    continue
+                hopeless.add(shape)
+            if now_ns - lease.asked_at_ns >= self._policy.gang_patience_ns:
+                for kind in kinds_of(lease):
+                    self._guarded.setdefault(kind, lease.tier.rank)
+
+    def _fit(self, state: State, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
+        rooms = promises.rooms_for(state, lease, lease.selector)
+        return fit(lease.wants, lease.tenant, rooms, mix=self._policy.share_across_tenants)
+
+    def _forget(self, step: Step) -> None:
+        """Ended leases are remembered for a while; the audit log remembers them for good."""
+        state, policy = step.state, self._policy
+        old_ns = step.now.ns - policy.ended_keep_ns
+        too_many = len(state.ended) - policy.ended_keep_max
+        oldest = islice(state.ended, ENDS_PER_TICK)
+        old = list(takewhile(lambda lease: _ended_at(state.leases[lease]) <= old_ns, oldest))
+        if old or too_many >= FORGET_AT_ONCE:
+            step.emit(ev.Forgotten(leases=tuple(islice(state.ended, max(len(old), too_many)))))
+
+
+def _ended_at(lease: LeaseRecord) -> int:
+    assert lease.end is not None
+    return lease.end.at_ns
+
+
+def _own_limit(step: Step, lease: LeaseRecord) -> str | None:
+    quota = step.state.tenants[lease.tenant].quota
+    held = step.state.held_by(lease.tenant)
+    return admission.over_quota(lease.wants, quota, held) or admission.over_seconds(step.state, lease, step.now)
+
+
+def _why_taken(victim: preemption.Victim, request: LeaseRecord) -> str:
+    if victim.lease.idle_since_ns is not None:
+        return f"idle, and a request of tier {request.tier} waits"
+    if victim.reason is EndReason.FAIR_SHARE:
+        return "held for longer than the maximum while others wait"
+    return f"a request of tier {request.tier} goes before tier {victim.lease.tier}"

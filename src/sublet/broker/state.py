@@ -1,0 +1,295 @@
+"""The ledger's state: the fold of its events, and nothing else.
+
+``apply`` is the only way anything changes. What the journal holds is therefore enough to rebuild everything, and a
+test can compare the state that lived with the state that was folded. Decisions are made elsewhere (``ledger``); here
+every event is taken as a fact, and a fact the tables do not know is a bug that raises before anything is changed.
+
+``Books`` is what a snapshot stores. The rest are indexes, made from the books.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from sublet.broker import events as ev
+from sublet.broker.checks import check_books
+from sublet.broker.fold import FOLD
+from sublet.broker.records import LeaseRecord, NodeRecord, Now, ResourceRecord, SliceRecord, TenantRecord
+from sublet.broker.rooms import Room
+from sublet.broker.usage import UsageMeter
+from sublet.lease.states import (
+    LeaseStatus,
+    SliceEvent,
+    SliceState,
+    next_slice,
+)
+from sublet.values import Epoch, Exclusivity, Kind, LeaseId, NodeId, RequestId, ResourceId, TenantId, Tier
+from sublet.wire.orders import Part
+
+__all__ = ["Books", "Held", "State"]
+
+
+class Books(msgspec.Struct, kw_only=True):
+    """Everything that is remembered."""
+
+    incarnation: int = 0
+    next_n: int = 1
+    next_arrival: int = 1
+    clock_domain: str = ""
+    usage_window_ns: int
+    cool_down_ns: int
+    nodes: dict[NodeId, NodeRecord] = {}
+    resources: dict[ResourceId, ResourceRecord] = {}
+    tenants: dict[TenantId, TenantRecord] = {}
+    leases: dict[LeaseId, LeaseRecord] = {}
+    """Live ones, and ended ones for as long as they are remembered."""
+    usage: dict[TenantId, UsageMeter] = {}
+    cool_until_ns: dict[TenantId, dict[TenantId, int]] = {}
+    """Victim's tenant → beneficiary's tenant → until when the first may not preempt the second."""
+
+
+class Held(msgspec.Struct):
+    """What one tenant holds now, against its quota. A lease counts from its grant until it begins to end."""
+
+    leases: int = 0
+    gpus: int = 0
+    vram_bytes: int = 0
+    cores: int = 0
+    memory_bytes: int = 0
+    block_bytes: int = 0
+
+    def add(self, parts: tuple[Part, ...], sign: int) -> None:
+        self.leases += sign
+        for part in parts:
+            match part.kind:
+                case Kind.GPU:
+                    self.gpus += sign
+                    if part.exclusivity is Exclusivity.SHARED:  # whole devices are counted, not weighed
+                        self.vram_bytes += sign * part.amount
+                case Kind.CPU:
+                    self.cores += sign * part.amount
+                case Kind.MEMORY:
+                    self.memory_bytes += sign * part.amount
+                case Kind.BLOCK:
+                    self.block_bytes += sign * part.amount
+
+
+class State:
+    """The books with their indexes."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+        self.leases: Final = books.leases
+        self.nodes: Final = books.nodes
+        self.resources: Final = books.resources
+        self.tenants: Final = books.tenants
+        self.rooms: dict[ResourceId, Room] = {r.id: Room.of(r) for r in books.resources.values()}
+        self.rooms_by_node: dict[NodeId, list[Room]] = {}
+        self.held: dict[TenantId, Held] = {}
+        self.requests: dict[tuple[TenantId, RequestId], LeaseId] = {}
+        self.queue: dict[Tier, dict[TenantId, list[tuple[int, LeaseId]]]] = {tier: {} for tier in Tier}
+        """Waiting leases, per tier and tenant in order of arrival."""
+        self.queued_count = 0
+        self.live_count = 0
+        """Leases that are neither queued nor ended."""
+        self.promises: dict[LeaseId, None] = {}
+        """Queued leases for which victims are leaving, in the order of the promises."""
+        self.on_node: dict[NodeId, dict[LeaseId, None]] = {node: {} for node in books.nodes}
+        """Granted, live and ending leases of each node."""
+        self.ended: deque[LeaseId] = deque()
+        """Remembered ended leases, oldest end first."""
+        self.capacity_version = 0
+        """Rises whenever something may fit that did not fit before."""
+        self.timers: list[tuple[int, LeaseId]] = []
+        self.armed: dict[LeaseId, int] = {}
+        self._rebuild()
+
+    # ---- snapshot ----
+
+    def snapshot(self) -> bytes:
+        return msgspec.json.encode(self.books)
+
+    @classmethod
+    def restore(cls, data: bytes) -> State:
+        return cls(msgspec.json.decode(data, type=Books))
+
+    def _rebuild(self) -> None:
+        for node in self.nodes.values():
+            self.index_node(node)
+        for lease in self.leases.values():
+            self.requests[lease.tenant, lease.request_id] = lease.id
+            if lease.status is LeaseStatus.QUEUED:
+                self.enqueue(lease)
+            elif lease.status is not LeaseStatus.ENDED:
+                self.live_count += 1
+                self.index_granted(lease)
+            if lease.promise:
+                self.promises[lease.id] = None
+            self.arm(lease)
+        ended = [lease for lease in self.leases.values() if lease.status is LeaseStatus.ENDED]
+        self.ended.extend(lease.id for lease in sorted(ended, key=_end_order))
+
+    # ---- reading ----
+
+    def held_by(self, tenant: TenantId) -> Held:
+        return self.held.get(tenant) or Held()
+
+    def used_milli_ns(self, tenant: TenantId, now_ns: int) -> int:
+        """Device-thousandths × nanoseconds within the rolling window."""
+        meter = self.books.usage.get(tenant)
+        return 0 if meter is None else meter.used(now_ns, self.books.usage_window_ns)
+
+    def held_millis(self, tenant: TenantId) -> int:
+        meter = self.books.usage.get(tenant)
+        return 0 if meter is None else meter.held_millis
+
+    def next_epoch(self) -> Epoch:
+        """The epoch of the next grant. It is used up by the event that carries it."""
+        return Epoch(self.books.incarnation, self.books.next_n)
+
+    def queue_listing(self) -> Iterator[LeaseRecord]:
+        """All waiting leases, in no particular order."""
+        for tenants in self.queue.values():
+            for entries in tenants.values():
+                for _, lease in entries:
+                    yield self.leases[lease]
+
+    def slices_of(self, lease: LeaseRecord) -> Iterator[SliceRecord]:
+        """What the lease's present epoch still takes."""
+        key = str(lease.epoch)
+        for part in lease.parts:
+            piece = self.resources[part.resource].slices.get(key)
+            if piece is not None:
+                yield piece
+
+    def is_cooling(self, victim: TenantId, beneficiary: TenantId, now_ns: int) -> bool:
+        """Whether ``victim`` lost a lease to ``beneficiary`` so recently that it may not take one back."""
+        return self.books.cool_until_ns.get(victim, {}).get(beneficiary, 0) > now_ns
+
+    def due_at(self, lease: LeaseRecord) -> int | None:
+        """When time alone will change this lease."""
+        match lease.status:
+            case LeaseStatus.QUEUED:
+                return lease.wait_until_ns
+            case LeaseStatus.GRANTED:
+                return lease.claim_by_ns
+            case LeaseStatus.ACTIVE:
+                return lease.deadline_ns
+            case LeaseStatus.NOTICED:
+                assert lease.notice is not None and lease.deadline_ns is not None
+                return min(lease.notice.take_at_ns, lease.deadline_ns)
+            case _:
+                return None
+
+    def next_timer_ns(self) -> int | None:
+        return self.timers[0][0] if self.timers else None
+
+    def pop_due(self, now_ns: int) -> LeaseRecord | None:
+        """A lease whose time has come, or None. Its timer is disarmed: the caller must apply an event to it."""
+        while self.timers and self.timers[0][0] <= now_ns:
+            at, lease_id = heapq.heappop(self.timers)
+            if self.armed.get(lease_id) != at:
+                continue
+            del self.armed[lease_id]
+            lease = self.leases.get(lease_id)
+            due = None if lease is None else self.due_at(lease)
+            if lease is not None and due is not None:
+                if due <= now_ns:
+                    return lease
+                self.arm(lease)
+        return None
+
+    def check(self) -> None:
+        """Every invariant that can be seen in the books and between books and indexes; raises AssertionError."""
+        check_books(self)
+
+    # ---- changing: for the fold alone ----
+
+    def apply(self, event: ev.Event, now: Now) -> None:
+        """Take one fact into the books."""
+        FOLD[type(event)](self, event, now)
+
+    def tear_down(self, lease: LeaseRecord, now: Now) -> None:
+        """The holder's time is over: its slices go to teardown, quota and meter stop."""
+        for piece in self.slices_of(lease):
+            piece.state = next_slice(piece.state, SliceEvent.TEARDOWN, piece.resource)
+        self.held[lease.tenant].add(lease.parts, -1)
+        self.meter(lease, -1, now)
+
+    def move_slice(self, resource: ResourceRecord, piece: SliceRecord, happened: SliceEvent) -> None:
+        room = self.rooms[resource.id]
+        room.remove(piece)
+        piece.state = next_slice(piece.state, happened, resource.id)
+        room.put(piece)
+
+    def free_slice(self, resource: ResourceRecord, piece: SliceRecord, happened: SliceEvent) -> None:
+        next_slice(piece.state, happened, resource.id)  # raises unless it may become free
+        del resource.slices[str(piece.epoch)]
+        resource.used -= piece.part.amount
+        self.rooms[resource.id].remove(piece)
+        self.capacity_version += 1
+
+    def drop_promise(self, lease: LeaseRecord) -> None:
+        if self.promises.pop(lease.id, False) is None:
+            lease.promise, lease.promise_node, lease.victims = (), None, ()
+            self.capacity_version += 1
+
+    def note(self, lease: LeaseRecord, busy_ns: int, idle: bool, now: Now) -> None:
+        lease.busy_ns += busy_ns
+        if not idle:
+            lease.idle_since_ns = None
+        elif lease.idle_since_ns is None:
+            lease.idle_since_ns = now.ns
+
+    def meter(self, lease: LeaseRecord, sign: int, now: Now) -> None:
+        millis = sum(part.millis for part in lease.parts)
+        if millis:
+            meter = self.books.usage.setdefault(lease.tenant, UsageMeter())
+            meter.change(sign * millis, now.ns, self.books.usage_window_ns)
+
+    def enqueue(self, lease: LeaseRecord) -> None:
+        insort(self.queue[lease.tier].setdefault(lease.tenant, []), (lease.arrival, lease.id))
+        self.queued_count += 1
+
+    def dequeue(self, lease: LeaseRecord) -> None:
+        line = self.queue[lease.tier][lease.tenant]
+        del line[bisect_left(line, (lease.arrival, lease.id))]
+        if not line:
+            del self.queue[lease.tier][lease.tenant]
+        self.queued_count -= 1
+
+    def index_node(self, node: NodeRecord) -> None:
+        """Rooms in service: what placement may look at."""
+        self.on_node.setdefault(node.id, {})
+        in_service = [self.rooms[r] for r in node.resources if self.resources[r].state is SliceState.FREE]
+        if in_service and not node.lost:
+            self.rooms_by_node[node.id] = in_service
+        else:
+            self.rooms_by_node.pop(node.id, None)
+
+    def index_granted(self, lease: LeaseRecord) -> None:
+        self.on_node[self.node_of(lease)][lease.id] = None
+        if lease.status is not LeaseStatus.ENDING:
+            self.held.setdefault(lease.tenant, Held()).add(lease.parts, +1)
+
+    def node_of(self, lease: LeaseRecord) -> NodeId:
+        assert lease.node is not None, f"{lease.id} is {lease.status} but on no node"
+        return lease.node
+
+    def arm(self, lease: LeaseRecord) -> None:
+        """Keep one timer per lease that is not later than its due time; a stale early one re-arms itself."""
+        due = self.due_at(lease)
+        armed = self.armed.get(lease.id)
+        if due is not None and (armed is None or due < armed):
+            self.armed[lease.id] = due
+            heapq.heappush(self.timers, (due, lease.id))
+
+
+def _end_order(lease: LeaseRecord) -> int:
+    return lease.end.at_ns if lease.end else 0

@@ -1,0 +1,203 @@
+"""One command being carried out: what it changed so far, and the verbs with which it may change anything.
+
+Each verb makes one transition, for every caller, and says what must follow from it: the events, the order to the agent,
+the consequences for others. The handlers (``holders``, ``operators``, ``reports``, ``schedule``) only choose verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sublet.broker import events as ev
+from sublet.broker.policy import Policy
+from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, Now
+from sublet.broker.state import State
+from sublet.lease.states import LeaseStatus, SliceState
+from sublet.values import EndReason, LeaseId, NodeId
+from sublet.wire import orders
+from sublet.wire.orders import Order, Part
+
+__all__ = ["Step"]
+
+
+class Step:
+    """The state, the moment, and what came of the command."""
+
+    def __init__(self, state: State, policy: Policy, now: Now) -> None:
+        self.state, self.policy, self.now = state, policy, now
+        self.events: list[ev.Event] = []
+        self.orders: list[Order] = []
+        self.hold: tuple[str, int] | None = None
+        """(lease, number) that an agent must hold before the answer is given."""
+
+    def emit(self, event: ev.Event) -> None:
+        """Take a fact into the state and into the journal."""
+        self.state.apply(event, self.now)
+        self.events.append(event)
+
+    # ---- the way in ----
+
+    def grant(self, lease: LeaseRecord, node: NodeId, parts: Sequence[Part], *, offered: bool = False) -> None:
+        """Set hardware aside under a new epoch. Victims that are no more needed keep theirs."""
+        victims = lease.victims
+        window_ns = self.policy.offer_valid_ns if offered else self.policy.claim_window_ns
+        self.emit(
+            ev.Granted(
+                lease=lease.id,
+                node=node,
+                epoch=self.state.next_epoch(),
+                parts=tuple(parts),
+                claim_by_ns=self.now.ns + window_ns,
+                offered=offered,
+            )
+        )
+        self._spare(lease.id, victims)
+
+    def claim(self, lease: LeaseRecord) -> None:
+        """The holder has it; the clock runs, and the agent must know before the holder does."""
+        self.emit(ev.Claimed(lease=lease.id, deadline_ns=self.now.ns + lease.ttl_ns, number=lease.number + 1))
+        self.order_grant(lease)
+
+    def ungrant(self, lease: LeaseRecord, detail: str) -> None:
+        """An offer came to nothing; its slices are verified like any others before they are free."""
+        epoch, parts = lease.epoch, lease.parts
+        assert epoch is not None
+        self.emit(ev.Ungranted(lease=lease.id, detail=detail))
+        self.orders.append(
+            orders.End(
+                lease=lease.id,
+                epoch=epoch,
+                number=lease.number,
+                parts=parts,
+                reason=EndReason.WITHDRAWN,
+                grace_ns=0,
+                detail=detail,
+            )
+        )
+
+    def order_grant(self, lease: LeaseRecord) -> None:
+        """Tell the agent all there is to know; it may have known some of it."""
+        self.orders.append(grant_order(lease, self.now.ns))
+        self.hold = (lease.id, lease.number)
+
+    # ---- the way out ----
+
+    def end(self, lease: LeaseRecord, reason: EndReason, detail: str = "", *, grace_ns: int | None = None) -> None:
+        """Out of the queue at once; otherwise into teardown, which the agent has to verify."""
+        if lease.promise:
+            self.drop_promise(lease)
+        end = EndRecord(reason=reason, at_ns=self.now.ns, wall_ns=self.now.wall_ns, detail=detail)
+        if lease.status is LeaseStatus.QUEUED:
+            self.emit(ev.Ended(lease=lease.id, end=end))
+            return
+        self.emit(
+            ev.Ending(lease=lease.id, end=end, number=lease.number + 1, busy_ns=lease.busy_ns, renewals=lease.renewals)
+        )
+        assert lease.epoch is not None
+        self.orders.append(
+            orders.End(
+                lease=lease.id,
+                epoch=lease.epoch,
+                number=lease.number,
+                parts=lease.parts,
+                reason=reason,
+                grace_ns=self.policy.grace_ns(lease.ttl_ns) if grace_ns is None else grace_ns,
+                detail=detail,
+            )
+        )
+
+    def expire(self, lease: LeaseRecord) -> None:
+        """The deadline came. Whoever was idle, or was refused a renewal, ends for that reason."""
+        idle = EndReason.IDLE if lease.idle_since_ns is not None else EndReason.EXPIRED
+        self.end(lease, lease.fate or idle, "its time ran out without a renewal", grace_ns=0)
+
+    def end_when_due(self, lease: LeaseRecord) -> None:
+        """Time alone ends a live lease: by its notice or by its deadline, whichever was first."""
+        assert lease.deadline_ns is not None
+        if lease.notice is not None and lease.notice.take_at_ns <= lease.deadline_ns:
+            self.end(lease, lease.notice.reason, lease.notice.detail)
+        else:
+            self.expire(lease)
+
+    def finish(self, lease: LeaseRecord) -> None:
+        """If nothing of the lease is left to tear down, it has ended."""
+        if lease.status is LeaseStatus.ENDING and not any(
+            piece.state is SliceState.TEARDOWN for piece in self.state.slices_of(lease)
+        ):
+            assert lease.end is not None
+            self.emit(ev.Ended(lease=lease.id, end=lease.end))
+
+    # ---- notices and promises ----
+
+    def notice(
+        self,
+        lease: LeaseRecord,
+        reason: EndReason,
+        notice_ns: int,
+        detail: str = "",
+        *,
+        beneficiary: LeaseId | None = None,
+    ) -> None:
+        """Announce that the lease will be taken."""
+        take_at_ns = self.now.ns + notice_ns
+        notice = NoticeRecord(reason=reason, take_at_ns=take_at_ns, detail=detail, beneficiary=beneficiary)
+        self.emit(ev.Noticed(lease=lease.id, notice=notice, number=lease.number + 1))
+        self.orders.append(notify_order(lease))
+
+    def spare(self, lease: LeaseRecord) -> None:
+        """The reason for the notice went away before it was due."""
+        self.emit(ev.Spared(lease=lease.id, number=lease.number + 1))
+        self.orders.append(notify_order(lease))
+
+    def drop_promise(self, lease: LeaseRecord) -> None:
+        """The request will not get (or does not want) what was promised; who has only notice may stay."""
+        victims = lease.victims
+        self.emit(ev.PromiseDropped(lease=lease.id))
+        self._spare(lease.id, victims)
+
+    def _spare(self, beneficiary: LeaseId, victims: Sequence[LeaseId]) -> None:
+        for victim_id in victims:
+            victim = self.state.leases.get(victim_id)
+            notice = None if victim is None or victim.status is not LeaseStatus.NOTICED else victim.notice
+            if victim is not None and notice is not None and notice.beneficiary == beneficiary:
+                self.spare(victim)
+
+
+def grant_order(lease: LeaseRecord, now_ns: int) -> orders.Grant:
+    """The order that says everything an agent must know of a live lease."""
+    assert lease.epoch is not None and lease.deadline_ns is not None
+    return orders.Grant(
+        lease=lease.id,
+        epoch=lease.epoch,
+        number=lease.number,
+        tenant=lease.tenant,
+        parts=lease.parts,
+        deadline_ns=lease.deadline_ns,
+        ttl_ns=max(0, lease.deadline_ns - now_ns),
+    )
+
+
+def extend_order(lease: LeaseRecord, now_ns: int) -> orders.Extend:
+    """The order that moves a deadline."""
+    assert lease.epoch is not None and lease.deadline_ns is not None
+    return orders.Extend(
+        lease=lease.id,
+        epoch=lease.epoch,
+        number=lease.number,
+        deadline_ns=lease.deadline_ns,
+        ttl_ns=max(0, lease.deadline_ns - now_ns),
+    )
+
+
+def notify_order(lease: LeaseRecord) -> orders.Notify:
+    """The order that announces, or takes back, a notice."""
+    assert lease.epoch is not None
+    notice = lease.notice
+    return orders.Notify(
+        lease=lease.id,
+        epoch=lease.epoch,
+        number=lease.number,
+        reason=notice.reason if notice else EndReason.PREEMPTED,
+        take_at_ns=notice.take_at_ns if notice else None,
+        detail=notice.detail if notice else "",
+    )

@@ -1,0 +1,140 @@
+"""Orders that no agent has confirmed yet.
+
+Kept per lease, in the three senses in which a newer order replaces an older one: what it holds (grant or extension),
+what it was told (notice), and what must end (one per epoch, until every slice is verified, quarantined or lost).
+
+An agent that never saw the grant cannot extend it. So as long as a grant is unconfirmed, an extension is sent as a
+grant that says everything.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from sublet.broker.state import State
+from sublet.broker.step import Step, grant_order, notify_order
+from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
+from sublet.values import EndReason, Epoch, LeaseId, NodeId
+from sublet.wire import orders
+from sublet.wire.orders import Order, Part
+
+__all__ = ["Unconfirmed"]
+
+_Key = tuple[LeaseId, str]
+
+
+class Unconfirmed:
+    """The list, with the time of the next sending."""
+
+    def __init__(self, state: State, resend_every_ns: int) -> None:
+        self._state, self._every_ns = state, resend_every_ns
+        self._orders: dict[_Key, Order] = {}
+        self._due: list[tuple[int, _Key]] = []
+
+    def add(self, new: Iterable[Order], now_ns: int) -> tuple[Order, ...]:
+        """Note new orders; returns them as they are to be sent now."""
+        sent = []
+        for order in new:
+            if isinstance(order, orders.Extend):
+                pending = self._orders.get((order.lease, "hold"))
+                if isinstance(pending, orders.Grant) and pending.epoch == order.epoch:
+                    order = grant_order(self._state.leases[order.lease], now_ns)
+            key = (order.lease, _sense(order))
+            if isinstance(order, orders.End):
+                self._orders.pop((order.lease, "hold"), None)
+                self._orders.pop((order.lease, "told"), None)
+            if key not in self._orders:
+                heapq.heappush(self._due, (now_ns + self._every_ns, key))
+            self._orders[key] = order
+            sent.append(order)
+        return tuple(sent)
+
+    def confirm(self, report: orders.Held) -> None:
+        """The agent holds everything of this lease up to the number."""
+        for sense in ("hold", "told"):
+            order = self._orders.get((report.lease, sense))
+            if order is None or isinstance(order, orders.Verify):
+                continue
+            if order.epoch == report.epoch and order.number <= report.number:
+                del self._orders[report.lease, sense]
+
+    def due(self, now_ns: int) -> tuple[Order, ...]:
+        """What to send again now. What has become pointless is struck off."""
+        again = []
+        while self._due and self._due[0][0] <= now_ns:
+            _, key = heapq.heappop(self._due)
+            order = self._orders.get(key)
+            if order is None:
+                continue
+            if not self._still_needed(order):
+                del self._orders[key]
+                continue
+            if isinstance(order, orders.Grant):
+                order = self._orders[key] = grant_order(self._state.leases[order.lease], now_ns)
+            heapq.heappush(self._due, (now_ns + self._every_ns, key))
+            again.append(order)
+        return tuple(again)
+
+    def next_due_ns(self) -> int | None:
+        return self._due[0][0] if self._orders and self._due else None
+
+    def node_of(self, order: Order) -> NodeId | None:
+        if isinstance(order, orders.Extend | orders.Notify):
+            lease = self._state.leases.get(order.lease)
+            return None if lease is None else lease.node
+        return self._state.resources[order.parts[0].resource].node
+
+    def rebuild(self, step: Step) -> None:
+        """An agent came (back): order everything that it must know or undo."""
+        for lease_id in [lease for leases in self._state.on_node.values() for lease in leases]:
+            lease = self._state.leases[lease_id]
+            if lease.status in LIVE_STATES:
+                step.orders.append(grant_order(lease, step.now.ns))
+                if lease.status is LeaseStatus.NOTICED:
+                    step.orders.append(notify_order(lease))
+        for (lease_id, epoch), parts in self._in_teardown().items():
+            known = self._state.leases.get(lease_id)
+            end = known.end if known is not None else None
+            step.orders.append(
+                orders.End(
+                    lease=lease_id,
+                    epoch=epoch,
+                    number=known.number if known is not None else 0,
+                    parts=tuple(parts),
+                    reason=end.reason if end is not None else EndReason.WITHDRAWN,
+                    grace_ns=0,
+                    detail=end.detail if end is not None else "",
+                )
+            )
+
+    def _still_needed(self, order: Order) -> bool:
+        match order:
+            case orders.End():
+                pieces = (self._state.resources[part.resource].slices.get(str(order.epoch)) for part in order.parts)
+                return any(piece is not None and piece.state is SliceState.TEARDOWN for piece in pieces)
+            case orders.Verify():
+                return False  # asked for by a person, once
+            case _:
+                lease = self._state.leases.get(order.lease)
+                return lease is not None and lease.status in LIVE_STATES and lease.epoch == order.epoch
+
+    def _in_teardown(self) -> dict[tuple[LeaseId, Epoch], list[Part]]:
+        found: dict[tuple[LeaseId, Epoch], list[Part]] = {}
+        for resource in self._state.resources.values():
+            for piece in resource.slices.values():
+                if piece.state is SliceState.TEARDOWN:
+                    found.setdefault((piece.lease, piece.epoch), []).append(piece.part)
+        return found
+
+
+def _sense(order: Order) -> str:
+    match order:
+        case orders.Grant() | orders.Extend():
+            return "hold"
+        case orders.Notify():
+            return "told"
+        case orders.End():
+            return f"end {order.epoch}"
+        case orders.Verify():
+            return f"verify {order.epoch}"

@@ -1,0 +1,58 @@
+"""How much device time a tenant used within the rolling window: exact, and logarithmic in what the window holds.
+
+The number of device-thousandths a tenant holds is a step function of time. We keep its breakpoints with the running
+integral, so the use in any window that ends now is the difference of two points of the integral.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import msgspec
+
+__all__ = ["UsageMeter"]
+
+
+class UsageMeter(msgspec.Struct):
+    """One tenant's meter. Units: thousandths of a device, times nanoseconds."""
+
+    at_ns: list[int] = []
+    total: list[int] = []
+    """The integral up to the breakpoint of the same index."""
+    level: list[int] = []
+    """What is held from that breakpoint on."""
+
+    @property
+    def held_millis(self) -> int:
+        return self.level[-1] if self.level else 0
+
+    def change(self, millis: int, now_ns: int, window_ns: int) -> None:
+        """The tenant holds so much more (or less) from now on."""
+        self._forget(now_ns - window_ns)
+        level = self.held_millis + millis
+        if self.at_ns and self.at_ns[-1] >= now_ns:
+            self.level[-1] = level
+            return
+        self.total.append(self._integral(now_ns))
+        self.at_ns.append(now_ns)
+        self.level.append(level)
+
+    def used(self, now_ns: int, window_ns: int) -> int:
+        """Device-thousandths × nanoseconds within ``(now - window, now]``."""
+        return self._integral(now_ns) - self._integral(now_ns - window_ns)
+
+    def shift(self, shift_ns: int) -> None:
+        """The clock is another one; its instants are so much later."""
+        self.at_ns = [at + shift_ns for at in self.at_ns]
+
+    def _integral(self, at_ns: int) -> int:
+        index = bisect_right(self.at_ns, at_ns) - 1
+        if index < 0:
+            return 0
+        return self.total[index] + self.level[index] * (at_ns - self.at_ns[index])
+
+    def _forget(self, before_ns: int) -> None:
+        """Breakpoints before the window are no more needed, but for the last of them."""
+        keep = bisect_right(self.at_ns, before_ns) - 1
+        if keep > 64:  # in batches, so that a change stays cheap
+            del self.at_ns[:keep], self.total[:keep], self.level[:keep]
