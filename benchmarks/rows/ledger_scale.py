@@ -5,7 +5,8 @@ Four ledgers live side by side, each in a process of its own, and are asked in t
 falls on all of them.
 
 "At most logarithmic" is taken at its word: log 10⁶ is twice log 10³, so an operation may cost at most twice as much at
-a million leases as at a thousand, its share of the upkeep included. What a processor's caches do to a larger ledger counts against us.
+a million leases as at a thousand, its share of the upkeep included. What a processor's caches do to a larger ledger
+counts against us.
 """
 
 from __future__ import annotations
