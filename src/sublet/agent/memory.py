@@ -387,7 +387,13 @@ class MemoryAgent:
     def _answer(self, order: Grant | Extend | Notify, *, held: bool, detail: str = "this lease is over here") -> None:
         report: Report
         if held:
-            report = Held(node=self.node, lease=order.lease, epoch=order.epoch, number=order.number)
+            report = Held(
+                node=self.node,
+                lease=order.lease,
+                epoch=order.epoch,
+                number=order.number,
+                told=isinstance(order, Notify),
+            )
         else:
             report = NotHeld(node=self.node, lease=order.lease, epoch=order.epoch, number=order.number, detail=detail)
         self._report(report)

@@ -105,7 +105,7 @@ def claim(step: Step, schedule: Schedule, command: cmd.Claim) -> Answer:
             step.claim(lease)
             return Granted(lease=lease)
         case LeaseStatus.ACTIVE | LeaseStatus.NOTICED:
-            step.hold = (lease.id, lease.number)
+            step.order_grant(lease)  # again: the first answer may have been lost before the agent knew
             return Granted(lease=lease)
         case LeaseStatus.QUEUED:
             raise LeaseNotActive("the lease still waits in the queue", do="Wait for the event `ready`, then claim.")
@@ -176,7 +176,7 @@ def attach(step: Step, schedule: Schedule, command: cmd.Attach) -> Answer:
     """A new epoch for a live lease: whoever held the old one is fenced from here on."""
     lease = find(step, command.tenant, command.lease)
     if lease.attach_request_id == command.request_id and lease.status in LIVE_STATES:
-        step.hold = (lease.id, lease.number)
+        step.order_grant(lease)
         return Granted(lease=lease)
     if not command.request_id or len(command.request_id) > 128:
         raise InvalidRequest("the request id is empty or too long")
@@ -301,7 +301,7 @@ def _answer_again(step: Step, lease: LeaseRecord, mark: str) -> Answer:
     if lease.fingerprint != mark:
         raise IdempotencyConflict("this request id was used for another request")
     if lease.status in LIVE_STATES:
-        step.hold = (lease.id, lease.number)
+        step.order_grant(lease)
     return answer_now(step, lease)
 
 

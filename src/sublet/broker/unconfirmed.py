@@ -51,13 +51,13 @@ class Unconfirmed:
         return tuple(sent)
 
     def confirm(self, report: orders.Held) -> None:
-        """The agent holds everything of this lease up to the number."""
-        for sense in ("hold", "told"):
-            order = self._orders.get((report.lease, sense))
-            if order is None or isinstance(order, orders.Verify):
-                continue
-            if order.epoch == report.epoch and order.number <= report.number:
-                del self._orders[report.lease, sense]
+        """The agent holds the deadline, or the notice, up to this number; the one says nothing of the other."""
+        key = (report.lease, "told" if report.told else "hold")
+        order = self._orders.get(key)
+        if order is None or isinstance(order, orders.Verify):
+            return
+        if order.epoch == report.epoch and order.number <= report.number:
+            del self._orders[key]
 
     def due(self, now_ns: int) -> tuple[Order, ...]:
         """What to send again now. What has become pointless is struck off."""

@@ -146,6 +146,8 @@ class Held:
     lease: LeaseId
     epoch: Epoch
     number: int
+    told: bool = False
+    """It answers a ``Notify``, and says nothing of any deadline: an older ``Extend`` may still be on its way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
