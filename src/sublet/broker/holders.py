@@ -77,6 +77,12 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
     refusal = admission.never_fits(lease, state, policy)
     if refusal is not None:
         return refusal
+    if state.live_count + state.queued_count >= policy.leases_max:
+        return Refusal(
+            code=RefusalCode.LIMIT,
+            reason=f"the office has {policy.leases_max} leases and takes no more",
+            do="Ask again when some have ended.",
+        )
     own_limit = admission.over_quota(lease.wants, tenant.quota, state.held_by(tenant.id))
     own_limit = own_limit or admission.over_seconds(state, lease, now)
     rooms = promises.rooms_for(state, None, lease.selector)
