@@ -2,7 +2,9 @@
 
 Each machine is a mapping ``(state, event) → state``. An event the table does not know is an error that names state,
 event and subject and leaves everything as it was. The three machines meet in ``COUPLING``: what happens to a lease
-says what happens to its slices and guests. The drawing in the docs is made from these tables (``lease.drawing``).
+says what happens to its slices and guests. What the holder believes of its lease is a fourth machine of its own,
+since it runs on another clock and hears late, or never. The drawing in the docs is made from these tables
+(``lease.drawing``).
 
 Free means verified: the only ways into ``SliceState.FREE`` are ``VERIFIED`` (the agent looked and found nothing left)
 and ``CLEARED`` (a later full verification, or the operator's word, audited). No time-out is an event of this table.
@@ -28,6 +30,7 @@ __all__ = [
     "SliceState",
     "TransitionError",
     "next_guest",
+    "next_holder",
     "next_lease",
     "next_slice",
 ]
@@ -37,9 +40,9 @@ class LeaseStatus(enum.StrEnum):
     """Where a lease is. ``JEOPARDY`` exists only on the holder's side."""
 
     QUEUED = "queued"
-    """Asked for and waiting in line; holds nothing, or holds what it was offered until the offer ends."""
+    """Asked for and waiting in line. It holds nothing, though hardware may be promised to it."""
     GRANTED = "granted"
-    """The hardware is set aside; the clock starts when the holder claims it."""
+    """The hardware is set aside; the clock starts when the holder claims it. An offer of less is such a grant too."""
     ACTIVE = "active"
     """Held, with a deadline."""
     JEOPARDY = "jeopardy"
@@ -49,7 +52,7 @@ class LeaseStatus(enum.StrEnum):
     ENDING = "ending"
     """Over for the holder; what ran under it is being ended and checked."""
     ENDED = "ended"
-    """Nothing is left of it, or what is left is quarantined."""
+    """Nothing is left of it, or what is left is quarantined, or on a machine that does not answer."""
 
 
 class LeaseEvent(enum.StrEnum):
@@ -62,6 +65,7 @@ class LeaseEvent(enum.StrEnum):
     CLAIM = "claim"
     """The holder took it; the clock runs."""
     RENEW = "renew"
+    """The holder asked for more time in time, and got it."""
     ATTACH = "attach"
     """The holder, or its successor, took a new epoch."""
     NOTICE = "notice"
@@ -78,7 +82,9 @@ class SliceState(enum.StrEnum):
     """Where a part of a resource is."""
 
     FREE = "free"
+    """Verified: nothing of any lease is left on it."""
     LEASED = "leased"
+    """Set aside for one lease, under one epoch."""
     TEARDOWN = "teardown"
     """Its lease is over; the agent has not yet verified that nothing is left."""
     QUARANTINED = "quarantined"
@@ -93,7 +99,9 @@ class SliceEvent(enum.StrEnum):
     """What can happen to a slice."""
 
     LEASE = "lease"
+    """Set aside for a lease."""
     TEARDOWN = "teardown"
+    """Its lease is over, or its offer was not taken."""
     VERIFIED = "verified"
     """TORN_DOWN(epoch): the agent looked, and nothing of that epoch is left."""
     FAILED = "failed"
@@ -101,8 +109,11 @@ class SliceEvent(enum.StrEnum):
     CLEARED = "cleared"
     """A later full verification succeeded, or the operator vouches for it."""
     DRAIN = "drain"
+    """The operator empties the node."""
     UNDRAIN = "undrain"
+    """The operator lets it be leased again."""
     VANISH = "vanish"
+    """Its node stopped answering, or the device is gone."""
     RETURN = "return"
     """The node or device is back; what was on it is not known to be gone."""
 
@@ -111,25 +122,63 @@ class GuestState(enum.StrEnum):
     """Where a process tree under a lease is."""
 
     STARTING = "starting"
+    """Forked; it has not said yet that it is ready."""
     RUNNING = "running"
+    """At work, or ready for it, on what its lease holds."""
     PARKING = "parking"
+    """Its device memory is being copied to the host."""
     PARKED = "parked"
     """Alive without its GPU, under a parking lease."""
     RESUMING = "resuming"
+    """Under a new GPU lease; its device memory is being copied back."""
     ENDING = "ending"
+    """It was told to end and has its grace; after that the whole tree is killed."""
     GONE = "gone"
+    """No process of its tree is left."""
 
 
 class GuestEvent(enum.StrEnum):
     """What can happen to a guest."""
 
     STARTED = "started"
+    """It said that it is ready."""
     PARK = "park"
+    """It is to leave its GPU and stay alive."""
     PARKED = "parked"
+    """No context is left on the device, and its memory is at the baseline."""
     RESUME = "resume"
+    """It has a GPU again, under a new epoch."""
     RESUMED = "resumed"
+    """Its device memory is back."""
     END = "end"
+    """A lease it still uses is over."""
     EXITED = "exited"
+    """The last process of its tree is gone."""
+
+
+class HolderEvent(enum.StrEnum):
+    """What can happen to a lease as its holder sees it. Silence is never an event of the office."""
+
+    READY = "ready"
+    """The office set hardware aside, and waits for the claim."""
+    BACK = "back"
+    """An offer was declined or ran out: back into the line."""
+    HELD = "held"
+    """The acquire or the claim was answered; the clock runs from when it was sent."""
+    ANSWERED = "answered"
+    """A renewal was granted."""
+    UNANSWERED = "unanswered"
+    """A renewal stayed without an answer. It may have been granted: nothing changes until the holder's deadline."""
+    REFUSED = "refused"
+    """The office said no: the lease runs to its deadline, and no new device work starts."""
+    NOTICE = "notice"
+    """The office will take it at a stated moment."""
+    SPARE = "spare"
+    """The office will not take it after all."""
+    OVER = "over"
+    """The holder's own deadline came, or it gave the lease back."""
+    ENDED = "ended"
+    """The office said that it ended, and why."""
 
 
 _L, _LE = LeaseStatus, LeaseEvent
@@ -191,6 +240,43 @@ GUEST_TABLE: Final[Mapping[tuple[GuestState, GuestEvent], GuestState]] = {
     (_G.ENDING, _GE.EXITED): _G.GONE,
 }
 
+_H = HolderEvent
+HOLDER_TABLE: Final[Mapping[tuple[LeaseStatus, HolderEvent], LeaseStatus]] = {
+    (_L.QUEUED, _H.READY): _L.GRANTED,
+    (_L.QUEUED, _H.HELD): _L.ACTIVE,
+    (_L.QUEUED, _H.OVER): _L.ENDING,
+    (_L.QUEUED, _H.ENDED): _L.ENDED,
+    (_L.GRANTED, _H.READY): _L.GRANTED,
+    (_L.GRANTED, _H.BACK): _L.QUEUED,
+    (_L.GRANTED, _H.HELD): _L.ACTIVE,
+    (_L.GRANTED, _H.OVER): _L.ENDING,
+    (_L.GRANTED, _H.ENDED): _L.ENDED,
+    (_L.ACTIVE, _H.ANSWERED): _L.ACTIVE,
+    (_L.ACTIVE, _H.UNANSWERED): _L.JEOPARDY,
+    (_L.ACTIVE, _H.REFUSED): _L.NOTICED,
+    (_L.ACTIVE, _H.NOTICE): _L.NOTICED,
+    (_L.ACTIVE, _H.OVER): _L.ENDING,
+    (_L.ACTIVE, _H.ENDED): _L.ENDED,
+    (_L.JEOPARDY, _H.ANSWERED): _L.ACTIVE,
+    (_L.JEOPARDY, _H.UNANSWERED): _L.JEOPARDY,
+    (_L.JEOPARDY, _H.REFUSED): _L.NOTICED,
+    (_L.JEOPARDY, _H.NOTICE): _L.JEOPARDY,
+    (_L.JEOPARDY, _H.SPARE): _L.JEOPARDY,
+    (_L.JEOPARDY, _H.OVER): _L.ENDING,
+    (_L.JEOPARDY, _H.ENDED): _L.ENDED,
+    (_L.NOTICED, _H.ANSWERED): _L.NOTICED,
+    (_L.NOTICED, _H.UNANSWERED): _L.JEOPARDY,
+    (_L.NOTICED, _H.REFUSED): _L.NOTICED,
+    (_L.NOTICED, _H.NOTICE): _L.NOTICED,
+    (_L.NOTICED, _H.SPARE): _L.ACTIVE,
+    (_L.NOTICED, _H.OVER): _L.ENDING,
+    (_L.NOTICED, _H.ENDED): _L.ENDED,
+    (_L.ENDING, _H.ENDED): _L.ENDED,
+}
+"""The holder's side. JEOPARDY outranks a notice while it lasts, since it is the stricter of the two; a notice that is
+still standing when an answer comes is told again. There is no way back from ENDING: what comes too late changes
+nothing, even if the office would still have the lease."""
+
 COUPLING: Final[Mapping[LeaseEvent, tuple[SliceEvent | None, GuestEvent | None]]] = {
     LeaseEvent.GRANT: (SliceEvent.LEASE, None),
     LeaseEvent.UNGRANT: (SliceEvent.TEARDOWN, None),
@@ -226,6 +312,11 @@ def next_slice(state: SliceState, event: SliceEvent, subject: str) -> SliceState
 def next_guest(state: GuestState, event: GuestEvent, subject: str) -> GuestState:
     """The guest's next state."""
     return _next(GUEST_TABLE, state, event, subject)
+
+
+def next_holder(state: LeaseStatus, event: HolderEvent, subject: str) -> LeaseStatus:
+    """The lease's next state as its holder sees it."""
+    return _next(HOLDER_TABLE, state, event, subject)
 
 
 def _next(table: Mapping[tuple[_State, _Event], _State], state: _State, event: _Event, subject: str) -> _State:

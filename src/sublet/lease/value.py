@@ -1,12 +1,25 @@
-"""What a holder knows of its lease: frozen facts. A change makes a new one."""
+"""What a holder knows of its lease, asks for it and is told of it: frozen facts. A change makes a new one."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeAlias
 
-from sublet.values import EndReason
+from sublet.values import EndReason, Epoch, LeaseId
 
-__all__ = ["LeaseEnd"]
+__all__ = [
+    "Attempt",
+    "Done",
+    "HolderNews",
+    "HolderWord",
+    "LeaseEnd",
+    "Outcome",
+    "Refused",
+    "Unknown",
+    "rfc3339",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +33,85 @@ class LeaseEnd:
     saved_at: str | None = None
     """When the state was last saved, if it was."""
     resume_hint: str = "Acquire a new lease and go on from the last checkpoint."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One renewal that is to be sent now. It is marked as sent when it is handed out, so send it at once."""
+
+    lease: LeaseId
+    epoch: Epoch | None
+    sent_ns: int
+    """What the answer grants counts from here, so a slow send costs the holder time, never the next holder."""
+    timeout_ns: int
+    """How long to wait for the answer. A later answer still counts; another attempt will be under way by then."""
+    active: bool
+    """Whether work runs under the lease now."""
+    busy_ns: int
+    """Busy time since the last word that was answered."""
+    ttl_ns: int | None = None
+    """Ask for this much instead of what the lease has, because saving has come to take longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The renewal was granted."""
+
+    granted_ns: int
+    """What the office says is left, as of when it got the request: not the TTL that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The office said no. With ``end`` the lease is over; without, it runs to its deadline and is not renewed."""
+
+    reason: EndReason
+    detail: str = ""
+    end: LeaseEnd | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """No answer, or one that settles nothing. It may have been granted; it is never taken for a refusal."""
+
+    detail: str = ""
+
+
+Outcome: TypeAlias = Done | Refused | Unknown
+
+
+class HolderWord(enum.StrEnum):
+    """What a holder's side has to say by itself."""
+
+    WARNING = "warning"
+    """A quarter of the time is left, and nothing that would renew it is in sight."""
+    JEOPARDY = "jeopardy"
+    """A renewal stayed unanswered: the countdown to the holder's own deadline is on."""
+    RECOVERED = "recovered"
+    """A renewal was answered after all."""
+    IDLE = "idle"
+    """It was time to renew and nothing ran, so it was not renewed. Tell the office, so that the end says so too."""
+    BUSY = "busy"
+    """Work began after the holder had said that it was idle."""
+    HELD_LONG = "held_long"
+    """The policy's ``max_hold`` is reached: it is not renewed again."""
+    REFUSED = "refused"
+    """The office will not renew it; no new device work starts."""
+    OVER = "over"
+    """It is over for the holder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderNews:
+    """One thing the holder's side says, once."""
+
+    lease: LeaseId
+    word: HolderWord
+    at_ns: int
+    detail: str = ""
+
+
+def rfc3339(wall_ns: int) -> str:
+    """A moment of the wall clock, for people and records: ``2026-11-21T06:38:06.250Z``."""
+    text = datetime.fromtimestamp(wall_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
