@@ -20,6 +20,7 @@ __all__ = [
     "IdempotencyConflict",
     "InvalidRequest",
     "JournalError",
+    "JournalFailed",
     "LeaseEnded",
     "LeaseExpired",
     "LeaseInterrupt",
@@ -192,6 +193,12 @@ class JournalError(SubletError):
     """The office's journal cannot be used as it is; it was not changed."""
 
     scope = "office"
+
+
+class JournalFailed(JournalError):
+    """A write to the journal failed. Whether it is on disk is not known, so the office ends and nothing is answered."""
+
+    default_do = "Make room or mend the disk, then start the office again: it goes on from what is on disk."
 
 
 class LeaseInterrupt(BaseException):
