@@ -1,0 +1,59 @@
+"""The ``sublet`` command.
+
+Each command is declared once (``declare``, ``table``) and reached two ways: the short one (``short``, standard library
+only) runs what is complete and correct, the full one (``full``, typer and rich) has the help, the completion and the
+patience for everything else. `sublet status` is asked by prompts and scripts, many times a minute; it takes the short
+way and is done in well under 100 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    from sublet.cli import exits
+    from sublet.errors import SubletError
+
+    try:
+        status = _dispatch(words)
+        sys.stdout.flush()
+    except SubletError as error:
+        return exits.say_error(error, as_json="--json" in words)
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`). Python would complain once more while shutting down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.FAILED
+    return status
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    if list(words) == ["--version"]:
+        from sublet import __version__
+
+        print(f"sublet {__version__}")
+        return 0
+    from sublet.cli import short, table
+
+    found = None if "_SUBLET_COMPLETE" in os.environ else table.find(words)
+    if found is not None:
+        path, rest = found
+        command = table.load(path)
+        try:
+            raw = short.parse(command, rest)
+        except short.NotUnderstood:
+            pass
+        else:
+            return command.run(raw)
+    from sublet.cli import full
+
+    return full.run(words)

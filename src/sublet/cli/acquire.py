@@ -1,0 +1,172 @@
+"""``sublet lease acquire``: ask, wait in line if told to, take what is offered if told to, and say what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from msgspec import to_builtins
+
+from sublet.cli.call import Office
+from sublet.cli.declare import Opt, UsageError
+from sublet.cli.lease import say_lease
+from sublet.cli.live import LiveLine
+from sublet.cli.parsing import FOREVER, AsJson, count, duration, label, labels, size, wait
+from sublet.cli.parsing import name as valid
+from sublet.cli.show import Json, amount, epoch, seconds, where
+from sublet.client.core import Core, Hooks, new_request_id
+from sublet.client.model import Offer, Place
+from sublet.clock import SystemClock
+from sublet.values import Exclusivity, Kind, Tier
+from sublet.wire.http import AcquireRequest, WantBody
+
+__all__ = ["acquire"]
+
+
+def acquire(
+    *,
+    gpu: Annotated[
+        int | None, Opt("--gpu", metavar="SIZE", parse=size, help="A GPU with this much memory, such as 2GiB.")
+    ] = None,
+    gpus: Annotated[
+        int | None, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine, all or none.")
+    ] = None,
+    cpu: Annotated[int | None, Opt("--cpu", metavar="N", parse=count, help="Cores.")] = None,
+    memory: Annotated[int | None, Opt("--memory", metavar="SIZE", parse=size, help="Memory of the machine.")] = None,
+    block: Annotated[
+        int | None, Opt("--block", metavar="SIZE", parse=size, help="Storage that outlives the process.")
+    ] = None,
+    ttl: Annotated[
+        float | None,
+        Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live: without a renewal it ends after this."),
+    ] = None,
+    waiting: Annotated[
+        float,
+        Opt(
+            "--wait",
+            metavar="DURATION",
+            parse=wait,
+            help="Wait in the queue for so long, or `forever`. Without this the answer comes at once.",
+        ),
+    ] = 0.0,
+    smaller_ok: Annotated[bool, Opt("--smaller-ok", help="Take less where less is free.")] = False,
+    at_least: Annotated[
+        int | None,
+        Opt("--at-least", metavar="SIZE", parse=size, help="With --smaller-ok: the least GPU memory that would do."),
+    ] = None,
+    tier: Annotated[
+        str | None,
+        Opt("--tier", choices=[t.value for t in Tier], help="Who goes first; interactive where it is not said."),
+    ] = None,
+    spot: Annotated[
+        bool, Opt("--spot", help="Short for --tier spot: takes what is left, yields to anybody at short notice.")
+    ] = False,
+    exclusivity: Annotated[
+        str | None,
+        Opt("--exclusivity", choices=[e.value for e in Exclusivity], help="How the GPU tolerates neighbours."),
+    ] = None,
+    model: Annotated[str | None, Opt("--model", metavar="MODEL", help="Only this model of GPU.")] = None,
+    name: Annotated[str | None, Opt("--name", metavar="NAME", parse=valid, help="What to call it in listings.")] = None,
+    label_pairs: Annotated[
+        list[tuple[str, str]],
+        Opt("--label", metavar="KEY=VALUE", parse=label, help="For bills and listings; may be given again."),
+    ] = [],  # noqa: B006 - never changed; both parsers make their own
+    as_json: AsJson = False,
+) -> int:
+    """Ask for hardware; it is yours until it ends or you release it.
+
+    Say at least one of --gpu, --cpu, --memory and --block; several are granted together, on one machine. Nobody renews
+    a lease taken from a shell, so ask for the time you need (--ttl) or use `sublet lease renew`.
+
+    Exit status 75: refused, or not granted within the wait.
+    """
+    if spot and tier not in (None, Tier.SPOT):
+        raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
+    wants = _wants(gpu, gpus, cpu, memory, block, exclusivity, model, smaller_ok=smaller_ok, at_least=at_least)
+    request = AcquireRequest(
+        request_id=new_request_id(),
+        wants=wants,
+        ttl=ttl,
+        tier=tier,
+        spot=spot,
+        wait=None if waiting == FOREVER else waiting,
+        name=name,
+        labels=labels(label_pairs),
+        holder="sublet lease acquire",
+    )
+    office = Office.reach()
+    with LiveLine() as line:
+        grant = office.run(Core(SystemClock()).acquire(request, _hooks(line, as_json=as_json)))
+    view: Json = to_builtins(grant.view)
+    return say_lease(view, _granted_sentence(view), as_json=as_json)
+
+
+def _wants(
+    gpu: int | None,
+    gpus: int | None,
+    cpu: int | None,
+    memory: int | None,
+    block: int | None,
+    exclusivity: str | None,
+    model: str | None,
+    *,
+    smaller_ok: bool,
+    at_least: int | None,
+) -> list[WantBody]:
+    """The lines of the request; contradictions are found before anybody is asked."""
+    if gpu is None:
+        for option, given in (
+            ("--gpus", gpus),
+            ("--exclusivity", exclusivity),
+            ("--model", model),
+            ("--at-least", at_least),
+        ):
+            if given is not None:
+                raise UsageError(f"{option} says something about a GPU, and none is asked for", do="Add --gpu SIZE.")
+    if at_least is not None and not smaller_ok:
+        raise UsageError("--at-least goes with --smaller-ok", do="Give both, or neither.")
+    if at_least is not None and gpu is not None and at_least > gpu:
+        raise UsageError("--at-least is more than --gpu asks for", do="Make it at most the same.")
+    least = 1 if smaller_ok else None
+    wants = [
+        WantBody(kind=kind, amount=number, least=least)
+        for kind, number in ((Kind.CPU, cpu), (Kind.MEMORY, memory), (Kind.BLOCK, block))
+        if number is not None
+    ]
+    if gpu is not None:
+        want = WantBody(kind=Kind.GPU, amount=gpu, count=gpus or 1, exclusivity=exclusivity, model=model)
+        want.least = least if at_least is None else at_least
+        wants.insert(0, want)
+    if not wants:
+        raise UsageError("nothing is asked for", do="Say at least one of --gpu, --cpu, --memory and --block.")
+    return wants
+
+
+def _hooks(line: LiveLine, *, as_json: bool) -> Hooks:
+    """What is shown of the queue. With --json nothing, unless somebody watches: stderr is for what went wrong."""
+    if as_json and not line.live:
+        return Hooks()
+    return Hooks(on_place=lambda place: line.set(_told(place)), on_offer=lambda offer: _take(line, offer))
+
+
+def _told(place: Place) -> Callable[[float], str]:
+    def text(waited: float) -> str:
+        estimate = place.estimate
+        about = "" if estimate is None else f", about {seconds(round(max(0.0, estimate - waited)))} to go"
+        return f"waiting, place {place.position}{about}: {place.reason} (Ctrl-C leaves the queue)"
+
+    return text
+
+
+def _take(line: LiveLine, offer: Offer) -> bool:
+    line.say(f"offered {offer}, and taken")
+    return True
+
+
+def _granted_sentence(view: Json) -> str:
+    parts = " and ".join(f"{amount(part['kind'], part['amount'])} of {where(part)}" for part in view["parts"])
+    return (
+        f"Lease {view['id']} is yours for {seconds(view['remaining'])}: {parts} (epoch {epoch(view['epoch'])}).\n"
+        f"  Prolong it: sublet lease renew {view['id']}\n"
+        f"  Give it back: sublet lease release {view['id']}"
+    )

@@ -1,0 +1,98 @@
+"""``sublet bill``: what was held, what was used, what it costs. Folded from the same events that decided the leases."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import Annotated
+
+from sublet.cli.call import Office
+from sublet.cli.declare import Opt, UsageError
+from sublet.cli.exits import DONE
+from sublet.cli.parsing import AsJson, instant
+from sublet.cli.show import Json, document, seconds, table
+from sublet.errors import InvalidRequest
+
+__all__ = ["bill"]
+
+_COLUMNS = (
+    "key",
+    "tenant",
+    "leases",
+    "held_seconds",
+    "busy_seconds",
+    "gpu_seconds",
+    "core_seconds",
+    "memory_byte_seconds",
+    "block_byte_seconds",
+    "cost",
+    "end",
+    "live",
+)
+
+
+def _by(text: str) -> str:
+    if text in ("lease", "tenant") or (text.startswith("label:") and len(text) > len("label:")):
+        return text
+    raise InvalidRequest(f"{text[:40]!r} is not a way to sum up", do="Use lease, tenant, or label:KEY.")
+
+
+def bill(
+    *,
+    by: Annotated[
+        str, Opt("--by", metavar="lease|tenant|label:KEY", parse=_by, help="One line for each; lease if not said.")
+    ] = "lease",
+    since: Annotated[
+        str | None,
+        Opt("--since", metavar="WHEN", parse=instant, help="From this moment: 2026-11-21, a time, or 24h ago as 24h."),
+    ] = None,
+    until: Annotated[str | None, Opt("--until", metavar="WHEN", parse=instant, help="Up to this moment.")] = None,
+    as_csv: Annotated[bool, Opt("--csv", help="Comma-separated values with a header line.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """What was held and used, and what it costs.
+
+    The sum over tenants is the sum over devices: both are folded from the same record of what happened.
+    """
+    if as_csv and as_json:
+        raise UsageError("--csv and --json contradict each other", do="Give one of them.")
+    if since and until and since >= until:
+        raise UsageError("--since is not before --until", do="Swap them.")
+    lines: list[Json] = Office.reach().get("/v1/bill", by=by, since=since, until=until)
+    if as_json:
+        document(lines)
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    else:
+        print(_for_people(by, lines))
+    return DONE
+
+
+def _for_people(by: str, lines: list[Json]) -> str:
+    if not lines:
+        return "Nothing was held in that time."
+    first = by.removeprefix("label:").upper()
+    heads = [first, "TENANT", "LEASES", "HELD", "BUSY", "GPU TIME", "COST", "END"]
+    right = ["LEASES", "HELD", "BUSY", "GPU TIME", "COST"]
+    rows = [
+        [
+            line["key"],
+            line["tenant"] or "-",
+            str(line["leases"]),
+            *(seconds(line[column]) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),
+            f"{line['cost']:.4f}",
+            "still held" if line["live"] else line["end"] or "-",
+        ]
+        for line in lines
+    ]
+    total = [
+        "total",
+        "",
+        str(sum(line["leases"] for line in lines)),
+        *(seconds(sum(line[column] for line in lines)) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),
+        f"{sum(line['cost'] for line in lines):.4f}",
+        "",
+    ]
+    return table(heads, [*rows, total], right=right)

@@ -1,0 +1,140 @@
+"""How commands talk to the office: one request, one decoded document, on the client's transport."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+from sublet import errors
+from sublet.cli.show import Json
+from sublet.client.address import Address, find_address
+from sublet.client.driver import run_program
+from sublet.client.steps import Call, Program
+from sublet.client.transport import Transport
+from sublet.clock import SystemClock
+from sublet.errors import Disconnected, SubletError
+from sublet.lease.value import LeaseEnd
+from sublet.values import EndReason
+from sublet.wire.version import WIRE_VERSION
+
+__all__ = ["REQUEST_S", "NoOffice", "Office", "lease_end"]
+
+T = TypeVar("T")
+
+REQUEST_S: Final = 10.0
+"""How long an answer may take. The office answers in milliseconds; this is for a machine that is very busy."""
+
+
+class NoOffice(Disconnected):
+    """Nobody answers where the office of this machine would be."""
+
+
+class Office:
+    """The office that is meant: ``SUBLET_URL``, else the one of this machine, by ``SUBLET_HOME``."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._transport = Transport(address, SystemClock(), wire=WIRE_VERSION)
+
+    @classmethod
+    def reach(cls, *, start: bool = True) -> Office:
+        """The office, started in the background where it is ours to start and none runs.
+
+        Commands that only look whether there is one say ``start=False``: looking changes nothing.
+        """
+        office = cls(find_address(None, None, None, os.environ))
+        if start:
+            office._revive()
+        return office
+
+    def run(self, program: Program[T]) -> T:
+        """Carry out one of the client's own programs, such as waiting in the queue."""
+        return run_program(program, self._transport.exchange, self._revive)
+
+    def _revive(self) -> None:
+        """Start the office if it is ours to start and nobody answers."""
+        if self.address.home is not None:
+            from sublet.client.office import ensure_office
+
+            ensure_office(self.address.home)
+
+    def get(self, path: str, *, patience: float = 0.0, **query: object) -> Any:
+        return self._call("GET", path, None, query, patience)
+
+    def post(self, path: str, body: Mapping[str, Any], *, patience: float = 0.0, **query: object) -> Any:
+        return self._call("POST", path, body, query, patience)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._call("PATCH", path, body, {}, 0.0)
+
+    @staticmethod
+    def quote(text: str) -> str:
+        """A name inside a path, whatever somebody typed."""
+        return quote(text, safe="")
+
+    @staticmethod
+    def request_id() -> str:
+        """Fresh for each command: repeating a command is asking again."""
+        return f"cli-{uuid.uuid4().hex}"
+
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, object], patience: float
+    ) -> Any:
+        asked = {key: value for key, value in query.items() if value is not None}
+        call = Call(
+            method=method,
+            path=f"{path}?{urlencode(asked)}" if asked else path,
+            # What was not said is not sent, so the office's defaults are in one place.
+            body=None if body is None else json.dumps({k: v for k, v in body.items() if v is not None}).encode(),
+            timeout_s=REQUEST_S + patience,
+        )
+        try:
+            reply = self._transport.exchange(call)
+        except Disconnected as error:
+            if self.address.home is not None and isinstance(
+                error.__cause__, FileNotFoundError | ConnectionRefusedError
+            ):
+                raise NoOffice(
+                    f"no office is running for {self.address.home}",
+                    do="Start one with `sublet up`, or just ask for a lease: `sublet lease acquire --gpu 1GiB`.",
+                ) from error
+            raise
+        try:
+            document = json.loads(reply.body)
+        except ValueError as error:
+            raise Disconnected(
+                f"what answers at {self.address.url} is not an office of ours (status {reply.status})",
+                do="Check SUBLET_URL.",
+            ) from error
+        if reply.status >= 400 and not (isinstance(document, dict) and "answer" in document):
+            raise _error(document, reply.status)
+        return document
+
+
+def lease_end(view: Json | None) -> LeaseEnd | None:
+    """An end as the office tells it. A reason we do not know yet comes from a newer office and stays readable."""
+    if view is None or view["reason"] not in EndReason:
+        return None
+    return LeaseEnd(reason=EndReason(view["reason"]), at=view["at"], detail=view["detail"])
+
+
+def _error(document: Any, status: int) -> SubletError:
+    """The error the office sent, as the class it travels under."""
+    body = document.get("error") if isinstance(document, dict) else None
+    if not isinstance(body, dict):
+        return SubletError(f"the office answered {status} without saying why", do="See its log.")
+    message, do = str(body.get("message", "")), str(body.get("do", ""))
+    known = getattr(errors, str(body.get("kind")), None)
+    if not (isinstance(known, type) and issubclass(known, SubletError)):
+        return SubletError(message, do=do)
+    if issubclass(known, errors.LeaseEnded):
+        end = lease_end(body.get("end"))
+        because = f": {end.reason}" + (f", {end.detail}" if end.detail else "") if end is not None else ""
+        return known(
+            message if because and end is not None and end.reason in message else message + because, end=end, do=do
+        )
+    return known(message, do=do)

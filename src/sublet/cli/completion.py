@@ -1,0 +1,29 @@
+"""``sublet completion``: the script that lets a shell complete our words. Typer writes it."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from sublet.cli.declare import Arg
+
+__all__ = ["completion"]
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+def completion(
+    *, shell: Annotated[str, Arg("SHELL", choices=_SHELLS, help="bash, zsh or fish; put the output into its start-up.")]
+) -> int:
+    """Print the completion script of a shell.
+
+    For bash: eval "$(sublet completion bash)" in ~/.bashrc. For zsh the same in ~/.zshrc, after compinit. For fish:
+    sublet completion fish > ~/.config/fish/completions/sublet.fish
+    """
+    from sublet.cli import full
+
+    os.environ["_SUBLET_COMPLETE"] = f"source_{shell}"
+    try:
+        return full.run([])
+    finally:
+        del os.environ["_SUBLET_COMPLETE"]

@@ -1,0 +1,64 @@
+"""What the demo says, and the rule that it may only say what it has just checked."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sublet.cli.live import LiveLine
+from sublet.cli.show import paint, seconds
+from sublet.errors import SubletError
+
+__all__ = ["ClaimFailed", "Stage"]
+
+_WIDTH: Final = 100
+_INDENT: Final = "     "
+
+
+class ClaimFailed(SubletError):
+    """The demo was about to say something that is not so."""
+
+
+class Stage:
+    """Acts with numbers, sentences for people, and claims that are checked."""
+
+    def __init__(self, acts: int) -> None:
+        self._acts = acts
+        self._act = 0
+        self.claims = 0
+
+    def act(self, title: str) -> None:
+        self._act += 1
+        print(f"\n{paint(f'{self._act}/{self._acts}', 'cyan', 'bold')}  {paint(title, 'bold')}")
+
+    def tell(self, text: str) -> None:
+        print(textwrap.fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT))
+
+    def claim(self, holds: bool, text: str, *, but: object = "") -> None:
+        """Say it if it holds; otherwise end the demo. ``but`` is what was found instead."""
+        if not holds:
+            raise ClaimFailed(
+                f"the demo cannot say that {text[0].lower()}{text[1:].rstrip('.')}" + (f": found {but}" if but else ""),
+                do="That is a bug in Sublet. Please report it with everything printed above.",
+            )
+        self.claims += 1
+        mark = paint("ok", "green")
+        print(textwrap.fill(text, _WIDTH, initial_indent=f"{mark}   ", subsequent_indent=_INDENT))
+
+    def exhibit(self, text: str) -> None:
+        """Something to look at, such as a table."""
+        print(textwrap.indent(text, _INDENT))
+
+    def count_down(self, what: str, ready: Callable[[], bool], *, within_s: float, estimate_s: float) -> float:
+        """Wait until it is ready, with a countdown; returns how long it took."""
+        start = time.monotonic()
+        with LiveLine(sys.stdout) as line:
+            line.set(lambda waited: f"{_INDENT}{what}, {seconds(round(max(0.0, estimate_s - waited), 1))} to go")
+            while not ready():
+                if time.monotonic() - start > within_s:
+                    raise ClaimFailed(f"{what} took more than {within_s:.0f} s", do="Is this machine very busy?")
+                time.sleep(0.05)
+        return time.monotonic() - start

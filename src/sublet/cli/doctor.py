@@ -1,0 +1,235 @@
+"""``sublet doctor``: what this machine has for an office, in plain lines, and what is broken, with its remedy.
+
+A check is a function that returns one finding. It changes nothing that was there before: what it writes, it removes.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from sublet.cli.call import NoOffice, Office
+from sublet.cli.exits import DONE, FAILED
+from sublet.cli.parsing import AsJson
+from sublet.cli.show import document, paint, plural, seconds, visible
+from sublet.client.home import home_dir, socket_path
+from sublet.errors import SubletError
+from sublet.values import GIB, format_size
+
+__all__ = ["Finding", "doctor"]
+
+SOCKET_PATH_MAX: Final = 107
+"""Bytes; a limit of the kernel for the path of a unix socket."""
+DISK_FREE_MIN: Final = GIB
+SYNC_SLOW_S: Final = 0.05
+"""Above this every grant is felt to hesitate: each waits for one sync."""
+
+
+class Finding(NamedTuple):
+    """What one check found."""
+
+    subject: str
+    state: str
+    """``ok``, ``note`` (works, but know this) or ``broken``."""
+    text: str
+    do: str = ""
+
+
+def doctor(*, as_json: AsJson = False) -> int:
+    """Check this machine, and say what holds and what does not.
+
+    Exit status 1 if something is broken. It changes nothing.
+    """
+    findings = [_safely(subject, check) for subject, check in _CHECKS.items()]
+    broken = sum(finding.state == "broken" for finding in findings)
+    if as_json:
+        document([finding._asdict() for finding in findings])
+        return FAILED if broken else DONE
+    width = max(len(finding.subject) for finding in findings)
+    colours = {"ok": "green", "note": "yellow", "broken": "red"}
+    for finding in findings:
+        mark = paint(finding.state.ljust(6), colours[finding.state])
+        print(f"{mark}  {finding.subject.ljust(width)}  {visible(finding.text)}")
+        if finding.do:
+            print(f"{' ' * (10 + width)}{visible(finding.do)}")
+    print()
+    print("Nothing is broken." if not broken else f"{plural(broken, 'thing')} broken.")
+    return FAILED if broken else DONE
+
+
+def _safely(subject: str, check: Callable[[], tuple[str, str] | tuple[str, str, str]]) -> Finding:
+    """A check that cannot be carried out is a finding too, and does not keep the others from theirs."""
+    try:
+        return Finding(subject, *check())
+    except SubletError as error:
+        return Finding(subject, "broken", error.message, error.do)
+    except OSError as error:
+        return Finding(subject, "broken", f"cannot be checked: {error}")
+
+
+def _check_platform() -> tuple[str, str] | tuple[str, str, str]:
+    said = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    if sys.platform != "linux":
+        return "broken", said, "An office runs on Linux; from here, set SUBLET_URL to one that runs elsewhere."
+    return "ok", said
+
+
+def _check_python() -> tuple[str, str] | tuple[str, str, str]:
+    said = f"{platform.python_version()} at {sys.executable}"
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return "broken", said, "Sublet is made for Python 3.11 to 3.13."
+    return "ok", said
+
+
+def _check_sqlite() -> tuple[str, str] | tuple[str, str, str]:
+    try:
+        import sqlite3
+    except ImportError:
+        return "broken", "this Python has no sqlite3 module", "Use a Python that was built with SQLite."
+    return "ok", f"{sqlite3.sqlite_version}, {'thread-safe' if sqlite3.threadsafety else 'not thread-safe'}"
+
+
+def _check_clock() -> tuple[str, str] | tuple[str, str, str]:
+    from sublet.clock import SystemClock
+
+    clock = SystemClock()
+    first = clock.now_ns()
+    if clock.now_ns() < first:
+        return "broken", "CLOCK_BOOTTIME goes backwards", "Leases cannot be timed on this machine."
+    if time.gmtime().tm_year < 2024:
+        return "note", f"wall clock says {time.strftime('%Y-%m-%d')}", "Set it: bills and records carry its time."
+    return "ok", f"CLOCK_BOOTTIME counts, machine up for {seconds(first // 10**9)}"
+
+
+def _check_home() -> tuple[str, str] | tuple[str, str, str]:
+    home = home_dir()
+    if not home.exists():
+        parent = next(folder for folder in home.parents if folder.exists())
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return "broken", f"{home} does not exist, and {parent} is not yours to write", _HOME_DO
+        return "ok", f"{home} (made when an office first starts)"
+    found = home.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        return "broken", f"{home} is not a folder", _HOME_DO
+    if found.st_uid != os.getuid():
+        return "broken", f"{home} belongs to uid {found.st_uid}, not to you", _HOME_DO
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        return "broken", f"others may write into {home}", f"Take that right away: chmod go-w {home}"
+    if not os.access(home, os.W_OK | os.X_OK):
+        return "broken", f"{home} cannot be written", f"Mend its rights: chmod u+rwx {home}"
+    return "ok", f"{home}, mode {stat.S_IMODE(found.st_mode):04o}"
+
+
+_HOME_DO: Final = "Set SUBLET_HOME to a folder of your own."
+
+
+def _check_socket() -> tuple[str, str] | tuple[str, str, str]:
+    path = socket_path(home_dir())
+    length = len(os.fsencode(path))
+    if length > SOCKET_PATH_MAX:
+        return (
+            "broken",
+            f"{path} is {length} bytes long, more than {SOCKET_PATH_MAX}",
+            "Set SUBLET_HOME to a shorter path.",
+        )
+    folder = path.parent
+    if folder.exists() and folder.stat().st_uid != os.getuid():
+        return "broken", f"{folder} belongs to somebody else", "Remove it, or have it removed: no office can use it."
+    return "ok", f"{path}, {length} of {SOCKET_PATH_MAX} bytes"
+
+
+def _check_disk() -> tuple[str, str] | tuple[str, str, str]:
+    """One small write, synced, where the journal is: an office answers nothing before such a write is through."""
+    home = home_dir()
+    folder = next(folder for folder in (home, *home.parents) if folder.is_dir() and os.access(folder, os.W_OK))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"\0" * 4096)
+        file.flush()
+        start = time.monotonic()
+        os.fsync(file.fileno())
+        took = time.monotonic() - start
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    said = f"{format_size(free)} free, a sync takes {took * 1000:.1f} ms"
+    if free < DISK_FREE_MIN:
+        return "note", said, "When the disk is full the office ends, and leases only run out."
+    if took > SYNC_SLOW_S:
+        return "note", said, "Each grant waits for a sync: put SUBLET_HOME on a faster disk."
+    return "ok", said
+
+
+def _check_gpu() -> tuple[str, str] | tuple[str, str, str]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded):
+            return "note", "no NVIDIA driver: host devices (CPU, with an enforced memory size)"
+        return "broken", f"the NVIDIA driver does not answer: {error}", "See `nvidia-smi`."
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        cards = [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+    return "ok", f"driver {driver}: {', '.join(cards) or 'no card'}"
+
+
+def _check_machine() -> tuple[str, str]:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return "ok", f"{plural(cores, 'core')}, {format_size(memory)} of memory"
+
+
+def _check_office() -> tuple[str, str] | tuple[str, str, str]:
+    if sys.platform != "linux" and not os.environ.get("SUBLET_URL"):
+        return "note", "no office here"
+    try:
+        view = Office.reach(start=False).get("/v1/status")
+    except NoOffice as error:
+        return "note", error.message, "The first lease starts one; so does `sublet up`."
+    return (
+        "ok",
+        f"answers: pid {view['pid']}, for {seconds(round(view['uptime']))}, {plural(view['live'], 'live lease')}",
+    )
+
+
+def _check_journal() -> tuple[str, str] | tuple[str, str, str]:
+    """All that an office would start from, read as it would read it; a damaged or newer journal raises."""
+    from sublet.broker.journal_files import JOURNAL_NAME
+    from sublet.broker.journal_reader import Reader, check_header
+
+    path = home_dir() / JOURNAL_NAME
+    if not path.exists():
+        return "ok", "none yet"
+    check_header(path)
+    reader = Reader(path)
+    try:
+        tip = reader.check()
+    finally:
+        reader.close()
+    size = format_size(path.stat().st_size)
+    return "ok", f"{path}, {size}, {plural(tip.seq, 'entry', 'entries')}, incarnation {tip.incarnation}"
+
+
+_CHECKS: Final[dict[str, Callable[[], tuple[str, str] | tuple[str, str, str]]]] = {
+    "platform": _check_platform,
+    "Python": _check_python,
+    "SQLite": _check_sqlite,
+    "clock": _check_clock,
+    "machine": _check_machine,
+    "GPU": _check_gpu,
+    "state folder": _check_home,
+    "disk": _check_disk,
+    "socket": _check_socket,
+    "journal": _check_journal,
+    "office": _check_office,
+}

@@ -1,0 +1,86 @@
+"""How a command ends: one status, and on failure one sentence of what happened and one of what to do.
+
+======  ==================================================================
+status  meaning
+======  ==================================================================
+0       done
+1       failure
+2       the command line or the request makes no sense; nothing was done
+75      refused, or not granted within the wait (capacity or quota)
+76      the lease ended; the reason is on stderr
+130     interrupted (Ctrl-C)
+======  ==================================================================
+
+With ``--json`` the error is one JSON document on stderr, and stdout stays empty: a program that reads stdout never
+takes an error for an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Final
+
+from sublet.cli.show import paint, visible
+from sublet.errors import (
+    CapacityExceeded,
+    InvalidRequest,
+    LeaseEnded,
+    NotFound,
+    QuotaExceeded,
+    SubletError,
+)
+
+__all__ = ["DONE", "ENDED", "FAILED", "INTERRUPTED", "REFUSED", "USAGE", "error_document", "say_error", "status_of"]
+
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+REFUSED: Final = 75
+ENDED: Final = 76
+INTERRUPTED: Final = 130
+
+
+def status_of(error: SubletError) -> int:
+    """The exit status an error comes to."""
+    from sublet.cli.declare import UsageError
+
+    match error:
+        case NotFound():
+            return FAILED
+        case UsageError() | InvalidRequest():
+            return USAGE
+        case CapacityExceeded() | QuotaExceeded():
+            return REFUSED
+        case LeaseEnded():
+            return ENDED
+        case _:
+            return FAILED
+
+
+def say_error(error: SubletError, *, as_json: bool) -> int:
+    """Say it on stderr; returns the exit status."""
+    if as_json:
+        sys.stderr.write(json.dumps(error_document(error), ensure_ascii=False) + "\n")
+        return status_of(error)
+    sys.stderr.write(f"{paint('sublet:', 'red', stream=sys.stderr)} {visible(error.message)}\n")
+    if error.do:
+        sys.stderr.write("".join(f"  {visible(line)}\n" for line in error.do.splitlines()))
+    return status_of(error)
+
+
+def error_document(error: SubletError) -> dict[str, Any]:
+    """The same shape the office sends (``ErrorBody``), with the numbers of a refusal where there are any."""
+    body: dict[str, Any] = {
+        "kind": error.kind,
+        "message": error.message,
+        "do": error.do,
+        "transient": error.transient,
+    }
+    if isinstance(error, LeaseEnded):
+        end = error.end
+        body["end"] = None if end is None else {"reason": str(end.reason), "at": end.at, "detail": end.detail}
+    if isinstance(error, CapacityExceeded):
+        body["would_fit"] = getattr(error.offer, "offered", None)
+        body["estimate"] = error.estimate
+    return {"error": body}

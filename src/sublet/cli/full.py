@@ -1,0 +1,134 @@
+"""The full way in: typer, for help, completion, and a good answer to a command line that is not right.
+
+The app is made from the same declarations as the short way. Its parameters are all texts; what they mean is checked
+in ``Command.run``, for both.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from sublet import __version__
+from sublet.cli.declare import Command, Opt, Param, Shape, UsageError
+from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, load
+
+__all__ = ["make_app", "run"]
+
+_ABOUT = """GPUs cannot be shared, so we lend them for minutes at a time.
+
+Ask for a lease, use the hardware, give it back. A lease has a time to live; when it ends, what ran under it is torn
+down, and that is checked before anybody else gets the hardware. A machine without a GPU lends host devices instead.
+
+New here? `sublet demo` shows it all in under a minute, in a temporary folder. Then: `sublet lease acquire --gpu 1GiB`.
+"""
+_EPILOG = (
+    "Environment: SUBLET_HOME (state folder), SUBLET_URL and SUBLET_TOKEN (an office elsewhere). "
+    "Exit status: 0 done, 1 failure, 2 usage, 75 refused or not granted in time, 76 the lease ended."
+)
+
+
+def run(words: Sequence[str]) -> int:
+    """Understand a command line, or say what is wrong with it."""
+    app = get_command(make_app())
+    # Completion is on, and `sublet completion` prints the script; typer's own two options would only crowd the help.
+    app.params = [param for param in app.params if param.name not in ("install_completion", "show_completion")]
+    try:
+        status = app.main(args=list(words), prog_name="sublet", standalone_mode=False)
+    except typer.TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the message is the help, and was asked for by saying nothing
+            print(error.format_message())
+            return error.exit_code
+        said = error.format_message().rstrip(".")
+        raise UsageError(said[:1].lower() + said[1:], do=f"See `{_help_for(words)}`.") from error
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error
+    return int(status or 0)
+
+
+def make_app() -> typer.Typer:
+    """The typer app with every command."""
+    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+    app = typer.Typer(
+        name="sublet",
+        help=_flowing(_ABOUT),
+        epilog=_EPILOG,
+        no_args_is_help=True,
+        context_settings=settings,
+        rich_markup_mode="rich",
+    )
+    app.callback()(_root)
+    panels = {word: section for section, words in SECTIONS.items() for word in words}
+    groups: dict[str, typer.Typer] = {}
+    for path in COMMANDS:
+        command = load(path)
+        group, _, word = path.rpartition(" ")
+        parent = app
+        if group:
+            if group not in groups:
+                groups[group] = typer.Typer(help=GROUPS[group], no_args_is_help=True, context_settings=settings)
+                app.add_typer(groups[group], name=group, rich_help_panel=panels[group])
+            parent = groups[group]
+        parent.command(
+            word, help=_flowing(f"{command.summary}\n\n{command.details}"), rich_help_panel=panels.get(path)
+        )(_callback(command))
+    return app
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"sublet {__version__}")
+        raise typer.Exit
+
+
+def _callback(command: Command) -> Callable[..., int]:
+    """A function with the signature that typer reads, which hands the raw texts to the command."""
+
+    def call(**raw: Any) -> int:
+        return command.run(raw)
+
+    parameters = [_parameter(param) for param in command.params]
+    # Typer reads the signature and the annotations, so both are given.
+    call.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def _parameter(param: Param) -> inspect.Parameter:
+    spec = param.spec
+    kind: Any = {Shape.FLAG: bool, Shape.ONE: str if param.required else str | None, Shape.MANY: list[str]}[param.shape]
+    default: Any = inspect.Parameter.empty
+    if not param.required:
+        default = {Shape.FLAG: False, Shape.ONE: None, Shape.MANY: []}[param.shape]
+    extra: dict[str, Any] = {"help": spec.help}
+    if spec.choices:
+        extra["autocompletion"] = lambda incomplete: [c for c in spec.choices if c.startswith(incomplete)]
+    extra["metavar"] = spec.metavar
+    if isinstance(spec, Opt):
+        info = typer.Option(*spec.flags, hidden=spec.hidden, show_default=False, **extra)
+    else:
+        info = typer.Argument(show_default=False, **extra)
+    annotation = Annotated[kind, info]
+    return inspect.Parameter(param.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _flowing(text: str) -> str:
+    """Paragraphs without line ends of their own: the terminal's width breaks them, not ours."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+
+
+def _help_for(words: Sequence[str]) -> str:
+    """The most specific help there is for what was typed."""
+    path = ""
+    for word in words:
+        longer = f"{path} {word}".strip()
+        if not any(known == longer or known.startswith(f"{longer} ") for known in COMMANDS):
+            break
+        path = longer
+    return f"sublet {path} --help".replace("  ", " ")

@@ -1,0 +1,177 @@
+"""``sublet lease``: see who holds what, prolong it, give it back, take it back. Asking is in ``acquire``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from sublet.cli.call import Office
+from sublet.cli.declare import Opt
+from sublet.cli.exits import DONE
+from sublet.cli.parsing import AsJson, LeaseArg, duration, duration_or_zero, epoch, name
+from sublet.cli.show import Json, amount, document, paint, seconds, table, visible, where
+from sublet.cli.show import epoch as show_epoch
+from sublet.values import Kind
+
+__all__ = ["ls", "release", "renew", "revoke", "say_lease", "show"]
+
+
+def ls(
+    *,
+    everything: Annotated[bool, Opt("--all", help="Leases that have ended as well, with the reason.")] = False,
+    tenant: Annotated[
+        str | None, Opt("--tenant", metavar="NAME", parse=name, help="Only this tenant's (operators see all).")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the live leases, and who waits."""
+    found: list[Json] = Office.reach().get("/v1/leases", all=1 if everything else None, tenant=tenant)
+    if as_json:
+        document(found)
+        return DONE
+    if not found:
+        print("No leases." if everything else "No live leases.")
+        print("  Ask for one: sublet lease acquire --gpu 1GiB")
+        return DONE
+    heads = ["LEASE", "TENANT", "WHAT", "WHERE", "STATUS", "TIER", "ENDS IN", "NAME"]
+    print(table(heads, [_row(lease) for lease in found]))
+    return DONE
+
+
+def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
+    """Everything about one lease."""
+    answer: Json = Office.reach().get(f"/v1/leases/{Office.quote(lease)}")
+    if as_json:
+        document(answer["lease"])
+        return DONE
+    view = answer["lease"]
+    facts = [
+        ("lease", view["id"]),
+        ("status", _status(view)),
+        ("what", _what(view)),
+        ("where", ", ".join(where(part) for part in view["parts"]) or "nowhere yet"),
+        ("tenant", view["tenant"]),
+        ("tier", view["tier"]),
+        ("epoch", show_epoch(view["epoch"])),
+        ("time to live", seconds(view["ttl"])),
+        ("asked at", view["asked_at"]),
+        ("granted at", view["granted_at"] or "-"),
+        ("ends", _ends(view)),
+        ("renewals", f"{view['renewals']}, renewed {view['renew']}"),
+        ("busy for", seconds(view["busy"])),
+        ("name", view["name"] or "-"),
+        ("labels", ", ".join(f"{key}={value}" for key, value in view["labels"].items()) or "-"),
+    ]
+    if answer["answer"] == "place":
+        facts.insert(2, ("queue", _place(answer)))
+    width = max(len(fact) for fact, _ in facts)
+    for fact, value in facts:
+        print(f"{paint(fact.ljust(width), 'dim')}  {visible(str(value))}")
+    return DONE
+
+
+def renew(
+    *,
+    lease: LeaseArg,
+    ttl: Annotated[
+        float | None, Opt("--ttl", metavar="DURATION", parse=duration, help="A longer time to live from now on.")
+    ] = None,
+    at_epoch: Annotated[
+        list[int] | None,
+        Opt("--epoch", metavar="EPOCH", parse=epoch, help="Refuse if the lease has another epoch by now."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Start the lease's time to live again, from now."""
+    office = Office.reach()
+    path = f"/v1/leases/{Office.quote(lease)}"
+    known = office.get(path)["lease"]
+    office.post(f"{path}/renew", {"epoch": at_epoch or known["epoch"], "ttl": ttl})
+    view = office.get(path)["lease"]
+    return say_lease(view, f"Lease {view['id']} is renewed: it ends in {seconds(view['remaining'])}.", as_json=as_json)
+
+
+def release(*, lease: LeaseArg, as_json: AsJson = False) -> int:
+    """Give it back, or leave the queue."""
+    view: Json = Office.reach().post(f"/v1/leases/{Office.quote(lease)}/release", {"request_id": Office.request_id()})
+    return say_lease(view, f"Lease {view['id']} is {view['status']}{_because(view)}.", as_json=as_json)
+
+
+def revoke(
+    *,
+    lease: LeaseArg,
+    notice: Annotated[
+        float,
+        Opt("--notice", metavar="DURATION", parse=duration_or_zero, help="Tell the holder, and take it only then."),
+    ] = 0.0,
+    detail: Annotated[str, Opt("--detail", metavar="TEXT", help="What the holder is told.")] = "",
+    as_json: AsJson = False,
+) -> int:
+    """Take somebody's lease (operators)."""
+    body = {"request_id": Office.request_id(), "notice": notice, "detail": detail}
+    view: Json = Office.reach().post(f"/v1/leases/{Office.quote(lease)}/revoke", body)
+    if view["notice"]:
+        said = f"The holder of {view['id']} has notice: it is taken in {seconds(view['notice']['in_seconds'])}."
+    else:
+        said = f"Lease {view['id']} is {view['status']}{_because(view)}."
+    return say_lease(view, said, as_json=as_json)
+
+
+def say_lease(view: Json, sentence: str, *, as_json: bool) -> int:
+    """The lease as a document, or a sentence about it."""
+    if as_json:
+        document(view)
+    else:
+        print("\n".join(visible(line) for line in sentence.splitlines()))
+    return DONE
+
+
+def _row(view: Mapping[str, Any]) -> list[str]:
+    return [
+        view["id"],
+        view["tenant"],
+        _what(view),
+        ", ".join(where(part) for part in view["parts"]) or "-",
+        _status(view),
+        view["tier"],
+        seconds(view["remaining"]) if view["end"] is None else "-",
+        view["name"] or "",
+    ]
+
+
+def _what(view: Mapping[str, Any]) -> str:
+    """``2 × 4GiB gpu + 4 cores``."""
+    said = []
+    for want in view["wants"]:
+        what = amount(want["kind"], want["amount"])
+        if want["kind"] != Kind.CPU:
+            what += f" {want['kind']}"
+        said.append(f"{want['count']} × {what}" if want["count"] > 1 else what)
+    return " + ".join(said)
+
+
+def _status(view: Mapping[str, Any]) -> str:
+    if view["end"] is not None:
+        return f"{view['status']}: {view['end']['reason']}"
+    if view["notice"] is not None:
+        return f"{view['status']}: {view['notice']['reason']} in {seconds(view['notice']['in_seconds'])}"
+    return f"{view['status']}, idle" if view["idle"] else str(view["status"])
+
+
+def _ends(view: Mapping[str, Any]) -> str:
+    if view["end"] is not None:
+        return f"{view['end']['at']}{_because(view)}"
+    return f"{view['expires_at']}, in {seconds(view['remaining'])}" if view["expires_at"] else "-"
+
+
+def _because(view: Mapping[str, Any]) -> str:
+    end = view["end"]
+    if end is None:
+        return ""
+    return f" ({end['reason']}: {end['detail']})" if end["detail"] else f" ({end['reason']})"
+
+
+def _place(answer: Mapping[str, Any]) -> str:
+    estimate = answer["estimate"]
+    about = "" if estimate is None else f", in about {seconds(estimate)}"
+    return f"place {answer['position']}{about}: {answer['reason']}"

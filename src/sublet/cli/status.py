@@ -1,0 +1,48 @@
+"""``sublet status``: is there an office, what has it got, how much of it is free."""
+
+from __future__ import annotations
+
+from sublet.cli.call import Office
+from sublet.cli.exits import DONE
+from sublet.cli.parsing import AsJson
+from sublet.cli.show import Json, amount, document, paint, plural, seconds, table, visible, where
+
+__all__ = ["status"]
+
+
+def status(*, as_json: AsJson = False) -> int:
+    """Whether an office answers, and what is free. Starts nothing."""
+    view: Json = Office.reach(start=False).get("/v1/status")
+    if as_json:
+        document(view)
+        return DONE
+    print(
+        f"{paint('The office is running', 'green')}: pid {view['pid']}, for {seconds(round(view['uptime']))}, "
+        f"version {visible(view['version'])}."
+    )
+    print(
+        f"{plural(view['live'], 'live lease')}, {view['queued']} waiting, "
+        f"{plural(view['quarantined'], 'slice')} in quarantine."
+    )
+    if view["embedded"]:
+        print("It started by itself and ends after ten idle minutes; `sublet up` makes it stay.")
+    print(f"State folder: {visible(view['home'])}")
+    print()
+    heads = ["DEVICE", "SIZE", "FREE", "STATE", "LEASES"]
+    print(table(heads, [_row(device) for device in view["devices"]], right=["SIZE", "FREE"]))
+    troubled = [node for node in view["nodes"] if node["state"] != "up"]
+    for node in troubled:
+        print(f"Node {visible(node['id'])} is {node['state']}.")
+    if view["quarantined"]:
+        print("See `sublet fence ls` for what is in quarantine, and why.")
+    return DONE
+
+
+def _row(device: Json) -> list[str]:
+    return [
+        where({**device, "resource": device["id"]}),
+        amount(device["kind"], device["capacity"]),
+        amount(device["kind"], device["free"]) if device["free"] else "none",
+        f"{device['state']}: {device['detail']}" if device["detail"] else device["state"],
+        ", ".join(device["leases"]) or "-",
+    ]

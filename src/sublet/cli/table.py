@@ -1,0 +1,69 @@
+"""Every command, and where it is. One line per command; nothing is imported until it is called."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Final
+
+from sublet.cli.declare import Command
+
+__all__ = ["COMMANDS", "GROUPS", "SECTIONS", "find", "load"]
+
+COMMANDS: Final[dict[str, str]] = {
+    "demo": "demo:demo",
+    "up": "office:up",
+    "down": "office:down",
+    "status": "status:status",
+    "doctor": "doctor:doctor",
+    "lease ls": "lease:ls",
+    "lease show": "lease:show",
+    "lease acquire": "acquire:acquire",
+    "lease renew": "lease:renew",
+    "lease release": "lease:release",
+    "lease revoke": "lease:revoke",
+    "bill": "bill:bill",
+    "tenant add": "tenant:add",
+    "tenant set": "tenant:change",
+    "tenant ls": "tenant:ls",
+    "fence ls": "upkeep:fence_ls",
+    "fence clear": "upkeep:fence_clear",
+    "drain": "upkeep:drain",
+    "audit verify": "upkeep:audit_verify",
+    "backup": "upkeep:backup",
+    "restore": "upkeep:restore",
+    "completion": "completion:completion",
+}
+"""The words of a command → module and function in this package, in the order the help shows them."""
+
+GROUPS: Final[dict[str, str]] = {
+    "lease": "Ask for hardware, see who holds what, give it back.",
+    "tenant": "Who may ask, and how much each may have at once.",
+    "fence": "Hardware that did not come clean after its last lease.",
+    "audit": "The record of everything that was decided.",
+}
+
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Start here": ("demo", "doctor"),
+    "The office": ("up", "down", "status"),
+    "Leases": ("lease", "bill"),
+    "For the operator": ("tenant", "fence", "drain", "audit", "backup", "restore"),
+    "The shell": ("completion",),
+}
+"""How the help groups the words that can come first."""
+
+
+def find(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """The command these words begin with, and the rest of them."""
+    for length in (1, 2):
+        path = " ".join(words[:length])
+        if len(words) >= length and path in COMMANDS:
+            return path, words[length:]
+    return None
+
+
+def load(path: str) -> Command:
+    """Import the one module that has this command."""
+    module_name, _, function = COMMANDS[path].partition(":")
+    module = importlib.import_module(f"sublet.cli.{module_name}")
+    return Command(path, getattr(module, function))

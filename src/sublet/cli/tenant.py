@@ -1,0 +1,163 @@
+"""``sublet tenant``: who may ask, and how much each may have at once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from sublet.cli.call import Office
+from sublet.cli.declare import Arg, Opt, UsageError
+from sublet.cli.exits import DONE
+from sublet.cli.parsing import AsJson, NoLimit, limit, limit_duration, limit_size, name
+from sublet.cli.show import Json, document, plural, seconds, table
+from sublet.values import Tier, format_size
+
+__all__ = ["add", "change", "ls"]
+
+_TIERS = [t.value for t in Tier]
+_Name = Annotated[str, Arg("NAME", parse=name, help="Lower-case letters, digits, dots, dashes, underscores.")]
+_Gpus = Annotated[int | NoLimit | None, Opt("--gpus", metavar="N", parse=limit, help="GPUs at once.")]
+_Vram = Annotated[int | NoLimit | None, Opt("--vram", metavar="SIZE", parse=limit_size, help="GPU memory at once.")]
+_Cores = Annotated[int | NoLimit | None, Opt("--cores", metavar="N", parse=limit, help="Cores at once.")]
+_Memory = Annotated[int | NoLimit | None, Opt("--memory", metavar="SIZE", parse=limit_size, help="Memory at once.")]
+_Block = Annotated[int | NoLimit | None, Opt("--block", metavar="SIZE", parse=limit_size, help="Storage at once.")]
+_Leases = Annotated[int | NoLimit | None, Opt("--leases", metavar="N", parse=limit, help="Leases at once.")]
+_GpuTime = Annotated[
+    int | NoLimit | None,
+    Opt("--gpu-time", metavar="DURATION", parse=limit_duration, help="Device time within the rolling hour."),
+]
+_TierMax = Annotated[str | None, Opt("--tier-max", choices=_TIERS, help="The highest tier it may ask for.")]
+
+
+def add(
+    *,
+    tenant: _Name,
+    gpus: _Gpus = None,
+    vram: _Vram = None,
+    cores: _Cores = None,
+    memory: _Memory = None,
+    block: _Block = None,
+    leases: _Leases = None,
+    gpu_time: _GpuTime = None,
+    tier_max: _TierMax = None,
+    operator: Annotated[bool, Opt("--operator", help="May see and end everybody's leases, and add tenants.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Add a tenant and print its access token, this once.
+
+    The token alone goes to stdout, so TOKEN=$(sublet tenant add ana) keeps it. The office stores only its hash. A limit
+    that is not given is no limit.
+    """
+    quota = _quota({}, gpus, vram, cores, memory, block, leases, gpu_time)
+    body: Json = {"id": tenant, "quota": quota, "tier_max": tier_max, "operator": operator}
+    answer: Json = Office.reach().post("/v1/tenants", body)
+    if as_json:
+        document(answer)
+    else:
+        _say_token(tenant, f"Tenant {tenant} is added.", answer["token"])
+    return DONE
+
+
+def change(
+    *,
+    tenant: _Name,
+    gpus: _Gpus = None,
+    vram: _Vram = None,
+    cores: _Cores = None,
+    memory: _Memory = None,
+    block: _Block = None,
+    leases: _Leases = None,
+    gpu_time: _GpuTime = None,
+    tier_max: _TierMax = None,
+    operator: Annotated[bool, Opt("--operator", help="Give operator rights.")] = False,
+    no_operator: Annotated[bool, Opt("--no-operator", help="Take operator rights away.")] = False,
+    new_token: Annotated[bool, Opt("--new-token", help="Print a new token, this once; the old one stops.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Change what a tenant may have.
+
+    What is not given stays as it is; `none` takes a limit away, as in --gpus none.
+    """
+    if operator and no_operator:
+        raise UsageError("--operator and --no-operator contradict each other", do="Give one of them.")
+    office = Office.reach()
+    path = f"/v1/tenants/{Office.quote(tenant)}"
+    body: Json = {"tier_max": tier_max, "new_token": new_token}
+    if operator or no_operator:
+        body["operator"] = operator
+    if any(given is not None for given in (gpus, vram, cores, memory, block, leases, gpu_time)):
+        known: Json = office.get(path)["quota"]
+        body["quota"] = _quota(known, gpus, vram, cores, memory, block, leases, gpu_time)
+    answer: Json = office.patch(path, body)
+    if as_json:
+        document(answer)
+    elif answer["token"]:
+        _say_token(tenant, f"Tenant {tenant} is changed, and its old token stops now.", answer["token"])
+    else:
+        print(f"Tenant {tenant} is changed: {_limits(answer['tenant']['quota'])}.")
+    return DONE
+
+
+def ls(*, as_json: AsJson = False) -> int:
+    """List the tenants with their limits and what they use."""
+    found: list[Json] = Office.reach().get("/v1/tenants")
+    if as_json:
+        document(found)
+        return DONE
+    heads = ["TENANT", "LEASES", "WAITING", "GPU TIME, LAST HOUR", "TIER UP TO", "LIMITS"]
+    rows = [
+        [
+            view["id"] + (" (operator)" if view["operator"] else ""),
+            str(view["leases"]),
+            str(view["queued"]),
+            seconds(view["gpu_seconds_used"]),
+            view["tier_max"],
+            _limits(view["quota"]),
+        ]
+        for view in found
+    ]
+    print(table(heads, rows, right=["LEASES", "WAITING", "GPU TIME, LAST HOUR"]))
+    return DONE
+
+
+def _say_token(tenant: str, sentence: str, token: str) -> None:
+    sys.stderr.write(f"{sentence} Its token, shown this once:\n")
+    print(token)
+    sys.stderr.write(f"Whoever sets SUBLET_TOKEN to it asks as {tenant}.\n")
+
+
+def _quota(
+    known: Json,
+    gpus: int | NoLimit | None,
+    vram: int | NoLimit | None,
+    cores: int | NoLimit | None,
+    memory: int | NoLimit | None,
+    block: int | NoLimit | None,
+    leases: int | NoLimit | None,
+    gpu_time: int | NoLimit | None,
+) -> Json:
+    """What is known, with what was given put over it."""
+    given = {
+        "gpus": gpus,
+        "vram_bytes": vram,
+        "cores": cores,
+        "memory_bytes": memory,
+        "block_bytes": block,
+        "leases": leases,
+        "gpu_seconds": gpu_time,
+    }
+    return known | {k: None if isinstance(v, NoLimit) else v for k, v in given.items() if v is not None}
+
+
+def _limits(quota: Json) -> str:
+    """``2 GPUs, 8GiB VRAM``, or ``none``."""
+    said = []
+    for key, noun in (("gpus", "GPU"), ("cores", "core"), ("leases", "lease")):
+        if quota[key] is not None:
+            said.append(plural(quota[key], noun))
+    for key, noun in (("vram_bytes", "VRAM"), ("memory_bytes", "memory"), ("block_bytes", "storage")):
+        if quota[key] is not None:
+            said.append(f"{format_size(quota[key])} {noun}")
+    if quota["gpu_seconds"] is not None:
+        said.append(f"{seconds(quota['gpu_seconds'])} of GPU time an hour")
+    return ", ".join(said) or "no limits"

@@ -1,0 +1,125 @@
+"""A command is declared once, and both ways in agree on what it is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+
+from sublet.cli import full, short
+from sublet.cli.declare import Arg, Command, Opt, Shape, UsageError
+from sublet.cli.parsing import duration, size
+from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, find, load
+
+Values = dict[str, object]
+
+
+def recording() -> tuple[Command, list[Values]]:
+    """A command with one parameter of each shape, and what it was called with."""
+    calls: list[Values] = []
+
+    def record(
+        *,
+        thing: Annotated[str, Arg("THING", help="What.")],
+        amount: Annotated[int | None, Opt("--amount", metavar="SIZE", parse=size, help="How much.")] = None,
+        ttl: Annotated[float, Opt("--ttl", metavar="DURATION", parse=duration, help="How long.")] = 7.0,
+        tier: Annotated[str | None, Opt("--tier", choices=["high", "low"], help="Which.")] = None,
+        tag: Annotated[list[str], Opt("--tag", metavar="TAG", help="Any.")] = [],  # noqa: B006
+        loud: Annotated[bool, Opt("--loud", "-l", help="Say it.")] = False,
+    ) -> int:
+        """Do a thing.
+
+        And more about it.
+        """
+        calls.append({"thing": thing, "amount": amount, "ttl": ttl, "tier": tier, "tag": tag, "loud": loud})
+        return 7
+
+    return Command("record", record), calls
+
+
+def test_a_command_knows_its_parameters_from_the_signature_alone() -> None:
+    """Shapes come from the annotations, the summary and the details from the docstring."""
+    command, _ = recording()
+    assert [(p.name, p.shape, p.required) for p in command.params] == [
+        ("thing", Shape.ONE, True),
+        ("amount", Shape.ONE, False),
+        ("ttl", Shape.ONE, False),
+        ("tier", Shape.ONE, False),
+        ("tag", Shape.MANY, False),
+        ("loud", Shape.FLAG, False),
+    ]
+    assert command.summary == "Do a thing."
+    assert command.details.strip() == "And more about it."
+
+
+def test_what_was_typed_becomes_values_and_what_was_not_keeps_its_default() -> None:
+    command, calls = recording()
+    words = ["x", "--amount", "2GiB", "--tag", "a", "--tag", "b", "-l"]
+    assert command.run(short.parse(command, words)) == 7
+    assert calls == [{"thing": "x", "amount": 2 << 30, "ttl": 7.0, "tier": None, "tag": ["a", "b"], "loud": True}]
+
+
+@pytest.mark.parametrize("words", [["x", "--amount", "nan"], ["x", "--ttl", "0"], ["x", "--tier", "medium"]])
+def test_nothing_happens_when_one_value_makes_no_sense(words: list[str]) -> None:
+    """All of a command line is checked before the function is called, and the message names the option."""
+    command, calls = recording()
+    with pytest.raises(UsageError) as caught:
+        command.run(short.parse(command, words))
+    assert caught.value.message.startswith(words[1])
+    assert caught.value.do
+    assert calls == []
+
+
+@pytest.mark.parametrize("words", [[], ["x", "y"], ["x", "--amoun", "1"], ["x", "--amount"], ["x", "--help"]])
+def test_the_short_way_leaves_to_the_full_one_what_it_cannot_take(words: list[str]) -> None:
+    """Missing and surplus words, abbreviations, missing values, and every question for help."""
+    command, _ = recording()
+    with pytest.raises(short.NotUnderstood):
+        short.parse(command, words)
+
+
+def test_a_parameter_without_a_spec_is_a_mistake_of_ours() -> None:
+    def broken(*, thing: str) -> int:
+        return len(thing)
+
+    with pytest.raises(TypeError, match="thing"):
+        Command("broken", broken)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_both_ways_in_know_the_same_options(path: str) -> None:
+    """The options of the short way, of typer's command and of the declaration are the same set."""
+    from typer.main import get_command
+
+    command = load(path)
+    declared = {flag for param in command.params if isinstance(param.spec, Opt) for flag in param.spec.flags}
+    found = get_command(full.make_app())
+    for word in path.split():
+        found = found.commands[word]  # type: ignore[attr-defined]
+    typer_options = {flag for param in found.params if param.param_type_name == "option" for flag in param.opts}
+    assert short.option_names(command) == declared
+    assert typer_options - {"--help", "-h"} == declared
+    typer_arguments = [param.name for param in found.params if param.param_type_name == "argument"]
+    assert typer_arguments == [param.name for param in command.params if isinstance(param.spec, Arg)]
+
+
+def test_every_command_has_a_place_in_the_help() -> None:
+    """Each first word stands in exactly one section, and each group says what it is for."""
+    first_words = {path.split()[0] for path in COMMANDS}
+    listed = [word for words in SECTIONS.values() for word in words]
+    assert sorted(listed) == sorted(first_words)
+    assert set(GROUPS) == {path.split()[0] for path in COMMANDS if " " in path}
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "rest"),
+    [
+        (["status", "--json"], "status", ["--json"]),
+        (["lease", "show", "x"], "lease show", ["x"]),
+        (["lease"], None, None),
+        (["lease", "nonsense"], None, None),
+        ([], None, None),
+    ],
+)
+def test_a_command_is_found_by_its_words(words: list[str], path: str | None, rest: list[str] | None) -> None:
+    assert find(words) == (None if path is None else (path, rest))
