@@ -14,19 +14,23 @@ from typing import Literal
 import msgspec
 
 from sublet.values import Epoch
-from sublet.wire.version import WIRE_HEADER, WIRE_VERSION
+from sublet.wire.version import WIRE_HEADER, WIRE_OLDEST, WIRE_VERSION
 
 __all__ = [
     "WIRE_HEADER",
+    "WIRE_OLDEST",
     "WIRE_VERSION",
     "AcquireRequest",
     "ActivityRequest",
     "AttachRequest",
     "AuditReport",
+    "BackupAnswer",
+    "BackupRequest",
     "BillLine",
     "ClaimRequest",
     "ClearFenceRequest",
     "DeviceView",
+    "DownAnswer",
     "DownRequest",
     "DrainRequest",
     "EndView",
@@ -186,6 +190,11 @@ class ClearFenceRequest(_Request, kw_only=True, forbid_unknown_fields=True):
 class DownRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     how: Literal["idle", "drain", "keep", "now"] = "idle"
     """``idle`` is refused while leases live."""
+
+
+class BackupRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    path: str
+    """A file on the office's machine, which must not exist yet."""
 
 
 # ---- answers ----
@@ -396,6 +405,16 @@ class BillLine(_Message, kw_only=True):
     cost: float
     end: str | None = None
     live: bool = False
+
+
+class DownAnswer(_Message, kw_only=True):
+    leases: int
+    """How many lived when it was asked."""
+
+
+class BackupAnswer(_Message, kw_only=True):
+    path: str
+    bytes: int
 
 
 class AuditReport(_Message, kw_only=True):

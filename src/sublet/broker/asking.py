@@ -1,0 +1,142 @@
+"""From messages to commands: every text, number and choice of a request is checked here, before the ledger sees it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, TypeVar
+
+from sublet.broker.commands import Acquire
+from sublet.broker.policy import Policy
+from sublet.broker.records import Quota, Want
+from sublet.errors import InvalidRequest
+from sublet.values import (
+    Exclusivity,
+    Kind,
+    LeaseId,
+    RenewMode,
+    RequestId,
+    TenantId,
+    Tier,
+    parse_duration_ns,
+    parse_size,
+    valid_labels,
+    valid_name,
+)
+from sublet.wire.http import AcquireRequest, QuotaView, WantBody
+
+__all__ = ["TEXT_MAX", "acquire_command", "busy_ns", "choice", "flag", "number", "quota", "request_id", "text"]
+
+TEXT_MAX: Final = 128
+"""Length of a request id, and of what a holder says of itself."""
+_QUOTA_MAX: Final = 1 << 62
+
+_Choice = TypeVar("_Choice", bound=enum.StrEnum)
+
+
+def acquire_command(request: AcquireRequest, tenant: TenantId, lease: LeaseId, policy: Policy) -> Acquire:
+    """The command of an acquire message, under a lease id that was not used before."""
+    wants = tuple(_want(want) for want in request.wants)
+    if not wants:
+        raise InvalidRequest("the request wants nothing", do="Ask for a gpu, cpu, memory or block.")
+    tier = Tier.INTERACTIVE if request.tier is None else choice(Tier, request.tier, "tier")
+    if request.spot:
+        if request.tier is not None and tier is not Tier.SPOT:
+            raise InvalidRequest(f"spot contradicts tier {tier}", do="Say one of the two.")
+        tier = Tier.SPOT
+    if request.ttl is None:
+        ttl_ns = min(policy.ttl_default_ns(want.kind) for want in wants)
+    else:
+        ttl_ns = parse_duration_ns(request.ttl, "ttl")
+    return Acquire(
+        tenant=tenant,
+        lease=lease,
+        request_id=request_id(request.request_id),
+        wants=wants,
+        ttl_ns=ttl_ns,
+        tier=tier,
+        wait_ns=None if request.wait is None else parse_duration_ns(request.wait, "wait", zero_ok=True),
+        selector=valid_labels(request.selector) if request.selector else {},
+        renew=choice(RenewMode, request.renew, "renew mode"),
+        name=None if request.name is None else valid_name(request.name, "lease name"),
+        labels=valid_labels(request.labels) if request.labels else {},
+        holder=text(request.holder, "holder"),
+    )
+
+
+def _want(want: WantBody) -> Want:
+    kind = choice(Kind, want.kind, "kind")
+    return Want(
+        kind=kind,
+        amount=_amount(kind, want.amount, "amount"),
+        count=want.count,
+        exclusivity=None if want.exclusivity is None else choice(Exclusivity, want.exclusivity, "exclusivity"),
+        model=None if want.model is None else text(want.model, "model"),
+        least=None if want.least is None else _amount(kind, want.least, "least amount"),
+    )
+
+
+def _amount(kind: Kind, amount: int, what: str) -> int:
+    if kind is not Kind.CPU:
+        return parse_size(amount, what)
+    if amount < 1:
+        raise InvalidRequest(f"the {what} must be at least one core, not {amount}", do="Ask for one core or more.")
+    return amount
+
+
+def quota(view: QuotaView) -> Quota:
+    """Limits as the operator set them; zero is a limit too."""
+    limits = {name: getattr(view, name) for name in view.__struct_fields__}
+    for name, value in limits.items():
+        if value is not None and not 0 <= value <= _QUOTA_MAX:
+            raise InvalidRequest(f"a quota of {name} = {value} makes no sense", do="Give a whole number from 0.")
+    return Quota(**limits)
+
+
+def choice(options: type[_Choice], value: str, what: str) -> _Choice:
+    """One of a closed list, or an error that names the list."""
+    try:
+        return options(value)
+    except ValueError:
+        listed = ", ".join(options)
+        raise InvalidRequest(f"{value[:40]!r} is not a {what}", do=f"Use one of: {listed}.") from None
+
+
+def request_id(value: str) -> RequestId:
+    """What makes a repeated request one request."""
+    if not value:
+        raise InvalidRequest("the request id is empty", do="Choose a new random one for every new request.")
+    return RequestId(text(value, "request id"))
+
+
+def text(value: str, what: str) -> str:
+    """A short text that can be printed anywhere."""
+    if len(value) > TEXT_MAX or not value.isprintable():
+        raise InvalidRequest(
+            f"the {what} is too long or has control characters", do=f"Keep it to {TEXT_MAX} printable characters."
+        )
+    return value
+
+
+def busy_ns(seconds: float) -> int:
+    """Seconds of work, as reported by a holder."""
+    return parse_duration_ns(seconds, "busy time", zero_ok=True) if seconds else 0
+
+
+def number(query: dict[str, str], name: str, *, most: float) -> float:
+    """A query parameter in seconds; 0 if it is not there."""
+    said = query.get(name, "0")
+    try:
+        value = float(said)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:  # also false for NaN
+        raise InvalidRequest(f"{name}={said[:40]} is not a number from 0 to {most:g}", do=f"Correct {name}.")
+    return value
+
+
+def flag(query: dict[str, str], name: str) -> bool:
+    """A query parameter that is 1 (also ``true``) or 0."""
+    said = query.get(name, "0").lower()
+    if said not in ("0", "1", "true", "false", ""):
+        raise InvalidRequest(f"{name}={said[:40]} is neither 1 nor 0", do=f"Correct {name}.")
+    return said in ("1", "true")

@@ -1,0 +1,114 @@
+"""From facts to numbers: keeps the office's metrics in step with the ledger's events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sublet.broker import events as ev
+from sublet.broker.driver import Driver
+from sublet.broker.records import LeaseRecord, Now
+from sublet.lease.states import LeaseStatus, SliceState
+from sublet.observe.metrics import OfficeMetrics, Readings
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId
+
+__all__ = ["Counting"]
+
+
+class Counting:
+    """A listener of the driver. Device time is an integral of one level, so reading it costs the same at any time."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.metrics = OfficeMetrics(self._read)
+        self.streams = 0
+        self._driver = driver
+        self._millis: dict[LeaseId, int] = {}
+        self._level = 0
+        self._integral = 0
+        self._since_ns = driver.clock.now_ns()
+        self._teardown_from_ns: dict[LeaseId, int] = {}
+        for lease in driver.ledger.state.leases.values():
+            if lease.status in (LeaseStatus.GRANTED, LeaseStatus.ACTIVE, LeaseStatus.NOTICED):
+                self._hold(lease, self._since_ns)
+        driver.listen(self.note)
+        driver.time_commits(self._committed)
+
+    def note(self, now: Now, events: Sequence[ev.Event]) -> None:
+        """One batch of facts."""
+        leases = self._driver.ledger.state.leases
+        for event in events:
+            match event:
+                case ev.Renewed():
+                    self.metrics.renewals.inc()
+                case ev.Granted():
+                    lease = leases.get(event.lease)
+                    if lease is not None:
+                        self.metrics.grants.labels(_kind(lease), lease.tier.value).inc()
+                        self.metrics.wait_seconds.observe((now.ns - lease.asked_at_ns) / NS_PER_S)
+                        self._hold(lease, now.ns)
+                case ev.Ungranted():
+                    self._let_go(event.lease, now.ns)
+                case ev.Ending():
+                    self._let_go(event.lease, now.ns)
+                    self._teardown_from_ns[event.lease] = now.ns
+                case ev.Ended():
+                    self._ended(event, leases.get(event.lease), now)
+                case ev.Noticed():
+                    self.metrics.notices.labels(event.notice.reason.value).inc()
+                case ev.Quarantined() | ev.ResourceFaulted():
+                    self.metrics.quarantines.inc()
+                case _:
+                    pass
+
+    def _ended(self, event: ev.Ended, lease: LeaseRecord | None, now: Now) -> None:
+        began_ns = self._teardown_from_ns.pop(event.lease, None)
+        if began_ns is not None:
+            self.metrics.teardown_seconds.observe((now.ns - began_ns) / NS_PER_S)
+        if lease is not None:
+            self.metrics.ends.labels(_kind(lease), event.end.reason.value).inc()
+
+    def _hold(self, lease: LeaseRecord, now_ns: int) -> None:
+        millis = sum(part.millis for part in lease.parts)
+        if millis:
+            self._millis[lease.id] = millis
+            self._change(millis, now_ns)
+
+    def _let_go(self, lease: LeaseId, now_ns: int) -> None:
+        millis = self._millis.pop(lease, 0)
+        if millis:
+            self._change(-millis, now_ns)
+
+    def _change(self, millis: int, now_ns: int) -> None:
+        self._integral += self._level * (now_ns - self._since_ns)
+        self._since_ns = now_ns
+        self._level += millis
+
+    def _committed(self, took_ns: int, events: int) -> None:
+        self.metrics.commit_seconds.observe(took_ns / NS_PER_S)
+        self.metrics.commit_events.observe(events)
+
+    def _read(self) -> Readings:
+        state = self._driver.ledger.state
+        held = self._integral + self._level * (self._driver.clock.now_ns() - self._since_ns)
+        capacity: dict[str, int] = {}
+        used: dict[str, int] = {}
+        quarantined = 0
+        for resource in state.resources.values():
+            kind = resource.device.kind.value
+            capacity[kind] = capacity.get(kind, 0) + resource.device.capacity
+            used[kind] = used.get(kind, 0) + resource.used
+            quarantined += resource.state is SliceState.QUARANTINED
+            quarantined += sum(piece.state is SliceState.QUARANTINED for piece in resource.slices.values())
+        return Readings(
+            queued=state.queued_count,
+            live=state.live_count,
+            quarantined=quarantined,
+            streams=self.streams,
+            commits=self._driver.commits,
+            gpu_seconds=held / MILLIS_PER_DEVICE / NS_PER_S,
+            capacity=capacity,
+            used=used,
+        )
+
+
+def _kind(lease: LeaseRecord) -> str:
+    return lease.wants[0].kind.value

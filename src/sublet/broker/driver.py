@@ -1,0 +1,439 @@
+"""The driver: carries commands to the ledger and its decisions out into the world, in the order that keeps promises.
+
+One asyncio loop decides everything. Commands that became ready together are handled together and share one commit;
+then the orders go out, then an answer that must not be seen before the agent holds it waits for ``Held``, and only
+then does anybody hear of it.
+
+The commit runs in the loop itself, on purpose. It is one blocking fsync of about 0.1 ms, and while it runs the kernel
+gathers the requests of everybody else, which the next turn handles as one batch. A thread would have to hand batches
+over twice, and reads would have to be kept from seeing what is decided but not yet durable. Here nothing runs between
+a decision and its commit, so whatever a read sees *is* durable.
+
+A commit that fails ends the office at once: what is on disk is then unknown, so nothing may be answered on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from sublet.broker.answers import Answer, Outcome
+from sublet.broker.commands import AgentReport, Command, NodeUp, OpenOffice, Release, Tick
+from sublet.broker.events import Event
+from sublet.broker.ledger import Ledger
+from sublet.broker.presence import Presence
+from sublet.broker.records import Now
+from sublet.clock import Clock
+from sublet.errors import Disconnected, LeaseNotActive, SubletError
+from sublet.values import NS_PER_S, LeaseId, NodeId
+from sublet.wire.orders import Held, Inventory, NotHeld, Order, Report
+
+__all__ = [
+    "BATCH_MAX",
+    "HOLD_TIMEOUT_S",
+    "PENDING_MAX",
+    "Agent",
+    "Driver",
+    "Journal",
+    "Listener",
+]
+
+_log = logging.getLogger("sublet.broker")
+
+BATCH_MAX: Final = 1024
+"""Commands in one commit: bounds how long the first of them waits for the last."""
+PENDING_MAX: Final = 50_000
+"""Commands waiting for their turn; beyond it a command is turned away, and said so."""
+HOLD_TIMEOUT_S: Final = 5.0
+"""How long an answer waits for the agent to hold what it promises."""
+LIVE_BEAT_S: Final = 1.0
+"""While anything has a deadline, the clock is looked at this often: a timer of the loop stands still while the machine
+sleeps, CLOCK_BOOTTIME does not."""
+SLOW_BEAT_S: Final = 30.0
+"""With nothing live, how often the office wakes at all."""
+SHORTEST_NAP_NS: Final = 1_000_000
+"""Between two looks at the clock that nobody asked for."""
+REPORT_LINGER_S: Final = 0.001
+"""A report nobody waits for is handled after this long, or with the next command, so that both share a commit."""
+COMPACT_EVERY: Final = 50_000
+"""Events after which the state is written down whole and the older events leave the journal (never before as many
+events as there are leases, so that writing everything costs a bounded share)."""
+
+_LOST: Final = "the office stopped: its journal could not be written ({error}); nothing was answered on it"
+
+T = TypeVar("T")
+Listener = Callable[[Now, Sequence[Event]], None]
+
+
+class Agent(Protocol):
+    """What the driver needs of an agent (see ``agent.port`` for the whole promise). Reports come back through
+    ``Driver.report``, also from inside ``send`` and ``tick``."""
+
+    @property
+    def node(self) -> NodeId:
+        """Whose orders go here."""
+
+    def inventory(self) -> Inventory:
+        """What the node has."""
+
+    def send(self, order: Order) -> None:
+        """Take an order; twice, late or out of order does no harm."""
+
+    def tick(self, now_ns: int) -> int | None:
+        """Do what is due and say when to come again."""
+
+
+class Journal(Protocol):
+    """What the driver needs of the journal."""
+
+    def commit(self, events: Sequence[Event], now: Now) -> None:
+        """Durable when it returns. If it raises, nothing may be believed."""
+
+    def beat(self, now: Now) -> None:
+        """Note the instant, so that a later incarnation on another clock knows what remained."""
+
+    def compact(self, snapshot: bytes, now: Now) -> None:
+        """Keep the snapshot in place of the events before it."""
+
+
+class _Waiting:
+    """A command on its way, and who wants to know what it came to."""
+
+    __slots__ = ("command", "future", "lease", "number", "render", "timer", "value")
+
+    def __init__(self, command: Command, future: asyncio.Future[Any] | None, render: Any) -> None:
+        self.command = command
+        self.future = future
+        self.render = render
+        self.lease = LeaseId("")
+        self.number = 0
+        self.value: Any = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Driver:
+    """Owns the ledger, the journal and the way between them and the agents."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        journal: Journal,
+        clock: Clock,
+        die: Callable[[str], None],
+        since_snapshot: int = 0,
+    ) -> None:
+        """``die`` ends the process; ``since_snapshot`` is how many events the journal keeps after its snapshot."""
+        self.ledger = ledger
+        self.clock = clock
+        self.presence = Presence()
+        self.commits = 0
+        self.turned_away = 0
+        self._journal = journal
+        self._die = die
+        self._agents: dict[NodeId, Agent] = {}
+        self._touched: set[NodeId] = set()
+        """Agents that got an order in this turn."""
+        self._agent_wake_ns: dict[NodeId, int] = {}
+        self._listeners: list[Listener] = []
+        self._observers: list[Callable[[int, int], None]] = []
+        self._pending: deque[_Waiting] = deque()
+        self._held: dict[LeaseId, list[_Waiting]] = {}
+        self._flush_at: asyncio.Handle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ns = 0
+        self._since_snapshot = since_snapshot
+        self._dead = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ---- life ----
+
+    async def start(self, opening: OpenOffice, agents: Iterable[Agent]) -> None:
+        """Open the office: the ledger learns its incarnation, then its nodes, and unconfirmed orders go out again."""
+        self._loop = asyncio.get_running_loop()
+        await self.submit(opening)
+        for agent in agents:
+            self._agents[agent.node] = agent
+            await self.submit(NodeUp(inventory=agent.inventory()))
+        now = self.now()
+        for lease in self.ledger.state.leases.values():
+            self.presence.restored(lease, now.ns)
+        self._beat()
+
+    def stop(self) -> None:
+        """No more timers. What was not answered stays unanswered."""
+        self._dead = True
+        for handle in (self._timer, self._linger, self._flush_at):
+            if handle is not None:
+                handle.cancel()
+
+    def listen(self, listener: Listener) -> None:
+        """Called with each batch of facts once it is durable, in order."""
+        self._listeners.append(listener)
+
+    def time_commits(self, observer: Callable[[int, int], None]) -> None:
+        """Called after each commit with its nanoseconds and the number of its events."""
+        self._observers.append(observer)
+
+    def now(self) -> Now:
+        return Now(self.clock.now_ns(), self.clock.wall_ns())
+
+    # ---- commands ----
+
+    def submit(
+        self, command: Command, render: Callable[[Answer, Now], T] | None = None
+    ) -> asyncio.Future[T] | asyncio.Future[Any]:
+        """Hand in a command; the future has its answer, or the ledger's error, once it may be known.
+
+        ``render`` makes the answer's outer form at the moment of the decision: the record behind an answer is alive,
+        and what it says a moment later (a newer deadline, say) has not been promised to *this* caller.
+        """
+        assert self._loop is not None, "the driver was not started"
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if len(self._pending) >= PENDING_MAX:
+            self.turned_away += 1
+            future.set_exception(
+                Disconnected(
+                    f"the office has {PENDING_MAX} requests before this one", do="Try again in a moment, less often."
+                )
+            )
+            return future
+        self._enqueue(_Waiting(command, future, render))
+        return future
+
+    def report(self, report: Report) -> None:
+        """The sink of the agents."""
+        waiting = _Waiting(AgentReport(report=report), None, None)
+        if type(report) is Held:
+            self._pending.append(waiting)
+            if not report.told:
+                self._holds(report.lease, report.number)
+            self._flush_later()
+        elif type(report) is NotHeld:
+            self._enqueue(waiting)
+        else:
+            self._pending.append(waiting)
+            self._flush_later()
+
+    def post(self, command: Command) -> None:
+        """Hand in a command nobody waits for."""
+        self._enqueue(_Waiting(command, None, None))
+
+    async def settled(self, lease: LeaseId) -> None:
+        """Until nothing that was decided for this lease still waits for its agent: then what a read says was held."""
+        while self._held.get(lease):
+            future = self._held[lease][-1].future
+            if future is None:
+                return
+            await asyncio.wait([future])
+
+    def _enqueue(self, waiting: _Waiting) -> None:
+        self._pending.append(waiting)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if self._flush_at is None and not self._dead:
+            assert self._loop is not None
+            self._flush_at = self._loop.call_soon(self._flush)
+
+    def _flush_later(self) -> None:
+        if self._flush_at is None and self._linger is None and not self._dead:
+            assert self._loop is not None
+            self._linger = self._loop.call_later(REPORT_LINGER_S, self._flush)
+
+    # ---- one turn ----
+
+    def _flush(self) -> None:
+        """Decide, make durable, order, answer: one batch."""
+        assert self._loop is not None
+        self._flush_at = None
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        if self._dead or not self._pending:
+            return
+        now = self.now()
+        batch: list[tuple[_Waiting, Outcome]] = []
+        events: list[Event] = []
+        try:
+            while self._pending and len(batch) < BATCH_MAX:
+                waiting = self._pending.popleft()
+                outcome = self.ledger.handle(waiting.command, now)
+                if waiting.future is not None and not isinstance(outcome.answer, SubletError):
+                    waiting.value = outcome.answer if waiting.render is None else waiting.render(outcome.answer, now)
+                events.extend(outcome.events)
+                batch.append((waiting, outcome))
+        except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office below
+            # A ledger that raised may have stopped half-way through a change. The journal has not: the next office
+            # folds the last good state from it.
+            _log.exception("the ledger could not handle a command")
+            self._end(f"the office stopped: the ledger failed on a command ({type(error).__name__}: {error})")
+            return
+        if events and not self._commit(events, now):
+            return
+        self._carry_out(batch)
+        if self._touched:
+            touched, self._touched = self._touched, set()
+            self._tick_agents(touched, now)
+        if events:
+            self._tell(now, events)
+        self._arm(now)
+        if self._pending and self._linger is None:
+            self._flush_soon()
+
+    def _commit(self, events: list[Event], now: Now) -> bool:
+        began_ns = self.clock.now_ns()
+        try:
+            self._journal.commit(events, now)
+            took_ns = self.clock.now_ns() - began_ns
+            self._since_snapshot += len(events)
+            if self._since_snapshot >= max(COMPACT_EVERY, len(self.ledger.state.leases)):
+                self._since_snapshot = 0
+                self._journal.compact(self.ledger.state.snapshot(), now)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
+            self._end(_LOST.format(error=error))
+            return False
+        self.commits += 1
+        for observer in self._observers:
+            observer(took_ns, len(events))
+        return True
+
+    def _carry_out(self, batch: list[tuple[_Waiting, Outcome]]) -> None:
+        for waiting, outcome in batch:
+            future = waiting.future
+            # The hold is noted before the order goes out: an agent in this process reports from inside ``send``.
+            if outcome.hold is not None and future is not None:
+                waiting.lease, waiting.number = LeaseId(outcome.hold[0]), outcome.hold[1]
+                self._held.setdefault(waiting.lease, []).append(waiting)
+            for order in outcome.orders:
+                self._send(order)
+            if isinstance(waiting.command, AgentReport):
+                if isinstance(waiting.command.report, NotHeld):
+                    self._refused(waiting.command.report)
+            elif future is not None and not future.done():
+                if isinstance(outcome.answer, SubletError):
+                    _fail(future, outcome.answer)
+                elif outcome.hold is None:
+                    future.set_result(waiting.value)
+                else:
+                    assert self._loop is not None
+                    waiting.timer = self._loop.call_later(HOLD_TIMEOUT_S, self._not_confirmed, waiting)
+
+    def _tell(self, now: Now, events: Sequence[Event]) -> None:
+        self.presence.note(events, now.ns)
+        for listener in self._listeners:
+            try:
+                listener(now, events)
+            except Exception:  # noqa: BLE001 - who watches must not be able to stop what is watched
+                _log.exception("a listener failed on a batch of %d facts", len(events))
+
+    # ---- agents ----
+
+    def _send(self, order: Order) -> None:
+        node = self.ledger.node_of(order)
+        agent = self._agents.get(node) if node is not None else None
+        if agent is not None:  # a lost node gets its orders when it is back: the ledger repeats them
+            agent.send(order)
+            self._touched.add(agent.node)
+
+    def _tick_agents(self, nodes: Iterable[NodeId], now: Now) -> None:
+        for node in nodes:
+            wake_ns = self._agents[node].tick(now.ns)
+            if wake_ns is None:
+                self._agent_wake_ns.pop(node, None)
+            else:
+                self._agent_wake_ns[node] = wake_ns
+
+    def _holds(self, lease: LeaseId, number: int) -> None:
+        """The agent holds every order up to this number, so the answers that waited for one of them may go."""
+        waiters = self._held.get(lease)
+        if waiters is None:
+            return
+        for waiting in [w for w in waiters if w.number <= number]:
+            self._drop(waiting)
+            if waiting.future is not None and not waiting.future.done():
+                waiting.future.set_result(waiting.value)
+
+    def _refused(self, report: NotHeld) -> None:
+        for waiting in [w for w in self._held.get(report.lease, ()) if w.number <= report.number]:
+            self._drop(waiting)
+            if waiting.future is not None and not waiting.future.done():
+                _fail(waiting.future, LeaseNotActive(f"lease {report.lease} ended on its machine before the answer"))
+
+    def _not_confirmed(self, waiting: _Waiting) -> None:
+        self._drop(waiting)
+        if waiting.future is not None and not waiting.future.done():
+            _fail(
+                waiting.future,
+                Disconnected(
+                    f"the machine of lease {waiting.lease} did not confirm within {HOLD_TIMEOUT_S:g} s; "
+                    "whether it took effect is not known",
+                    do="Ask again with the same request id, or look with `sublet lease show`.",
+                ),
+            )
+
+    def _drop(self, waiting: _Waiting) -> None:
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        waiters = self._held[waiting.lease]
+        waiters.remove(waiting)
+        if not waiters:
+            del self._held[waiting.lease]
+
+    # ---- time ----
+
+    def _arm(self, now: Now) -> None:
+        """Set the timer for the next thing that is due; it is only ever moved forward, an early look does no harm."""
+        assert self._loop is not None
+        wakes = [*self._agent_wake_ns.values()]
+        wakes += [ns for ns in (self.ledger.next_wake_ns(), self.ledger.next_resend_ns()) if ns is not None]
+        wake_ns = min(wakes, default=None)
+        live = wake_ns is not None or len(self.presence) > 0
+        delay_ns = round((LIVE_BEAT_S if live else SLOW_BEAT_S) * NS_PER_S)
+        if wake_ns is not None:
+            delay_ns = min(delay_ns, max(SHORTEST_NAP_NS, wake_ns - now.ns))
+        at_ns = now.ns + delay_ns
+        if self._timer is not None:
+            if self._timer_at_ns <= at_ns:
+                return
+            self._timer.cancel()
+        self._timer_at_ns = at_ns
+        self._timer = self._loop.call_later(delay_ns / NS_PER_S, self._beat)
+
+    def _beat(self) -> None:
+        """Look at the clock: agents first, who end what is over, then the ledger, which may give it to the next."""
+        self._timer = None
+        if self._dead:
+            return
+        now = self.now()
+        for order in self.ledger.orders_due(now):
+            self._send(order)
+        self._touched.clear()
+        self._tick_agents(self._agents, now)
+        for lease_id in self.presence.gone(now.ns):
+            lease = self.ledger.state.leases.get(lease_id)
+            if lease is not None:
+                self.post(Release(tenant=lease.tenant, lease=lease_id, gone=True))
+        wake_ns = self.ledger.next_wake_ns()
+        if wake_ns is not None and wake_ns <= now.ns:
+            self.post(Tick())
+        try:
+            self._journal.beat(now)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
+            self._end(_LOST.format(error=error))
+            return
+        if self._flush_at is None:
+            self._arm(now)
+
+    def _end(self, message: str) -> None:
+        self.stop()
+        self._die(message)
+
+
+def _fail(future: asyncio.Future[Any], error: SubletError) -> None:
+    future.set_exception(error)
+    future.exception()  # read once, so that a caller who went away leaves no complaint behind

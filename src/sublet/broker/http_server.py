@@ -1,0 +1,154 @@
+"""Serving the control API: uvicorn's HTTP protocol on a socket of ours, with limits on what a stranger may cost us.
+
+uvicorn's own ``Server`` is left out: it wakes ten times a second, takes the process's signals, and makes its unix
+socket writable for everybody. What is used is its protocol: HTTP/1.1 on httptools,
+keep-alive, pipelining, flow control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from sublet.errors import InvalidRequest, SubletError
+from sublet.wire.http import ErrorBody, ErrorView
+
+__all__ = ["CONNECTIONS_MAX", "HEAD_MAX_BYTES", "HttpServer"]
+
+CONNECTIONS_MAX: Final = 4096
+"""Open connections of one office."""
+HEAD_MAX_BYTES: Final = 32 * 1024
+"""Request line and headers. The parser has no limit of its own."""
+KEEP_ALIVE_S: Final = 120
+"""An idle connection is closed after this long."""
+CLOSE_PATIENCE_S: Final = 2.0
+"""How long requests in progress may take to end when the office closes."""
+
+
+class HttpServer:
+    """Serves one ASGI application on a listening socket."""
+
+    def __init__(self, app: Any, *, on_limit: Callable[[str], None]) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is told to clients
+        config = Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            access_log=False,
+            log_config=None,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        config.load()
+        self._config = config
+        self._state = ServerState()
+        self._on_limit = on_limit
+        self._server: asyncio.AbstractServer | None = None
+
+    @property
+    def busy(self) -> int:
+        """Requests in progress, event streams included."""
+        return len(self._state.tasks)
+
+    async def start(self, listening: socket.socket) -> None:
+        """Serve until ``close``."""
+        self._server = await asyncio.get_running_loop().create_unix_server(self._protocol, sock=listening)
+
+    async def close(self) -> None:
+        """Accept nothing more, let requests in progress end, then hang up."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        tasks = list(self._state.tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CLOSE_PATIENCE_S)
+            for task in late:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*late, return_exceptions=True)
+        for connection in list(self._state.connections):
+            if isinstance(connection, _Protocol) and connection.transport is not None:
+                connection.transport.abort()
+
+    def _protocol(self) -> _Protocol:
+        return _Protocol(self._config, self._state, {}, on_limit=self._on_limit)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol with a bounded head and a bounded number of connections."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, on_limit: Callable[[str], None]
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._on_limit = on_limit
+        self._in_head = True
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            self._on_limit("connections")
+            self._hang_up(b"503 Service Unavailable", "the office has too many connections", "Try again in a moment.")
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
+            self._head_too_large()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > HEAD_MAX_BYTES:
+            self._head_too_large()
+            return
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._hang_up(b"400 Bad Request", "that is not HTTP", "Speak HTTP/1.1.")
+
+    def _head_too_large(self) -> None:
+        self._on_limit("head_bytes")
+        self._hang_up(
+            b"431 Request Header Fields Too Large",
+            f"the headers are larger than {HEAD_MAX_BYTES} bytes",
+            "Send fewer or shorter headers.",
+        )
+
+    def _hang_up(self, status: bytes, message: str, do: str) -> None:
+        error: SubletError = InvalidRequest(message, do=do)
+        body = msgspec.json.encode(
+            ErrorBody(error=ErrorView(kind=error.kind, message=message, do=do, transient=error.transient))
+        )
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()

@@ -1,0 +1,248 @@
+"""The routes of the control API as data. Everything that is true of a route stands in its line.
+
+The application dispatches on this table, the OpenAPI document is made from it, and the test of rights walks it: a route
+that is added here is served, described and tested for what strangers may do, without another word.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sublet.broker import serve_leases as leases
+from sublet.broker import serve_office as office
+from sublet.broker.service import Call, Reply, Service
+from sublet.wire import http as wire
+
+__all__ = ["ROUTES", "Right", "Route"]
+
+Handler = Callable[[Service, Call], Awaitable[Reply]]
+
+
+class Right(enum.StrEnum):
+    """What the caller must be."""
+
+    OPEN = "open"
+    """Anybody: says nothing about anybody."""
+    TENANT = "tenant"
+    """Any tenant, for what is its own."""
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One line of the table."""
+
+    method: str
+    path: str
+    """With ``{id}`` as its fourth piece, or without."""
+    right: Right
+    handler: Handler
+    summary: str
+    request: type | None = None
+    answers: Mapping[int, Any] = field(default_factory=dict)
+    """Status → message type, or a content type where it is not JSON."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Parameter → what it means."""
+    of: str = ""
+    """What ``{id}`` names: lease, tenant or node."""
+
+
+def _table() -> tuple[Route, ...]:
+    current = wire.GrantAnswer | wire.PlaceAnswer | wire.OfferAnswer
+    lease = "/v1/leases/{id}"
+
+    def route(method: str, path: str, right: Right, handler: Handler, summary: str, **rest: Any) -> Route:
+        return Route(method=method, path=path, right=right, handler=handler, summary=summary, **rest)
+
+    def of_lease(verb: str, handler: Handler, summary: str, request: type | None, answer: Any) -> Route:
+        return route(
+            "POST",
+            f"{lease}/{verb}",
+            Right.TENANT,
+            handler,
+            summary,
+            request=request,
+            answers={200: answer},
+            of="lease",
+        )
+
+    return (
+        route("GET", "/v1/hello", Right.OPEN, office.hello, "Who is there", answers={200: wire.Hello}),
+        route("GET", "/openapi.json", Right.OPEN, office.document, "This document", answers={200: "application/json"}),
+        route(
+            "GET",
+            "/metrics",
+            Right.OPERATOR,
+            office.metrics,
+            "Numbers for Prometheus",
+            answers={200: "text/plain"},
+        ),
+        route("GET", "/v1/status", Right.TENANT, office.status, "The office", answers={200: wire.StatusView}),
+        route(
+            "POST",
+            "/v1/leases",
+            Right.TENANT,
+            leases.acquire,
+            "Ask for a lease",
+            request=wire.AcquireRequest,
+            answers={
+                201: wire.GrantAnswer,
+                202: wire.PlaceAnswer,
+                200: wire.OfferAnswer,
+                409: wire.RefusalAnswer,
+            },
+        ),
+        route(
+            "GET",
+            "/v1/leases",
+            Right.TENANT,
+            leases.leases,
+            "Live leases, newest first",
+            answers={200: list[wire.LeaseView]},
+            query={"all": "1 shows ended ones too", "tenant": "only this tenant's"},
+        ),
+        route(
+            "GET",
+            lease,
+            Right.TENANT,
+            leases.show,
+            "One lease, or the next change of its status",
+            answers={200: current},
+            query={"wait": "seconds to wait for a change, at most 60", "after": "the status that is already known"},
+            of="lease",
+        ),
+        of_lease("claim", leases.claim, "Take a grant or an offer", wire.ClaimRequest, wire.GrantAnswer),
+        of_lease("decline", leases.decline, "Say no to an offer", None, current),
+        of_lease("renew", leases.renew, "Move the deadline", wire.RenewRequest, wire.RenewAnswer),
+        of_lease("activity", leases.activity, "Say that it is busy or idle", wire.ActivityRequest, wire.LeaseView),
+        of_lease("release", leases.release, "Give it back, or leave the queue", wire.ReleaseRequest, wire.LeaseView),
+        of_lease("attach", leases.attach, "Take it over under a new epoch", wire.AttachRequest, wire.GrantAnswer),
+        route(
+            "POST",
+            f"{lease}/revoke",
+            Right.OPERATOR,
+            office.revoke,
+            "Take it, at once or with notice",
+            request=wire.RevokeRequest,
+            answers={200: wire.LeaseView},
+            of="lease",
+        ),
+        route(
+            "GET",
+            f"{lease}/token",
+            Right.TENANT,
+            leases.token,
+            "A fresh capability token",
+            answers={200: wire.TokenView},
+            of="lease",
+        ),
+        route(
+            "POST",
+            "/v1/renewals",
+            Right.TENANT,
+            leases.renewals,
+            "Many renewals, each answered on its own",
+            request=wire.RenewalsRequest,
+            answers={200: wire.RenewalsAnswer},
+        ),
+        route(
+            "GET",
+            "/v1/events",
+            Right.TENANT,
+            leases.events,
+            "News as server-sent events",
+            answers={200: "text/event-stream"},
+            query={"lease": "only of this lease", "all": "1: of all tenants (operators)"},
+        ),
+        route(
+            "GET", "/v1/tenants", Right.OPERATOR, office.tenants, "All tenants", answers={200: list[wire.TenantView]}
+        ),
+        route(
+            "POST",
+            "/v1/tenants",
+            Right.OPERATOR,
+            office.add_tenant,
+            "A new tenant; its token is shown this once",
+            request=wire.TenantRequest,
+            answers={201: wire.TenantToken},
+        ),
+        route(
+            "GET",
+            "/v1/tenants/{id}",
+            Right.OPERATOR,
+            office.tenant,
+            "One tenant",
+            answers={200: wire.TenantView},
+            of="tenant",
+        ),
+        route(
+            "PATCH",
+            "/v1/tenants/{id}",
+            Right.OPERATOR,
+            office.set_tenant,
+            "Change what is given",
+            request=wire.TenantRequest,
+            answers={200: wire.TenantToken},
+            of="tenant",
+        ),
+        route(
+            "GET",
+            "/v1/fences",
+            Right.OPERATOR,
+            office.fences,
+            "What nobody gets, and why",
+            answers={200: list[wire.FenceView]},
+        ),
+        route(
+            "POST",
+            "/v1/fences/clear",
+            Right.OPERATOR,
+            office.clear_fence,
+            "Verify again, or vouch; answers what is still fenced",
+            request=wire.ClearFenceRequest,
+            answers={200: list[wire.FenceView]},
+            query={"resource": "its id"},
+        ),
+        route(
+            "POST",
+            "/v1/nodes/{id}/drain",
+            Right.OPERATOR,
+            office.drain,
+            "Empty a node, or open it again",
+            request=wire.DrainRequest,
+            answers={200: wire.NodeView},
+            of="node",
+        ),
+        route(
+            "GET",
+            "/v1/audit/verify",
+            Right.OPERATOR,
+            office.audit,
+            "Walk the audit chain",
+            answers={200: wire.AuditReport},
+        ),
+        route(
+            "POST",
+            "/v1/backup",
+            Right.OPERATOR,
+            office.backup,
+            "Copy the journal to a file of this machine",
+            request=wire.BackupRequest,
+            answers={200: wire.BackupAnswer},
+        ),
+        route(
+            "POST",
+            "/v1/down",
+            Right.OPERATOR,
+            office.down,
+            "End the office",
+            request=wire.DownRequest,
+            answers={200: wire.DownAnswer},
+        ),
+    )
+
+
+ROUTES: Final = _table()

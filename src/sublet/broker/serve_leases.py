@@ -1,0 +1,309 @@
+"""The control API, leases: each handler turns a message into a command, and the answer into a message."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from sublet.broker import commands as cmd
+from sublet.broker.answers import Answer, Granted, Offer, Place, Refusal
+from sublet.broker.asking import acquire_command, busy_ns, flag, number, request_id, text
+from sublet.broker.records import LeaseRecord, Now
+from sublet.broker.service import Call, Reply, Service, json_reply
+from sublet.broker.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339
+from sublet.errors import InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.values import Epoch, LeaseId, parse_duration_ns
+from sublet.wire.http import (
+    AcquireRequest,
+    ActivityRequest,
+    AttachRequest,
+    ClaimRequest,
+    EndView,
+    ErrorView,
+    GrantAnswer,
+    LeaseView,
+    OfferAnswer,
+    PlaceAnswer,
+    RefusalAnswer,
+    ReleaseRequest,
+    RenewalsAnswer,
+    RenewalsRequest,
+    RenewAnswer,
+    RenewItem,
+    RenewRequest,
+    TokenView,
+)
+
+__all__ = [
+    "RENEWALS_MAX",
+    "WAIT_MAX_S",
+    "acquire",
+    "activity",
+    "attach",
+    "claim",
+    "decline",
+    "error_view",
+    "events",
+    "leases",
+    "release",
+    "renew",
+    "renewals",
+    "show",
+    "token",
+]
+
+WAIT_MAX_S: Final = 60.0
+"""The longest that one request waits for a change; ask again."""
+RENEWALS_MAX: Final = 4096
+"""Renewals in one message."""
+
+
+# ---- asking ----
+
+
+async def acquire(service: Service, call: Call) -> Reply:
+    request: AcquireRequest = call.body
+    lease = LeaseId("l-" + secrets.token_hex(8))
+    command = acquire_command(request, call.caller.tenant, lease, service.driver.ledger.policy)
+
+    def render(answer: Answer, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer:
+        return _answer(service, answer, now)
+
+    answer = await service.driver.submit(command, render)
+    match answer:
+        case GrantAnswer():
+            answer.token = _token(service, request.token, answer.lease.id, answer.lease.epoch)
+            return json_reply(answer, 201)
+        case PlaceAnswer():
+            service.counting.metrics.places.inc()
+            return json_reply(answer, 202)
+        case RefusalAnswer():
+            service.counting.metrics.refusals.labels(answer.code).inc()
+            return json_reply(answer, 409)
+        case _:
+            return json_reply(answer, 200)
+
+
+async def claim(service: Service, call: Call) -> Reply:
+    request: ClaimRequest = call.body
+    command = cmd.Claim(tenant=call.caller.tenant, lease=LeaseId(call.id), epoch=request.epoch)
+    grant = await service.driver.submit(command, _render_grant(service, call.id))
+    grant.token = _token(service, request.token, grant.lease.id, grant.lease.epoch)
+    return json_reply(grant)
+
+
+async def decline(service: Service, call: Call) -> Reply:
+    command = cmd.Decline(tenant=call.caller.tenant, lease=LeaseId(call.id))
+    return json_reply(await service.driver.submit(command, lambda answer, now: _current(service, call.id, now)))
+
+
+async def attach(service: Service, call: Call) -> Reply:
+    request: AttachRequest = call.body
+    command = cmd.Attach(
+        tenant=call.caller.tenant,
+        lease=LeaseId(call.id),
+        request_id=request_id(request.request_id),
+        holder=text(request.holder, "holder"),
+    )
+    grant = await service.driver.submit(command, _render_grant(service, call.id))
+    grant.token = _token(service, request.token, grant.lease.id, grant.lease.epoch)
+    return json_reply(grant)
+
+
+# ---- keeping ----
+
+
+async def renew(service: Service, call: Call) -> Reply:
+    request: RenewRequest = call.body
+    command = cmd.Renew(
+        tenant=call.caller.tenant,
+        lease=LeaseId(call.id),
+        epoch=request.epoch,
+        active=request.active,
+        busy_ns=busy_ns(request.busy),
+        ttl_ns=None if request.ttl is None else parse_duration_ns(request.ttl, "ttl"),
+    )
+    answer = await service.driver.submit(command, _render_renewal(service, call.id))
+    answer.token = _token(service, request.token, answer.lease, answer.epoch)
+    return json_reply(answer)
+
+
+async def renewals(service: Service, call: Call) -> Reply:
+    request: RenewalsRequest = call.body
+    if len(request.items) > RENEWALS_MAX:
+        service.limit("renewals_per_message")
+        raise InvalidRequest(
+            f"{len(request.items)} renewals are more than one message may have",
+            do=f"Send at most {RENEWALS_MAX} at a time.",
+        )
+    commands = [_renew_item(call, item) for item in request.items]  # all are well-formed before the first is sent
+    answers = await asyncio.gather(
+        *(service.driver.submit(command, _render_renewal(service, command.lease)) for command in commands),
+        return_exceptions=True,
+    )
+    done: list[RenewAnswer | None] = []
+    errors: list[ErrorView | None] = []
+    for answer in answers:
+        if isinstance(answer, SubletError):
+            done.append(None)
+            errors.append(error_view(answer))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            done.append(answer)
+            errors.append(None)
+    return json_reply(RenewalsAnswer(items=done, errors=errors))
+
+
+def _renew_item(call: Call, item: RenewItem) -> cmd.Renew:
+    return cmd.Renew(
+        tenant=call.caller.tenant,
+        lease=LeaseId(item.lease),
+        epoch=item.epoch,
+        active=item.active,
+        busy_ns=busy_ns(item.busy),
+    )
+
+
+async def activity(service: Service, call: Call) -> Reply:
+    request: ActivityRequest = call.body
+    command = cmd.NoteActivity(
+        tenant=call.caller.tenant,
+        lease=LeaseId(call.id),
+        epoch=request.epoch,
+        active=request.active,
+        busy_ns=busy_ns(request.busy),
+    )
+    return json_reply(await service.driver.submit(command, _render_view(service, call.id)))
+
+
+async def release(service: Service, call: Call) -> Reply:
+    request: ReleaseRequest = call.body
+    command = cmd.Release(tenant=call.caller.tenant, lease=LeaseId(call.id), busy_ns=busy_ns(request.busy))
+    return json_reply(await service.driver.submit(command, _render_view(service, call.id)))
+
+
+# ---- looking ----
+
+
+async def leases(service: Service, call: Call) -> Reply:
+    """Live leases, newest first; with ``all`` the ended ones that are still remembered."""
+    ended_too = flag(call.query, "all")
+    tenant = call.query.get("tenant")
+    now = service.driver.now()
+    found = [
+        lease
+        for lease in service.driver.ledger.state.leases.values()
+        if (ended_too or lease.status is not LeaseStatus.ENDED)
+        and (call.caller.operator or lease.tenant == call.caller.tenant)
+        and (tenant is None or lease.tenant == tenant)
+    ]
+    found.sort(key=lambda lease: lease.arrival, reverse=True)
+    return json_reply([service.view(lease, now) for lease in found])
+
+
+async def show(service: Service, call: Call) -> Reply:
+    """How the lease is now, or, with ``wait``, once its status is no more what it was."""
+    wait_s = number(call.query, "wait", most=WAIT_MAX_S)
+    lease = service.lease(call)
+    if lease.tenant == call.caller.tenant:
+        service.driver.presence.seen(lease.id, service.driver.clock.now_ns())
+    if wait_s:
+        await service.changed(lease, call.query.get("after", lease.status.value), call, wait_s)
+    await service.driver.settled(lease.id)
+    service.lease(call)  # it may have been forgotten meanwhile
+    return json_reply(_current(service, call.id, service.driver.now()))
+
+
+async def token(service: Service, call: Call) -> Reply:
+    lease = service.lease(call, operator_too=False)
+    if lease.status not in LIVE_STATES:
+        raise LeaseNotActive(f"lease {lease.id} is {lease.status}, so there is nothing to open with a token")
+    text, expires_wall_ns = service.signer.mint(lease, service.driver.now())
+    return json_reply(TokenView(token=text, expires_at=rfc3339(expires_wall_ns)))
+
+
+async def events(service: Service, call: Call) -> Reply:
+    """News of one lease, of the tenant, or (operator, ``all``) of everybody."""
+    lease: LeaseRecord | None = None
+    if "lease" in call.query:
+        call.id = call.query["lease"]
+        lease = service.lease(call)
+    everything = flag(call.query, "all") and call.caller.operator
+    service.check_streams(call.caller)
+    return Reply(
+        200, b"", b"text/event-stream", service.hub.open(call.caller, None if lease is None else lease.id, everything)
+    )
+
+
+# ---- messages ----
+
+
+def error_view(error: SubletError) -> ErrorView:
+    """An error as it travels."""
+    end = error.end if isinstance(error, LeaseEnded) else None
+    return ErrorView(
+        kind=error.kind,
+        message=error.message,
+        do=error.do,
+        transient=error.transient,
+        end=None if end is None else EndView(reason=end.reason.value, at=end.at, detail=end.detail),
+    )
+
+
+def _answer(service: Service, answer: Answer, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer:
+    match answer:
+        case Granted():
+            return GrantAnswer(lease=service.view(answer.lease, now))
+        case Place():
+            return place_answer(answer, service.view(answer.lease, now))
+        case Offer():
+            return offer_answer(answer, service.view(answer.lease, now))
+        case Refusal():
+            return refusal_answer(answer)
+        case _:
+            raise AssertionError(f"an acquire was answered by {answer!r}")
+
+
+def _current(service: Service, lease_id: str, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer:
+    """What an acquire would be answered if it were answered now; after the end, the lease as it ended."""
+    lease = service.driver.ledger.state.leases[LeaseId(lease_id)]
+    match service.driver.ledger.answer_for(lease, now):
+        case Place() as place:
+            return place_answer(place, service.view(lease, now))
+        case Offer() as offer:
+            return offer_answer(offer, service.view(lease, now))
+        case _:
+            return GrantAnswer(lease=service.view(lease, now))
+
+
+def _render_grant(service: Service, lease_id: str) -> Callable[[Answer, Now], GrantAnswer]:
+    def render(answer: Answer, now: Now) -> GrantAnswer:
+        return GrantAnswer(lease=_view(service, lease_id, now))
+
+    return render
+
+
+def _render_view(service: Service, lease_id: str) -> Callable[[Answer, Now], LeaseView]:
+    return lambda answer, now: _view(service, lease_id, now)
+
+
+def _render_renewal(service: Service, lease_id: str) -> Callable[[Answer, Now], RenewAnswer]:
+    leases = service.driver.ledger.state.leases
+    return lambda answer, now: renew_answer(leases[LeaseId(lease_id)], now)
+
+
+def _view(service: Service, lease_id: str, now: Now) -> LeaseView:
+    return service.view(service.driver.ledger.state.leases[LeaseId(lease_id)], now)
+
+
+def _token(service: Service, wanted: bool, lease_id: str, epoch: Epoch | None) -> str | None:
+    """Minting costs more than a grant, so it is done for those who ask, and after the decision. It is for the epoch of
+    the answer: if another holder attached meanwhile, the newer epoch is none of this caller's business."""
+    lease = service.driver.ledger.state.leases.get(LeaseId(lease_id)) if wanted else None
+    if lease is None or lease.epoch != epoch or lease.status not in LIVE_STATES:
+        return None
+    return service.signer.mint(lease, service.driver.now())[0]

@@ -1,0 +1,249 @@
+"""The control API, the office itself: status, tenants, fences, nodes, bills, the audit chain, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import Any, Final
+
+from sublet.broker import commands as cmd
+from sublet.broker.access import new_token, token_hash
+from sublet.broker.asking import choice, quota
+from sublet.broker.records import TenantRecord
+from sublet.broker.service import Call, Reply, Service, is_live, json_reply
+from sublet.broker.views import device_view, fence_views, node_view, rfc3339, seconds, tenant_view
+from sublet.errors import InvalidRequest, NotFound
+from sublet.observe.metrics import CONTENT_TYPE
+from sublet.values import LeaseId, NodeId, ResourceId, TenantId, Tier, parse_duration_ns, valid_name
+from sublet.wire.http import (
+    WIRE_OLDEST,
+    WIRE_VERSION,
+    AuditReport,
+    BackupAnswer,
+    BackupRequest,
+    ClearFenceRequest,
+    DownAnswer,
+    DownRequest,
+    DrainRequest,
+    Hello,
+    RevokeRequest,
+    StatusView,
+    TenantRequest,
+    TenantToken,
+    TenantView,
+)
+
+__all__ = [
+    "add_tenant",
+    "audit",
+    "backup",
+    "clear_fence",
+    "document",
+    "down",
+    "drain",
+    "fences",
+    "hello",
+    "metrics",
+    "revoke",
+    "set_tenant",
+    "status",
+    "tenant",
+    "tenants",
+]
+
+
+_TOKEN_BYTES: Final = 32
+_DETAIL_MAX: Final = 500
+
+
+# ---- looking ----
+
+
+async def hello(service: Service, call: Call) -> Reply:
+    """Who is there; for everybody, so it says nothing about anybody."""
+    me = service.identity
+    return json_reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_OLDEST, version=me.version, pid=me.pid))
+
+
+async def document(service: Service, call: Call) -> Reply:
+    """The OpenAPI document."""
+    return Reply(200, service.document())
+
+
+async def status(service: Service, call: Call) -> Reply:
+    """The office and its devices; the leases of others are only shown to operators."""
+    me, state, now = service.identity, service.driver.ledger.state, service.driver.now()
+    shown: set[LeaseId] | None = None
+    if not call.caller.operator:
+        shown = {lease.id for lease in state.leases.values() if lease.tenant == call.caller.tenant}
+    return json_reply(
+        StatusView(
+            pid=me.pid,
+            version=me.version,
+            wire=WIRE_VERSION,
+            home=str(me.home),
+            incarnation=state.books.incarnation,
+            started_at=rfc3339(me.started_wall_ns),
+            uptime=seconds(now.ns - me.started_ns),
+            embedded=me.embedded,
+            nodes=[node_view(node) for node in state.nodes.values()],
+            devices=[device_view(resource, shown) for resource in state.resources.values()],
+            live=state.live_count,
+            queued=state.queued_count,
+            quarantined=sum(1 for resource in state.resources.values() for _ in fence_views(resource)),
+            audit_head=service.archive.head(),
+        )
+    )
+
+
+async def metrics(service: Service, call: Call) -> Reply:
+    service.counting.streams = len(service.hub)
+    return Reply(200, service.counting.metrics.page(), CONTENT_TYPE.encode())
+
+
+# ---- tenants ----
+
+
+async def tenants(service: Service, call: Call) -> Reply:
+    return json_reply([_tenant(service, record) for record in service.driver.ledger.state.tenants.values()])
+
+
+async def tenant(service: Service, call: Call) -> Reply:
+    return json_reply(_tenant(service, _known(service, call.id)))
+
+
+async def add_tenant(service: Service, call: Call) -> Reply:
+    """A new tenant with a token that is shown this once."""
+    request: TenantRequest = call.body
+    token = new_token(secrets.token_bytes(_TOKEN_BYTES))
+    command = cmd.AddTenant(
+        tenant=TenantId(valid_name(request.id, "tenant name")),
+        token_hash=token_hash(token),
+        operator=bool(request.operator),
+        **_given(request),
+    )
+    await service.driver.submit(command)
+    return json_reply(TenantToken(tenant=_tenant(service, _known(service, command.tenant)), token=token), 201)
+
+
+async def set_tenant(service: Service, call: Call) -> Reply:
+    """Change what is given; a new token ends the old one at once."""
+    request: TenantRequest = call.body
+    if request.id is not None and request.id != call.id:
+        raise InvalidRequest("a tenant cannot be renamed", do="Add a new tenant and retire the old one.")
+    token = new_token(secrets.token_bytes(_TOKEN_BYTES)) if request.new_token else None
+    command = cmd.SetTenant(
+        tenant=TenantId(call.id),
+        operator=request.operator,
+        token_hash=None if token is None else token_hash(token),
+        **_given(request),
+    )
+    await service.driver.submit(command)
+    return json_reply(TenantToken(tenant=_tenant(service, _known(service, call.id)), token=token))
+
+
+def _given(request: TenantRequest) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    if request.quota is not None:
+        given["quota"] = quota(request.quota)
+    if request.tier_max is not None:
+        given["tier_max"] = choice(Tier, request.tier_max, "tier")
+    return given
+
+
+def _known(service: Service, tenant_id: str) -> TenantRecord:
+    record = service.driver.ledger.state.tenants.get(TenantId(tenant_id))
+    if record is None:
+        raise NotFound(f"there is no tenant {tenant_id}", do="See `sublet tenant ls`.")
+    return record
+
+
+def _tenant(service: Service, record: TenantRecord) -> TenantView:
+    state = service.driver.ledger.state
+    return tenant_view(
+        record,
+        used_milli_ns=state.used_milli_ns(record.id, service.driver.clock.now_ns()),
+        leases=state.held_by(record.id).leases,
+        queued=sum(len(line[record.id]) for line in state.queue.values() if record.id in line),
+    )
+
+
+# ---- what operators do to hardware and leases ----
+
+
+async def revoke(service: Service, call: Call) -> Reply:
+    request: RevokeRequest = call.body
+    command = cmd.Revoke(
+        lease=service.lease(call).id,
+        notice_ns=parse_duration_ns(request.notice, "notice", zero_ok=True),
+        detail=request.detail[:_DETAIL_MAX],
+    )
+    leases = service.driver.ledger.state.leases
+    return json_reply(await service.driver.submit(command, lambda _, now: service.view(leases[command.lease], now)))
+
+
+async def fences(service: Service, call: Call) -> Reply:
+    return json_reply([f for resource in service.driver.ledger.state.resources.values() for f in fence_views(resource)])
+
+
+async def clear_fence(service: Service, call: Call) -> Reply:
+    """Verify again, or (``vouch``) take the operator's word. The answer lists what is still fenced of the resource."""
+    request: ClearFenceRequest = call.body
+    resource = service.driver.ledger.state.resources.get(ResourceId(call.query.get("resource", "")))
+    if resource is None:
+        raise NotFound("there is no such resource", do="Name one of `sublet fence ls` as ?resource=ID.")
+    command = cmd.ClearFence(
+        resource=resource.id,
+        lease=None if request.lease is None else LeaseId(request.lease),
+        vouch=request.vouch,
+        by=call.caller.tenant,
+    )
+    await service.driver.submit(command)
+    return json_reply(list(fence_views(resource)))
+
+
+async def drain(service: Service, call: Call) -> Reply:
+    request: DrainRequest = call.body
+    node = NodeId(call.id)
+    if node not in service.driver.ledger.state.nodes:
+        raise NotFound(f"there is no node {call.id}", do="See `sublet status`.")
+    notice_ns = None if request.notice is None else parse_duration_ns(request.notice, "notice", zero_ok=True)
+    await service.driver.submit(cmd.Drain(node=node, draining=request.draining, notice_ns=notice_ns))
+    return json_reply(node_view(service.driver.ledger.state.nodes[node]))
+
+
+# ---- money, proof, copies ----
+
+
+async def audit(service: Service, call: Call) -> Reply:
+    found = await asyncio.to_thread(service.archive.verify)
+    return json_reply(AuditReport(ok=found.ok, records=found.records, head=found.head.hex(), problem=found.problem))
+
+
+async def backup(service: Service, call: Call) -> Reply:
+    request: BackupRequest = call.body
+    path = Path(request.path)
+    if not path.is_absolute():
+        raise InvalidRequest(f"{request.path} is not an absolute path", do="Write it from the root: /...")
+    size = await asyncio.to_thread(service.archive.backup, path)
+    return json_reply(BackupAnswer(path=str(path), bytes=size))
+
+
+# ---- the end ----
+
+
+async def down(service: Service, call: Call) -> Reply:
+    """End the office: refused while leases live, or ``keep`` them to their deadlines, or end them first."""
+    request: DownRequest = call.body
+    live = [lease for lease in service.driver.ledger.state.leases.values() if is_live(lease)]
+    if request.how == "idle" and live:
+        raise InvalidRequest(
+            f"{len(live)} leases live",
+            do="Use --drain (end them with notice), --keep (leave them) or --now (end them).",
+        )
+    if request.how in ("drain", "now"):
+        service.drain_and_stop(notice=request.how == "drain")
+    else:
+        service.stop()
+    return json_reply(DownAnswer(leases=len(live)))

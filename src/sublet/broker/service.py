@@ -1,0 +1,208 @@
+"""The broker as one thing: what a handler of the control API may use, and the shapes of a call and its reply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from sublet.broker import events as ev
+from sublet.broker.access import AccessList, Caller
+from sublet.broker.commands import Revoke, Tick
+from sublet.broker.counting import Counting
+from sublet.broker.driver import Driver
+from sublet.broker.records import LeaseRecord, Now
+from sublet.broker.signing import Signer
+from sublet.broker.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
+from sublet.broker.views import lease_view
+from sublet.errors import CapacityExceeded, NotFound
+from sublet.lease.states import LeaseStatus, SliceState
+from sublet.observe.audit import Verdict
+from sublet.values import LeaseId
+from sublet.wire.http import LeaseView
+
+__all__ = ["JSON", "Call", "Identity", "Reply", "Service", "is_live", "json_reply"]
+
+JSON: Final = b"application/json"
+_CLOSES: Final = "the office is closing"
+_encode = msgspec.json.Encoder().encode
+
+
+class Archive(Protocol):
+    """What the journal can tell about the past."""
+
+    def head(self) -> str:
+        """The newest link of the audit chain."""
+
+    def verify(self) -> Verdict:
+        """Walk the chain; may run in a thread of its own."""
+
+    def backup(self, path: Path) -> int:
+        """Copy everything to a new file; its size. May run in a thread of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What the office says of itself."""
+
+    pid: int
+    version: str
+    home: Path
+    embedded: bool
+    started_ns: int
+    started_wall_ns: int
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, checked as far as its route says: who calls, which object, what query, which body."""
+
+    caller: Caller
+    id: str
+    query: dict[str, str]
+    body: Any
+    gone: Callable[[], Awaitable[None]]
+    """Returns when the caller has closed the connection."""
+
+
+class Reply(NamedTuple):
+    """What goes back: a body, or a stream of events."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON
+    stream: Stream | None = None
+
+
+def json_reply(value: object, status: int = 200) -> Reply:
+    """A message, encoded."""
+    return Reply(status, _encode(value))
+
+
+@dataclass(kw_only=True)
+class Service:
+    """The parts that handlers need."""
+
+    driver: Driver
+    identity: Identity
+    access: AccessList
+    signer: Signer
+    archive: Archive
+    stop: Callable[[], None]
+    """Ends the office, in order; leases stay as they are."""
+    document: Callable[[], bytes] = bytes
+    """The OpenAPI document; whoever serves the routes puts it here."""
+    hub: Hub = field(init=False)
+    counting: Counting = field(init=False)
+    requests: int = 0
+    """Since the start: whoever wants to know if anybody still calls."""
+    closing: bool = False
+    _stop_when_empty: bool = field(default=False, init=False)
+    _watchers: dict[LeaseId, set[asyncio.Future[None]]] = field(default_factory=dict, init=False)
+
+    def drain_and_stop(self, *, notice: bool) -> None:
+        """End every lease (with the notice of its tier, or at once), empty the queue, then end the office."""
+        self.closing = True
+        state, policy = self.driver.ledger.state, self.driver.ledger.policy
+        for lease in list(state.leases.values()):
+            if lease.status is LeaseStatus.QUEUED:
+                self.driver.post(Revoke(lease=lease.id, detail=_CLOSES))
+            elif is_live(lease) and (lease.status is not LeaseStatus.NOTICED or not notice):
+                notice_ns = policy.notice_for_ns(lease.tier) if notice else 0
+                self.driver.post(Revoke(lease=lease.id, notice_ns=notice_ns, detail=_CLOSES))
+        self._stop_when_empty = True
+        self.driver.post(Tick())
+
+    def __post_init__(self) -> None:
+        self.counting = Counting(self.driver)
+        self.hub = Hub(self.driver, on_lagged=self.counting.metrics.lagged.inc)
+        for tenant in self.driver.ledger.state.tenants.values():
+            self.access.put(tenant)
+        self.driver.listen(self._note)
+
+    def lease(self, call: Call, *, operator_too: bool = True) -> LeaseRecord:
+        """The lease of the call, if the caller may know of it. Another tenant's id and no id at all look the same."""
+        lease = self.driver.ledger.state.leases.get(LeaseId(call.id))
+        if lease is None or not (lease.tenant == call.caller.tenant or (operator_too and call.caller.operator)):
+            raise NotFound(f"there is no lease {call.id[:64]}", do="`sublet lease ls` shows yours.")
+        return lease
+
+    def view(self, lease: LeaseRecord, now: Now) -> LeaseView:
+        return lease_view(lease, now, self.driver.ledger.state.resources)
+
+    async def changed(self, lease: LeaseRecord, after: str, call: Call, timeout_s: float) -> None:
+        """Until the status of the lease differs from ``after``, the time is over or the caller has gone."""
+        presence = self.driver.presence
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        gone = asyncio.ensure_future(call.gone())
+        own = lease.tenant == call.caller.tenant
+        if own:
+            presence.connected(lease.id)
+        try:
+            while lease.status.value == after and not gone.done() and not self.closing:
+                left_s = deadline - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    return
+                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                watchers = self._watchers.setdefault(lease.id, set())
+                watchers.add(future)
+                await asyncio.wait((future, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                watchers.discard(future)
+                if not watchers:
+                    self._watchers.pop(lease.id, None)
+        finally:
+            gone.cancel()
+            if own:
+                presence.disconnected(lease.id, self.driver.clock.now_ns())
+
+    def check_streams(self, caller: Caller) -> None:
+        """Whether one more event stream may be opened."""
+        if len(self.hub) >= STREAMS_MAX:
+            self.limit("streams")
+            raise CapacityExceeded(f"{STREAMS_MAX} event streams are open", do="Close one, or ask without a stream.")
+        if self.hub.count(caller.tenant) >= STREAMS_TENANT_MAX:
+            self.limit("streams_of_tenant")
+            raise CapacityExceeded(f"you have {STREAMS_TENANT_MAX} event streams open", do="Close one of them.")
+
+    def limit(self, name: str) -> None:
+        """A named limit was hit: it is counted, the caller says so."""
+        self.counting.metrics.limits.labels(name).inc()
+
+    def close(self) -> None:
+        """Everybody who waits for news is told that there will be none."""
+        self.closing = True
+        self.hub.close()
+        for watchers in list(self._watchers.values()):
+            _wake(watchers)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a lease, a queue entry, a teardown or a quarantine."""
+        state = self.driver.ledger.state
+        return bool(state.live_count or state.queued_count) or any(
+            resource.used or resource.state is SliceState.QUARANTINED for resource in state.resources.values()
+        )
+
+    def _note(self, now: Now, events: Sequence[ev.Event]) -> None:
+        if self._stop_when_empty and not self.driver.ledger.state.live_count:
+            self.stop()
+        for event in events:
+            if isinstance(event, ev.TenantSet):
+                self.access.put(event.tenant)
+            elif self._watchers:
+                _wake(self._watchers.get(getattr(event, "lease", None), ()))  # type: ignore[arg-type]
+
+
+def _wake(watchers: Iterable[asyncio.Future[None]]) -> None:
+    for future in watchers:
+        if not future.done():
+            future.set_result(None)
+
+
+def is_live(lease: LeaseRecord) -> bool:
+    """Whether it holds, or may still hold, hardware."""
+    return lease.status not in (LeaseStatus.QUEUED, LeaseStatus.ENDED)

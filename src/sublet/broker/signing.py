@@ -1,0 +1,132 @@
+"""Capability tokens, the signing half: the office's key, and tokens for leases that live.
+
+The private key lies in the state folder, readable by its owner only, and is made whole or not at all. Whoever has the
+public key can verify a token offline (``agent.tokens``); nobody but this office can make one.
+
+A token is a Biscuit. Its first block, the only one the office signs, states facts; whoever holds the token may append
+blocks, and a block can only add checks that must hold as well. What the facts mean is in ``lease.token``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from biscuit_auth import BiscuitBuilder, KeyPair, PrivateKey
+
+from sublet.broker.journal_files import publish_new
+from sublet.broker.records import LeaseRecord, Now
+from sublet.errors import InvalidRequest, LeaseNotActive
+from sublet.lease.states import LIVE_STATES
+from sublet.lease.token import TokenClaims
+from sublet.values import NS_PER_S
+
+__all__ = ["KEY_FILE", "Signer", "key_id_of"]
+
+KEY_FILE: Final = "capability.key"
+_FORM: Final = "ed25519-private/"
+_FACTS: Final = """
+tenant({tenant}); lease({lease}); epoch({incarnation}, {n}); office({office}); expires({expires});
+check if now($now), $now < {expires};
+"""
+
+
+def key_id_of(public_key: bytes) -> str:
+    """Eight hexadecimal digits, so that a token can name its key in the 32 bits there are for it."""
+    return hashlib.sha256(public_key).hexdigest()[:8]
+
+
+class Signer:
+    """One office's key."""
+
+    def __init__(self, key: PrivateKey, office: str) -> None:
+        pair = KeyPair.from_private_key(key)
+        self._key = pair.private_key
+        self._office = office
+        self.public_key = bytes(pair.public_key.to_bytes())
+        self.key_id = key_id_of(self.public_key)
+
+    @classmethod
+    def open(cls, folder: Path, office: str) -> Signer:
+        """The key of this folder; the first time one is made."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / KEY_FILE
+        if not path.exists():
+            _create(path, _FORM + bytes(KeyPair().private_key.to_bytes()).hex() + "\n")
+        return cls(_load(path), office)
+
+    @property
+    def public_keys(self) -> dict[str, bytes]:
+        """What an agent needs to verify tokens of this office."""
+        return {self.key_id: self.public_key}
+
+    def mint(self, lease: LeaseRecord, now: Now) -> tuple[str, int]:
+        """A token for everything that the lease allows, and its expiry (nanoseconds of the wall clock)."""
+        if lease.epoch is None or lease.status not in LIVE_STATES:
+            raise LeaseNotActive(f"lease {lease.id} is {lease.status}, so there is nothing to open with a token")
+        claims = TokenClaims.issued(
+            tenant=lease.tenant,
+            lease=lease.id,
+            epoch=lease.epoch,
+            ttl_ns=lease.ttl_ns,
+            now_s=now.wall_ns // NS_PER_S,
+            key_id=self.key_id,
+            office=self._office,
+        )
+        return self.sign(claims), claims.expires * NS_PER_S
+
+    def sign(self, claims: TokenClaims) -> str:
+        """The token that says exactly this."""
+        builder = BiscuitBuilder(
+            _FACTS,
+            {
+                "tenant": claims.tenant,
+                "lease": claims.lease,
+                "incarnation": claims.epoch.incarnation,
+                "n": claims.epoch.n,
+                "office": claims.office,
+                "expires": claims.expires,
+            },
+        )
+        for operation in sorted(claims.operations):
+            builder.add_code("may({operation});", {"operation": operation.value})
+        builder.set_root_key_id(int(self.key_id, 16))
+        return builder.build(self._key).to_base64()
+
+
+def _create(path: Path, text: str) -> None:
+    """Whole or not at all, and the first of two who try it wins."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(text)
+        with contextlib.suppress(FileExistsError):
+            publish_new(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _load(path: Path) -> PrivateKey:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, encoding="ascii", errors="replace") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise InvalidRequest(
+                f"the key {path} can be read by others",
+                do=f"If it may have been read, remove it (a new one is made); else `chmod 600 {path}`.",
+            )
+        text = file.read(256).strip()
+    try:
+        if not text.startswith(_FORM):
+            raise ValueError(text[:16])
+        return PrivateKey(text)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"the key {path} is damaged", do="Remove it; a new one is made, and tokens of the old one end."
+        ) from error

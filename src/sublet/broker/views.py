@@ -1,0 +1,221 @@
+"""What the office shows: wire messages made from records. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
+
+from sublet.broker.answers import Offer, Place, Refusal
+from sublet.broker.records import EndRecord, LeaseRecord, NodeRecord, Now, Quota, ResourceRecord, TenantRecord
+from sublet.lease.states import LeaseStatus, SliceState
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, ResourceId
+from sublet.wire.http import (
+    DeviceView,
+    EndView,
+    FenceView,
+    LeaseView,
+    NodeView,
+    NoticeView,
+    OfferAnswer,
+    PartView,
+    PlaceAnswer,
+    QuotaView,
+    RefusalAnswer,
+    RenewAnswer,
+    TenantView,
+    WantBody,
+)
+
+__all__ = [
+    "device_view",
+    "end_view",
+    "fence_views",
+    "lease_view",
+    "node_view",
+    "offer_answer",
+    "place_answer",
+    "quota_view",
+    "refusal_answer",
+    "renew_answer",
+    "rfc3339",
+    "seconds",
+    "tenant_view",
+]
+
+
+def seconds(ns: int) -> float:
+    """Seconds of nanoseconds, to the microsecond: more digits would only be noise on the wire."""
+    return round(ns / NS_PER_S, 6)
+
+
+def rfc3339(wall_ns: int) -> str:
+    """UTC, to the millisecond."""
+    text = datetime.fromtimestamp(wall_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def _wall_of(instant_ns: int, now: Now) -> str:
+    """An instant as people see it; it moves if the wall clock does."""
+    return rfc3339(now.wall_ns + instant_ns - now.ns)
+
+
+def end_view(end: EndRecord) -> EndView:
+    return EndView(reason=end.reason.value, at=rfc3339(end.wall_ns), detail=end.detail)
+
+
+def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, ResourceRecord]) -> LeaseView:
+    """A lease as its holder, or the operator, sees it."""
+    held = lease.deadline_ns is not None and lease.status in (LeaseStatus.ACTIVE, LeaseStatus.NOTICED)
+    deadline_ns = lease.deadline_ns if held else None
+    claim_by_ns = lease.claim_by_ns if lease.status is LeaseStatus.GRANTED else None
+    notice = lease.notice if lease.status is LeaseStatus.NOTICED else None
+    return LeaseView(
+        id=lease.id,
+        tenant=lease.tenant,
+        status=lease.status.value,
+        name=lease.name,
+        labels=lease.labels,
+        tier=lease.tier.value,
+        renew=lease.renew.value,
+        ttl=seconds(lease.ttl_ns),
+        wants=[
+            WantBody(
+                kind=want.kind.value,
+                amount=want.amount,
+                count=want.count,
+                exclusivity=None if want.exclusivity is None else want.exclusivity.value,
+                model=want.model,
+                least=want.least,
+            )
+            for want in lease.wants
+        ],
+        epoch=lease.epoch,
+        node=lease.node,
+        parts=[
+            PartView(
+                resource=part.resource,
+                kind=part.kind.value,
+                amount=part.amount,
+                model=resources[part.resource].device.model,
+                host=resources[part.resource].device.host,
+                exclusivity=None if part.exclusivity is None else part.exclusivity.value,
+            )
+            for part in lease.parts
+        ],
+        asked_at=rfc3339(lease.asked_wall_ns),
+        granted_at=None if lease.granted_at_ns is None else _wall_of(lease.granted_at_ns, now),
+        expires_at=None if deadline_ns is None else _wall_of(deadline_ns, now),
+        deadline=None if deadline_ns is None else seconds(deadline_ns),
+        remaining=None if deadline_ns is None else max(0.0, seconds(deadline_ns - now.ns)),
+        claim_within=None if claim_by_ns is None else max(0.0, seconds(claim_by_ns - now.ns)),
+        idle=lease.idle_since_ns is not None,
+        busy=seconds(lease.busy_ns),
+        renewals=lease.renewals,
+        notice=None
+        if notice is None
+        else NoticeView(
+            reason=notice.reason.value,
+            in_seconds=max(0.0, seconds(notice.take_at_ns - now.ns)),
+            at=_wall_of(notice.take_at_ns, now),
+            detail=notice.detail,
+        ),
+        end=None if lease.end is None else end_view(lease.end),
+    )
+
+
+def place_answer(place: Place, view: LeaseView) -> PlaceAnswer:
+    return PlaceAnswer(
+        lease=view,
+        position=place.position,
+        reason=place.reason,
+        estimate=None if place.estimate_ns is None else seconds(place.estimate_ns),
+    )
+
+
+def offer_answer(offer: Offer, view: LeaseView) -> OfferAnswer:
+    return OfferAnswer(
+        lease=view, kind=offer.kind.value, asked=offer.asked, offered=offer.offered, valid=view.claim_within or 0.0
+    )
+
+
+def refusal_answer(refusal: Refusal) -> RefusalAnswer:
+    return RefusalAnswer(
+        code=refusal.code.value,
+        reason=refusal.reason,
+        do=refusal.do,
+        would_fit=refusal.would_fit,
+        estimate=None if refusal.estimate_ns is None else seconds(refusal.estimate_ns),
+    )
+
+
+def renew_answer(lease: LeaseRecord, now: Now, token: str | None = None) -> RenewAnswer:
+    """``ttl`` is counted from the decision, a little after the request came in: the error is on the safe side."""
+    assert lease.epoch is not None and lease.deadline_ns is not None
+    return RenewAnswer(
+        lease=lease.id,
+        epoch=lease.epoch,
+        deadline=seconds(lease.deadline_ns),
+        ttl=max(0.0, seconds(lease.deadline_ns - now.ns)),
+        number=lease.number,
+        token=token,
+    )
+
+
+def device_view(resource: ResourceRecord, shown: Collection[LeaseId] | None) -> DeviceView:
+    """``shown``: the leases the caller may know of; None shows all."""
+    return DeviceView(
+        id=resource.id,
+        node=resource.node,
+        kind=resource.device.kind.value,
+        model=resource.device.model,
+        host=resource.device.host,
+        capacity=resource.device.capacity,
+        free=max(0, resource.device.capacity - resource.used) if resource.state is SliceState.FREE else 0,
+        state=resource.state.value,
+        detail=resource.detail,
+        leases=sorted({s.lease for s in resource.slices.values() if shown is None or s.lease in shown}),
+    )
+
+
+def node_view(node: NodeRecord) -> NodeView:
+    state = "lost" if node.lost else "draining" if node.draining else "up"
+    return NodeView(id=node.id, domain=node.domain, labels=node.labels, state=state)
+
+
+def fence_views(resource: ResourceRecord) -> Iterator[FenceView]:
+    """What of this resource nobody gets: the device itself, or single slices of it."""
+    if resource.state is SliceState.QUARANTINED:
+        yield FenceView(
+            resource=resource.id,
+            lease=None,
+            epoch=None,
+            amount=resource.device.capacity,
+            detail=resource.detail,
+            hard=True,
+        )
+    for piece in resource.slices.values():
+        if piece.state is SliceState.QUARANTINED:
+            yield FenceView(
+                resource=resource.id,
+                lease=piece.lease,
+                epoch=piece.epoch,
+                amount=piece.part.amount,
+                detail=piece.detail,
+                hard=piece.hard,
+            )
+
+
+def quota_view(quota: Quota) -> QuotaView:
+    return QuotaView(**{name: getattr(quota, name) for name in quota.__struct_fields__})
+
+
+def tenant_view(tenant: TenantRecord, *, used_milli_ns: int, leases: int, queued: int) -> TenantView:
+    return TenantView(
+        id=tenant.id,
+        tier_max=tenant.tier_max.value,
+        operator=tenant.operator,
+        quota=quota_view(tenant.quota),
+        gpu_seconds_used=round(used_milli_ns / MILLIS_PER_DEVICE / NS_PER_S, 3),
+        leases=leases,
+        queued=queued,
+    )

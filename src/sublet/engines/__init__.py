@@ -1,0 +1,1 @@
+"""Where brokers, agents and supervisors are put together."""

@@ -1,0 +1,256 @@
+"""The office: broker and agent in one process, on one machine.
+
+What is here only puts parts together and takes them apart in the right order. Starting: the state folder and its
+journal first, since they say whether we may run at all; then the books; then the agent; the socket last, so that
+whoever can connect is also served. Ending (SIGTERM, SIGINT, ``sublet down``): the socket first, the journal last.
+Leases stay as they are: on the same boot the next office finds the same deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from sublet import __version__
+from sublet.agent.memory import MemoryAgent
+from sublet.broker.access import AccessList
+from sublet.broker.commands import OpenOffice
+from sublet.broker.driver import Driver
+from sublet.broker.http_app import App
+from sublet.broker.http_server import HttpServer
+from sublet.broker.journal import Journal
+from sublet.broker.journal_files import JOURNAL_NAME
+from sublet.broker.ledger import Ledger
+from sublet.broker.policy import Policy
+from sublet.broker.records import Now
+from sublet.broker.service import Identity, Service
+from sublet.broker.signing import Signer
+from sublet.broker.state import Books, State
+from sublet.client.home import home_dir, make_private_dir, runtime_dir, socket_path
+from sublet.clock import Clock, SystemClock
+from sublet.engines.machine import machine_inventory, parse_host_gpus
+from sublet.errors import SubletError, Unsupported
+from sublet.values import NS_PER_S
+from sublet.wire.orders import Inventory
+
+__all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
+
+IDLE_ENDS_S: Final = 600.0
+"""An office that started by itself ends after this long without lease, queue entry, teardown, quarantine or request."""
+IDLE_LOOK_S: Final = 30.0
+SOCKET_PATH_MAX: Final = 107
+"""Bytes in the path of a unix socket."""
+CLOCK_SLACK_NS: Final = 2 * NS_PER_S
+"""The journal knows the time to the second while anything lives: that much a reboot may hide of a lease's time."""
+BACKLOG: Final = 1024
+FILES_WANTED: Final = 8192
+"""Descriptors: each connection takes one."""
+
+
+def journal_path(home: Path) -> Path:
+    """Where the office of this home keeps its journal."""
+    return home / JOURNAL_NAME
+
+
+class Office:
+    """Broker, agent and socket of one state folder, inside a running loop."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        host_gpus: str | None = None,
+        embedded: bool = False,
+        local_rule: bool = True,
+        policy: Policy | None = None,
+        clock: Clock | None = None,
+        die: Callable[[str], None] | None = None,
+    ) -> None:
+        self.home = home
+        self.clock = SystemClock() if clock is None else clock
+        self.ended = asyncio.Event()
+        self._gpus = None if host_gpus is None else parse_host_gpus(host_gpus)
+        self._embedded = embedded
+        self._local_rule = local_rule
+        self._policy = Policy() if policy is None else policy
+        self._die = _die if die is None else die
+        self._idle_since_ns = 0
+        self._requests_seen = -1
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """From nothing to serving. If it raises, nothing is left open."""
+        make_private_dir(self.home)
+        make_private_dir(runtime_dir(self.home))
+        self._stack = contextlib.AsyncExitStack()
+        async with self._stack:
+            journal = Journal.open(self.home, wall_ns=self.clock.wall_ns())
+            self._stack.callback(journal.close)
+            ledger, opening, entries = self._recover(journal)
+            self.driver = Driver(
+                ledger=ledger, journal=journal, clock=self.clock, die=self._die, since_snapshot=entries
+            )
+            self._stack.callback(self.driver.stop)
+            self.service = Service(
+                driver=self.driver,
+                identity=Identity(
+                    pid=os.getpid(),
+                    version=__version__,
+                    home=self.home,
+                    embedded=self._embedded,
+                    started_ns=self.clock.now_ns(),
+                    started_wall_ns=self.clock.wall_ns(),
+                ),
+                access=AccessList(local_rule=self._local_rule),
+                signer=Signer.open(self.home / "keys", journal.id),
+                archive=journal,
+                stop=self.stop,
+            )
+            inventory = _with_what_is_held(machine_inventory(self.home, self._gpus), ledger.state)
+            self.agent = MemoryAgent(inventory, report=self.driver.report, clock=self.clock)
+            await self.driver.start(opening, [self.agent])
+            self.server = HttpServer(App(self.service), on_limit=self.service.limit)
+            path = socket_path(self.home)
+            listening = _listen(path)
+            self._stack.callback(path.unlink, missing_ok=True)
+            await self.server.start(listening)
+            self._stack.push_async_callback(self.server.close)
+            self._stack.callback(self.service.close)
+            if self._embedded:
+                self._look_if_idle()
+            self._stack = self._stack.pop_all()
+
+    def stop(self) -> None:
+        """Ask it to end; leases stay as they are."""
+        self.ended.set()
+
+    async def close(self) -> None:
+        """Undo the start, last thing first."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        await self._stack.aclose()
+
+    def _recover(self, journal: Journal) -> tuple[Ledger, OpenOffice, int]:
+        """The books as they were left, and how to open them."""
+        found = journal.recover()
+        if found.snapshot is None:
+            state = State(Books(usage_window_ns=self._policy.usage_window_ns, cool_down_ns=self._policy.cool_down_ns))
+        else:
+            state = State.restore(found.snapshot)
+        entries = 0
+        for entry in found.entries:
+            state.apply(entry.event, Now(entry.ns, entry.wall_ns))
+            entries += 1
+        opening = OpenOffice(
+            incarnation=found.incarnation,
+            clock_domain=self.clock.domain,
+            last_ns=found.last_ns,
+            slack_ns=CLOCK_SLACK_NS,
+            restored=found.restored,
+        )
+        return Ledger(self._policy, state), opening, entries
+
+    def _look_if_idle(self) -> None:
+        """An embedded office that nobody needs ends; one look in half a minute is all this costs."""
+        now_ns = self.clock.now_ns()
+        if self.service.in_use or self.server.busy or self.service.requests != self._requests_seen:
+            self._requests_seen = self.service.requests
+            self._idle_since_ns = now_ns
+        elif now_ns - self._idle_since_ns >= IDLE_ENDS_S * NS_PER_S:
+            self.stop()
+            return
+        self._idle_timer = asyncio.get_running_loop().call_later(IDLE_LOOK_S, self._look_if_idle)
+
+
+def run_office(
+    home: str | os.PathLike[str] | None = None,
+    *,
+    host_gpus: str | None = None,
+    embedded: bool = False,
+    policy: Policy | None = None,
+    ready: Callable[[], None] | None = None,
+) -> int:
+    """Be the office of this home until told to end; the exit status. ``ready`` is called once it answers."""
+    if sys.platform != "linux":
+        raise Unsupported("an office runs on Linux only", do="Connect to one elsewhere: set SUBLET_URL to its address.")
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(home_dir(home), host_gpus, embedded, policy, ready))
+    return 0
+
+
+async def _serve(
+    home: Path, host_gpus: str | None, embedded: bool, policy: Policy | None, ready: Callable[[], None] | None
+) -> None:
+    office = Office(home, host_gpus=host_gpus, embedded=embedded, policy=policy)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, office.stop)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a closed terminal is no reason to end
+    await office.start()
+    # What lives now lives to the end: the collector need not walk through it again and again.
+    gc.collect()
+    gc.freeze()
+    try:
+        if ready is not None:
+            ready()
+        await office.ended.wait()
+    finally:
+        await office.close()
+
+
+def _with_what_is_held(inventory: Inventory, state: State) -> Inventory:
+    """A device never has less than its leases hold, also if it is declared smaller now, or not at all."""
+    found = {device.id: device for device in inventory.devices}
+    for record in state.resources.values():
+        device = found.get(record.id)
+        if record.node == inventory.node and (device is None or device.capacity < record.used):
+            found[record.id] = replace(device or record.device, capacity=record.used)
+    return Inventory(
+        node=inventory.node, domain=inventory.domain, labels=inventory.labels, devices=tuple(found.values())
+    )
+
+
+def _listen(path: Path) -> socket.socket:
+    """The owner's socket. Whoever holds the journal's lock is the only office, so a socket that lies there is stale."""
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+        raise SubletError(
+            f"the path of the socket is longer than {SOCKET_PATH_MAX} bytes: {path}",
+            do="Set SUBLET_HOME to a shorter path.",
+        )
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    mask = os.umask(0o177)
+    try:
+        listening.bind(os.fspath(path))
+    finally:
+        os.umask(mask)
+    listening.listen(BACKLOG)
+    listening.setblocking(False)
+    return listening
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _die(message: str) -> None:
+    """End at once, without another word to anybody: what was not answered must not be answered now."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"sublet: {message}\n".encode())
+    os._exit(1)

@@ -1,0 +1,100 @@
+"""The office's numbers for Prometheus.
+
+One registry of its own, so that two offices in one process (tests) or a program with metrics of its own do not mix.
+Labels are few and closed: kind, tier, reason, code, limit. No lease id, no tenant and no secret is ever a label, for a
+metrics page is read by more people than a lease is. What is a level (queue length, held devices) is read when somebody
+asks and costs nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+__all__ = ["CONTENT_TYPE", "OfficeMetrics", "Readings"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_COMMIT_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0)
+_BATCH = (1, 2, 5, 10, 20, 50, 100, 500, 2000)
+_WAIT_S = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 14400)
+_TEARDOWN_S = (0.001, 0.01, 0.05, 0.2, 1, 2, 5, 15, 60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """The levels at one moment."""
+
+    queued: int
+    live: int
+    quarantined: int
+    """Slices and devices nobody gets."""
+    streams: int
+    """Open event streams."""
+    commits: int
+    gpu_seconds: float
+    """Device time held since the office started, running leases included."""
+    capacity: dict[str, int] = field(default_factory=dict)
+    """By kind, in bytes or cores."""
+    used: dict[str, int] = field(default_factory=dict)
+    """By kind: leased, in teardown or quarantined."""
+
+
+class OfficeMetrics:
+    """The counters, and the page."""
+
+    def __init__(self, read: Callable[[], Readings]) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"sublet_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"sublet_{name}", text, buckets=buckets, registry=self.registry)
+
+        self.grants = counter("grants", "Leases granted.", "kind", "tier")
+        self.refusals = counter("refusals", "Requests refused.", "code")
+        self.places = counter("queue_places", "Requests that were given a place in the queue.")
+        self.ends = counter("ends", "Leases ended, and why.", "kind", "reason")
+        self.renewals = counter("renewals", "Renewals that moved a deadline.")
+        self.notices = counter("notices", "Notices given.", "reason")
+        self.limits = counter("limits_hit", "Times a named limit was reached.", "limit")
+        self.lagged = counter("events_lagged", "Event streams that were too slow and lost events.")
+        self.quarantines = counter("quarantines", "Slices or devices that were quarantined.")
+        self.commit_seconds = histogram("commit_seconds", "Time of one commit of the journal.", _COMMIT_S)
+        self.commit_events = histogram("commit_events", "Facts in one commit.", _BATCH)
+        self.wait_seconds = histogram("wait_seconds", "From request to grant.", _WAIT_S)
+        self.teardown_seconds = histogram("teardown_seconds", "From the end to verified or quarantined.", _TEARDOWN_S)
+        self.registry.register(_Levels(read))
+
+    def page(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class _Levels(Collector):
+    def __init__(self, read: Callable[[], Readings]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._read()
+        yield GaugeMetricFamily("sublet_queue_length", "Requests waiting.", value=now.queued)
+        yield GaugeMetricFamily("sublet_live_leases", "Leases granted and not yet ended.", value=now.live)
+        yield GaugeMetricFamily("sublet_quarantined", "Slices and devices nobody gets.", value=now.quarantined)
+        yield GaugeMetricFamily("sublet_event_streams", "Open event streams.", value=now.streams)
+        yield CounterMetricFamily("sublet_commits", "Commits of the journal.", value=now.commits)
+        yield CounterMetricFamily(
+            "sublet_gpu_seconds", "Device time held, in devices times seconds.", value=now.gpu_seconds
+        )
+        for name, text, amounts in (
+            ("sublet_capacity", "What exists, in bytes or cores.", now.capacity),
+            ("sublet_used", "What is not free, in bytes or cores.", now.used),
+        ):
+            family = GaugeMetricFamily(name, text, labels=["kind"])
+            for kind, amount in sorted(amounts.items()):
+                family.add_metric([kind], amount)
+            yield family
