@@ -10,10 +10,12 @@ import math
 import os
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
 from sublet.client.core import new_request_id
+from sublet.client.model import Place
 from sublet.errors import InvalidRequest
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import (
@@ -46,6 +48,7 @@ __all__ = [
     "ask_gpu",
     "ask_memory",
     "holder_name",
+    "policy_of",
 ]
 
 Size: TypeAlias = int | str
@@ -60,20 +63,29 @@ COUNT_MAX: Final = 1024
 _E = TypeVar("_E", Tier, Exclusivity, RenewMode)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What every kind of lease may be asked with."""
+class Terms(TypedDict, total=False):
+    """What every kind of lease may be asked with, whatever it is a lease of."""
 
-    ttl: Duration | None = None
-    tier: TierText | None = None
-    spot: bool = False
-    wait: Duration | None = None
-    name: str | None = None
-    labels: dict[str, str] | None = None
-    selector: dict[str, str] | None = None
-    renew: RenewText = RenewMode.WHILE_BUSY
-    renew_every: Duration | None = None
-    max_hold: Duration | None = None
+    ttl: Duration | None
+    """How long it lives if it is not renewed; the default of its kind where it is not said."""
+    tier: TierText | None
+    spot: bool
+    """Short for ``tier="spot"``: cheaper in the queue's eyes, and taken back at short notice."""
+    wait: Duration | None
+    """How long to wait in the queue: 0 tries once, None (the default) waits without bound."""
+    name: str | None
+    labels: dict[str, str] | None
+    """For people, and for bills (``fabric.bill(by="label:course")``)."""
+    selector: dict[str, str] | None
+    """Labels the machine must have."""
+    renew: RenewText
+    """While something runs under it (the default), always, or never."""
+    renew_every: Duration | None
+    """Renew this often, instead of at 70 % of the time to live."""
+    max_hold: Duration | None
+    """Never hold it longer than this."""
+    on_place: Callable[[Place], object] | None
+    """Told the place in the queue, at first and whenever it changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +94,7 @@ class Asked:
 
     request: AcquireRequest
     policy: RenewalPolicy
+    on_place: Callable[[Place], object] | None
 
 
 def ask_gpu(
@@ -148,35 +161,45 @@ def holder_name() -> str:
 
 
 def _asked(want: WantBody, terms: Terms) -> Asked:
-    if terms.spot not in (True, False):
-        raise InvalidRequest(f"spot={terms.spot!r} is neither True nor False", do="Write spot=True, or leave it out.")
-    tier = None if terms.tier is None else _member(Tier, terms.tier, "a tier")
-    if terms.spot and tier not in (None, Tier.SPOT):
+    unknown = sorted(terms.keys() - Terms.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"there is no argument {unknown[0]!r}; there are {', '.join(Terms.__annotations__)}")
+    tier = None if terms.get("tier") is None else _member(Tier, terms.get("tier"), "a tier")
+    spot = terms.get("spot", False)
+    if spot not in (True, False):
+        raise InvalidRequest(f"spot={_shown(spot)} is neither True nor False", do="Write spot=True, or leave it out.")
+    if spot and tier not in (None, Tier.SPOT):
         raise InvalidRequest(
             f'tier="{tier}" and spot=True contradict each other',
             do='Leave one out; spot=True is short for tier="spot".',
         )
-    mode = _member(RenewMode, terms.renew, "a way to renew")
-    if mode is RenewMode.NEVER and terms.renew_every is not None:
-        raise InvalidRequest('renew="never" and renew_every= contradict each other', do="Leave one out.")
-    policy = RenewalPolicy(mode=mode, every=terms.renew_every, max_hold=terms.max_hold)
-    ttl = None if terms.ttl is None else parse_duration_ns(terms.ttl, "ttl")
-    if ttl is not None:
-        policy.check(ttl)
+    name, ttl = terms.get("name"), terms.get("ttl")
+    policy = policy_of(terms.get("renew", RenewMode.WHILE_BUSY), terms.get("renew_every"), terms.get("max_hold"))
+    ttl_ns = None if ttl is None else parse_duration_ns(ttl, "ttl")
+    if ttl_ns is not None:
+        policy.check(ttl_ns)
     request = AcquireRequest(
         request_id=new_request_id(),
         wants=[want],
-        ttl=None if ttl is None else ttl / NS_PER_S,
+        ttl=None if ttl_ns is None else ttl_ns / NS_PER_S,
         tier=None if tier is None else tier.value,
-        spot=terms.spot,
-        wait=_wait(terms.wait),
-        selector=valid_labels({} if terms.selector is None else terms.selector),
-        renew=mode.value,
-        name=None if terms.name is None else valid_name(terms.name, "name"),
-        labels=valid_labels({} if terms.labels is None else terms.labels),
+        spot=spot,
+        wait=_wait(terms.get("wait")),
+        selector=valid_labels(terms.get("selector") or {}),
+        renew=policy.mode.value,
+        name=None if name is None else valid_name(name, "name"),
+        labels=valid_labels(terms.get("labels") or {}),
         holder=holder_name(),
     )
-    return Asked(request=request, policy=policy)
+    return Asked(request=request, policy=policy, on_place=terms.get("on_place"))
+
+
+def policy_of(renew: RenewText, every: Duration | None, max_hold: Duration | None = None) -> RenewalPolicy:
+    """How it will be renewed."""
+    mode = _member(RenewMode, renew, "a way to renew")
+    if mode is RenewMode.NEVER and every is not None:
+        raise InvalidRequest('renew="never" and renew_every= contradict each other', do="Leave one out.")
+    return RenewalPolicy(mode=mode, every=every, max_hold=max_hold)
 
 
 def _wait(wait: Duration | None) -> float | None:

@@ -96,6 +96,7 @@ class Core:
         call = _post("/v1/leases", request)
         lease: LeaseId | None = None
         place: PlaceAnswer | None = None
+        declined: Offer | None = None
         over = False
         try:
             reply = yield from self._asking(call)
@@ -108,14 +109,19 @@ class Core:
                     place = answer
                     reply = yield from self._next_place(lease)
                 elif isinstance(answer, OfferAnswer):
-                    reply = yield from self._decide(answer, hooks)
+                    offer = _offer(answer)
+                    if hooks.on_offer is None or hooks.on_offer(offer):
+                        reply = yield from self._claim(answer.lease)
+                    else:  # back into the line, or (wait=0) out of it
+                        declined = offer
+                        reply = yield from self._asking(_post(f"{_path(lease)}/decline", None))
                 elif answer.lease.status == LeaseStatus.GRANTED:
                     reply = yield from self._claim(answer.lease)
                 elif answer.lease.status in LIVE_STATES:
                     return Grant(view=answer.lease, sent_ns=reply.sent_ns)
                 else:
                     over = True
-                    raise _not_granted(answer.lease, request, place)
+                    raise _not_granted(answer.lease, request, place, declined)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -224,14 +230,6 @@ class Core:
         reply = yield from self._asking(call, min(PATIENCE_S, window_s))
         return reply
 
-    def _decide(self, answer: OfferAnswer, hooks: Hooks) -> Program[Reply]:
-        if hooks.on_offer is None or hooks.on_offer(_offer(answer)):
-            reply = yield from self._claim(answer.lease)
-            return reply
-        # Declined: back into the line, or (wait=0) out of it.
-        reply = yield from self._asking(_post(f"{_path(LeaseId(answer.lease.id))}/decline", None))
-        return reply
-
     def _withdraw(self, call: Call, request: AcquireRequest, lease: LeaseId | None) -> Program[None]:
         """Leave nothing behind. Best effort: an office that does not answer notices the silence by itself."""
         try:
@@ -295,15 +293,19 @@ def _offer(answer: OfferAnswer) -> Offer:
     return Offer(kind=Kind(answer.kind), asked=answer.asked, offered=answer.offered, valid=answer.valid)
 
 
-def _not_granted(view: LeaseView, request: AcquireRequest, place: PlaceAnswer | None) -> SubletError:
+def _not_granted(
+    view: LeaseView, request: AcquireRequest, place: PlaceAnswer | None, declined: Offer | None
+) -> SubletError:
     """The request ended without a lease."""
     end = None if view.end is None else end_of(view.end)
     reason = None if end is None else end.reason
-    if reason is EndReason.REFUSED:
-        waited = "" if not request.wait else f"not granted within {format_duration(round(request.wait * NS_PER_S))}"
-        why = place.reason if place is not None else (end.detail if end is not None else "")
-        text = ", ".join(part for part in (waited, why) if part) or "it was not granted"
-        return unavailable(Kind(request.wants[0].kind), text, estimate=None if place is None else place.estimate)
+    if reason is EndReason.REFUSED or (reason is EndReason.WITHDRAWN and declined is not None):
+        waited = f"not granted within {format_duration(round(request.wait * NS_PER_S))}" if request.wait else ""
+        refused = "" if declined is None else f"the offer of {declined} was declined"
+        why = "" if place is None else place.reason
+        text = ", ".join(part for part in (waited, refused, why) if part) or "it was not granted"
+        estimate = None if place is None else place.estimate
+        return unavailable(Kind(request.wants[0].kind), text, offer=declined, estimate=estimate)
     if reason is EndReason.HOLDER_GONE:
         return LeaseNotActive(f"the grant of {view.id} was not claimed in time", end=end, do="Ask again.")
     detail = "" if end is None or not end.detail else f": {end.detail}"

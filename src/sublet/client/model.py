@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
-from sublet.values import EndReason, Kind, LeaseId, format_duration, format_size
+from sublet.values import EndReason, Exclusivity, Kind, LeaseId, format_duration, format_size
 
-__all__ = ["LeaseChange", "Notice", "Offer", "Place"]
+__all__ = ["LeaseChange", "LeasedDevice", "Notice", "Offer", "Place"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +56,34 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedDevice:
+    """One slice that a lease has."""
+
+    id: str
+    """The resource, such as ``node/gpu0``."""
+    kind: Kind
+    amount: int
+    """Bytes, or cores."""
+    model: str = ""
+    host: bool = False
+    """True for a host device: a CPU standing in for a GPU."""
+    exclusivity: Exclusivity | None = None
+
+    def __str__(self) -> str:
+        model = f" ({self.model})" if self.model else ""
+        return f"{self.id}{model}: {_amount(self.kind, self.amount)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseChange:
     """Something happened to a lease. ``Lease.events()`` gives these; the last one has ``end``."""
 
     what: str
-    """active, renewed, notice, spared, attached, jeopardy, ended, or what else the office tells."""
+    """notice, spared, ended, or what the holder's own side noticed: warning, idle, busy, jeopardy, recovered, refused,
+    held_long."""
     lease: LeaseId
     status: LeaseStatus
+    detail: str = ""
     notice: Notice | None = None
     end: LeaseEnd | None = None
 

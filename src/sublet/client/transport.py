@@ -23,7 +23,7 @@ from sublet.errors import Disconnected
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["IDLE_MAX", "Stream", "Transport", "headers_for", "lost", "tls_context"]
+__all__ = ["IDLE_MAX", "Flight", "Transport", "headers_for", "lost", "tls_context"]
 
 IDLE_MAX: Final = 8
 """Connections kept open between calls; more threads than that open one for each call."""
@@ -84,25 +84,23 @@ class Transport:
             raise lost(self.address, error, sent=True) from error
         finally:
             # Also on an interrupt: a connection that is in the middle of an answer must not carry the next request.
-            self._put(sock) if kept else sock.close()
+            self.give_back(sock) if kept else sock.close()
         return Reply(reader.status, body, sent_ns)
 
-    def open_stream(self, path: str, timeout_s: float) -> Stream:
-        """Ask for an answer that does not end, and return once its head is there."""
-        until = time.monotonic() + timeout_s
-        sock = self._open(until)
-        reader = AnswerReader()
+    def launch(self, call: Call) -> Flight:
+        """Send one request and do not wait for its answer: the caller waits for several, and for other things."""
+        until = time.monotonic() + call.timeout_s
+        sock = self._take() or self._open(until)
+        sent_ns = self._clock.now_ns()
         try:
-            self._send(sock, Call(method="GET", path=path, timeout_s=timeout_s), until)
-            while not reader.status:
-                reader.feed(_read(sock, until))
+            self._send(sock, call, until)
         except (OSError, ProtocolError) as error:
             sock.close()
             raise lost(self.address, error, sent=True) from error
         except BaseException:
             sock.close()
             raise
-        return Stream(self.address, sock, reader)
+        return Flight(self, sock, sent_ns)
 
     def close(self) -> None:
         """Close what is idle. The transport stays usable."""
@@ -163,7 +161,8 @@ class Transport:
                 return sock
             sock.close()
 
-    def _put(self, sock: socket.socket) -> None:
+    def give_back(self, sock: socket.socket) -> None:
+        """Keep it for the next call, if there are not enough already."""
         with self._lock:
             if len(self._idle) < IDLE_MAX:
                 self._idle.append(sock)
@@ -171,33 +170,43 @@ class Transport:
         sock.close()
 
 
-class Stream:
-    """An endless answer, read as it comes. One thread waits for it beside other things, so it has a ``fileno``."""
+class Flight:
+    """A request that was sent and whose answer comes when it comes, whole or as an endless stream."""
 
-    def __init__(self, address: Address, sock: socket.socket, reader: AnswerReader) -> None:
-        self._address = address
+    def __init__(self, transport: Transport, sock: socket.socket, sent_ns: int) -> None:
+        self._transport = transport
         self._sock = sock
-        self._reader = reader
-        self.status = reader.status
+        self._reader = AnswerReader()
+        self.sent_ns = sent_ns
         sock.settimeout(0.0)
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
+    @property
+    def status(self) -> int:
+        """0 until the head of the answer is there."""
+        return self._reader.status
+
+    @property
+    def complete(self) -> bool:
+        return self._reader.complete
+
     def read(self) -> bytes:
-        """What has arrived, without waiting; ``Disconnected`` at its end."""
-        pieces = [self._reader.take()]
+        """What has arrived of the body, without waiting. When it is complete the flight is over."""
+        pieces = []
         try:
-            while True:
+            while not self._reader.complete:
                 self._reader.feed(self._sock.recv(_PIECE))
                 pieces.append(self._reader.take())
-                if self._reader.complete:
-                    raise ProtocolError("the stream of events ended")
         except (BlockingIOError, InterruptedError):
             pass
         except (OSError, ProtocolError) as error:
             if not _is_want_read(error):
-                raise lost(self._address, error, sent=True) from error
+                self.close()
+                raise lost(self._transport.address, error, sent=True) from error
+        if self._reader.complete:
+            self._transport.give_back(self._sock) if self._reader.reusable else self._sock.close()
         return b"".join(pieces)
 
     def close(self) -> None:

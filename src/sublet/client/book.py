@@ -1,0 +1,446 @@
+"""The leases of one program: what it holds, what must be said to the office now, and who wants to hear of what happens.
+
+Pure but for the clock it is handed: no socket, no thread, no lock. ``keeper`` (a thread) and ``aio_keeper`` (a task)
+carry out what it says is due and bring back what came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Never
+
+import msgspec
+
+from sublet.client.answers import end_of
+from sublet.client.core import Grant
+from sublet.client.model import LeaseChange, LeasedDevice, Notice
+from sublet.client.sse import ServerEvent
+from sublet.clock import Clock
+from sublet.errors import Disconnected, LeaseEnded, NotFound, QuotaExceeded, StaleEpoch, SubletError
+from sublet.lease.holder import HELD_STATES, Holder
+from sublet.lease.policy import RenewalPolicy
+from sublet.lease.renewal import Batch, RenewalManager
+from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, Outcome, Refused, Unknown
+from sublet.values import NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, format_duration
+from sublet.wire.http import LeaseView, News, RenewAnswer, RenewItem
+
+__all__ = ["IDLE_SAID_AFTER_NS", "Book", "Held", "Word", "item_of", "outcome_of"]
+
+IDLE_SAID_AFTER_NS: Final = NS_PER_S
+"""A lease under which nothing has run for so long is told to be idle. Less would tell of every pause between cells."""
+SAY_AGAIN_AFTER_NS: Final = 5 * NS_PER_S
+"""A word that the office did not hear is repeated after so long."""
+
+_log = logging.getLogger("sublet.client")
+_decode_news = msgspec.json.Decoder(News).decode
+
+
+class Held:
+    """One lease of this program: what the office said of it last, the holder's own view, and who listens."""
+
+    __slots__ = (
+        "_told_over",
+        "by_hand",
+        "confirmed",
+        "holder",
+        "idle_due_ns",
+        "listeners",
+        "notice",
+        "noticed_ns",
+        "release_id",
+        "said_idle",
+        "view",
+    )
+
+    def __init__(self, view: LeaseView, holder: Holder, release_id: RequestId) -> None:
+        self.view = view
+        self.holder = holder
+        self.release_id = release_id
+        self.confirmed = False
+        """Whether the office has said that it is over."""
+        self.by_hand = False
+        """Whether somebody else (a ``RenewalManager``) renews it."""
+        self.listeners: list[Callable[[LeaseChange], None]] = []
+        self.notice: Notice | None = None
+        self.noticed_ns = 0
+        self.said_idle = False
+        self.idle_due_ns: int | None = None
+        self._told_over = False
+
+    @property
+    def id(self) -> LeaseId:
+        return self.holder.lease
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.holder.epoch or Epoch(0, 0)
+
+    @property
+    def over(self) -> bool:
+        return self.holder.status not in HELD_STATES
+
+    @property
+    def devices(self) -> tuple[LeasedDevice, ...]:
+        return tuple(
+            LeasedDevice(
+                id=part.resource,
+                kind=Kind(part.kind),
+                amount=part.amount,
+                model=part.model,
+                host=part.host,
+                exclusivity=None if part.exclusivity is None else Exclusivity(part.exclusivity),
+            )
+            for part in self.view.parts
+        )
+
+    def tell(self, what: str, detail: str = "") -> None:
+        """Say it to everybody who listens; the end is said once."""
+        if what == "ended":
+            if self._told_over:
+                return
+            self._told_over = True
+        change = LeaseChange(
+            what=what,
+            lease=self.id,
+            status=self.holder.status,
+            detail=detail,
+            notice=self.notice if what == "notice" else None,
+            end=self.holder.end if what == "ended" else None,
+        )
+        for listener in tuple(self.listeners):
+            listener(change)
+
+
+class Word:
+    """What is to be said to the office about a lease, beside its renewal."""
+
+    __slots__ = ("active", "busy_ns", "held")
+
+    def __init__(self, held: Held, *, active: bool, busy_ns: int) -> None:
+        self.held = held
+        self.active = active
+        self.busy_ns = busy_ns
+
+
+class Book:
+    """All leases of one fabric. Not thread-safe, but for ``dropped``, to which a finaliser may add from anywhere."""
+
+    def __init__(self, clock: Clock, new_request_id: Callable[[], str]) -> None:
+        self._clock = clock
+        self._new_request_id = new_request_id
+        self._manager = RenewalManager(_sent_by_the_keeper, clock=clock)
+        self._held: dict[LeaseId, Held] = {}
+        self._to_tell: dict[LeaseId, Held] = {}
+        self.dropped: deque[Held] = deque()
+        """Leases whose object was dropped without a release."""
+
+    # ---- what is held
+
+    def open(self, grant: Grant, policy: RenewalPolicy) -> Held:
+        """A lease was granted, or attached."""
+        view, now_ns = grant.view, self._clock.now_ns()
+        lease = LeaseId(view.id)
+        holder = Holder(lease, ttl_ns=_ns(view.ttl), stamp=self._manager.stamp, policy=policy)
+        left_ns = _ns(view.remaining if view.remaining is not None else view.ttl)
+        holder.held(now_ns, sent_ns=grant.sent_ns, granted_ns=left_ns, epoch=view.epoch or Epoch(0, 0))
+        held = Held(view, holder, RequestId(self._new_request_id()))
+        self._supersede(held, now_ns)
+        self._held[lease] = held
+        if not held.over:
+            self._manager.add(holder)
+            if view.notice is not None:
+                self._noticed(held, view, now_ns, since_ns=grant.sent_ns)
+            self._pulse(held, now_ns)
+        return held
+
+    def hand_over(self, held: Held) -> Holder:
+        """Somebody else renews it from now on."""
+        held.by_hand = True
+        self._manager.unregister(held.id)
+        return held.holder
+
+    def let_go(self, held: Held) -> None:
+        """Before a release is sent: nothing starts any more, and nothing is renewed."""
+        held.holder.let_go(self._clock.now_ns())
+        self._forget(held)
+        held.tell("ended")
+
+    def leave(self, held: Held) -> None:
+        """Neither renewed nor released: it lives on to its deadline, for whoever attaches to it."""
+        self._forget(held)
+
+    def ended(self, held: Held, end: LeaseEnd) -> None:
+        """The office says that it is over."""
+        held.confirmed = True
+        held.holder.ended(end, self._clock.now_ns())
+        self._forget(held)
+        held.tell("ended")
+
+    def refresh(self, held: Held) -> None:
+        """Time has passed: a look at the lease must not show what its own clock knows to be over."""
+        held.holder.tick(self._clock.now_ns())
+        if held.by_hand and held.over:  # otherwise the manager says so, when it comes to it
+            self._forget(held)
+            held.tell("ended")
+
+    def now_text(self) -> str:
+        """This moment, for people."""
+        return self._manager.stamp(self._clock.now_ns())
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    @property
+    def live(self) -> list[Held]:
+        """What is held now, as far as is known here."""
+        return list(self._held.values())
+
+    # ---- activity
+
+    def begin(self, held: Held) -> None:
+        """Something runs under it."""
+        now_ns = self._clock.now_ns()
+        held.holder.begin(now_ns)
+        self.look_again(held)
+        self._pulse(held, now_ns)
+
+    def finish(self, held: Held) -> None:
+        """The counterpart."""
+        now_ns = self._clock.now_ns()
+        held.holder.finish(now_ns)
+        self.look_again(held)
+        self._pulse(held, now_ns)
+
+    # ---- what is due
+
+    def collect(self) -> Batch:
+        """Renewals to send now."""
+        batch = self._manager.collect(self._clock.now_ns())
+        self._say_news()
+        return batch
+
+    def words(self) -> list[Word]:
+        """What became busy or idle since the office was told. Handed out once; a renewal says it again."""
+        now_ns, found = self._clock.now_ns(), []
+        for held in list(self._to_tell.values()):
+            busy = held.holder.busy
+            if held.over or busy != held.said_idle:  # what the office was told is true
+                del self._to_tell[held.id]
+            elif held.idle_due_ns is None or now_ns >= held.idle_due_ns:
+                del self._to_tell[held.id]
+                held.said_idle = not busy
+                found.append(Word(held, active=busy, busy_ns=held.holder.busy_time.unsaid_ns(now_ns)))
+        return found
+
+    def said(self, word: Word, *, heard: bool) -> None:
+        """Whether the office heard it. If not, it is said again, unless it has become untrue by then."""
+        held = word.held
+        if heard:
+            held.holder.busy_time.said(word.busy_ns)
+        elif not held.over:
+            held.said_idle = word.active
+            held.idle_due_ns = self._clock.now_ns() + SAY_AGAIN_AFTER_NS
+            self._to_tell[held.id] = held
+
+    def next_wake_ns(self) -> int | None:
+        """When something is due next."""
+        moments = [held.idle_due_ns for held in self._to_tell.values() if held.idle_due_ns is not None]
+        wake_ns = self._manager.next_wake_ns()
+        return min([*moments, wake_ns] if wake_ns is not None else moments, default=None)
+
+    # ---- what came of it
+
+    def settle(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+        """What came of renewals."""
+        self._manager.settle(batch, outcomes, self._clock.now_ns())
+        for attempt, outcome in zip(batch.attempts, outcomes, strict=True):
+            held = self._held.get(attempt.lease)
+            if held is None:
+                continue
+            if isinstance(outcome, Done):
+                held.said_idle = not attempt.active
+                held.view.renewals += 1
+            elif isinstance(outcome, Refused) and outcome.end is not None:
+                held.confirmed = True
+        self._say_news()
+
+    def attempt(self, held: Held, ttl_ns: int | None) -> Attempt:
+        """A renewal by hand, due or not."""
+        attempt = held.holder.attempt(self._clock.now_ns(), ttl_ns=ttl_ns)
+        self.look_again(held)
+        return attempt
+
+    def take(self, held: Held, attempt: Attempt, outcome: Outcome) -> None:
+        """What came of a renewal by hand."""
+        held.holder.take(attempt, outcome, self._clock.now_ns())
+        if isinstance(outcome, Done):
+            held.view.renewals += 1
+        self.look_again(held)
+        self._say_news()
+
+    # ---- what the office tells by itself
+
+    def heard(self, event: ServerEvent) -> bool:
+        """One event of the stream. Returns True where the state should be read again."""
+        try:
+            news = _decode_news(event.data)
+        except msgspec.DecodeError:
+            return True
+        if news.what == "lagged":
+            return True
+        if news.lease is not None:
+            self.seen(news.lease)
+        return False
+
+    def seen(self, view: LeaseView, *, as_of_ns: int | None = None) -> None:
+        """How a lease is, as the office sees it now, or saw it at some moment from ``as_of_ns`` on: what was heard
+        meanwhile may be newer."""
+        held = self._held.get(LeaseId(view.id))
+        if held is None:
+            return
+        if view.end is not None:
+            self.ended(held, end_of(view.end))
+            return
+        if view.epoch is not None and view.epoch > held.epoch:
+            self._fenced(held)
+            return
+        if view.epoch != held.epoch:
+            return  # news of the time before an attach
+        held.view = view
+        now_ns = self._clock.now_ns()
+        if view.notice is not None:
+            if held.notice is None or (held.notice.reason, held.notice.at) != (view.notice.reason, view.notice.at):
+                self._noticed(held, view, now_ns, since_ns=None)
+        elif held.notice is not None and (as_of_ns is None or held.noticed_ns < as_of_ns):
+            held.notice = None
+            held.holder.spare(now_ns)
+            self.look_again(held)
+            held.tell("spared")
+
+    def missing(self, seen: Sequence[LeaseView]) -> list[Held]:
+        """Which leases a list of what lives does not have: each must be looked at by itself."""
+        ids = {view.id for view in seen}
+        return [held for held in self._held.values() if held.id not in ids]
+
+    # ---- within
+
+    def _noticed(self, held: Held, view: LeaseView, now_ns: int, *, since_ns: int | None) -> None:
+        notice = view.notice
+        if notice is None:
+            return
+        reason = EndReason(notice.reason)
+        held.noticed_ns = now_ns
+        held.notice = Notice(reason=reason, in_seconds=notice.in_seconds, at=notice.at, detail=notice.detail)
+        held.holder.notice(now_ns, reason=reason, in_ns=_ns(notice.in_seconds), since_ns=since_ns, detail=notice.detail)
+        self.look_again(held)
+        _log.warning(
+            "lease %s will be taken in %s: %s%s",
+            *(held.id, format_duration(_ns(notice.in_seconds)), reason, f" ({notice.detail})" if notice.detail else ""),
+        )
+        held.tell("notice", notice.detail)
+
+    def _supersede(self, held: Held, now_ns: int) -> None:
+        """The same program attached to a lease it already holds: the older object is fenced like any other."""
+        older = self._held.pop(held.id, None)
+        if older is not None and older.epoch != held.epoch:
+            self._manager.unregister(older.id)
+            self._to_tell.pop(older.id, None)
+            older.holder.ended(_fenced_end(self._manager.stamp(now_ns)), now_ns)
+            older.confirmed = True
+            older.tell("ended")
+
+    def _fenced(self, held: Held) -> None:
+        self.ended(held, _fenced_end(self._manager.stamp(self._clock.now_ns())))
+
+    def _forget(self, held: Held) -> None:
+        if self._held.get(held.id) is held:
+            del self._held[held.id]
+            self._manager.unregister(held.id)
+            self._to_tell.pop(held.id, None)
+
+    def look_again(self, held: Held) -> None:
+        """Its next moment may have moved."""
+        if held.id in self._manager and self._held.get(held.id) is held:
+            with self._manager.change(held.id):
+                pass
+
+    def _pulse(self, held: Held, now_ns: int) -> None:
+        """It became busy or idle: see to it that the office hears of it, soon or after a while."""
+        if held.over:
+            return
+        held.idle_due_ns = None if held.holder.busy else now_ns + IDLE_SAID_AFTER_NS
+        if held.holder.busy == held.said_idle:
+            self._to_tell[held.id] = held
+
+    def _say_news(self) -> None:
+        for news in self._manager.drain().news:
+            held = self._held.get(news.lease)
+            if held is not None:
+                self._say(held, news)
+
+    def _say(self, held: Held, news: HolderNews) -> None:
+        match news.word:
+            case HolderWord.OVER:
+                self._forget(held)
+                _log.warning("lease %s is over: %s", held.id, news.detail)
+                held.tell("ended", news.detail)
+                return
+            case HolderWord.WARNING:
+                why = "" if held.holder.busy else ", for nothing runs under it"
+                _log.warning("lease %s ends soon and is not being renewed%s: %s", held.id, why, news.detail)
+            case HolderWord.JEOPARDY | HolderWord.REFUSED:
+                _log.warning("lease %s: %s: %s", held.id, news.word, news.detail)
+            case _:
+                _log.info("lease %s: %s: %s", held.id, news.word, news.detail)
+        held.tell(news.word.value, news.detail)
+
+
+def outcome_of(attempt: Attempt, answer: RenewAnswer | None, error: SubletError | None, now: str) -> Outcome:
+    """What the office's answer to one renewal means to its holder."""
+    if answer is not None:
+        return Done(granted_ns=_ns(answer.ttl))
+    if error is None or isinstance(error, Disconnected):
+        return Unknown(detail="" if error is None else error.message)
+    if isinstance(error, LeaseEnded) and error.end is not None:
+        return Refused(reason=error.end.reason, detail=error.end.detail, end=error.end)
+    if isinstance(error, StaleEpoch):
+        end = _fenced_end(now)
+        return Refused(reason=end.reason, detail=end.detail, end=end)
+    if isinstance(error, NotFound):
+        end = LeaseEnd(reason=EndReason.EXPIRED, at=now, detail="the office does not know it (any more)")
+        return Refused(reason=end.reason, detail=end.detail, end=end)
+    if isinstance(error, QuotaExceeded):
+        return Refused(reason=EndReason.QUOTA, detail=error.message)
+    if isinstance(error, LeaseEnded):
+        reason = EndReason.FAIR_SHARE if attempt.active else EndReason.IDLE
+        return Refused(reason=reason, detail=error.message)
+    return Unknown(detail=error.message)  # an answer that settles nothing
+
+
+def item_of(attempt: Attempt) -> RenewItem:
+    """A renewal as it travels."""
+    return RenewItem(
+        lease=attempt.lease,
+        epoch=attempt.epoch or Epoch(0, 0),
+        active=attempt.active,
+        busy=attempt.busy_ns / NS_PER_S,
+    )
+
+
+def _fenced_end(at: str) -> LeaseEnd:
+    return LeaseEnd(
+        reason=EndReason.RELEASED,
+        at=at,
+        detail="another holder attached to it, under a newer epoch",
+        resume_hint="Attach to it again, or go on where it is held now.",
+    )
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)
+
+
+def _sent_by_the_keeper(attempts: Sequence[Attempt]) -> Never:
+    raise AssertionError(f"{len(attempts)} renewals were to be sent by the manager; the keeper sends them")

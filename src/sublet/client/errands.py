@@ -1,0 +1,115 @@
+"""What is done for leases in the background, as programs: renew, tell, give back, catch up.
+
+Each ends with the book knowing what came of it. None raises for what a network does: silence is a fact to note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sublet.client.answers import end_of, error_of
+from sublet.client.book import Book, Held, Word, item_of, outcome_of
+from sublet.client.core import Core
+from sublet.client.steps import Program, Revive
+from sublet.errors import Disconnected, NotFound, SubletError
+from sublet.lease.renewal import Batch
+from sublet.lease.value import Attempt, LeaseEnd, Outcome, Unknown
+from sublet.values import NS_PER_S, EndReason, Epoch
+from sublet.wire.http import LeaseView, RenewRequest
+
+__all__ = ["FLIGHT_S", "catch_up", "give_back", "renew", "renew_one", "say"]
+
+FLIGHT_S: Final = 5.0
+"""How long an answer to a background request is awaited at most. A renewal is repeated much sooner, by its own plan,
+and the answer to the earlier one still counts when it comes."""
+
+
+def renew(core: Core, book: Book, batch: Batch) -> Program[None]:
+    """Send renewals that are due. Those that ask for another TTL go alone, the rest in one message."""
+    together = [attempt for attempt in batch.attempts if attempt.ttl_ns is None]
+    for attempt in batch.attempts:
+        if attempt.ttl_ns is not None:
+            outcome = yield from renew_one(core, book, attempt, FLIGHT_S)
+            book.settle(Batch((attempt,)), (outcome,))
+    if together:
+        outcomes = yield from _renew_together(core, book, together)
+        book.settle(Batch(tuple(together)), outcomes)
+
+
+def renew_one(core: Core, book: Book, attempt: Attempt, timeout_s: float) -> Program[Outcome]:
+    """One renewal, and what its answer means."""
+    request = RenewRequest(
+        epoch=attempt.epoch or Epoch(0, 0),
+        active=attempt.active,
+        busy=attempt.busy_ns / NS_PER_S,
+        ttl=None if attempt.ttl_ns is None else attempt.ttl_ns / NS_PER_S,
+    )
+    try:
+        answer, _ = yield from core.renew(attempt.lease, request, timeout_s)
+    except SubletError as error:
+        if _is_absent(error):
+            yield Revive()
+        return outcome_of(attempt, None, error, book.now_text())
+    return outcome_of(attempt, answer, None, "")
+
+
+def say(core: Core, book: Book, word: Word) -> Program[None]:
+    """Tell the office that a lease became busy or idle."""
+    held = word.held
+    try:
+        yield from core.say_activity(held.id, held.epoch, active=word.active, busy_s=word.busy_ns / NS_PER_S)
+    except SubletError as error:
+        # What the office refuses (the lease is over, say) is no use repeating; the renewal will tell.
+        book.said(word, heard=not isinstance(error, Disconnected))
+    else:
+        book.said(word, heard=True)
+
+
+def give_back(core: Core, held: Held, busy_s: float) -> Program[None]:
+    """Release a lease whose object was dropped. If the office cannot be reached it ends by its time to live."""
+    try:
+        yield from core.release(held.id, request_id=held.release_id, busy_s=busy_s)
+    except SubletError:
+        return
+
+
+def catch_up(core: Core, book: Book) -> Program[None]:
+    """Read the state again, after news may have been missed."""
+    try:
+        as_of_ns = book.now_ns()
+        views = yield from core.query("/v1/leases", list[LeaseView])
+        for view in views:
+            book.seen(view, as_of_ns=as_of_ns)
+        for held in book.missing(views):
+            try:
+                view = yield from core.look(held.id)
+            except NotFound:
+                book.ended(held, LeaseEnd(reason=EndReason.EXPIRED, at=book.now_text(), detail=_FORGOTTEN))
+            else:
+                if view.end is not None:
+                    book.ended(held, end_of(view.end))
+    except SubletError:
+        return  # the stream of news is opened again, and then this is done again
+
+
+_FORGOTTEN: Final = "the office does not know it (any more)"
+
+
+def _renew_together(core: Core, book: Book, attempts: Sequence[Attempt]) -> Program[list[Outcome]]:
+    try:
+        answer, _ = yield from core.renew_many([item_of(attempt) for attempt in attempts], FLIGHT_S)
+    except SubletError as error:
+        if _is_absent(error):
+            yield Revive()
+        return [Unknown(detail=error.message)] * len(attempts)
+    now = book.now_text()
+    return [
+        outcome_of(attempt, item, None if error is None else error_of(error), now)
+        for attempt, item, error in zip(attempts, answer.items, answer.errors, strict=True)
+    ]
+
+
+def _is_absent(error: SubletError) -> bool:
+    """Whether nobody is there: an office of this machine is then started again, for leases outlive it."""
+    return isinstance(error, Disconnected) and not error.sent

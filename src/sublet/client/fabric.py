@@ -1,0 +1,310 @@
+"""The way in: `connect`, and the fabric from which leases are acquired."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self, TypeVar, Unpack
+
+from sublet.client.address import Address, find_address
+from sublet.client.asking import (
+    Asked,
+    Duration,
+    ExclusivityText,
+    RenewText,
+    Size,
+    Terms,
+    ask_block,
+    ask_cpu,
+    ask_gpu,
+    ask_memory,
+    holder_name,
+    policy_of,
+)
+from sublet.client.book import Book
+from sublet.client.clocks import client_clock
+from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
+from sublet.client.courier import Courier
+from sublet.client.driver import run_program
+from sublet.client.handle import LeaseFacts
+from sublet.client.keeper import Keeper
+from sublet.client.lease import Lease
+from sublet.client.model import Offer
+from sublet.client.progress import QueueLine
+from sublet.client.queries import bill_path, check_versions, leases_path
+from sublet.client.steps import Program
+from sublet.client.transport import Transport
+from sublet.clock import Clock
+from sublet.errors import Disconnected, SubletError, Unsupported
+from sublet.lease.policy import RenewalPolicy
+from sublet.values import NS_PER_S, LeaseId, RenewMode
+from sublet.wire.http import BillLine, LeaseView, StatusView
+from sublet.wire.version import WIRE_VERSION
+
+__all__ = ["EXIT_PATIENCE_S", "Fabric", "connect"]
+
+T = TypeVar("T")
+
+EXIT_PATIENCE_S: Final = 2.0
+"""How long the end of the program may be held up to give leases back. What is left ends by its time to live."""
+_HELLO_TRIES: Final = 3
+
+
+def connect(
+    url: str | None = None,
+    token: str | None = None,
+    *,
+    home: str | os.PathLike[str] | None = None,
+    ca: str | None = None,
+    start: bool = True,
+) -> Fabric:
+    """A fabric, on the office of this machine or on the one at ``url``.
+
+    Without ``url`` (and ``SUBLET_URL``) the office is the one whose state folder is ``home`` (else ``SUBLET_HOME``,
+    else the user's). If none runs there, it is started in the background, unless ``start`` is False. ``token`` (else
+    ``SUBLET_TOKEN``) says which tenant is calling; without one, the office of this machine knows you as its owner.
+    ``ca`` is a file of certificates to trust instead of the system's.
+    """
+    address = find_address(url, token, None if home is None else os.fspath(home), os.environ)
+    fabric = Fabric(address, client_clock(), ca=ca, start=start)
+    try:
+        fabric._greet()
+    except BaseException:
+        fabric.close()
+        raise
+    return fabric
+
+
+class Fabric:
+    """Where leases come from. Made by `connect`; safe to use from several threads.
+
+    It renews its leases on one background thread. Closing it, or the end of the program, gives them back.
+    """
+
+    def __init__(self, address: Address, clock: Clock, *, ca: str | None = None, start: bool = True) -> None:
+        self.address = address
+        self._clock = clock
+        self._ca = ca
+        self._start = start
+        self._core = Core(clock)
+        self._transport = Transport(address, clock, wire=WIRE_VERSION, ca=ca)
+        self._closed = False
+        self._furnish()
+        _fabrics.add(self)
+
+    def _furnish(self) -> None:
+        """What belongs to one process: a fork begins with its own."""
+        self._lock = threading.RLock()
+        self._book = Book(self._clock, new_request_id)
+        self._courier = Courier()
+        self._keeper = Keeper(self._book, self._core, self._transport, self._clock, self._lock, self._reviver())
+
+    def __repr__(self) -> str:
+        return f"<Fabric {self.address.url}{' closed' if self._closed else ''}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, patience: float = EXIT_PATIENCE_S) -> None:
+        """Give back all leases, for at most ``patience`` seconds, and stop. Twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        until_ns = self._clock.now_ns() + round(patience * NS_PER_S)
+        with self._lock:
+            held = self._book.live
+            for one in held:
+                self._book.let_go(one)
+        for one in held:
+            left_s = (until_ns - self._clock.now_ns()) / NS_PER_S
+            if left_s <= 0:
+                break
+            program = self._core.release(one.id, request_id=one.release_id, busy_s=0.0, patience_s=left_s)
+            with contextlib.suppress(SubletError):
+                self._run(program)
+                one.confirmed = True
+        self._keeper.stop(max(0.1, (until_ns - self._clock.now_ns()) / NS_PER_S))
+        self._transport.close()
+
+    # ---- acquiring
+
+    def gpu(
+        self,
+        *,
+        min_vram: Size,
+        count: int = 1,
+        exclusivity: ExclusivityText | None = None,
+        model: str | None = None,
+        or_smaller: bool | Size = False,
+        on_offer: Callable[[Offer], bool] | None = None,
+        **terms: Unpack[Terms],
+    ) -> Lease:
+        """Acquire GPU memory on ``count`` devices of one machine, all or nothing.
+
+        It waits in the queue until it is granted; ``wait=0`` tries once and ``wait="10m"`` bounds the waiting, and then
+        `CapacityExceeded` says what would fit. With ``or_smaller`` less may be given: any amount (True) or at least
+        that much; ``on_offer`` may still decline it. Further: ``ttl= tier= spot= wait= name= labels= selector= renew=
+        renew_every= max_hold= on_place=``, each described at `Terms`.
+        """
+        asked = ask_gpu(
+            terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=or_smaller
+        )
+        return self._acquire(asked, on_offer)
+
+    def cpu(
+        self,
+        cores: int = 1,
+        *,
+        or_smaller: bool | int = False,
+        on_offer: Callable[[Offer], bool] | None = None,
+        **terms: Unpack[Terms],
+    ) -> Lease:
+        """Acquire whole cores of one machine."""
+        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller), on_offer)
+
+    def memory(
+        self,
+        size: Size,
+        *,
+        or_smaller: bool | Size = False,
+        on_offer: Callable[[Offer], bool] | None = None,
+        **terms: Unpack[Terms],
+    ) -> Lease:
+        """Acquire host memory."""
+        return self._acquire(ask_memory(terms, size=size, or_smaller=or_smaller), on_offer)
+
+    def block(self, size: Size | None = None, *, min_blocks: int | None = None, **terms: Unpack[Terms]) -> Lease:
+        """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks."""
+        return self._acquire(ask_block(terms, size=size, min_blocks=min_blocks), None)
+
+    def attach(
+        self,
+        lease: LeaseFacts | LeaseId | str,
+        *,
+        renew: RenewText = RenewMode.WHILE_BUSY,
+        renew_every: Duration | None = None,
+    ) -> Lease:
+        """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused."""
+        lease_id = lease.id if isinstance(lease, LeaseFacts) else LeaseId(lease)
+        policy = policy_of(renew, renew_every)
+        return self._open(self._run(self._core.attach(lease_id, holder_name())), policy)
+
+    # ---- looking
+
+    def status(self) -> StatusView:
+        """The office, its devices and how much of them is free."""
+        return self._run(self._core.query("/v1/status", StatusView))
+
+    def leases(self, *, all: bool = False, tenant: str | None = None) -> list[LeaseView]:  # noqa: A002 - as on the wire
+        """Live leases, newest first; with ``all`` the ended ones that are still remembered."""
+        return self._run(self._core.query(leases_path(all, tenant), list[LeaseView]))
+
+    def lease(self, lease: LeaseId | str) -> LeaseView:
+        """One lease as the office knows it."""
+        return self._run(self._core.look(LeaseId(lease)))
+
+    def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
+        """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""
+        return self._run(self._core.query(bill_path(by, since, until), list[BillLine]))
+
+    def bill_csv(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> str:
+        """The same as CSV."""
+        return self._run(self._core.text(bill_path(by, since, until, csv=True)))
+
+    def request(
+        self, method: str, path: str, body: object = None, *, shape: type[T], timeout: float = REQUEST_TIMEOUT_S
+    ) -> T:
+        """One call of the control API as it is, for what has no method here; ``shape`` is the type of its answer."""
+        return self._run(self._core.command(method, path, body, shape, timeout))
+
+    # ---- within
+
+    def _acquire(self, asked: Asked, on_offer: Callable[[Offer], bool] | None) -> Lease:
+        line = QueueLine()
+        on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
+        try:
+            grant = self._run(self._core.acquire(asked.request, Hooks(on_place=on_place, on_offer=on_offer)))
+        finally:
+            line.clear()
+        return self._open(grant, asked.policy)
+
+    def _open(self, grant: Grant, policy: RenewalPolicy) -> Lease:
+        with self._lock:
+            held = self._book.open(grant, policy)
+            lease = Lease(self, self._book, held)
+            self._keeper.start()
+        return lease
+
+    def _run(self, program: Program[T]) -> T:
+        return run_program(program, self._transport.exchange, self._reviver())
+
+    def _greet(self) -> None:
+        """See that an office of a version we can talk to is there."""
+        for attempt in range(_HELLO_TRIES):
+            if self._start and self.address.home is not None:
+                _ensure(self.address)
+            try:
+                hello = self._run(self._core.hello())
+            except Disconnected as error:
+                if error.sent and attempt + 1 < _HELLO_TRIES:
+                    continue  # it was on its way out when we came
+                raise
+            check_versions(hello, WIRE_VERSION)
+            return
+
+    def _reviver(self) -> Callable[[], None]:
+        """How to see that there is an office: a function that does not hold on to this fabric."""
+        address, start = self.address, self._start
+
+        def revive() -> None:
+            if start and address.home is not None:
+                with contextlib.suppress(SubletError):  # the request that needed it says what is wrong
+                    _ensure(address)
+
+        return revive
+
+    def _after_fork(self) -> None:
+        self._transport.after_fork()
+        self._furnish()
+
+
+_fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
+
+
+def _ensure(address: Address) -> None:
+    if address.home is None:
+        return
+    if sys.platform != "linux":
+        raise Unsupported(
+            "an office runs on Linux only", do='Connect to one elsewhere: sublet.connect("https://gpu.example.org").'
+        )
+    from sublet.client.office import ensure_office
+
+    ensure_office(address.home)
+
+
+def _at_exit() -> None:
+    """Give back what the program still holds. A fork has nothing of its parent's in its books."""
+    for fabric in list(_fabrics):
+        fabric.close()
+
+
+def _in_child() -> None:
+    for fabric in list(_fabrics):
+        fabric._after_fork()
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,176 @@
+"""What every lease object shows, blocking or asyncio: facts, read from the book. Nothing here talks to the office."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+from collections.abc import Iterator
+
+from sublet.client.book import Book, Held
+from sublet.client.model import LeasedDevice, Notice
+from sublet.clock import Clock
+from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked
+from sublet.lease.policy import RenewalPolicy
+from sublet.lease.states import LeaseStatus
+from sublet.lease.value import LeaseEnd
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, parse_duration_ns
+
+__all__ = ["DroppedLease", "LeaseFacts", "ended_error"]
+
+
+class DroppedLease(ResourceWarning):
+    """A lease object was dropped without a release. It is given back, but later than it could have been: use ``with``,
+    or call ``release()``."""
+
+
+class LeaseFacts:
+    """The facts of a lease, as its holder knows them now."""
+
+    def __init__(self, book: Book, held: Held, clock: Clock, lock: contextlib.AbstractContextManager[object]) -> None:
+        self._book = book
+        self._held = held
+        self._clock = clock
+        self._lock = lock
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        devices = ", ".join(str(device) for device in self.devices)
+        return f"<{type(self).__name__} {self.id} {self.status} {self.remaining:.0f}s [{devices}]>"
+
+    @property
+    def id(self) -> LeaseId:
+        return self._held.id
+
+    @property
+    def epoch(self) -> Epoch:
+        """The fencing number: whatever is written under the lease carries it, and an older one is refused."""
+        return self._held.epoch
+
+    @property
+    def name(self) -> str | None:
+        return self._held.view.name
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self._held.view.labels)
+
+    @property
+    def status(self) -> LeaseStatus:
+        """Where it is, as its holder knows: JEOPARDY while renewals stay unanswered, and over at the own deadline even
+        if nobody says so."""
+        with self._lock:
+            self._book.refresh(self._held)
+            return self._held.holder.status
+
+    @property
+    def end(self) -> LeaseEnd | None:
+        """Why it ended; None while it is held."""
+        with self._lock:
+            self._book.refresh(self._held)
+            return self._held.holder.end
+
+    @property
+    def notice(self) -> Notice | None:
+        """That it will be taken, when, and why; None if nothing of the kind was said."""
+        return self._held.notice
+
+    @property
+    def devices(self) -> tuple[LeasedDevice, ...]:
+        """The slices it has, of whatever kind."""
+        return self._held.devices
+
+    @property
+    def ttl(self) -> float:
+        """Seconds each renewal asks for."""
+        return self._held.holder.ttl_ns / NS_PER_S
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are left for sure: to the holder's own deadline, or to the moment it will be taken."""
+        with self._lock:
+            return self._held.holder.remaining_ns(self._clock.now_ns()) / NS_PER_S
+
+    @property
+    def deadline(self) -> float | None:
+        """The holder's own deadline, in seconds of this machine's CLOCK_BOOTTIME. It is never after the office's."""
+        deadline_ns = self._held.holder.deadline_ns
+        return None if deadline_ns is None else deadline_ns / NS_PER_S
+
+    @property
+    def expires_at(self) -> dt.datetime:
+        """About when it ends if it is not renewed: for people, since the wall clock may be set."""
+        wall_ns = self._clock.wall_ns() + round(self.remaining * NS_PER_S)
+        return dt.datetime.fromtimestamp(wall_ns / NS_PER_S, dt.UTC)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something of this program runs under it."""
+        return self._held.holder.busy
+
+    def check(self, needs: float | str = 0.0) -> None:
+        """Raise if it is over, or if work that takes ``needs`` must not begin on it any more.
+
+        ``LeaseExpired`` if nobody renewed it, ``LeaseRevoked`` if it was taken or will not be renewed,
+        ``LeaseNotActive`` otherwise. Passing this proves nothing: the resource checks the epoch itself.
+        """
+        needs_ns = parse_duration_ns(needs, "needs", zero_ok=True)
+        end = self.end
+        if end is not None:
+            raise ended_error(self.id, end)
+        with self._lock:
+            why = self._held.holder.why_not_start(self._clock.now_ns(), needs_ns)
+        if why is not None:
+            raise LeaseRevoked(
+                f"nothing may begin under lease {self.id}: {why}", do="Save what matters and release it."
+            )
+
+    def use(self, policy: RenewalPolicy) -> None:
+        """Renew by another policy from now on."""
+        policy.check(self._held.holder.ttl_ns)
+        with self._lock:
+            self._held.holder.use(policy)
+            self._book.look_again(self._held)
+        self._wake()
+
+    @contextlib.contextmanager
+    def activity(self, what: str = "") -> Iterator[None]:
+        """Something runs under it: while it does, the lease is renewed (``renew="while-busy"``) and counts as busy.
+
+        ``what`` is for the reader of the code. Activities nest and may overlap between threads.
+        """
+        self._own()
+        with self._lock:
+            self._book.begin(self._held)
+        self._wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._book.finish(self._held)
+            self._wake()
+
+    def _own(self) -> None:
+        if os.getpid() != self._pid:
+            raise LeaseNotActive(
+                f"lease {self.id} belongs to the process that acquired it, not to its fork",
+                do="Acquire or attach in the process that uses it.",
+            )
+
+    def _wake(self) -> None:
+        """Something may have become due."""
+        raise NotImplementedError
+
+
+def ended_error(lease: LeaseId, end: LeaseEnd) -> LeaseEnded:
+    """The end of a lease as an error."""
+    kind: type[LeaseEnded]
+    match end.reason:
+        case EndReason.EXPIRED | EndReason.IDLE:
+            kind = LeaseExpired
+        case EndReason.RELEASED | EndReason.WITHDRAWN | EndReason.REFUSED | EndReason.HOLDER_GONE:
+            kind = LeaseNotActive
+        case _:
+            kind = LeaseRevoked
+    detail = f" ({end.detail})" if end.detail else ""
+    return kind(f"lease {lease} has ended: {end.reason}{detail}", end=end, do=end.resume_hint)

@@ -1,0 +1,311 @@
+"""One thread per fabric keeps all its leases: renews them, hears the office's news, gives back what was dropped.
+
+Nothing in it waits for one answer. Requests are sent and their answers awaited together, beside the stream of news, so
+a stuck request delays no other renewal, and an answer that comes late still counts. No callback of the user runs here:
+those have a thread of their own (``courier``), because a slow one must not cost a lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from sublet.client import errands
+from sublet.client.book import Book
+from sublet.client.core import Core
+from sublet.client.sse import EventReader
+from sublet.client.steps import Call, Pause, Program, Reply, Revive
+from sublet.client.transport import Flight, Transport
+from sublet.clock import Clock
+from sublet.errors import Disconnected
+from sublet.values import NS_PER_S
+
+__all__ = ["LISTEN_AFTER_S", "LISTEN_AGAIN_S", "LISTEN_LINGER_S", "SILENCE_S", "Keeper"]
+
+LISTEN_AFTER_S: Final = 0.2
+"""The stream of news is opened once a lease has lived so long: most of a burst's leases are shorter."""
+LISTEN_LINGER_S: Final = 5.0
+"""And kept so long after the last lease, for the next is often near."""
+LISTEN_AGAIN_S: Final = (0.2, 1.0, 5.0, 15.0)
+"""Waits before it is opened again, if it broke or was refused."""
+SILENCE_S: Final = 45.0
+"""The office gives a sign of life every 15 s; a stream without any for so long is dead."""
+_CONNECT_S: Final = 2.0
+
+
+class _Errand:
+    """A program under way."""
+
+    __slots__ = ("flight", "program", "raw", "until_ns")
+
+    def __init__(self, program: Program[None]) -> None:
+        self.program = program
+        self.flight: Flight | None = None
+        self.raw = b""
+        self.until_ns = 0
+        """Until when the answer is awaited, or the pause lasts."""
+
+
+class Keeper:
+    """Starts its thread with the first lease. The book is touched only under the lock it shares with the fabric."""
+
+    def __init__(
+        self,
+        book: Book,
+        core: Core,
+        transport: Transport,
+        clock: Clock,
+        lock: threading.RLock,
+        revive: Callable[[], None],
+    ) -> None:
+        self._book = book
+        self._core = core
+        self._transport = transport
+        self._clock = clock
+        self._lock = lock
+        self._revive = revive
+        self._thread: threading.Thread | None = None
+        self._reviver: threading.Thread | None = None
+        self._stopping = False
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._errands: list[_Errand] = []
+        self._news: Flight | None = None
+        self._events = EventReader()
+        self._behind = False
+        self._heard_ns = 0
+        self._wanted_since_ns: int | None = None
+        self._idle_since_ns: int | None = None
+        self._listen_at_ns = 0
+        self._failures = 0
+
+    def start(self) -> None:
+        """See that the thread runs. Call it under the lock."""
+        if self._thread is None and not self._stopping:
+            self._thread = threading.Thread(target=self._run, name="sublet-keeper", daemon=True)
+            self._thread.start()
+        else:
+            self.wake()
+
+    def wake(self) -> None:
+        """Look again at what is due. Harmless from anywhere, a finaliser included."""
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"!")
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread. What is under way is dropped."""
+        self._stopping = True
+        self.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        if self._thread is None:
+            self._close_wake()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._begin_what_is_due()
+                self._wait()
+        finally:
+            for errand in self._errands:
+                if errand.flight is not None:
+                    errand.flight.close()
+            self._stop_listening()
+            self._close_wake()
+
+    def _close_wake(self) -> None:
+        self._wake_in.close()
+        self._wake_out.close()
+
+    # ---- what is due
+
+    def _begin_what_is_due(self) -> None:
+        programs: list[Program[None]] = []
+        with self._lock:
+            while self._book.dropped:
+                held = self._book.dropped.popleft()
+                busy_s = held.holder.busy_time.unsaid_ns(self._clock.now_ns()) / NS_PER_S
+                self._book.let_go(held)
+                programs.append(errands.give_back(self._core, held, busy_s))
+            while (batch := self._book.collect()).attempts:
+                programs.append(errands.renew(self._core, self._book, batch))
+            programs += [errands.say(self._core, self._book, word) for word in self._book.words()]
+            self._mind_the_stream(bool(self._book.live))
+        for program in programs:
+            self._begin(program)
+        if self._listen_now():
+            self._listen()
+
+    def _begin(self, program: Program[None]) -> None:
+        errand = _Errand(program)
+        self._errands.append(errand)
+        self._advance(errand, None)
+
+    def _advance(self, errand: _Errand, reply: Reply | BaseException | None) -> None:
+        """Take a program to its next step that takes time."""
+        while True:
+            errand.flight = None
+            try:
+                with self._lock:
+                    if isinstance(reply, BaseException):
+                        step = errand.program.throw(reply)
+                    else:
+                        step = errand.program.send(reply)
+            except StopIteration:
+                self._errands.remove(errand)
+                return
+            match step:
+                case Pause(seconds):
+                    errand.until_ns = self._clock.now_ns() + round(seconds * NS_PER_S)
+                    return
+                case Revive():
+                    self._revive_apart()
+                    reply = None
+                case Call():
+                    try:
+                        errand.flight = self._transport.launch(replace(step, timeout_s=_CONNECT_S))
+                    except Disconnected as error:
+                        reply = error
+                    else:
+                        errand.raw = b""
+                        errand.until_ns = errand.flight.sent_ns + round(step.timeout_s * NS_PER_S)
+                        return
+
+    def _revive_apart(self) -> None:
+        """Starting an office takes a while, and meanwhile other leases may have an office that answers."""
+        if self._reviver is None or not self._reviver.is_alive():
+            self._reviver = threading.Thread(target=self._revive, name="sublet-revive", daemon=True)
+            self._reviver.start()
+
+    # ---- waiting
+
+    def _wait(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_out, selectors.EVENT_READ)
+            for errand in self._errands:
+                if errand.flight is not None:
+                    selector.register(errand.flight, selectors.EVENT_READ, errand)
+            if self._news is not None:
+                selector.register(self._news, selectors.EVENT_READ)
+            ready = selector.select(self._timeout_s())
+        arrived = [key.data for key, _ in ready if key.data is not None]
+        if any(key.fileobj is self._wake_out for key, _ in ready):
+            with contextlib.suppress(BlockingIOError):
+                while self._wake_out.recv(4096):
+                    pass
+        if any(key.fileobj is self._news for key, _ in ready):
+            self._read_news()
+        now_ns = self._clock.now_ns()
+        for errand in list(self._errands):
+            if errand in arrived:
+                self._read(errand)
+            elif now_ns >= errand.until_ns:
+                self._give_up_waiting(errand)
+
+    def _timeout_s(self) -> float | None:
+        with self._lock:
+            moments = [errand.until_ns for errand in self._errands]
+            wake_ns = self._book.next_wake_ns()
+        moments += [] if wake_ns is None else [wake_ns]
+        if self._news is not None:
+            moments.append(self._heard_ns + round(SILENCE_S * NS_PER_S))
+            if self._idle_since_ns is not None:
+                moments.append(self._idle_since_ns + round(LISTEN_LINGER_S * NS_PER_S))
+        elif self._wanted_since_ns is not None:
+            moments.append(self._listen_at_ns)
+        if not moments:
+            return None
+        return max(0.0, (min(moments) - self._clock.now_ns()) / NS_PER_S)
+
+    def _read(self, errand: _Errand) -> None:
+        flight = errand.flight
+        if flight is None:
+            return
+        try:
+            errand.raw += flight.read()
+        except Disconnected as error:
+            self._advance(errand, error)
+            return
+        if flight.complete:
+            self._advance(errand, Reply(flight.status, errand.raw, flight.sent_ns))
+
+    def _give_up_waiting(self, errand: _Errand) -> None:
+        if errand.flight is None:  # a pause is over
+            self._advance(errand, None)
+            return
+        errand.flight.close()
+        self._advance(errand, Disconnected("the office did not answer in time"))
+
+    # ---- the stream of news
+
+    def _mind_the_stream(self, wanted: bool) -> None:
+        """Whether there is anything to listen for, and since when."""
+        now_ns = self._clock.now_ns()
+        if wanted:
+            self._idle_since_ns = None
+            if self._wanted_since_ns is None:
+                self._wanted_since_ns = now_ns
+                self._listen_at_ns = max(self._listen_at_ns, now_ns + round(LISTEN_AFTER_S * NS_PER_S))
+            return
+        self._wanted_since_ns = None
+        if self._news is not None:
+            if self._idle_since_ns is None:
+                self._idle_since_ns = now_ns
+            elif now_ns >= self._idle_since_ns + round(LISTEN_LINGER_S * NS_PER_S):
+                self._stop_listening()
+
+    def _listen_now(self) -> bool:
+        now_ns = self._clock.now_ns()
+        if self._news is not None and now_ns >= self._heard_ns + round(SILENCE_S * NS_PER_S):
+            self._lost_the_stream()
+        return self._news is None and self._wanted_since_ns is not None and now_ns >= self._listen_at_ns
+
+    def _listen(self) -> None:
+        try:
+            self._news = self._transport.launch(Call(method="GET", path="/v1/events", timeout_s=_CONNECT_S))
+        except Disconnected:
+            self._lost_the_stream()
+            return
+        self._events = EventReader()
+        self._heard_ns = self._clock.now_ns()
+        self._behind = True
+
+    def _read_news(self) -> None:
+        news = self._news
+        if news is None:
+            return
+        try:
+            raw = news.read()
+        except Disconnected:
+            self._lost_the_stream()
+            return
+        if news.complete or news.status not in (0, 200):
+            self._lost_the_stream()
+            return
+        self._heard_ns = self._clock.now_ns()
+        if raw:
+            self._failures = 0
+        # What happened before the stream was open is not in it, so once it is, the state is read again.
+        missed, self._behind = self._behind and news.status == 200, self._behind and news.status != 200
+        with self._lock:
+            for event in self._events.feed(raw):
+                missed = self._book.heard(event) or missed
+        if missed:
+            self._begin(errands.catch_up(self._core, self._book))
+
+    def _lost_the_stream(self) -> None:
+        self._stop_listening()
+        pause_s = LISTEN_AGAIN_S[min(self._failures, len(LISTEN_AGAIN_S) - 1)]
+        self._failures += 1
+        self._listen_at_ns = self._clock.now_ns() + round(pause_s * NS_PER_S)
+
+    def _stop_listening(self) -> None:
+        if self._news is not None:
+            self._news.close()
+            self._news = None

@@ -1,0 +1,41 @@
+"""Paths of what is looked at, and the check that both sides speak versions of the wire that go together."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from sublet.errors import InvalidRequest, Unsupported
+from sublet.wire.http import Hello
+
+__all__ = ["bill_path", "check_versions", "leases_path"]
+
+
+def leases_path(ended_too: bool, tenant: str | None) -> str:
+    """GET /v1/leases."""
+    query = {"all": "1"} if ended_too else {}
+    if tenant is not None:
+        query["tenant"] = tenant
+    return _path("/v1/leases", query)
+
+
+def bill_path(by: str, since: str | None, until: str | None, *, csv: bool = False) -> str:
+    """GET /v1/bill."""
+    if by not in ("lease", "tenant") and not by.startswith("label:"):
+        raise InvalidRequest(f"a bill by {by!r} is not known", do='Use "lease", "tenant" or "label:KEY".')
+    asked = {"by": by, "since": since, "until": until, "format": "csv" if csv else None}
+    return _path("/v1/bill", {name: value for name, value in asked.items() if value is not None})
+
+
+def check_versions(hello: Hello, wire: int) -> None:
+    """Refuse an office that is more than one version of the wire away."""
+    if hello.wire_oldest <= wire <= hello.wire + 1:
+        return
+    older = "client" if wire < hello.wire else "office"
+    raise Unsupported(
+        f"the office speaks version {hello.wire} of the protocol and this client version {wire}",
+        do=f"Bring the {older} up to date (the office is Sublet {hello.version}).",
+    )
+
+
+def _path(path: str, query: dict[str, str]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
