@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,20 +27,19 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker import backup, journal_files, journal_schema
+from sublet.broker import backup, journal_files, journal_opening, journal_schema
 from sublet.broker.events import AUDITED, EVENT_TYPES, Event, OfficeOpened
 from sublet.broker.journal_files import AnchorFile, Anchors, HomeLock
 from sublet.broker.journal_reader import Reader, Row, Tip, check_header, not_opened
 from sublet.broker.records import Now
 from sublet.errors import JournalError, JournalFailed
 from sublet.observe import audit
+from sublet.wire.http import AuditReport
 
-__all__ = ["Entry", "Journal", "Recovered", "entry_of"]
+__all__ = ["Entry", "Journal", "Recovered", "entry_of", "verify_file"]
 
 BEAT_EVERY_NS: Final = 1_000_000_000
 """More often the instant is not written down when nothing else is: what a reboot may add to a lease."""
-LOG_BYTES: Final = 4 << 20
-"""The write-ahead log as it is laid out."""
 CHECKPOINT_FRAMES: Final = 900
 """Pages in the log after which they are moved into the file; 1000 would fill ``LOG_BYTES``."""
 SNAPSHOT_PART_BYTES: Final = 8 << 20
@@ -125,13 +122,13 @@ class Journal:
         path = home / journal_files.JOURNAL_NAME
         least = journal_files.read_incarnation(home)
         if not path.exists():
-            _begin(home, least, wall_ns)
+            journal_opening.begin(home, least, wall_ns)
         check_header(path)
         reader = Reader(path)
         try:
             tip = reader.check()
-            _compare(path, reader, tip, anchors)
-            db = _open_to_write(path, max(tip.incarnation, least or 0))
+            journal_opening.compare(path, reader, tip, anchors)
+            db = journal_opening.open_to_write(path, max(tip.incarnation, least or 0))
             try:
                 tip = reader.tip()
                 if least != tip.incarnation:
@@ -308,9 +305,10 @@ class Journal:
         """The audited entries with a higher number than ``after``; bills are folded from these."""
         return self._reader.records(after)
 
-    def verify(self) -> audit.Verdict:
+    def verify(self) -> AuditReport:
         """Walk the whole chain. It may run in a thread of its own while the office writes."""
-        return verify_file(self.path, self.anchors)
+        verdict = verify_file(self.path, self.anchors)
+        return AuditReport(ok=verdict.ok, records=verdict.records, head=verdict.head.hex(), problem=verdict.problem)
 
     def backup(self, path: Path) -> int:
         """Copy the journal, as it is at one moment, to a new file; its size in bytes. It may run in a thread of its
@@ -333,99 +331,3 @@ def verify_file(path: Path, anchors: Anchors) -> audit.Verdict:
         return audit.verify(reader.records(), noted, last_seq=reader.tip().seq)
     finally:
         reader.close()
-
-
-# ---- opening, step by step ----
-
-
-def _begin(home: Path, least: int | None, wall_ns: int) -> None:
-    """A journal where there was none. It gets its name only when it is whole, so half of one is never found."""
-    path = home / journal_files.JOURNAL_NAME
-    traces = [name for name in (path.name + "-wal", path.name + "-journal") if (home / name).exists()]
-    if least is not None or traces:
-        raise JournalError(
-            f"the journal {path} is gone, though this folder had one",
-            do="Put a backup in its place with `sublet restore FILE`. To begin with nothing, use a new folder.",
-        )
-    temporary = home / (path.name + ".new")
-    try:
-        journal_files.remove_database(temporary)
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        db = journal_schema.connect_unpublished(temporary)
-        try:
-            db.execute("BEGIN IMMEDIATE")
-            journal_schema.create(db)
-            identity = secrets.token_hex(16)
-            journal_schema.put_meta(db, "journal", identity)
-            journal_schema.put_meta(db, "incarnation", "1")
-            body = _encode(audit.Began(journal=identity, incarnation=1))
-            hashed = audit.link(audit.GENESIS, 1, 0, wall_ns, audit.BEGAN, body)
-            db.execute("INSERT INTO audit VALUES (1, 0, ?, ?, ?, ?)", (wall_ns, audit.BEGAN, body, hashed))
-            db.execute("COMMIT")
-        finally:
-            db.close()
-        journal_files.publish(temporary, path)
-    except (OSError, sqlite3.Error) as error:
-        raise JournalError(
-            f"a new journal cannot be written to {home} ({error})", do="Make room or mend the disk."
-        ) from error
-
-
-def _compare(path: Path, reader: Reader, tip: Tip, anchors: Anchors) -> None:
-    """Refuse a journal that is older than what this office already answered on: its epochs would be given out twice."""
-    for anchor in anchors.read_all():
-        if anchor.journal != tip.journal:
-            continue  # for `audit verify` to judge
-        found = next(reader.records(anchor.audit_seq - 1), None)
-        if anchor.seq > tip.seq or found is None or found.seq != anchor.audit_seq or found.hash != anchor.head:
-            raise JournalError(
-                f"the journal {path} ends at entry {tip.seq}, but entry {anchor.seq} of it was written: its end is "
-                "lost, or an older copy was put in its place. It was not changed",
-                do=f"If a copy was put back on purpose, say so with `sublet restore {path}`: epochs then begin anew "
-                "and no lease goes on. Otherwise restore the newest backup.",
-            )
-
-
-def _open_to_write(path: Path, incarnation: int) -> sqlite3.Connection:
-    with not_opened(path):
-        db = sqlite3.connect(path, isolation_level=None, timeout=1.0, check_same_thread=False)
-        try:
-            if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-                raise JournalError(
-                    f"the disk under {path} has no shared memory for a write-ahead log",
-                    do="Set SUBLET_HOME to a folder on a local disk.",
-                )
-            for pragma in ("synchronous = FULL", "wal_autocheckpoint = 0", "cell_size_check = ON"):
-                db.execute(f"PRAGMA {pragma}")
-            _migrate(db)
-            if journal_schema.get_meta(db, "incarnation") != str(incarnation):
-                db.execute("BEGIN IMMEDIATE")
-                journal_schema.put_meta(db, "incarnation", str(incarnation))
-                db.execute("COMMIT")
-            if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                raise sqlite3.OperationalError("another program reads it")
-            _lay_out_log(path)
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-
-def _migrate(db: sqlite3.Connection) -> None:
-    version: int = db.execute("PRAGMA user_version").fetchone()[0]
-    while version < journal_schema.VERSION:
-        db.execute("BEGIN IMMEDIATE")
-        journal_schema.MIGRATIONS[version](db)
-        version += 1
-        db.execute(f"PRAGMA user_version = {version}")
-        db.execute("COMMIT")
-
-
-def _lay_out_log(path: Path) -> None:
-    """Zeros are no frames: SQLite overwrites them from the start, and a sync then changes no file size."""
-    fd = os.open(f"{path}-wal", os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        os.pwrite(fd, bytes(LOG_BYTES), 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)

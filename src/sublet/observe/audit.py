@@ -15,13 +15,13 @@ import hashlib
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
 
-__all__ = ["BEGAN", "GENESIS", "RESTORED", "Anchor", "Began", "Record", "Restored", "Verdict", "link", "verify"]
+__all__ = ["BEGAN", "GENESIS", "RESTORED", "Anchor", "Began", "Record", "Restored", "Verdict", "Walk", "link", "verify"]
 
 GENESIS: Final = bytes(32)
 """What stands before the first record."""
@@ -122,7 +122,7 @@ def verify(records: Iterable[Record], anchors: Sequence[Anchor] = (), *, last_se
     ``last_seq`` is the last entry of the journal, audited or not; without it only audited entries can be missed. The
     anchors must be read before the records: a chain that grows meanwhile is then ahead of its anchor, never behind.
     """
-    walk = _Walk({anchor.audit_seq for anchor in anchors})
+    walk = Walk({anchor.audit_seq for anchor in anchors})
     for record in records:
         problem = walk.step(record)
         if problem is not None:
@@ -137,10 +137,10 @@ def verify(records: Iterable[Record], anchors: Sequence[Anchor] = (), *, last_se
 _NO_ANCHOR: Final = "No anchor of this journal was found outside it, so a chain cut off at its end could not be told."
 
 
-class _Walk:
-    """Where the walk along a chain has come to."""
+class Walk:
+    """Where a walk along a chain has come to. It begins at the first record; one that found a problem is over."""
 
-    def __init__(self, watched: set[int]) -> None:
+    def __init__(self, watched: Collection[int] = ()) -> None:
         self.count = 0
         self.seq = 0
         self.head = GENESIS
@@ -150,6 +150,7 @@ class _Walk:
         self._given_up: set[str] = set()
 
     def step(self, record: Record) -> str | None:
+        """Take the next record; what is wrong with it, if anything is."""
         where = f"record {record.seq}"
         if record.seq <= self.seq:
             return f"{where} stands after record {self.seq}: records were moved"
@@ -173,6 +174,7 @@ class _Walk:
         return None
 
     def compare(self, anchors: Sequence[Anchor], last_seq: int | None) -> str | None:
+        """At the end: what does not fit the anchors, whose records ``watched`` must have named."""
         for anchor in anchors:
             if anchor.journal != self.journal:
                 if anchor.text not in self._given_up:

@@ -1,0 +1,377 @@
+"""Bills: what was held, and what that costs, in integers from end to end.
+
+A *usage* is what one lease held and when; ``broker.history`` makes usages from the audit chain, and this module folds
+them into lines. Nothing is rounded on the way: device time is counted in thousandths of a device times nanoseconds, the
+rest in cores or bytes times nanoseconds, and money in a unit so small that every rate divides it. Only what is shown is
+rounded, once, so the sum over the lines of any bill is the sum over tenants, and that is the sum over devices
+(``reconcile`` computes both sides in different ways and compares).
+
+A holding lies on the wall clock where it began, and lasts as long as the boot clock says. A wall clock that jumps
+therefore makes nothing longer or shorter, and two windows that meet give together exactly what one window gives.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, localcontext
+from typing import Final
+
+from sublet.errors import InvalidRequest
+from sublet.values import GIB, MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
+
+__all__ = [
+    "Bill",
+    "Charge",
+    "Holding",
+    "Line",
+    "Rates",
+    "Reconciliation",
+    "Usage",
+    "fold",
+    "parse_rates",
+    "reconcile",
+    "to_csv",
+]
+
+# ---- what was used ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """So much of one resource."""
+
+    resource: ResourceId
+    kind: Kind
+    units: int
+    """Thousandths of a device, cores, or bytes."""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One stretch from a grant to the beginning of its end."""
+
+    start_ns: int
+    stop_ns: int
+    wall_ns: int
+    """Where on the wall clock it began."""
+    charges: tuple[Charge, ...]
+
+    @property
+    def held_ns(self) -> int:
+        return self.stop_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one lease held, up to its end or up to now."""
+
+    lease: LeaseId
+    tenant: TenantId
+    labels: Mapping[str, str] = field(default_factory=dict)
+    holdings: tuple[Holding, ...] = ()
+    busy_ns: int = 0
+    end: str | None = None
+    """The reason, once it ended."""
+    live: bool = False
+
+
+# ---- what it costs ----
+
+_NS_PER_HOUR: Final = 3600 * NS_PER_S
+_MICRO: Final = 1_000_000
+_GRAINS_PER_MICRO: Final = MILLIS_PER_DEVICE * GIB * _NS_PER_HOUR
+_GRAINS: Final = _GRAINS_PER_MICRO * _MICRO
+"""Grains in one unit of money: a millionth per hour divides evenly for any thousandth, byte and nanosecond."""
+_PER_UNIT: Final = {Kind.GPU: GIB, Kind.CPU: MILLIS_PER_DEVICE * GIB, Kind.MEMORY: MILLIS_PER_DEVICE}
+_PER_UNIT[Kind.BLOCK] = _PER_UNIT[Kind.MEMORY]
+_RATE_MAX: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Prices in millionths of a unit of money, per hour."""
+
+    currency: str = "credits"
+    gpu: int = _MICRO
+    """One whole device of a model that has no price of its own."""
+    models: Mapping[str, int] = field(default_factory=dict)
+    cpu: int = 20_000
+    """One core."""
+    memory: int = 2_000
+    """One GiB."""
+    block: int = 100
+    """One GiB."""
+
+    def of(self, charge: Charge) -> int:
+        """The price of a device, a core or a GiB for an hour."""
+        match charge.kind:
+            case Kind.GPU:
+                return self.models.get(charge.model, self.gpu)
+            case Kind.CPU:
+                return self.cpu
+            case Kind.MEMORY:
+                return self.memory
+            case Kind.BLOCK:
+                return self.block
+
+
+def parse_rates(text: str) -> Rates:
+    """From TOML, prices per hour::
+
+    currency = "EUR"
+    gpu = 1.50          # a device of any model not named below
+    cpu = 0.02          # a core
+    memory = 0.002      # a GiB
+    block = 0.0001      # a GiB
+
+    [models]
+    "NVIDIA H200" = 3.25
+    """
+    try:
+        table = tomllib.loads(text, parse_float=Decimal)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"the rates cannot be read ({error})", do="Write them as TOML.") from error
+    models = table.pop("models", {})
+    currency = table.pop("currency", Rates().currency)
+    if not isinstance(models, dict) or not isinstance(currency, str) or not 1 <= len(currency) <= 16:
+        raise InvalidRequest("the rates need [models] as a table and a short currency", do=_RATES_DO)
+    unknown = table.keys() - {"gpu", "cpu", "memory", "block"}
+    if unknown:
+        raise InvalidRequest(f"the rates have an unknown entry {min(unknown)!r}", do=_RATES_DO)
+    prices = {name: _micros(price, name) for name, price in table.items()}
+    return Rates(currency=currency, models={name: _micros(price, name) for name, price in models.items()}, **prices)
+
+
+_RATES_DO: Final = "Give gpu, cpu, memory, block and [models] as prices per hour, with at most six decimals."
+
+
+def _micros(price: object, name: str) -> int:
+    if isinstance(price, bool) or not isinstance(price, int | Decimal):
+        raise InvalidRequest(f"the rate of {name!r} is not a number", do=_RATES_DO)
+    micros = Decimal(price) * _MICRO
+    if not micros.is_finite() or not 0 <= micros <= _RATE_MAX * _MICRO or micros != micros.to_integral_value():
+        raise InvalidRequest(f"the rate of {name!r} is {price}", do=_RATES_DO)
+    return int(micros)
+
+
+# ---- the fold ----
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """One row: a lease, or a sum over leases. Every amount is exact."""
+
+    key: str
+    tenant: TenantId | None = None
+    leases: int = 0
+    held_ns: int = 0
+    busy_ns: int = 0
+    gpu_milli_ns: int = 0
+    core_ns: int = 0
+    memory_byte_ns: int = 0
+    block_byte_ns: int = 0
+    grains: int = 0
+    """The price, exact; ``cost`` is for showing."""
+    end: str | None = None
+    live: bool = False
+
+    @property
+    def cost(self) -> Decimal:
+        """Rounded to a millionth, half to even; computed in integers, so no amount is too large for it."""
+        micros, rest = divmod(self.grains, _GRAINS_PER_MICRO)
+        micros += 2 * rest > _GRAINS_PER_MICRO or (2 * rest == _GRAINS_PER_MICRO and micros % 2 == 1)
+        return _scaled(micros, 6)
+
+    def add(self, kind: Kind, unit_ns: int) -> None:
+        match kind:
+            case Kind.GPU:
+                self.gpu_milli_ns += unit_ns
+            case Kind.CPU:
+                self.core_ns += unit_ns
+            case Kind.MEMORY:
+                self.memory_byte_ns += unit_ns
+            case Kind.BLOCK:
+                self.block_byte_ns += unit_ns
+
+    def of(self, kind: Kind) -> int:
+        """Units times nanoseconds."""
+        match kind:
+            case Kind.GPU:
+                return self.gpu_milli_ns
+            case Kind.CPU:
+                return self.core_ns
+            case Kind.MEMORY:
+                return self.memory_byte_ns
+            case Kind.BLOCK:
+                return self.block_byte_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """Lines in the order of their keys, and their sum."""
+
+    by: str
+    currency: str
+    lines: tuple[Line, ...]
+    total: Line
+
+
+def fold(
+    usages: Iterable[Usage],
+    *,
+    by: str = "lease",
+    rates: Rates | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+) -> Bill:
+    """Sum by ``lease``, ``tenant`` or ``label:KEY`` within a window of wall time, from ``since`` up to ``until``.
+
+    A lease that held nothing in the window has no part in the bill. Leases without the label share the line "".
+    """
+    rates = rates or Rates()
+    if since_ns is not None and until_ns is not None and since_ns >= until_ns:
+        raise InvalidRequest("the window of the bill ends before it begins", do="Give since before until.")
+    if by not in ("lease", "tenant") and not (by.startswith("label:") and len(by) > len("label:")):
+        raise InvalidRequest(f"a bill by {by!r} cannot be made", do="Ask by lease, by tenant or by label:KEY.")
+    lines: dict[str, Line] = {}
+    total = Line(key="total")
+    for usage in usages:
+        row = _row(usage, rates, since_ns, until_ns)
+        if row is None:
+            continue
+        match by:
+            case "lease":
+                lines[usage.lease] = row
+            case "tenant":
+                _sum(lines.setdefault(usage.tenant, Line(key=usage.tenant, tenant=usage.tenant)), row)
+            case _:
+                value = usage.labels.get(by.removeprefix("label:"), "")
+                _sum(lines.setdefault(value, Line(key=value)), row)
+        _sum(total, row)
+    return Bill(by=by, currency=rates.currency, lines=tuple(lines[key] for key in sorted(lines)), total=total)
+
+
+def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None) -> Line | None:
+    row = Line(key=usage.lease, tenant=usage.tenant, leases=1, end=usage.end, live=usage.live)
+    held_ns = sum(holding.held_ns for holding in usage.holdings)
+    busy_ns = min(usage.busy_ns, held_ns)
+    inside, before_ns = False, 0
+    for holding in usage.holdings:
+        low_ns, high_ns = _clip(holding, since_ns, until_ns)
+        if high_ns > low_ns or (not holding.held_ns and _within(holding.wall_ns, since_ns, until_ns)):
+            inside = True
+            part_ns = high_ns - low_ns
+            row.held_ns += part_ns
+            # Busy time is known of the lease, not of each moment: a window has its share of it. Rounding the running
+            # sums, not the shares, lets windows that meet add up.
+            row.busy_ns += _share(busy_ns, before_ns + high_ns, held_ns) - _share(busy_ns, before_ns + low_ns, held_ns)
+            for charge in holding.charges:
+                row.add(charge.kind, charge.units * part_ns)
+                row.grains += charge.units * part_ns * rates.of(charge) * _PER_UNIT[charge.kind]
+        before_ns += holding.held_ns
+    return row if inside else None
+
+
+def _clip(holding: Holding, since_ns: int | None, until_ns: int | None) -> tuple[int, int]:
+    """The part of a holding inside the window, counted from its beginning."""
+    low = 0 if since_ns is None else min(max(since_ns - holding.wall_ns, 0), holding.held_ns)
+    high = holding.held_ns if until_ns is None else min(max(until_ns - holding.wall_ns, 0), holding.held_ns)
+    return low, high
+
+
+def _within(wall_ns: int, since_ns: int | None, until_ns: int | None) -> bool:
+    return (since_ns is None or since_ns <= wall_ns) and (until_ns is None or wall_ns < until_ns)
+
+
+def _share(busy_ns: int, part_ns: int, whole_ns: int) -> int:
+    return busy_ns * part_ns // whole_ns if whole_ns else 0
+
+
+def _sum(line: Line, row: Line) -> None:
+    line.leases += row.leases
+    line.held_ns += row.held_ns
+    line.busy_ns += row.busy_ns
+    line.grains += row.grains
+    line.live = line.live or row.live
+    for kind in Kind:
+        line.add(kind, row.of(kind))
+
+
+# ---- both sides of the account ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciliation:
+    """Units times nanoseconds by kind: what tenants held, and what was held of the devices."""
+
+    tenants: Mapping[Kind, int]
+    devices: Mapping[Kind, int]
+
+    @property
+    def ok(self) -> bool:
+        return self.tenants == self.devices
+
+
+def reconcile(usages: Iterable[Usage], devices: Mapping[tuple[ResourceId, Kind], int]) -> Reconciliation:
+    """Compare the sum over tenants with the sum over devices, which must be equal to the nanosecond.
+
+    ``devices`` has been computed without ever looking at a lease's interval (``broker.history`` says how).
+    """
+    bill = fold(usages, by="tenant")
+    by_kind = dict.fromkeys(Kind, 0)
+    for (_, kind), unit_ns in devices.items():
+        by_kind[kind] += unit_ns
+    return Reconciliation(tenants={kind: sum(line.of(kind) for line in bill.lines) for kind in Kind}, devices=by_kind)
+
+
+# ---- showing it ----
+
+
+def _scaled(amount: int, decimals: int) -> Decimal:
+    """``amount / 10**decimals``, exactly; the usual context of 28 digits would round a long bill."""
+    with localcontext() as context:
+        context.prec = max(1, len(str(amount)))
+        return Decimal(amount).scaleb(-decimals)
+
+
+_COLUMNS: Final = (
+    *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
+    *("memory_byte_seconds", "block_byte_seconds", "cost", "currency", "end", "live"),
+)
+
+
+def to_csv(bill: Bill) -> str:
+    """All digits, one row per line, and no total: a table program would count it twice."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(_COLUMNS)
+    for line in bill.lines:
+        writer.writerow(
+            (
+                _dull(line.key),
+                _dull(line.tenant or ""),
+                line.leases,
+                f"{_scaled(line.held_ns, 9):f}",
+                f"{_scaled(line.busy_ns, 9):f}",
+                f"{_scaled(line.gpu_milli_ns, 12):f}",
+                f"{_scaled(line.core_ns, 9):f}",
+                f"{_scaled(line.memory_byte_ns, 9):f}",
+                f"{_scaled(line.block_byte_ns, 9):f}",
+                f"{line.cost:f}",
+                _dull(bill.currency),
+                line.end or "",
+                "yes" if line.live else "no",
+            )
+        )
+    return out.getvalue()
+
+
+def _dull(text: str) -> str:
+    """Labels come from tenants, and a table program would run a cell that begins like a formula."""
+    first = text.lstrip()[:1]
+    return "'" + text if (first and first in "=+-@＝＋－＠") or text[:1] in ("\t", "\r", "\n") else text
