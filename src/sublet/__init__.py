@@ -21,6 +21,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   broker/                 who gets what: the pure ledger, and around it journal, service, signing
 #   agent/                  the hardware of a machine; memory.py keeps every rule without any hardware
 #   client/                 what programs hold: connect, leases, renewal, transport
+#   aio                     the same for asyncio
 #   engines/                where broker and agents are put together
 #   sim/                    workloads, replay, reports
 #   testing/                public: a clock to hold, faults by name, conformance suites
@@ -29,16 +30,121 @@ Importing this package loads nothing but this file; each public name is fetched 
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens, and a test compares them
+    from sublet import aio, errors
+    from sublet.client.fabric import Fabric, connect
+    from sublet.client.handle import DroppedLease
+    from sublet.client.lease import Lease
+    from sublet.client.model import LeaseChange, LeasedDevice, Notice, Offer, Place
+    from sublet.errors import (
+        CapacityExceeded,
+        Disconnected,
+        InvalidRequest,
+        LeaseEnded,
+        LeaseExpired,
+        LeaseInterrupt,
+        LeaseNotActive,
+        LeaseRevoked,
+        NotFound,
+        Quarantined,
+        QuotaExceeded,
+        StaleEpoch,
+        SubletError,
+        Unauthorized,
+        Unsupported,
+    )
+    from sublet.lease.policy import RenewalPolicy
+    from sublet.lease.renewal import RenewalManager
+    from sublet.lease.states import LeaseStatus
+    from sublet.lease.value import LeaseEnd
+    from sublet.values import EndReason, Epoch, Exclusivity, Kind, RenewMode, Tier
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "CapacityExceeded",
+    "Disconnected",
+    "DroppedLease",
+    "EndReason",
+    "Epoch",
+    "Exclusivity",
+    "Fabric",
+    "InvalidRequest",
+    "Kind",
+    "Lease",
+    "LeaseChange",
+    "LeaseEnd",
+    "LeaseEnded",
+    "LeaseExpired",
+    "LeaseInterrupt",
+    "LeaseNotActive",
+    "LeaseRevoked",
+    "LeaseStatus",
+    "LeasedDevice",
+    "NotFound",
+    "Notice",
+    "Offer",
+    "Place",
+    "Quarantined",
+    "QuotaExceeded",
+    "RenewMode",
+    "RenewalManager",
+    "RenewalPolicy",
+    "StaleEpoch",
+    "SubletError",
+    "Tier",
+    "Unauthorized",
+    "Unsupported",
+    "__version__",
+    "aio",
+    "connect",
+    "errors",
+]
 
-_LAZY: Final[dict[str, str]] = {}
+_LAZY: Final[dict[str, str]] = {
+    "CapacityExceeded": "sublet.errors",
+    "Disconnected": "sublet.errors",
+    "DroppedLease": "sublet.client.handle",
+    "EndReason": "sublet.values",
+    "Epoch": "sublet.values",
+    "Exclusivity": "sublet.values",
+    "Fabric": "sublet.client.fabric",
+    "InvalidRequest": "sublet.errors",
+    "Kind": "sublet.values",
+    "Lease": "sublet.client.lease",
+    "LeaseChange": "sublet.client.model",
+    "LeaseEnd": "sublet.lease.value",
+    "LeaseEnded": "sublet.errors",
+    "LeaseExpired": "sublet.errors",
+    "LeaseInterrupt": "sublet.errors",
+    "LeaseNotActive": "sublet.errors",
+    "LeaseRevoked": "sublet.errors",
+    "LeaseStatus": "sublet.lease.states",
+    "LeasedDevice": "sublet.client.model",
+    "NotFound": "sublet.errors",
+    "Notice": "sublet.client.model",
+    "Offer": "sublet.client.model",
+    "Place": "sublet.client.model",
+    "Quarantined": "sublet.errors",
+    "QuotaExceeded": "sublet.errors",
+    "RenewMode": "sublet.values",
+    "RenewalManager": "sublet.lease.renewal",
+    "RenewalPolicy": "sublet.lease.policy",
+    "StaleEpoch": "sublet.errors",
+    "SubletError": "sublet.errors",
+    "Tier": "sublet.values",
+    "Unauthorized": "sublet.errors",
+    "Unsupported": "sublet.errors",
+    "connect": "sublet.client.fabric",
+}
 """Public name → the module that defines it. Each also stands in ``__all__``."""
 
-_LAZY_MODULES: Final[dict[str, str]] = {}
+_LAZY_MODULES: Final[dict[str, str]] = {
+    "aio": "sublet.aio",
+    "errors": "sublet.errors",
+}
 """Public name → the module it stands for, as in ``sublet.aio``."""
 
 

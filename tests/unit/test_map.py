@@ -37,6 +37,7 @@ LIST: Final[tuple[tuple[str, ...], ...]] = (
     ("agent",),
     ("guest",),
     ("client",),
+    ("aio",),
     ("compute",),
     (FACE,),
     PROGRAMS,

@@ -47,13 +47,14 @@ from sublet.values import NS_PER_S, LeaseId, RenewMode
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
 
-__all__ = ["EXIT_PATIENCE_S", "Fabric", "connect"]
+__all__ = ["EXIT_PATIENCE_S", "HELLO_TRIES", "Fabric", "connect", "start_office"]
 
 T = TypeVar("T")
 
 EXIT_PATIENCE_S: Final = 2.0
 """How long the end of the program may be held up to give leases back. What is left ends by its time to live."""
-_HELLO_TRIES: Final = 3
+HELLO_TRIES: Final = 3
+"""An office may be on its way out when we come: then there is another try."""
 
 
 def connect(
@@ -251,13 +252,13 @@ class Fabric:
 
     def _greet(self) -> None:
         """See that an office of a version we can talk to is there."""
-        for attempt in range(_HELLO_TRIES):
-            if self._start and self.address.home is not None:
-                _ensure(self.address)
+        for attempt in range(HELLO_TRIES):
+            if self._start:
+                start_office(self.address)
             try:
                 hello = self._run(self._core.hello())
             except Disconnected as error:
-                if error.sent and attempt + 1 < _HELLO_TRIES:
+                if error.sent and attempt + 1 < HELLO_TRIES:
                     continue  # it was on its way out when we came
                 raise
             check_versions(hello, WIRE_VERSION)
@@ -268,9 +269,9 @@ class Fabric:
         address, start = self.address, self._start
 
         def revive() -> None:
-            if start and address.home is not None:
+            if start:
                 with contextlib.suppress(SubletError):  # the request that needed it says what is wrong
-                    _ensure(address)
+                    start_office(address)
 
         return revive
 
@@ -282,7 +283,8 @@ class Fabric:
 _fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
 
 
-def _ensure(address: Address) -> None:
+def start_office(address: Address) -> None:
+    """See that the office of this machine runs, if that is the one that is meant."""
     if address.home is None:
         return
     if sys.platform != "linux":

@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from typing import assert_never
 
+from sublet.client.answers import end_of
 from sublet.client.book import Book, Held
-from sublet.client.model import LeasedDevice, Notice
+from sublet.client.core import REQUEST_TIMEOUT_S, Core
+from sublet.client.model import LeaseChange, LeasedDevice, Notice
+from sublet.client.steps import Program
 from sublet.clock import Clock
-from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked
+from sublet.errors import Disconnected, LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, SubletError
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import LeaseEnd
+from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, parse_duration_ns
+from sublet.wire.http import LeaseView
 
 __all__ = ["DroppedLease", "LeaseFacts", "ended_error"]
 
@@ -33,6 +39,7 @@ class LeaseFacts:
         self._clock = clock
         self._lock = lock
         self._pid = os.getpid()
+        self._left = False
 
     def __repr__(self) -> str:
         devices = ", ".join(str(device) for device in self.devices)
@@ -156,6 +163,99 @@ class LeaseFacts:
                 f"lease {self.id} belongs to the process that acquired it, not to its fork",
                 do="Acquire or attach in the process that uses it.",
             )
+
+    # ---- what both kinds of object do around a request
+
+    def _renewal_by_hand(self, ttl: float | str | None) -> Attempt:
+        """A renewal to send now. Asking for it is a sign of life, so it says that the lease is in use."""
+        self._own()
+        ttl_ns = None if ttl is None else parse_duration_ns(ttl, "ttl")
+        end = self.end
+        if end is not None:
+            raise ended_error(self.id, end)
+        with self._lock:
+            self._book.begin(self._held)
+            try:
+                return self._book.attempt(self._held, ttl_ns)
+            finally:
+                self._book.finish(self._held)
+
+    def _renewed_by_hand(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Note what came of it, and say so."""
+        with self._lock:
+            self._book.take(self._held, attempt, outcome)
+        self._wake()
+        match outcome:
+            case Done():
+                return
+            case Refused(end=LeaseEnd() as end):
+                raise ended_error(self.id, end)
+            case Refused():
+                raise LeaseRevoked(
+                    f"the renewal of lease {self.id} was refused: {outcome.detail or outcome.reason}",
+                    do="It runs to its deadline; save what matters now.",
+                )
+            case Unknown():
+                raise Disconnected(f"the renewal of lease {self.id} was not answered: {outcome.detail}")
+            case _:
+                assert_never(outcome)
+
+    def _patience_s(self, attempt: Attempt) -> float:
+        """By hand there is nothing else to do meanwhile, so an answer is awaited for as long as it would still help."""
+        return max(attempt.timeout_ns / NS_PER_S, min(REQUEST_TIMEOUT_S, self.remaining))
+
+    def _letting_go(self, core: Core) -> Program[LeaseView | None]:
+        """From here on nothing starts under it; what is returned tells the office."""
+        with self._lock:
+            busy_ns = self._held.holder.busy_time.unsaid_ns(self._clock.now_ns())
+            self._book.let_go(self._held)
+        return core.release(self.id, request_id=self._held.release_id, busy_s=busy_ns / NS_PER_S)
+
+    def _released(self, view: LeaseView | None) -> None:
+        """The office knows. Its word on why it ended is the last: it may have been taken a moment before."""
+        with self._lock:
+            if view is not None and view.end is not None:
+                self._book.ended(self._held, end_of(view.end))
+            self._held.confirmed = True
+
+    def _could_not_release(self, failed: SubletError, error: BaseException | None) -> None:
+        text = f"lease {self.id} could not be given back and ends by itself: {failed}"
+        if error is not None:
+            error.add_note(text)
+        else:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+    def _leave(self) -> LeaseId:
+        self._own()
+        with self._lock:
+            self._book.leave(self._held)
+        self._left = True
+        return self.id
+
+    def _is_dropped(self) -> bool:
+        """Whether this object goes while it still holds the lease; if so, the keeper is left a word. Takes no lock: a
+        finaliser may run anywhere, in the middle of something that holds it."""
+        held: Held | None = getattr(self, "_held", None)
+        if held is None or held.over or self._left or os.getpid() != self._pid:
+            return False
+        self._book.dropped.append(held)
+        return True
+
+    def _dropped_text(self) -> str:
+        return f"lease {self.id} was dropped without a release; use `with`, or call release()"
+
+    def _listen(self, listener: Callable[[LeaseChange], None]) -> None:
+        """Hear of every change. Where it is over already, that is said at once, and it is the last."""
+        with self._lock:
+            holder = self._held.holder
+            if holder.end is not None:
+                listener(LeaseChange(what="ended", lease=self.id, status=holder.status, end=holder.end))
+            else:
+                self._held.listeners.append(listener)
+
+    def _stop_listening(self, listener: Callable[[LeaseChange], None]) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._held.listeners.remove(listener)
 
     def _wake(self) -> None:
         """Something may have become due."""

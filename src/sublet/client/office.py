@@ -117,6 +117,7 @@ def _start(home: Path, path: Path, until: float, words: Sequence[str]) -> None:
 def _spawn(home: Path, log: int, words: Sequence[str]) -> int:
     env = {name: value for name, value in os.environ.items() if name not in ("SUBLET_TOKEN", "SUBLET_URL")}
     env["SUBLET_HOME"] = os.fspath(home)
+    env["PYTHONPATH"] = _search_path(env.get("PYTHONPATH", ""))
     command = [sys.executable, "-m", "sublet", *words]
     done = subprocess.run(
         ["/bin/sh", "-c", _DETACH, "sh", *command],
@@ -129,6 +130,16 @@ def _spawn(home: Path, log: int, words: Sequence[str]) -> int:
         check=True,
     )
     return int(done.stdout)
+
+
+def _search_path(said: str) -> str:
+    """The office runs elsewhere, so relative folders are spelt out; and it must be the same Sublet as the caller's,
+    which may have come from a folder that only the caller's ``sys.path`` names."""
+    folders = [os.path.abspath(folder) for folder in said.split(os.pathsep) if folder]
+    ours = os.fspath(Path(__file__).parents[2])
+    if os.path.basename(ours) not in ("site-packages", "dist-packages") and ours not in folders:
+        folders.append(ours)
+    return os.pathsep.join(folders)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,282 @@
+"""The asyncio twin of ``fabric``: the same calls over the same core, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from sublet.client.address import Address, find_address
+from sublet.client.aio_driver import run_program
+from sublet.client.aio_keeper import AioKeeper
+from sublet.client.aio_lease import Lease
+from sublet.client.aio_transport import AioTransport
+from sublet.client.asking import (
+    Asked,
+    Duration,
+    ExclusivityText,
+    RenewText,
+    Size,
+    Terms,
+    ask_block,
+    ask_cpu,
+    ask_gpu,
+    ask_memory,
+    holder_name,
+    policy_of,
+)
+from sublet.client.book import Book
+from sublet.client.clocks import client_clock
+from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
+from sublet.client.fabric import EXIT_PATIENCE_S, HELLO_TRIES, start_office
+from sublet.client.handle import LeaseFacts
+from sublet.client.model import Offer
+from sublet.client.progress import QueueLine
+from sublet.client.queries import bill_path, check_versions, leases_path
+from sublet.client.steps import Program
+from sublet.clock import Clock
+from sublet.errors import Disconnected, SubletError
+from sublet.lease.policy import RenewalPolicy
+from sublet.values import LeaseId, RenewMode
+from sublet.wire.http import BillLine, LeaseView, StatusView
+from sublet.wire.version import WIRE_VERSION
+
+__all__ = ["Acquiring", "Fabric", "connect"]
+
+T = TypeVar("T")
+_log = logging.getLogger("sublet.client")
+
+
+async def connect(
+    url: str | None = None,
+    token: str | None = None,
+    *,
+    home: str | os.PathLike[str] | None = None,
+    ca: str | None = None,
+    start: bool = True,
+) -> Fabric:
+    """A fabric, on the office of this machine or on the one at ``url``; see `sublet.connect`."""
+    address = find_address(url, token, None if home is None else os.fspath(home), os.environ)
+    fabric = Fabric(address, client_clock(), ca=ca, start=start)
+    try:
+        await fabric._greet()
+    except BaseException:
+        await fabric.close()
+        raise
+    return fabric
+
+
+class Acquiring:
+    """A lease on its way: ``await`` it, or enter it with ``async with``."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, Lease]]) -> None:
+        self._work = work
+        self._lease: Lease | None = None
+
+    def __await__(self) -> Generator[Any, None, Lease]:
+        return self._work().__await__()
+
+    async def __aenter__(self) -> Lease:
+        self._lease = await self._work()
+        return self._lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            await lease.__aexit__(kind, error, trace)
+
+
+class Fabric:
+    """Where leases come from, inside one event loop. Made by ``await sublet.aio.connect()``.
+
+    Close it (``async with``, or ``await close()``) before the loop ends: after that nobody can give its leases back,
+    and they end by their time to live.
+    """
+
+    def __init__(self, address: Address, clock: Clock, *, ca: str | None = None, start: bool = True) -> None:
+        self.address = address
+        self._clock = clock
+        self._start = start
+        self._core = Core(clock)
+        self._transport = AioTransport(address, clock, wire=WIRE_VERSION, ca=ca)
+        self._book = Book(clock, new_request_id)
+        self._keeper = AioKeeper(self._book, self._core, self._transport, clock, self._revive)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<aio.Fabric {self.address.url}{' closed' if self._closed else ''}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self, patience: float = EXIT_PATIENCE_S) -> None:
+        """Give back all leases, for at most ``patience`` seconds, and stop. Twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        held = self._book.live
+        for one in held:
+            self._book.let_go(one)
+        releases = [
+            self._run(self._core.release(one.id, request_id=one.release_id, busy_s=0.0, patience_s=patience))
+            for one in held
+        ]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await asyncio.gather(*releases, return_exceptions=True)
+        await self._keeper.stop()
+        await self._transport.close()
+
+    # ---- acquiring
+
+    def gpu(
+        self,
+        *,
+        min_vram: Size,
+        count: int = 1,
+        exclusivity: ExclusivityText | None = None,
+        model: str | None = None,
+        or_smaller: bool | Size = False,
+        on_offer: Callable[[Offer], bool] | None = None,
+        **terms: Unpack[Terms],
+    ) -> Acquiring:
+        """Acquire GPU memory on ``count`` devices of one machine, all or nothing; see `sublet.Fabric.gpu`."""
+        asked = ask_gpu(
+            terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=or_smaller
+        )
+        return self._acquire(asked, on_offer)
+
+    def cpu(
+        self,
+        cores: int = 1,
+        *,
+        or_smaller: bool | int = False,
+        on_offer: Callable[[Offer], bool] | None = None,
+        **terms: Unpack[Terms],
+    ) -> Acquiring:
+        """Acquire whole cores of one machine."""
+        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller), on_offer)
+
+    def memory(
+        self,
+        size: Size,
+        *,
+        or_smaller: bool | Size = False,
+        on_offer: Callable[[Offer], bool] | None = None,
+        **terms: Unpack[Terms],
+    ) -> Acquiring:
+        """Acquire host memory."""
+        return self._acquire(ask_memory(terms, size=size, or_smaller=or_smaller), on_offer)
+
+    def block(self, size: Size | None = None, *, min_blocks: int | None = None, **terms: Unpack[Terms]) -> Acquiring:
+        """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks."""
+        return self._acquire(ask_block(terms, size=size, min_blocks=min_blocks), None)
+
+    def attach(
+        self,
+        lease: LeaseFacts | LeaseId | str,
+        *,
+        renew: RenewText = RenewMode.WHILE_BUSY,
+        renew_every: Duration | None = None,
+    ) -> Acquiring:
+        """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused."""
+        lease_id = lease.id if isinstance(lease, LeaseFacts) else LeaseId(lease)
+        policy = policy_of(renew, renew_every)
+
+        async def work() -> Lease:
+            return self._open(await self._run(self._core.attach(lease_id, holder_name())), policy)
+
+        return Acquiring(work)
+
+    # ---- looking
+
+    async def status(self) -> StatusView:
+        """The office, its devices and how much of them is free."""
+        return await self._run(self._core.query("/v1/status", StatusView))
+
+    async def leases(self, *, all: bool = False, tenant: str | None = None) -> list[LeaseView]:  # noqa: A002 - as on the wire
+        """Live leases, newest first; with ``all`` the ended ones that are still remembered."""
+        return await self._run(self._core.query(leases_path(all, tenant), list[LeaseView]))
+
+    async def lease(self, lease: LeaseId | str) -> LeaseView:
+        """One lease as the office knows it."""
+        return await self._run(self._core.look(LeaseId(lease)))
+
+    async def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
+        """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""
+        return await self._run(self._core.query(bill_path(by, since, until), list[BillLine]))
+
+    async def bill_csv(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> str:
+        """The same as CSV."""
+        return await self._run(self._core.text(bill_path(by, since, until, csv=True)))
+
+    async def request(
+        self, method: str, path: str, body: object = None, *, shape: type[T], timeout: float = REQUEST_TIMEOUT_S  # noqa: ASYNC109
+    ) -> T:
+        """One call of the control API as it is, for what has no method here; ``shape`` is the type of its answer."""
+        return await self._run(self._core.command(method, path, body, shape, timeout))
+
+    # ---- within
+
+    def _acquire(self, asked: Asked, on_offer: Callable[[Offer], bool] | None) -> Acquiring:
+        async def work() -> Lease:
+            line = QueueLine()
+            on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
+            try:
+                grant = await self._run(self._core.acquire(asked.request, Hooks(on_place=on_place, on_offer=on_offer)))
+            finally:
+                line.clear()
+            return self._open(grant, asked.policy)
+
+        return Acquiring(work)
+
+    def _open(self, grant: Grant, policy: RenewalPolicy) -> Lease:
+        lease = Lease(self, self._book, self._book.open(grant, policy))
+        self._keeper.start()
+        return lease
+
+    async def _run(self, program: Program[T]) -> T:
+        return await run_program(program, self._transport.exchange, self._revive)
+
+    async def _greet(self) -> None:
+        for attempt in range(HELLO_TRIES):
+            if self._start:
+                await asyncio.to_thread(start_office, self.address)
+            try:
+                hello = await self._run(self._core.hello())
+            except Disconnected as error:
+                if error.sent and attempt + 1 < HELLO_TRIES:
+                    continue  # it was on its way out when we came
+                raise
+            check_versions(hello, WIRE_VERSION)
+            return
+
+    async def _revive(self) -> None:
+        if self._start:
+            with contextlib.suppress(SubletError):  # the request that needed it says what is wrong
+                await asyncio.to_thread(start_office, self.address)
+
+    def _deliver(self, call: Coroutine[Any, Any, None], callback: object) -> None:
+        """Run a callback of the user; one that raises is logged and harms nobody else."""
+
+        async def run() -> None:
+            try:
+                await call
+            except Exception:  # noqa: BLE001 - it is the user's, and the next one has done nothing wrong
+                _log.exception("a callback of a lease failed: %r", callback)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)

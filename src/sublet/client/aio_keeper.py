@@ -1,0 +1,137 @@
+"""The asyncio twin of ``keeper``: one task keeps all leases of a fabric, and each errand is a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from sublet.client import errands
+from sublet.client.aio_driver import run_program
+from sublet.client.aio_transport import AioStream, AioTransport
+from sublet.client.book import Book
+from sublet.client.core import Core
+from sublet.client.keeper import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S
+from sublet.client.sse import EventReader
+from sublet.client.steps import Program
+from sublet.clock import Clock
+from sublet.errors import Disconnected
+from sublet.values import NS_PER_S
+
+__all__ = ["AioKeeper"]
+
+
+class AioKeeper:
+    """Starts its tasks with the first lease, in the loop of whoever acquired it."""
+
+    def __init__(
+        self, book: Book, core: Core, transport: AioTransport, clock: Clock, revive: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._book = book
+        self._core = core
+        self._transport = transport
+        self._clock = clock
+        self._revive = revive
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """See that the task runs."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._spawn(self._keep())
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look again at what is due. Harmless from any thread, a finaliser included."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake.set)
+
+    async def stop(self) -> None:
+        """End all tasks. What is under way is dropped."""
+        tasks = [*self._tasks, *([] if self._listening is None else [self._listening])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._listening = None
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _begin(self, program: Program[None]) -> None:
+        async def run() -> None:
+            await run_program(program, self._transport.exchange, self._revive)
+            self._wake.set()
+
+        self._spawn(run())
+
+    async def _keep(self) -> None:
+        while True:
+            self._wake.clear()
+            while self._book.dropped:
+                held = self._book.dropped.popleft()
+                busy_s = held.holder.busy_time.unsaid_ns(self._clock.now_ns()) / NS_PER_S
+                self._book.let_go(held)
+                self._begin(errands.give_back(self._core, held, busy_s))
+            while (batch := self._book.collect()).attempts:
+                self._begin(errands.renew(self._core, self._book, batch))
+            for word in self._book.words():
+                self._begin(errands.say(self._core, self._book, word))
+            if self._book.live and (self._listening is None or self._listening.done()):
+                self._listening = asyncio.create_task(self._listen())
+            wake_ns = self._book.next_wake_ns()
+            timeout_s = None if wake_ns is None else max(0.0, (wake_ns - self._clock.now_ns()) / NS_PER_S)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _listen(self) -> None:
+        """Hear the news for as long as there are leases, and a little longer."""
+        await asyncio.sleep(LISTEN_AFTER_S)
+        failures = 0
+        while self._book.live:
+            try:
+                stream = await self._transport.open_stream("/v1/events", errands.FLIGHT_S)
+            except Disconnected:
+                stream = None
+            if stream is not None and stream.status == 200:
+                failures = 0
+                # What happened before the stream was open is not in it.
+                self._begin(errands.catch_up(self._core, self._book))
+                await self._hear(stream)
+            if not self._book.live:
+                return
+            await asyncio.sleep(LISTEN_AGAIN_S[min(failures, len(LISTEN_AGAIN_S) - 1)])
+            failures += 1
+
+    async def _hear(self, stream: AioStream) -> None:
+        """Until the stream breaks, falls silent, or is no longer wanted."""
+        reader = EventReader()
+        heard_ns = live_ns = self._clock.now_ns()
+        try:
+            while True:
+                now_ns = self._clock.now_ns()
+                live_ns = now_ns if self._book.live else live_ns
+                if now_ns - heard_ns > SILENCE_S * NS_PER_S or now_ns - live_ns > LISTEN_LINGER_S * NS_PER_S:
+                    return
+                try:
+                    async with asyncio.timeout(LISTEN_LINGER_S):
+                        raw = await stream.read()
+                except TimeoutError:
+                    continue
+                heard_ns = self._clock.now_ns()
+                for event in reader.feed(raw):
+                    if self._book.heard(event):
+                        self._begin(errands.catch_up(self._core, self._book))
+                self._wake.set()
+        except Disconnected:
+            return
+        finally:
+            stream.close()

@@ -1,0 +1,113 @@
+"""A lease as an asyncio program holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from sublet.client import errands
+from sublet.client.book import Book, Held
+from sublet.client.handle import DroppedLease, LeaseFacts
+from sublet.client.model import LeaseChange, Notice
+from sublet.errors import SubletError
+from sublet.lease.value import LeaseEnd
+from sublet.values import LeaseId
+
+if TYPE_CHECKING:
+    from sublet.client.aio_fabric import Fabric
+
+__all__ = ["Lease"]
+
+
+class Lease(LeaseFacts):
+    """A time-bounded grant, for asyncio. ``activity``, ``check`` and the facts are as in `sublet.Lease`: they wait for
+    nothing, so they are not awaited."""
+
+    def __init__(self, fabric: Fabric, book: Book, held: Held) -> None:
+        super().__init__(book, held, fabric._clock, contextlib.nullcontext())
+        self._fabric = fabric
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give it back. What the body raised goes on as it is, whatever becomes of the release."""
+        if os.getpid() != self._pid or self._left:
+            return
+        try:
+            await self.release()
+        except SubletError as failed:
+            self._could_not_release(failed, error)
+
+    def __del__(self) -> None:
+        if self._is_dropped():
+            self._fabric._keeper.wake()
+            warnings.warn(self._dropped_text(), DroppedLease, stacklevel=1, source=self)
+
+    async def renew(self, ttl: float | str | None = None) -> None:
+        """Renew it now, due or not; see `sublet.Lease.renew`."""
+        attempt = self._renewal_by_hand(ttl)
+        program = errands.renew_one(self._fabric._core, self._book, attempt, self._patience_s(attempt))
+        self._renewed_by_hand(attempt, await self._fabric._run(program))
+
+    async def release(self) -> None:
+        """Give it back. Twice is harmless, and so is after the end; see `sublet.Lease.release`."""
+        self._own()
+        if not self._held.confirmed:
+            self._released(await self._fabric._run(self._letting_go(self._fabric._core)))
+
+    def leave(self) -> LeaseId:
+        """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id."""
+        return self._leave()
+
+    def on_notice(self, callback: Callable[[Notice], Any]) -> Callable[[Notice], Any]:
+        """Call this (a function or a coroutine function) when it is announced that the lease will be taken."""
+        self._listen(lambda change: None if change.notice is None else self._call(callback, change.notice))
+        if self._held.notice is not None:
+            self._call(callback, self._held.notice)
+        return callback
+
+    def on_end(self, callback: Callable[[LeaseEnd], Any]) -> Callable[[LeaseEnd], Any]:
+        """Call this (a function or a coroutine function) once, when it is over, or soon if it is."""
+        end = self.end
+        if end is not None:
+            self._call(callback, end)
+        else:
+            self._listen(lambda change: None if change.end is None else self._call(callback, change.end))
+        return callback
+
+    def events(self) -> AsyncIterator[LeaseChange]:
+        """What happens to it from now on, as it happens; ends with the lease."""
+        changes: asyncio.Queue[LeaseChange] = asyncio.Queue()
+        self._listen(changes.put_nowait)
+        return self._take_events(changes)
+
+    async def _take_events(self, changes: asyncio.Queue[LeaseChange]) -> AsyncIterator[LeaseChange]:
+        try:
+            while True:
+                change = await changes.get()
+                yield change
+                if change.end is not None:
+                    return
+        finally:
+            self._stop_listening(changes.put_nowait)
+
+    def _call(self, callback: Callable[[Any], Any], what: object) -> None:
+        """In a turn of the loop of its own: what happened is in the book before anybody is told."""
+
+        async def call() -> None:
+            result = callback(what)
+            if isinstance(result, Awaitable):
+                await result
+
+        self._fabric._deliver(call(), callback)
+
+    def _wake(self) -> None:
+        self._fabric._keeper.wake()
