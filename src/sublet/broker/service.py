@@ -116,6 +116,8 @@ class Service:
                 self.driver.post(Revoke(lease=lease.id, notice_ns=notice_ns, detail=_CLOSES))
         self._stop_when_empty = True
         self.driver.post(Tick())
+        if not state.live_count and not state.queued_count:  # then nothing will happen that could tell us
+            self.stop()
 
     def __post_init__(self) -> None:
         self.counting = Counting(self.driver)
