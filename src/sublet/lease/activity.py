@@ -32,12 +32,15 @@ class BusyMeter:
         if self.running == 0:
             self._ended_ns += max(0, now_ns - self._since_ns)
 
-    def unsaid_ns(self, now_ns: int) -> int:
-        """What no answered word has carried yet."""
-        running_ns = max(0, now_ns - self._since_ns) if self.running else 0
-        return max(0, self._ended_ns + running_ns - self._said_ns)
+    def total_ns(self, now_ns: int) -> int:
+        """All of it, up to now."""
+        return self._ended_ns + (max(0, now_ns - self._since_ns) if self.running else 0)
 
-    def said(self, busy_ns: int) -> None:
-        """A word that carried this much was answered. If a repeated word was answered twice, later ones carry less
-        until it is made up for."""
-        self._said_ns += busy_ns
+    def unsaid_ns(self, now_ns: int) -> int:
+        """What no answered word has carried yet. A word that stayed unanswered may have been counted all the same, and
+        its time is carried again; so whoever adds up takes no more from a word than has passed since the last one."""
+        return max(0, self.total_ns(now_ns) - self._said_ns)
+
+    def said(self, total_ns: int) -> None:
+        """A word was answered that carried everything up to this total."""
+        self._said_ns = max(self._said_ns, total_ns)

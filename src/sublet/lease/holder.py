@@ -69,6 +69,8 @@ class Holder:
     _quiet: HolderWord | None = field(default=None, init=False, repr=False)
     """Why it is not being renewed: IDLE or HELD_LONG."""
     _fate: Refused | None = field(default=None, init=False, repr=False)
+    """The refusal that stands; a renewal that was sent after it and granted lifts it."""
+    _fate_sent_ns: int = field(default=0, init=False, repr=False)
     _notice: tuple[EndReason, int, str] | None = field(default=None, init=False, repr=False)
     _capped: bool = field(default=False, init=False, repr=False)
     """Held up to the moment at which it will be taken, so there is nothing to renew."""
@@ -162,12 +164,14 @@ class Holder:
 
     # ---- renewal
 
-    def attempt(self, now_ns: int, *, ttl_ns: int | None = None) -> Attempt:
-        """A renewal to send now, due or not. It counts as sent from here."""
+    def attempt(self, now_ns: int, *, active: bool | None = None, ttl_ns: int | None = None) -> Attempt:
+        """A renewal to send now, due or not, even after a refusal: somebody asks for it. It counts as sent from here.
+
+        ``active`` says that work runs under it; by default whether the holder knows of any.
+        """
         self._pass(now_ns)
-        why_not = self._why_not_renew()
-        if why_not is not None or self._plan is None:
-            raise LeaseNotActive(f"lease {self.lease} cannot be renewed: {why_not}", end=self.end)
+        if self.status not in HELD_STATES or self._plan is None:
+            raise LeaseNotActive(f"lease {self.lease} cannot be renewed: it is {self.status}", end=self.end)
         if ttl_ns is not None:
             self.ttl_ns = ttl_ns
         wait_ns = self._plan.wait_ns(self._attempts)
@@ -178,8 +182,9 @@ class Holder:
             epoch=self.epoch,
             sent_ns=now_ns,
             timeout_ns=wait_ns,
-            active=self.busy,
+            active=self.busy if active is None else active,
             busy_ns=self.busy_time.unsaid_ns(now_ns),
+            busy_total_ns=self.busy_time.total_ns(now_ns),
             ttl_ns=None if ttl_ns is None and self._ask_ns() == self.ttl_ns else self._ask_ns(),
         )
         return self._pending
@@ -198,15 +203,22 @@ class Holder:
             return False
         match outcome:
             case Done(granted_ns=granted_ns):
-                self.busy_time.said(attempt.busy_ns)
+                self.busy_time.said(attempt.busy_total_ns)
                 if attempt.sent_ns <= self._sent_ns:
                     return False  # an answer to an older request says less than what is known already
                 self._grant(now_ns, attempt.sent_ns, granted_ns, HolderEvent.ANSWERED)
                 self._pass(now_ns)
+            case Refused(reason=EndReason.IDLE):
+                self._pending = None
+                if self.status is LeaseStatus.JEOPARDY:
+                    self._become(HolderEvent.ANSWERED)
+                    self._tell_again()
+                if not self.busy:  # if work has begun meanwhile, the next attempt will say so
+                    self._put_off(now_ns)
             case Refused():
                 self._pending = None
                 self._attempts = 0
-                self._fate = outcome
+                self._fate, self._fate_sent_ns = outcome, attempt.sent_ns
                 self._become(HolderEvent.REFUSED)
                 self._say(now_ns, HolderWord.REFUSED, outcome.detail or outcome.reason.value)
             case Unknown():
@@ -319,17 +331,22 @@ class Holder:
         """Renewal is due: is it wanted?"""
         cap_ns = self.policy.max_hold_ns
         if self.policy.mode is RenewMode.WHILE_BUSY and not self.busy:
-            self._quiet = HolderWord.IDLE
-            self._say(now_ns, HolderWord.IDLE, f"nothing runs; it ends in {format_duration(self.remaining_ns(now_ns))}")
+            self._put_off(now_ns)
         elif cap_ns is not None and now_ns + self._ask_ns() > self._held_since_ns + cap_ns:
             self._quiet = HolderWord.HELD_LONG
             self._say(now_ns, HolderWord.HELD_LONG, f"it may be held for {format_duration(cap_ns)} at most")
 
+    def _put_off(self, now_ns: int) -> None:
+        """Not renewed for want of work. Said once; when work begins, the renewal is due at once."""
+        if self._quiet is not HolderWord.IDLE:
+            self._quiet = HolderWord.IDLE
+            self._say(now_ns, HolderWord.IDLE, f"nothing runs; it ends in {format_duration(self.remaining_ns(now_ns))}")
+
     def _renewal_at_ns(self) -> int | None:
         """When the next renewal is to be sent; None if none is in prospect."""
-        if self._plan is None or self._why_not_renew() is not None:
+        if self._plan is None or self.status not in HELD_STATES or self.policy.mode is RenewMode.NEVER:
             return None
-        if self.policy.mode is RenewMode.NEVER or self._quiet is not None or self._capped:
+        if self._fate is not None or self._quiet is not None or self._capped:
             return None
         return self._retry_ns if self._attempts else self._sent_ns + self._plan.due_ns
 
@@ -340,13 +357,6 @@ class Holder:
         if self._renewal_at_ns() is not None and self.status is not LeaseStatus.JEOPARDY:
             return None
         return self._sent_ns + self._plan.warn_ns
-
-    def _why_not_renew(self) -> str | None:
-        if self.status not in HELD_STATES:
-            return f"it is {self.status}"
-        if self._fate is not None:
-            return f"the office has refused it already ({self._fate.reason})"
-        return None
 
     def _ask_ns(self) -> int:
         """The TTL to ask for: the lease's, or what its saves have come to need."""
@@ -366,12 +376,20 @@ class Holder:
         # Granted up to the moment it will be taken: there is nothing more to be had, unless it is spared.
         self._capped = self._notice is not None and sent_ns + granted_ns >= self._notice[1]
         self._become(event)
+        if self._fate is not None and sent_ns > self._fate_sent_ns:
+            self._fate = None
+            if self._notice is None and self.status is LeaseStatus.NOTICED:
+                self._become(HolderEvent.SPARE)
+        self._tell_again()
+        if recovered:
+            self._say(now_ns, HolderWord.RECOVERED, f"{format_duration(self.remaining_ns(now_ns))} left")
+
+    def _tell_again(self) -> None:
+        """An answer ended the jeopardy: a refusal or a notice that still stands shows again."""
         if self.status is LeaseStatus.ACTIVE and self._fate is not None:
             self._become(HolderEvent.REFUSED)
         elif self.status is LeaseStatus.ACTIVE and self._notice is not None:
             self._become(HolderEvent.NOTICE)
-        if recovered:
-            self._say(now_ns, HolderWord.RECOVERED, f"{format_duration(self.remaining_ns(now_ns))} left")
 
     def _unanswered(self, now_ns: int) -> None:
         first = self.status is not LeaseStatus.JEOPARDY
@@ -397,7 +415,8 @@ class Holder:
         if self._quiet is HolderWord.HELD_LONG:
             return EndReason.EXPIRED, f"held for its maximum of {format_duration(self.policy.max_hold_ns or 0)}"
         if self._attempts:
-            return EndReason.EXPIRED, f"{self._attempts} renewals in a row stayed without an answer"
+            renewals = "a renewal" if self._attempts == 1 else f"{self._attempts} renewals in a row"
+            return EndReason.EXPIRED, f"{renewals} stayed without an answer"
         if self.policy.mode is RenewMode.NEVER:
             return EndReason.EXPIRED, "it was not to be renewed"
         return EndReason.EXPIRED, "the holder did not come to renew it in time"

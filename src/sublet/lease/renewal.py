@@ -35,7 +35,7 @@ from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, HolderNews, Outcome, Refused, Unknown, rfc3339
-from sublet.values import NS_PER_S, Epoch, LeaseId
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 
 __all__ = ["BATCH_MAX", "Batch", "Counts", "Renewable", "RenewalManager", "Renewer", "Summary"]
 
@@ -305,7 +305,8 @@ class RenewalManager:
                     renewed.append(attempt.lease)
                 case Refused() if changed:
                     self.counts.refused += 1
-                    failed.append(attempt.lease)
+                    if outcome.end is not None or outcome.reason is not EndReason.IDLE:
+                        failed.append(attempt.lease)  # for want of work is no failure: the holder would say so itself
                 case _:
                     self.counts.late += 1
             if entry is not None:

@@ -49,6 +49,8 @@ class Attempt:
     """Whether work runs under the lease now."""
     busy_ns: int
     """Busy time since the last word that was answered."""
+    busy_total_ns: int
+    """Busy time of the whole lease; what the holder notes once this is answered."""
     ttl_ns: int | None = None
     """Ask for this much instead of what the lease has, because saving has come to take longer."""
 

@@ -1,0 +1,116 @@
+"""A token's claims can be narrowed and never widened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sublet.errors import InvalidRequest
+from sublet.lease.token import Operation, TokenClaims, expires_latest, format_operations, parse_operations
+from sublet.values import NS_PER_S, Epoch, LeaseId, TenantId
+
+NOW_S = 1_800_000_000
+LEASE, EPOCH = LeaseId("L-1"), Epoch(1, 4)
+CLAIMS = TokenClaims.issued(
+    tenant=TenantId("ann"), lease=LEASE, epoch=EPOCH, ttl_ns=300 * NS_PER_S, now_s=NOW_S, key_id="k1", office="o1"
+)
+OPERATIONS = st.frozensets(st.sampled_from(Operation), min_size=1)
+
+
+@pytest.mark.parametrize(("ttl", "lives"), [(2, 62), (120, 180), (300, 360), (86_400, 360)])
+def test_a_token_lives_for_the_ttl_or_five_minutes_and_a_minute_more(ttl: int, lives: int) -> None:
+    assert expires_latest(ttl * NS_PER_S, NOW_S) == NOW_S + lives
+
+
+def test_a_longer_life_is_refused_and_a_shorter_one_given() -> None:
+    def issue(expires: int) -> TokenClaims:
+        return TokenClaims.issued(
+            tenant=TenantId("ann"),
+            lease=LEASE,
+            epoch=EPOCH,
+            ttl_ns=NS_PER_S,
+            now_s=NOW_S,
+            key_id="k",
+            office="o",
+            expires=expires,
+        )
+
+    assert issue(NOW_S + 61).expires == NOW_S + 61
+    with pytest.raises(InvalidRequest, match="may live for 61 s at most here, not 62 s"):
+        issue(NOW_S + 62)
+
+
+@given(operations=OPERATIONS, earlier=st.integers(0, 400))
+def test_narrowing_keeps_the_lease_and_says_no_more_than_before(operations: frozenset[Operation], earlier: int) -> None:
+    narrow = CLAIMS.narrow(operations=operations, expires=CLAIMS.expires - earlier)
+    assert narrow.is_within(CLAIMS)
+    assert (narrow.tenant, narrow.lease, narrow.epoch) == (CLAIMS.tenant, CLAIMS.lease, CLAIMS.epoch)
+
+
+@given(had=OPERATIONS, wanted=OPERATIONS, later=st.integers(-5, 5))
+def test_whatever_is_wider_is_an_error(had: frozenset[Operation], wanted: frozenset[Operation], later: int) -> None:
+    """A2: over every pair of rights and expiries, a narrowed token is within its parent or does not exist."""
+    parent = CLAIMS.narrow(operations=had, expires=NOW_S)
+    if wanted <= had and later <= 0:
+        assert parent.narrow(operations=wanted, expires=NOW_S + later).is_within(parent)
+    else:
+        with pytest.raises(InvalidRequest):
+            parent.narrow(operations=wanted, expires=NOW_S + later)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tenant": TenantId("bob")},
+        {"lease": LeaseId("L-2")},
+        {"epoch": Epoch(1, 5)},
+        {"key_id": "k2"},
+        {"office": "o2"},
+        {"expires": CLAIMS.expires + 1},
+    ],
+)
+def test_a_chain_with_another_subject_is_not_within(change: dict[str, object]) -> None:
+    assert not replace(CLAIMS, **change).is_within(CLAIMS)  # type: ignore[arg-type]
+
+
+def test_a_chain_that_adds_an_operation_is_not_within() -> None:
+    assert not CLAIMS.is_within(CLAIMS.narrow(operations=[Operation.READ]))
+
+
+@pytest.mark.parametrize(
+    ("operation", "lease", "epoch", "now_s", "allowed"),
+    [
+        (Operation.READ, LEASE, EPOCH, NOW_S, True),
+        (Operation.READ, LEASE, EPOCH, CLAIMS.expires - 0.001, True),
+        (Operation.READ, LEASE, EPOCH, CLAIMS.expires, False),
+        (Operation.WRITE, LEASE, EPOCH, NOW_S, False),
+        (Operation.READ, LeaseId("L-2"), EPOCH, NOW_S, False),
+        (Operation.READ, LEASE, Epoch(1, 3), NOW_S, False),
+        (Operation.READ, LEASE, Epoch(1, 5), NOW_S, False),
+        (Operation.READ, LEASE, Epoch(2, 4), NOW_S, False),
+    ],
+)
+def test_it_opens_exactly_what_it_says(
+    operation: Operation, lease: LeaseId, epoch: Epoch, now_s: float, allowed: bool
+) -> None:
+    claims = CLAIMS.narrow(operations=[Operation.READ, Operation.LOGS])
+    assert claims.allows(operation, lease, epoch, now_s) is allowed
+
+
+@given(operations=OPERATIONS)
+def test_operations_travel_as_text(operations: frozenset[Operation]) -> None:
+    assert parse_operations(format_operations(operations)) == operations
+
+
+@pytest.mark.parametrize("text", ["", "run,", "run,run", "everything", "Run", "run read", "run, read", "*"])
+def test_a_text_that_is_not_a_list_of_operations_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="not a list of operations"):
+        parse_operations(text)
+
+
+def test_a_token_that_allows_nothing_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="allows nothing"):
+        CLAIMS.narrow(operations=[])
