@@ -13,7 +13,7 @@ from sublet.cli.parsing import AsJson, instant
 from sublet.cli.show import Json, document, seconds, table
 from sublet.errors import InvalidRequest
 
-__all__ = ["bill"]
+__all__ = ["bill", "for_people"]
 
 _COLUMNS = (
     "key",
@@ -66,11 +66,12 @@ def bill(
         writer.writeheader()
         writer.writerows(lines)
     else:
-        print(_for_people(by, lines))
+        print(for_people(by, lines))
     return DONE
 
 
-def _for_people(by: str, lines: list[Json]) -> str:
+def for_people(by: str, lines: list[Json]) -> str:
+    """The bill as a table, with its sum."""
     if not lines:
         return "Nothing was held in that time."
     first = by.removeprefix("label:").upper()

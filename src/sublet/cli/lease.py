@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from sublet.cli.call import Office
@@ -13,7 +13,7 @@ from sublet.cli.show import Json, amount, document, paint, seconds, table, visib
 from sublet.cli.show import epoch as show_epoch
 from sublet.values import Kind
 
-__all__ = ["ls", "release", "renew", "revoke", "say_lease", "show"]
+__all__ = ["listing", "ls", "release", "renew", "revoke", "say_lease", "show"]
 
 
 def ls(
@@ -33,8 +33,7 @@ def ls(
         print("No leases." if everything else "No live leases.")
         print("  Ask for one: sublet lease acquire --gpu 1GiB")
         return DONE
-    heads = ["LEASE", "TENANT", "WHAT", "WHERE", "STATUS", "TIER", "ENDS IN", "NAME"]
-    print(table(heads, [_row(lease) for lease in found]))
+    print(listing(found))
     return DONE
 
 
@@ -48,8 +47,8 @@ def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
     facts = [
         ("lease", view["id"]),
         ("status", _status(view)),
-        ("what", _what(view)),
-        ("where", ", ".join(where(part) for part in view["parts"]) or "nowhere yet"),
+        ("asked for", _asked(view)),
+        ("holds", " + ".join(f"{_amount(part)} of {where(part)}" for part in view["parts"]) or "nothing"),
         ("tenant", view["tenant"]),
         ("tier", view["tier"]),
         ("epoch", show_epoch(view["epoch"])),
@@ -117,6 +116,12 @@ def revoke(
     return say_lease(view, said, as_json=as_json)
 
 
+def listing(leases: Iterable[Json]) -> str:
+    """A table of leases."""
+    heads = ["LEASE", "TENANT", "WHAT", "WHERE", "STATUS", "TIER", "ENDS IN", "NAME"]
+    return table(heads, [_row(lease) for lease in leases])
+
+
 def say_lease(view: Json, sentence: str, *, as_json: bool) -> int:
     """The lease as a document, or a sentence about it."""
     if as_json:
@@ -140,14 +145,20 @@ def _row(view: Mapping[str, Any]) -> list[str]:
 
 
 def _what(view: Mapping[str, Any]) -> str:
+    """What it holds, or as long as it holds nothing, what it asked for: they differ after an offer, and where a whole
+    device is reserved."""
+    return " + ".join(_amount(part) for part in view["parts"]) or _asked(view)
+
+
+def _asked(view: Mapping[str, Any]) -> str:
     """``2 × 4GiB gpu + 4 cores``."""
-    said = []
-    for want in view["wants"]:
-        what = amount(want["kind"], want["amount"])
-        if want["kind"] != Kind.CPU:
-            what += f" {want['kind']}"
-        said.append(f"{want['count']} × {what}" if want["count"] > 1 else what)
-    return " + ".join(said)
+    wants = ((want["count"], _amount(want)) for want in view["wants"])
+    return " + ".join(f"{count} × {what}" if count > 1 else what for count, what in wants)
+
+
+def _amount(thing: Mapping[str, Any]) -> str:
+    said = amount(thing["kind"], thing["amount"])
+    return said if thing["kind"] == Kind.CPU else f"{said} {thing['kind']}"
 
 
 def _status(view: Mapping[str, Any]) -> str:

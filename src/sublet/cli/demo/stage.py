@@ -16,6 +16,8 @@ __all__ = ["ClaimFailed", "Stage"]
 
 _WIDTH: Final = 100
 _INDENT: Final = "     "
+_PAUSE_S: Final = 1.5
+"""Between acts, for people who read. A program that watches is not made to wait."""
 
 
 class ClaimFailed(SubletError):
@@ -30,7 +32,15 @@ class Stage:
         self._act = 0
         self.claims = 0
 
+    def open(self, text: str) -> None:
+        print(paint(text, "bold"))
+
+    def close(self, text: str) -> None:
+        print(f"\n{paint(text, 'green', 'bold')}\n\nYour turn:  sublet lease acquire --gpu 1GiB")
+
     def act(self, title: str) -> None:
+        if self._act and sys.stdout.isatty():
+            time.sleep(_PAUSE_S)
         self._act += 1
         print(f"\n{paint(f'{self._act}/{self._acts}', 'cyan', 'bold')}  {paint(title, 'bold')}")
 

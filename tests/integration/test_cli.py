@@ -1,0 +1,478 @@
+"""The command line against a real office: what is printed, which exit status, what it changed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+GIB = 1 << 30
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.status == 0, self
+        assert self.err == "", self
+        return json.loads(self.out)
+
+
+class Shell:
+    """Runs `sublet` as a person's shell would."""
+
+    def __init__(self, home: Path, **env: str) -> None:
+        self.home = home
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("SUBLET_")}
+        self.env |= {"SUBLET_HOME": str(home), "XDG_STATE_HOME": str(home.parent), "COLUMNS": "200", **env}
+
+    def __call__(self, *words: str, timeout: float = 60.0) -> Done:
+        done = subprocess.run(self.command(*words), env=self.env, capture_output=True, text=True, timeout=timeout)
+        assert "Traceback" not in done.stderr, done.stderr
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "sublet", *words]
+
+    def with_token(self, token: str) -> Shell:
+        return Shell(self.home, SUBLET_TOKEN=token)
+
+    def release_all(self) -> None:
+        for lease in self("lease", "ls", "--json").json:
+            self("lease", "release", lease["id"])
+
+
+def runs(pid: int) -> bool:
+    """A process that has ended may still be listed, as a zombie, until whoever is process 1 here looks after it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """An office with two host devices of 4 GiB, started as a person would."""
+    shell = Shell(tmp_path_factory.mktemp("office"))
+    started = shell("up", "--host-gpus", "2x4GiB")
+    assert started.status == 0, started
+    yield shell
+    ended = shell("down", "--now")
+    assert ended.status == 0, ended
+
+
+@pytest.fixture
+def sublet(office: Shell) -> Iterator[Shell]:
+    """The same office, without leases before and after."""
+    yield office
+    office.release_all()
+
+
+# ---- the office ----
+
+
+def test_up_says_what_it_has_and_a_second_up_with_the_same_settings_succeeds(sublet: Shell) -> None:
+    pid = sublet("status", "--json").json["pid"]
+    again = sublet("up", "--host-gpus", "2x4GiB")
+    assert again.status == 0
+    assert str(pid) in again.out
+    assert "2 × host device (no GPU)" in again.out
+    assert sublet("up").status == 0
+    assert sublet("up", "--json").json["pid"] == pid
+
+
+def test_up_with_other_settings_fails_and_says_which(sublet: Shell) -> None:
+    done = sublet("up", "--host-gpus", "1x2GiB")
+    assert done.status == 1
+    assert done.err.splitlines()[0].startswith("sublet: the office that runs")
+    assert "2x4GiB" in done.err
+    assert "1x2GiB" in done.err
+
+
+def test_a_second_office_on_the_same_folder_is_refused(sublet: Shell) -> None:
+    done = sublet("up", "--foreground")
+    assert done.status == 1
+    assert "runs already" in done.err
+
+
+def test_status_is_one_document_with_integer_bytes_and_the_pid(sublet: Shell) -> None:
+    view = sublet("status", "--json").json
+    assert runs(view["pid"])
+    gpus = [device for device in view["devices"] if device["kind"] == "gpu"]
+    assert [(device["capacity"], device["free"], device["host"]) for device in gpus] == [(4 * GIB, 4 * GIB, True)] * 2
+    for_people = sublet("status").out
+    assert f"pid {view['pid']}" in for_people
+    assert "host device, no GPU" in for_people
+    assert "\x1b" not in for_people, "colour is for terminals"
+
+
+def test_status_starts_nothing_and_says_how_to(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "none")
+    done = shell("status")
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("sublet: no office is running")
+    assert "sublet up" in done.err
+    assert not (tmp_path / "none").exists()
+    assert shell("down").status == 0
+
+
+def test_the_first_lease_starts_an_office_and_down_waits_until_it_is_gone(tmp_path: Path) -> None:
+    """One that started by itself says so; `up` makes it stay; `down` is refused while a lease lives."""
+    shell = Shell(tmp_path / "home")
+    lease = shell("lease", "acquire", "--cpu", "1", "--ttl", "1m", "--json").json
+    status = shell("status", "--json").json
+    assert status["embedded"] is True
+    in_use = shell("up")
+    assert in_use.status == 1
+    assert "in use" in in_use.err
+
+    refused = shell("down")
+    assert refused.status == 1
+    assert "--drain" in refused.err
+    assert shell("lease", "release", lease["id"]).status == 0
+    up = shell("up", "--json").json
+    assert up["embedded"] is False
+    assert up["pid"] != status["pid"]
+    assert shell("down", "--json").json == {"pid": up["pid"], "leases": 0}
+    assert not runs(up["pid"])
+
+
+# ---- leases ----
+
+
+def test_a_lease_from_request_to_end(sublet: Shell) -> None:
+    """Acquire, list, show, renew, release: each prints the lease as one document with its id."""
+    words = ["--gpu", "2GiB", "--ttl", "1m", "--name", "first", "--label", "course=ml1"]
+    lease = sublet("lease", "acquire", *words, "--json").json
+    assert lease["status"] == "active"
+    assert lease["ttl"] == 60
+    assert lease["labels"] == {"course": "ml1"}
+    assert [entry["id"] for entry in sublet("lease", "ls", "--json").json] == [lease["id"]]
+    assert sublet("lease", "show", lease["id"], "--json").json["epoch"] == lease["epoch"]
+
+    renewed = sublet("lease", "renew", lease["id"], "--ttl", "2m", "--json").json
+    assert renewed["id"] == lease["id"]
+    assert renewed["deadline"] > lease["deadline"] + 50
+
+    table = sublet("lease", "ls").out.splitlines()
+    assert table[0].split()[:2] == ["LEASE", "TENANT"]
+    assert "host device, no GPU" in table[1]
+    assert "first" in table[1]
+    shown = sublet("lease", "show", lease["id"]).out
+    assert "course=ml1" in shown
+
+    assert sublet("lease", "release", lease["id"]).status == 0
+    assert sublet("lease", "ls", "--json").json == []
+    ended = {entry["id"]: entry["end"]["reason"] for entry in sublet("lease", "ls", "--all", "--json").json}
+    assert ended[lease["id"]] == "released"
+
+
+def test_the_answer_for_people_says_what_to_do_next(sublet: Shell) -> None:
+    said = sublet("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m").out
+    lease = re.search(r"Lease (\S+) is yours for 1m", said)
+    assert lease is not None, said
+    assert "host device, no GPU" in said
+    assert f"sublet lease release {lease[1]}" in said
+
+
+def test_a_lease_that_ended_is_exit_status_76_with_its_reason(sublet: Shell) -> None:
+    lease = sublet("lease", "acquire", "--gpu", "1GiB", "--json").json
+    assert sublet("lease", "revoke", lease["id"], "--detail", "maintenance").status == 0
+    done = sublet("lease", "renew", lease["id"])
+    assert (done.status, done.out) == (76, "")
+    assert "operator" in done.err
+    document = json.loads(sublet("lease", "renew", lease["id"], "--json").err)
+    assert document["error"]["end"]["reason"] == "operator"
+
+
+def test_what_is_not_free_is_exit_status_75_at_once_or_after_the_wait(sublet: Shell) -> None:
+    """More than exists; nothing free; nothing free within the wait. The error document has the numbers."""
+    too_big = sublet("lease", "acquire", "--gpu", "1TiB", "--json")
+    assert (too_big.status, too_big.out) == (75, "")
+    assert json.loads(too_big.err)["error"]["would_fit"] == 4 * GIB
+
+    sublet("lease", "acquire", "--gpu", "4GiB", "--gpus", "2", "--ttl", "1m", "--json").json  # noqa: B018
+    at_once = sublet("lease", "acquire", "--gpu", "1GiB")
+    assert at_once.status == 75
+    assert at_once.err.startswith("sublet: GPU unavailable")
+    waited = sublet("lease", "acquire", "--gpu", "1GiB", "--wait", "1s")
+    assert waited.status == 75
+    assert "waiting, place 1" in waited.err
+    assert sublet("lease", "acquire", "--gpu", "1GiB", "--wait", "1s", "--json").status == 75
+    assert len(sublet("lease", "ls", "--json").json) == 1
+
+
+def test_a_smaller_offer_is_taken_if_smaller_is_ok(sublet: Shell) -> None:
+    shared = ["--exclusivity", "shared", "--ttl", "1m"]
+    for _ in range(2):
+        assert sublet("lease", "acquire", "--gpu", "3GiB", *shared).status == 0
+    assert sublet("lease", "acquire", "--gpu", "2GiB", *shared).status == 75
+    assert sublet("lease", "acquire", "--gpu", "2GiB", *shared, "--smaller-ok", "--at-least", "1.5GiB").status == 75
+    done = sublet("lease", "acquire", "--gpu", "2GiB", *shared, "--smaller-ok")
+    assert done.status == 0
+    assert "offered 1GiB instead of 2GiB" in done.err
+    assert "1GiB of local/gpu" in done.out
+
+
+def test_ctrl_c_leaves_the_queue(sublet: Shell) -> None:
+    """Nothing is left behind in the line, and the exit status is that of an interrupt."""
+    assert sublet("lease", "acquire", "--gpu", "4GiB", "--gpus", "2", "--ttl", "1m").status == 0
+    words = sublet.command("lease", "acquire", "--gpu", "1GiB", "--wait", "forever")
+    waiting = subprocess.Popen(words, env=sublet.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert waiting.stderr is not None
+    assert "place 1" in waiting.stderr.readline()
+    waiting.send_signal(signal.SIGINT)
+    out, err = waiting.communicate(timeout=20)
+    assert (waiting.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    assert sublet("status", "--json").json["queued"] == 0
+    ended = [entry for entry in sublet("lease", "ls", "--all", "--json").json if entry["status"] == "ended"]
+    assert "withdrawn" in {entry["end"]["reason"] for entry in ended}
+
+
+def test_on_a_terminal_the_place_in_the_queue_keeps_counting(sublet: Shell) -> None:
+    """The line is painted again and again, and wiped when the lease is there."""
+    holder = sublet("lease", "acquire", "--gpu", "4GiB", "--gpus", "2", "--ttl", "2s", "--json").json
+    assert holder["status"] == "active"
+    screen, terminal = pty.openpty()
+    words = sublet.command("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m", "--wait", "30s")
+    waiting = subprocess.Popen(words, env=sublet.env | {"TERM": "xterm"}, stderr=terminal, stdout=subprocess.PIPE)
+    os.close(terminal)
+    out, _ = waiting.communicate(timeout=30)
+    painted = _read_all(screen)
+    assert waiting.returncode == 0
+    assert b"is yours" in out
+    assert painted.count("waiting, place 1") >= 3
+    assert painted.endswith("\r\x1b[2K")
+
+
+def _read_all(screen: int) -> str:
+    pieces = []
+    try:
+        while piece := os.read(screen, 65536):
+            pieces.append(piece)
+    except OSError:  # a terminal whose other side is closed says EIO at its end
+        pass
+    finally:
+        os.close(screen)
+    return b"".join(pieces).decode()
+
+
+# ---- people ----
+
+
+def test_a_token_is_printed_once_and_opens_only_its_own_tenants_things(sublet: Shell) -> None:
+    added = sublet("tenant", "add", "ana", "--leases", "1")
+    assert added.status == 0
+    token = added.out.strip()
+    assert added.out == f"{token}\n", "the token stands alone on stdout"
+    assert token not in sublet("tenant", "ls").out + sublet("tenant", "ls", "--json").out
+
+    ana = sublet.with_token(token)
+    own = ana("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m", "--json").json
+    foreign = sublet("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m", "--json").json
+    assert own["tenant"] == "ana"
+    assert [entry["id"] for entry in ana("lease", "ls", "--json").json] == [own["id"]]
+    no_such_thing = ana("lease", "show", foreign["id"])
+    assert no_such_thing.status == 1
+    assert no_such_thing.err.replace(foreign["id"], "X") == ana("lease", "show", "L-none").err.replace("L-none", "X")
+
+    over = ana("lease", "acquire", "--gpu", "1GiB")
+    assert over.status == 75
+    assert "quota" in over.err
+    assert sublet("tenant", "set", "ana", "--leases", "none", "--gpus", "1").status == 0
+    quota = next(t for t in sublet("tenant", "ls", "--json").json if t["id"] == "ana")["quota"]
+    assert (quota["leases"], quota["gpus"]) == (None, 1)
+    assert ana("tenant", "ls").status == 1
+
+    fresh = sublet("tenant", "set", "ana", "--new-token").out.strip()
+    assert ana("lease", "ls").status == 1, "the old token stopped"
+    assert sublet.with_token(fresh)("lease", "ls", "--json").json[0]["id"] == own["id"]
+    assert sublet("tenant", "add", "ana").status != 0
+
+
+# ---- upkeep ----
+
+
+def test_the_operators_commands(sublet: Shell) -> None:
+    """Nothing in quarantine; a drained node lends nothing until that is undone; the audit chain holds."""
+    assert sublet("fence", "ls", "--json").json == []
+    assert "Nothing is in quarantine" in sublet("fence", "ls").out
+    assert sublet("fence", "clear", "local/none").status == 1
+    assert sublet("drain", "local", "--json").json["state"] == "draining"
+    assert sublet("lease", "acquire", "--gpu", "1GiB").status == 75
+    assert sublet("drain", "local", "--undo").status == 0
+    assert sublet("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m").status == 0
+    assert sublet("drain", "elsewhere").status == 1
+    report = sublet("audit", "verify", "--json").json
+    assert report["ok"] is True
+    assert report["records"] > 0
+    assert report["head"] in sublet("audit", "verify").out
+
+
+def test_the_bill_comes_as_table_csv_and_json_with_the_same_numbers(sublet: Shell) -> None:
+    lease = sublet("lease", "acquire", "--gpu", "1GiB", "--label", "course=bills", "--json").json
+    time.sleep(0.2)
+    sublet("lease", "release", lease["id"])
+    by_lease = {line["key"]: line for line in sublet("bill", "--json").json}
+    line = by_lease[lease["id"]]
+    assert line["held_seconds"] > 0.1
+    assert line["end"] == "released"
+    rows = {row["key"]: row for row in csv.DictReader(io.StringIO(sublet("bill", "--csv").out))}
+    assert float(rows[lease["id"]]["held_seconds"]) == line["held_seconds"]
+    assert rows[lease["id"]]["live"] in ("False", "false")
+    label = {entry["key"]: entry for entry in sublet("bill", "--by", "label:course", "--json").json}
+    assert label["bills"]["held_seconds"] == line["held_seconds"]
+    table = sublet("bill", "--by", "tenant").out.splitlines()
+    assert table[0].startswith("TENANT")
+    assert table[-1].startswith("total")
+    assert sublet("bill", "--until", "2020-01-01", "--json").json == []
+
+
+def test_a_backup_restores_into_a_new_incarnation(sublet: Shell, tmp_path: Path) -> None:
+    """The copy is made while the office runs; the office that grows from it gives only higher epochs."""
+    before = sublet("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m", "--json").json
+    copy = tmp_path / "copy.sublet"
+    saved = sublet("backup", str(copy), "--json").json
+    assert saved == {"path": str(copy), "bytes": copy.stat().st_size}
+    assert sublet("backup", str(copy)).status != 0, "a backup never writes over a file"
+    assert sublet("restore", str(copy)).status == 1, "not while an office runs"
+
+    other = Shell(tmp_path / "other")
+    assert other("restore", str(tmp_path / "none")).status != 0
+    assert other("restore", str(copy)).status == 0
+    try:
+        assert other("up", "--host-gpus", "2x4GiB").status == 0
+        after = other("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m", "--json").json
+        assert after["epoch"] > before["epoch"]
+        assert after["epoch"][0] > before["epoch"][0]
+    finally:
+        other("down", "--now")
+
+
+# ---- what makes no sense ----
+
+NONSENSE = [
+    *(
+        ["lease", "acquire", "--gpu", text]
+        for text in ("0", "-1", "nan", "inf", "1e9", "9" * 25, "two", "", "1.2.3GiB")
+    ),
+    *(["lease", "acquire", "--cpu", text] for text in ("0", "-1", "1.5", "nan", "9999999999999")),
+    *(["lease", "acquire", "--gpu", "1GiB", "--ttl", text] for text in ("0", "-5s", "nan", "soon", "99999999d", "")),
+    *(["lease", "acquire", "--gpu", "1GiB", "--wait", text] for text in ("-1", "never", "nan")),
+    ["lease", "acquire", "--gpu", "1GiB", "--ttl", "1ms"],
+    ["lease", "acquire", "--gpu", "1GiB", "--tier", "platinum"],
+    ["lease", "acquire", "--gpu", "1GiB", "--tier", "batch", "--spot"],
+    ["lease", "acquire", "--gpu", "1GiB", "--exclusivity", "mine"],
+    ["lease", "acquire", "--gpu", "1GiB", "--gpus", "0"],
+    ["lease", "acquire", "--gpu", "1GiB", "--name", "No Spaces"],
+    ["lease", "acquire", "--gpu", "1GiB", "--label", "nothing"],
+    ["lease", "acquire", "--gpu", "1GiB", "--label", "a=1", "--label", "a=2"],
+    ["lease", "acquire", "--gpu", "1GiB", "--at-least", "1MiB"],
+    ["lease", "acquire", "--gpu", "1GiB", "--smaller-ok", "--at-least", "2GiB"],
+    ["lease", "acquire", "--cpu", "1", "--model", "H200"],
+    ["lease", "acquire", "--tpu", "1"],
+    ["lease", "acquire"],
+    ["lease", "renew"],
+    ["lease", "renew", "x", "--epoch", "one"],
+    ["lease", "revoke", "x", "--notice", "-1"],
+    ["lease", "own", "x"],
+    ["tenant", "add", "Not A Name"],
+    ["tenant", "add", "bob", "--gpus", "-1"],
+    ["tenant", "add", "bob", "--tier-max", "gold"],
+    ["tenant", "set", "bob", "--operator", "--no-operator"],
+    ["bill", "--by", "mood"],
+    ["bill", "--since", "yesterday"],
+    ["bill", "--since", "2026-01-02", "--until", "2026-01-01"],
+    ["up", "--host-gpus", "many"],
+    ["down", "--now", "--keep"],
+    ["frobnicate"],
+]
+
+
+def test_nonsense_is_exit_status_2_with_a_sentence_and_a_remedy(sublet: Shell) -> None:
+    """And nothing is changed: the head of the audit chain is where it was."""
+    head = sublet("status", "--json").json["audit_head"]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda words: sublet(*words), NONSENSE))
+    for words, done in zip(NONSENSE, answers, strict=True):
+        assert (done.status, done.out) == (2, ""), (words, done)
+        what, do = done.err.splitlines()
+        assert what.startswith("sublet: "), (words, done)
+        assert re.match(r"  \S", do), (words, done)
+    assert sublet("status", "--json").json["audit_head"] == head
+
+
+def test_a_stale_epoch_is_refused(sublet: Shell) -> None:
+    lease = sublet("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m", "--json").json
+    stale = f"{lease['epoch'][0]}.{lease['epoch'][1] - 1}"
+    done = sublet("lease", "renew", lease["id"], "--epoch", stale)
+    assert done.status == 1
+    assert done.err.startswith("sublet: ")
+
+
+def test_an_unknown_token_is_refused(sublet: Shell) -> None:
+    done = sublet.with_token("sublet-nonsense")("lease", "ls")
+    assert done.status == 1
+    assert "SUBLET_TOKEN" in done.err
+
+
+def test_a_state_folder_that_cannot_be_one_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """A file in its place, a folder below a file, a folder others may write into."""
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    for home in (file, file / "below", shared):
+        shell = Shell(home)
+        for words in (["up"], ["lease", "acquire", "--cpu", "1"]):
+            done = shell(*words)
+            assert done.status in (1, 2), (home, done)
+            assert done.err.startswith("sublet: "), done
+            assert len(done.err.splitlines()) == 2
+        assert shell("doctor").status == 1
+
+
+def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+    for url in ("ftp://x", "http://example.org", "https://", "nonsense"):
+        done = Shell(tmp_path, SUBLET_URL=url)("status")
+        assert done.status == 2, url
+        assert done.err.startswith("sublet: ")
+
+
+def test_doctor_finds_nothing_broken_here(sublet: Shell) -> None:
+    done = sublet("doctor")
+    assert done.status == 0, done.out
+    assert "Nothing is broken." in done.out
+    findings = {finding["subject"]: finding["state"] for finding in sublet("doctor", "--json").json}
+    assert findings["office"] == "ok"
+    assert set(findings.values()) <= {"ok", "note"}
+
+
+def test_output_that_nobody_reads_any_more_is_no_error(sublet: Shell) -> None:
+    """`sublet … | head -0`: no traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        sublet.command("doctor"), env=sublet.env, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30
+    )
+    os.close(writer)
+    assert done.stderr == ""
