@@ -93,15 +93,23 @@ class Resident:
 class Machine:
     """The resources of one node, and the guests on them."""
 
-    def __init__(self, inventory: Inventory, *, on_effect: Callable[[Effect], None] | None = None) -> None:
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        on_effect: Callable[[Effect], None] | None = None,
+        on_leave: Callable[[LeaseId, Epoch], None] | None = None,
+    ) -> None:
+        """``on_effect`` sees every touch, ``on_leave`` every guest that is gone."""
         self.inventory = inventory
         self.effects: deque[Effect] = deque(maxlen=EFFECTS_KEPT)
         self.overlaps: list[str] = []
         """Broken rules, in words. It stays empty, or something is wrong with the agent."""
         self._capacity = {device.id: device.capacity for device in inventory.devices}
         self._residents: dict[ResourceId, dict[LeaseId, Resident]] = {}
-        self._left: dict[ResourceId, dict[LeaseId, TenantId]] = {}
+        self._left: dict[ResourceId, dict[LeaseId, Resident]] = {}
         self._on_effect = on_effect
+        self._on_leave = on_leave
 
     def touch(self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], now_ns: int) -> None:
         """An effect that passed the fence: the guest is on these parts from here on."""
@@ -116,6 +124,14 @@ class Machine:
         """Who is there now."""
         return tuple(self._residents.get(resource, {}).values())
 
+    def leftovers(self) -> tuple[Resident, ...]:
+        """Every guest that is there, and every one whose memory was not scrubbed."""
+        found = {}
+        for residents in (*self._left.values(), *self._residents.values()):
+            for resident in residents.values():
+                found[resident.part.resource, resident.lease] = resident
+        return tuple(found.values())
+
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
         """Whether a guest of this lease, up to this epoch, is on the resource."""
         resident = self._residents.get(resource, {}).get(lease)
@@ -129,7 +145,9 @@ class Machine:
         """The guest is gone. What it had in memory stays until it is scrubbed."""
         resident = self._residents.get(resource, {}).pop(lease, None)
         if resident is not None:
-            self._left.setdefault(resource, {})[lease] = resident.tenant
+            self._left.setdefault(resource, {})[lease] = resident
+            if self._on_leave is not None:
+                self._on_leave(lease, resident.epoch)
 
     def scrub(self, resource: ResourceId, lease: LeaseId) -> None:
         """Clear what this lease left behind."""
@@ -165,6 +183,6 @@ class Machine:
         in_use = new.part.amount + sum(old.part.amount for old in there.values())
         if in_use > self._capacity.get(resource, 0):
             self.overlaps.append(f"{resource} has {self._capacity.get(resource, 0)}, and {in_use} are in use")
-        for lease, tenant in self._left.get(resource, {}).items():
-            if tenant != new.tenant:
-                self.overlaps.append(f"{resource}: {new.tenant} could read what {lease} of {tenant} left behind")
+        for lease, left in self._left.get(resource, {}).items():
+            if left.tenant != new.tenant:
+                self.overlaps.append(f"{resource}: {new.tenant} could read what {lease} of {left.tenant} left behind")

@@ -160,6 +160,10 @@ class MemoryAgent:
         self._teardowns: dict[tuple[LeaseId, ResourceId], Teardown] = {}
         self._ended_here: dict[LeaseId, _Repeat] = {}
         self._faulted: dict[ResourceId, _Repeat] = {}
+        # Whoever watched before may have left guests, or their memory. The office need not know of them (it may be a
+        # restored one), so nothing is granted on their resources before they are cleared away.
+        for left in self.machine.leftovers():
+            self._tear_down(left.lease, left.epoch, left.part, grace_until_ns=0, asked=False)
 
     def _lose_memory_if_told(self) -> None:
         if self.faults.take(FaultName.AMNESIA):
@@ -186,7 +190,7 @@ class MemoryAgent:
         resource since, and that clears whatever is not seen to be there still."""
         wanted = {part.resource for part in order.parts}
         for key, down in tuple(self._teardowns.items()):
-            if down.phase is Phase.FAILED and down.part.resource in wanted and down.epoch < order.epoch:
+            if down.phase is Phase.FAILED and down.part.resource in wanted and down.epoch <= order.epoch:
                 if not down.answered or self.machine.is_there(down.part.resource, down.lease, down.epoch):
                     return down
                 self.machine.scrub(down.part.resource, down.lease)
@@ -329,6 +333,9 @@ class MemoryAgent:
         torn: dict[tuple[LeaseId, Epoch], list[ResourceId]] = {}
         for down in teardowns:
             down.advance(now_ns, self.machine, self.faults, self._timings)
+            if down.phase is Phase.CLEAN and not down.asked and down.lease not in self._ended_here:
+                del self._teardowns[down.lease, down.part.resource]  # nobody will ask
+                continue
             if not (down.is_settled and down.asked) or down.answered:
                 continue
             down.answered = True

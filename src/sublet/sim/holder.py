@@ -1,0 +1,467 @@
+"""A client program in the pretended world: it asks, waits, claims, works, renews by the real manager, and lets go.
+
+It is honest (it starts nothing that its ``Holder`` does not allow) and unreliable: it is paused, dies in the middle,
+repeats requests whose answers were lost, and sometimes just stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from sublet.broker import commands as cmd
+from sublet.broker import events as ev
+from sublet.broker.records import Want
+from sublet.errors import LeaseEnded, NotFound, StaleEpoch
+from sublet.lease.holder import HELD_STATES, Holder
+from sublet.lease.policy import RenewalPolicy
+from sublet.lease.renewal import Batch, RenewalManager
+from sublet.lease.states import LeaseStatus
+from sublet.lease.value import Attempt, Done, HolderWord, LeaseEnd, Outcome, Refused, Unknown
+from sublet.sim.process import MachineClock, Process
+from sublet.values import EndReason, Epoch, Kind, LeaseId, RenewMode, RequestId, TenantId, Tier
+
+if TYPE_CHECKING:
+    from sublet.sim.office import Reply
+    from sublet.sim.world import World
+
+__all__ = ["HolderProcess", "Job"]
+
+_S: Final = 1_000_000_000
+RESEND_NS: Final = 2 * _S
+LOOK_NS: Final = 4 * _S
+PATIENCE: Final = 20
+"""Repetitions of an unanswered request before the program gives up on it."""
+
+
+class Job:
+    """One lease's worth of work: what is asked for, and how it will go."""
+
+    __slots__ = ("attach", "busy_ns", "claimed_late", "ending", "idle_ns", "mode", "node", "request", "rounds", "wants")
+
+    def __init__(self, world: World, request: RequestId) -> None:
+        plan, draw = world.scenario, world.random
+        self.request = request
+        self.wants: tuple[Want, ...] = plan.wants(world)
+        self.mode = draw.choice((RenewMode.WHILE_BUSY, RenewMode.WHILE_BUSY, RenewMode.ALWAYS, RenewMode.NEVER))
+        self.rounds = 1 + int(draw.random() * 6)
+        """How many times it is busy before it is done."""
+        self.busy_ns = int((0.5 + draw.random() * 12) * _S)
+        self.idle_ns = int(draw.random() * draw.random() * 20 * _S)
+        self.ending = draw.random()
+        """Below 0.7 it is released; else the program just stops caring."""
+        self.attach = draw.random() < 0.1
+        self.claimed_late = draw.random() < 0.1
+        """It may be too slow for its claim window."""
+        self.node = ""
+
+
+class HolderProcess(Process):
+    """One program, one lease at a time."""
+
+    def __init__(self, world: World, name: str, clock: MachineClock, tenant: TenantId) -> None:
+        super().__init__(world, name, clock)
+        self.tenant = tenant
+        self.tier = world.random.choice(tuple(Tier))
+        self.asked_at_true: int | None = None
+        """Since when it waits for a first answer to its request; None if it does not."""
+        self.answered_last_true = 0
+        self.retired = False
+        """It asks for nothing more."""
+        self._requests = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._last_sent_ns = 0
+        self.manager = RenewalManager(_nobody, clock=self.clock)
+        self.holder: Holder | None = None
+        self.job: Job | None = None
+        self.lease: LeaseId | None = None
+        self._tokens = 0
+        self._open: dict[int, tuple[Callable[[Reply], None], cmd.Command | None, int]] = {}
+        self._sent_ns: dict[int, int] = {}
+        self._wake_ns: int | None = None
+        self._working = False
+        self.let_go = False
+        """Whether it is giving its lease back."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._forget()
+        self.asked_at_true = None
+        self.after(int(self.world.random.random() * 10 * _S), self._want)
+
+    def crash(self) -> None:
+        if self.holder is not None:
+            self.world.in_jeopardy.discard(self.holder.lease)
+        super().crash()
+
+    # ---- asking ----
+
+    def retire(self) -> None:
+        """Ask for nothing more, and bring to an end what there is."""
+        self.retired = True
+        if self.job is not None:
+            self.job.rounds = 0
+            self.job.mode = RenewMode.WHILE_BUSY
+        if self.holder is None and self.lease is not None:
+            self._ask(cmd.Release(tenant=self.tenant, lease=self.lease), self._released)
+
+    def come_back(self) -> None:
+        """Ask once more, for one core."""
+        self.retired = False
+        self._want(wants=(Want(kind=Kind.CPU, amount=1),))
+        self.retired = True
+
+    def _want(self, *, wants: tuple[Want, ...] | None = None) -> None:
+        if self.retired or self.job is not None:
+            return
+        world = self.world
+        self._requests += 1
+        job = Job(world, RequestId(f"{self.name}-{self.boot}-{self._requests}"))
+        if wants is not None:
+            job.wants = wants
+        self.job = job
+        self.asked_at_true = world.now
+        wait = world.random.random()
+        self._ask(
+            cmd.Acquire(
+                tenant=self.tenant,
+                lease=LeaseId(f"{self.name}.{self.boot}.{self._requests}"),
+                request_id=job.request,
+                wants=job.wants,
+                ttl_ns=world.scenario.ttl_ns(world),
+                tier=self.tier,
+                wait_ns=0 if wait < 0.15 else None if wait < 0.3 else int(wait * 90 * _S),
+                renew=job.mode,
+            ),
+            self._acquired,
+        )
+
+    def _acquired(self, reply: Reply) -> None:
+        self.asked_at_true = None
+        self._placed(reply)
+
+    def _placed(self, reply: Reply) -> None:
+        """How the request stands."""
+        job = self.job
+        if job is None or self.holder is not None:
+            return
+        if reply.lease is not None:
+            self.lease = reply.lease
+        match reply.kind:
+            case "granted":
+                self._hold(reply)
+            case "ready":
+                late_ns = 9 * _S if job.claimed_late else 0
+                self.after(late_ns, self._claim, reply.epoch)
+            case "offer" if self.world.random.random() < 0.6:
+                self._claim(reply.epoch)
+            case "offer":
+                assert self.lease is not None
+                self._ask(cmd.Decline(tenant=self.tenant, lease=self.lease), self._placed)
+            case "place":
+                self.after(LOOK_NS, self._look)
+            case _:
+                self._done()
+
+    def _look(self) -> None:
+        """Still in the line?"""
+        if self.lease is None or self.holder is not None:
+            return
+        token = self._token(self._placed, None)
+        office = self.world.office_of(self)
+        self.world.net.send(self, office, office.look, self, self.boot, token, self.tenant, self.lease)
+        self.after(RESEND_NS, self._look_again, token, self.lease)
+
+    def _look_again(self, token: int, lease: LeaseId) -> None:
+        if token in self._open and self.lease == lease:
+            del self._open[token]
+            self._look()
+
+    def _claim(self, epoch: Epoch | None) -> None:
+        if self.lease is not None and self.holder is None:
+            self._ask(cmd.Claim(tenant=self.tenant, lease=self.lease, epoch=epoch), self._claimed)
+
+    def _claimed(self, reply: Reply) -> None:
+        if reply.kind == "error" and not reply.ended and isinstance(reply.error, StaleEpoch | LeaseEnded):
+            self._look()  # too late for that grant; there may be another
+        else:
+            self._placed(reply)
+
+    # ---- holding ----
+
+    def _hold(self, reply: Reply) -> None:
+        job = self.job
+        assert job is not None and reply.lease is not None and reply.epoch is not None
+        holder = Holder(
+            reply.lease, ttl_ns=self.world.scenario.ttl_asked_ns, stamp=self.manager.stamp, policy=self._policy(job)
+        )
+        now_ns = self.clock.now_ns()
+        self.holder, job.node = holder, str(reply.node)
+        if not holder.held(now_ns, sent_ns=self._last_sent_ns, granted_ns=reply.left_ns, epoch=reply.epoch):
+            self._done()
+            return
+        self.manager.add(holder)
+        self.world.watch.believes(self, holder, self._last_sent_ns, reply.left_ns)
+        self._take_notice(reply, now_ns)
+        if holder.status in HELD_STATES:
+            self._work()
+        self._look_at_time()
+
+    def _policy(self, job: Job) -> RenewalPolicy:
+        return RenewalPolicy(mode=job.mode)
+
+    def _work(self) -> None:
+        job, holder = self.job, self.holder
+        if job is None or holder is None or holder.status not in HELD_STATES:
+            return
+        if job.rounds == 0:
+            self._stop_working()
+            return
+        job.rounds -= 1
+        self._working = True
+        with self.manager.change(holder.lease) as entry:
+            entry.begin(self.clock.now_ns())
+        self._effect()
+        self.after(job.busy_ns, self._rest, holder.lease)
+        self._look_at_time()
+        if job.attach and job.rounds == 1:
+            self._attach()
+
+    def _rest(self, lease: LeaseId) -> None:
+        job, holder = self.job, self.holder
+        if job is None or holder is None or holder.lease != lease:
+            return
+        self._working = False
+        if holder.lease in self.manager:
+            with self.manager.change(holder.lease) as entry:
+                entry.finish(self.clock.now_ns())
+            self._look_at_time()
+            self.after(job.idle_ns, self._work)
+
+    def _effect(self) -> None:
+        """One call on the device. The question and the act are apart, as they are in life."""
+        holder, job = self.holder, self.job
+        if holder is None or job is None or not self._working:
+            return
+        now_ns = self.clock.now_ns()
+        if self.may_start(holder, now_ns):
+            node = self.world.node_by_name.get(job.node)
+            if node is not None and holder.epoch is not None:
+                self.world.watch.starts(self, holder)
+                self.world.net.send(
+                    self, node, node.effect, self, self.boot, holder.lease, holder.epoch, self.world.now,
+                    lease=holder.lease,
+                )  # fmt: skip
+        self.after(int((0.3 + self.world.random.random() * 3) * _S), self._effect)
+
+    def may_start(self, holder: Holder, now_ns: int) -> bool:
+        """The holder's own word."""
+        return holder.may_start(now_ns)
+
+    def effect_answered(self, lease: LeaseId, epoch: Epoch, taken: bool) -> None:
+        """The device took the call, or the fence refused it."""
+        if taken:
+            self.world.coverage.seen["effect taken"] += 1
+        else:
+            self.world.coverage.seen["effect refused"] += 1
+
+    def _attach(self) -> None:
+        if self.lease is not None:
+            request = RequestId(f"{self.name}-{self.boot}-{self._requests}-again")
+            self._ask(cmd.Attach(tenant=self.tenant, lease=self.lease, request_id=request), self._attached)
+
+    def _attached(self, reply: Reply) -> None:
+        holder = self.holder
+        if reply.kind != "granted" or holder is None or reply.epoch is None or holder.lease not in self.manager:
+            return
+        with self.manager.change(holder.lease) as entry:
+            taken = entry.held(
+                self.clock.now_ns(), sent_ns=self._last_sent_ns, granted_ns=reply.left_ns, epoch=reply.epoch
+            )
+        if taken:
+            self.world.watch.believes(self, holder, self._last_sent_ns, reply.left_ns)
+        self._look_at_time()
+
+    def _stop_working(self) -> None:
+        """Done: give it back, or, as programs do, just stop."""
+        holder, job = self.holder, self.job
+        if holder is None or job is None:
+            return
+        if job.ending < 0.7:
+            self.let_go = True
+            if holder.lease in self.manager:
+                with self.manager.change(holder.lease) as entry:
+                    entry.let_go(self.clock.now_ns())
+            self._ask(cmd.Release(tenant=self.tenant, lease=holder.lease), self._released)
+        elif job.ending < 0.8:
+            self.manager.unregister(holder.lease)  # it forgets about it altogether
+            self._done()
+
+    def _released(self, _reply: Reply) -> None:
+        self._done()
+
+    def _done(self) -> None:
+        if self.holder is not None:
+            self.world.in_jeopardy.discard(self.holder.lease)
+        self.holder = self.job = self.lease = None
+        self._working = self.let_go = False
+        self.asked_at_true = None
+        self.after(int(self.world.random.random() * self.world.scenario.think_ns), self._want)
+
+    # ---- time and news ----
+
+    def _look_at_time(self) -> None:
+        """Let the manager do what is due, and come back when it says."""
+        now_ns = self.clock.now_ns()
+        for attempt in self.manager.collect(now_ns).attempts:
+            self._renew(attempt)
+        self._hear(now_ns)
+        wake_ns = self.manager.next_wake_ns()
+        if wake_ns is not None and (self._wake_ns is None or wake_ns < self._wake_ns):
+            self._wake_ns = wake_ns
+            self.at(wake_ns, self._timer, wake_ns)
+
+    def _timer(self, wake_ns: int) -> None:
+        if self._wake_ns == wake_ns:
+            self._wake_ns = None
+            self._look_at_time()
+
+    def _renew(self, attempt: Attempt) -> None:
+        assert attempt.epoch is not None
+        command = cmd.Renew(
+            tenant=self.tenant,
+            lease=attempt.lease,
+            epoch=attempt.epoch,
+            active=attempt.active,
+            busy_ns=attempt.busy_ns,
+            ttl_ns=attempt.ttl_ns,
+        )
+        token = self._token(lambda reply: self._renewed(attempt, reply), command)
+        self._post(token, command)
+
+    def _renewed(self, attempt: Attempt, reply: Reply) -> None:
+        outcome = self.outcome_of(reply)
+        holder = self.holder
+        self.manager.settle(Batch((attempt,)), [outcome], self.clock.now_ns())
+        if holder is not None and isinstance(outcome, Done) and holder.lease == attempt.lease:
+            self.world.watch.believes(self, holder, attempt.sent_ns, outcome.granted_ns)
+            self._take_notice(reply, self.clock.now_ns())
+        self._look_at_time()
+
+    def outcome_of(self, reply: Reply) -> Outcome:
+        """What an answer to a renewal means."""
+        if reply.kind == "granted":
+            return Done(granted_ns=reply.left_ns)
+        if reply.kind != "error":
+            return Unknown(detail=reply.kind)
+        if reply.ended or isinstance(reply.error, NotFound | StaleEpoch):
+            reason = reply.reason or EndReason.OPERATOR
+            return Refused(reason=reason, end=LeaseEnd(reason=reason, at=self.manager.stamp(self.clock.now_ns())))
+        return Refused(reason=EndReason.QUOTA)
+
+    def news(self, event: ev.Event, at_office_ns: int, since_ns: int) -> None:
+        """The office's stream of events."""
+        holder = self.holder
+        now_ns = self.clock.now_ns()
+        if holder is None:
+            if isinstance(event, ev.Granted) and event.lease == self.lease and self.job is not None:
+                self._look()
+            return
+        if holder.lease not in self.manager or holder.lease != getattr(event, "lease", None):
+            return
+        with self.manager.change(holder.lease) as entry:
+            match event:
+                case ev.Noticed():
+                    entry.notice(now_ns, reason=event.notice.reason, in_ns=event.notice.take_at_ns - at_office_ns)
+                case ev.Spared():
+                    entry.spare(now_ns)
+                case ev.Ending() | ev.Ended():
+                    entry.ended(LeaseEnd(reason=event.end.reason, at=self.manager.stamp(now_ns)), now_ns)
+                case _:
+                    pass
+        self._look_at_time()
+
+    def _take_notice(self, reply: Reply, now_ns: int) -> None:
+        holder = self.holder
+        if holder is not None and reply.notice is not None and holder.lease in self.manager:
+            with self.manager.change(holder.lease) as entry:
+                entry.notice(now_ns, reason=reply.notice[0], in_ns=reply.notice[1])
+
+    def _hear(self, now_ns: int) -> None:
+        summary = self.manager.drain()
+        holder = self.holder
+        for said in summary.news:
+            match said.word:
+                case HolderWord.JEOPARDY:
+                    self.world.in_jeopardy.add(said.lease)
+                case HolderWord.RECOVERED | HolderWord.OVER:
+                    self.world.in_jeopardy.discard(said.lease)
+                    if said.word is HolderWord.OVER:
+                        self.over(said.lease, now_ns)
+                case _:
+                    pass
+        if holder is not None and holder.status is LeaseStatus.ENDING:
+            self.world.in_jeopardy.discard(holder.lease)
+
+    def over(self, lease: LeaseId, now_ns: int) -> None:
+        """The lease is over for this holder: stop working, and say so to the office, in case it does not know."""
+        holder = self.holder
+        if holder is None or holder.lease != lease:
+            return
+        self._working = False
+        self.world.watch.gave_up(self, holder)
+        self._done()
+
+    # ---- requests ----
+
+    def _ask(self, command: cmd.Command, then: Callable[[Reply], None]) -> None:
+        token = self._token(then, command)
+        self._post(token, command)
+
+    def _token(self, then: Callable[[Reply], None], command: cmd.Command | None) -> int:
+        self._tokens += 1
+        self._open[self._tokens] = (then, command, 0)
+        self._sent_ns[self._tokens] = self.clock.now_ns()
+        return self._tokens
+
+    def _post(self, token: int, command: cmd.Command) -> None:
+        office = self.world.office_of(self)
+        self.world.net.send(
+            self, office, office.request, self, self.boot, token, command, lease=getattr(command, "lease", None)
+        )
+        if not isinstance(command, cmd.Renew):
+            self.after(RESEND_NS, self._repeat, token)
+
+    def _repeat(self, token: int) -> None:
+        """The answer is late: the same request again, as long as anybody would have the patience."""
+        asked = self._open.get(token)
+        if asked is None:
+            return
+        then, command, times = asked
+        assert command is not None
+        if times >= PATIENCE:
+            del self._open[token]
+            self.world.coverage.seen["gave up asking"] += 1
+            self._done()
+            return
+        self._open[token] = (then, command, times + 1)
+        self._post(token, command)
+
+    def answered(self, token: int, reply: Reply) -> None:
+        """An answer arrives; the second copy finds nobody."""
+        asked = self._open.get(token)
+        if asked is None:
+            return
+        then, command, _ = asked
+        if reply.kind == "unknown" and not isinstance(command, cmd.Renew):
+            return  # not an answer; the request is repeated
+        del self._open[token]
+        self._last_sent_ns = self._sent_ns.pop(token)
+        self.answered_last_true = self.world.now
+        then(reply)
+
+
+def _nobody(_attempts: Sequence[Attempt]) -> Sequence[Outcome]:
+    raise AssertionError("the pretended holder sends its renewals itself")

@@ -1,0 +1,407 @@
+"""The office in the pretended world: the driver's rules around the real ledger, with the disk's delays made visible.
+
+As in ``broker.driver``: decide a batch, make it durable, send the orders, wait for ``Held`` where an answer promises a
+deadline, then answer. A failed sync ends the office. What is different is that time passes during a sync, and that a
+crash may come at any moment of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sublet.broker import commands as cmd
+from sublet.broker import events as ev
+from sublet.broker.answers import Answer, Granted, Offer, Outcome, Place, Refusal
+from sublet.broker.ledger import Ledger
+from sublet.broker.presence import Presence
+from sublet.broker.records import LeaseRecord, Now
+from sublet.errors import Disconnected, LeaseNotActive, SubletError
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.sim.process import MachineClock, Process
+from sublet.values import EndReason, Epoch, LeaseId, NodeId, TenantId
+from sublet.wire.orders import Held, Inventory, NotHeld, Order, Report
+
+if TYPE_CHECKING:
+    from sublet.sim.disk import Disk
+    from sublet.sim.holder import HolderProcess
+    from sublet.sim.node import NodeProcess
+    from sublet.sim.world import World
+
+__all__ = ["OfficeProcess", "Reply"]
+
+_S: Final = 1_000_000_000
+BEAT_NS: Final = 1 * _S
+"""While anything has a deadline, the clock is looked at this often."""
+SLACK_NS: Final = 2 * BEAT_NS
+"""How long the clock may have run on after the last instant in the journal."""
+HOLD_TIMEOUT_NS: Final = 5 * _S
+ASK_NODES_NS: Final = 3 * _S
+COMPACT_EVERY: Final = 200
+"""Batches; the real office compacts less often, and this one lives shorter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a holder gets to hear."""
+
+    kind: str
+    """granted, ready, offer, place, refusal, error, unknown, done"""
+    lease: LeaseId | None = None
+    epoch: Epoch | None = None
+    left_ns: int = 0
+    """Until the deadline, or to claim it, as of the decision."""
+    notice: tuple[EndReason, int] | None = None
+    node: NodeId | None = None
+    reason: EndReason | None = None
+    ended: bool = False
+    error: SubletError | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """A command on its way, and who wants to know."""
+
+    command: cmd.Command
+    answer: Callable[[Reply], None] | None
+    reply: Reply | None = None
+    number: int = 0
+    deadline_ns: int = 0
+
+
+class OfficeProcess(Process):
+    """One office. ``ledger`` is None while it is down."""
+
+    def __init__(self, world: World, name: str, clock: MachineClock, disk: Disk) -> None:
+        super().__init__(world, name, clock)
+        self.disk = disk
+        self.ledger: Ledger | None = None
+        self.opened = False
+        """Whether the opening is durable: until then nobody is answered."""
+        self.up_since_true = 0
+        self.deposed = False
+        """It was replaced by its restored backup, and does not know it."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self.presence = Presence()
+        self._pending: list[_Asked] = []
+        self._waiting: dict[LeaseId, list[_Asked]] = {}
+        self._listeners: dict[LeaseId, HolderProcess] = {}
+        self._known_boots: dict[str, int] = {}
+        self._syncing = False
+        self._flush_planned = False
+        self._timer_ns: int | None = None
+        self.opened = False
+
+    # ---- life ----
+
+    def begin(self) -> None:
+        super().begin()
+        self._reset()
+        before = self.disk.last_ns
+        state = self.disk.recover()
+        self.ledger = Ledger(self.world.scenario.policy, state)
+        self.world.watch.recovered(self, state)
+        opening = cmd.OpenOffice(
+            incarnation=self.disk.incarnation,
+            clock_domain=self.clock.domain,
+            last_ns=before,
+            slack_ns=SLACK_NS,
+            restored=self.disk.restored,
+        )
+        self.submit(opening, self._open)
+        self._look_for_nodes()
+
+    def _open(self, _reply: Reply) -> None:
+        self.opened = True
+        self.up_since_true = self.world.now
+        self.disk.restored = False
+        assert self.ledger is not None
+        for lease in self.ledger.state.leases.values():
+            self.presence.restored(lease, self.clock.now_ns())
+        self.world.watch.opened(self)
+        for node in self.world.nodes:
+            if node.embedded:
+                self.hello(node, node.boot, node.agent.inventory())
+        self._beat()
+
+    def crash(self) -> None:
+        if not self.alive:
+            return
+        was_syncing = self._syncing
+        self.disk.crash(self.world.random.random())
+        self.world.watch.office_died(self, was_syncing=was_syncing)
+        super().crash()
+        self.ledger = None
+        self._reset()
+
+    @property
+    def is_syncing(self) -> bool:
+        """Whether it waits for its disk; until then nothing else is handled."""
+        return self._syncing
+
+    # ---- what others call ----
+
+    def request(self, holder: HolderProcess, boot: int, token: int, command: cmd.Command) -> None:
+        """A holder asks for something."""
+        lease = getattr(command, "lease", None)
+
+        def answer(reply: Reply) -> None:
+            if reply.lease is not None:
+                self._listeners[reply.lease] = holder
+            if holder.boot == boot:
+                self.world.net.send(self, holder, holder.answered, token, reply, lease=lease)
+
+        self.submit(command, answer)
+
+    def look(self, holder: HolderProcess, boot: int, token: int, tenant: TenantId, lease_id: LeaseId) -> None:
+        """A holder in the line asks how it stands: a sign of life."""
+        if not self.opened or self._syncing or self.ledger is None:
+            return  # a read must not see what is not durable; the holder will ask again
+        now = Now(self.clock.now_ns(), self.clock.wall_ns())
+        self.presence.seen(lease_id, now.ns)
+        lease = self.ledger.state.leases.get(lease_id)
+        if lease is None or lease.tenant != tenant or self._waiting.get(lease_id):
+            return
+        self._listeners[lease_id] = holder
+        answer = self.ledger.answer_for(lease, now)
+        reply = self._reply(answer, lease, now)
+        if holder.boot == boot:
+            self.world.net.send(self, holder, holder.answered, token, reply, lease=lease_id)
+
+    def hello(self, node: NodeProcess, boot: int, inventory: Inventory) -> None:
+        """An agent reports in."""
+        if self.ledger is None or not self.opened:
+            return
+        record = self.ledger.state.nodes.get(inventory.node)
+        known = self._known_boots.get(node.name)
+        if known == boot and record is not None and not record.lost:
+            self._welcome(node, boot)
+            return
+        if known is None or boot >= known:
+            self._known_boots[node.name] = boot
+            self.submit(cmd.NodeUp(inventory=inventory), lambda _reply: self._welcome(node, boot))
+
+    def _welcome(self, node: NodeProcess, boot: int) -> None:
+        if not node.embedded and node.boot == boot:
+            self.world.net.send(self, node, node.welcomed, self)
+
+    def report(self, report: Report) -> None:
+        """An agent's sink."""
+        if not self.alive or not self.opened:
+            return
+        self.submit(cmd.AgentReport(report=report), None)
+        if type(report) is Held and not report.told:
+            self._holds(report)
+
+    def submit(self, command: cmd.Command, answer: Callable[[Reply], None] | None) -> None:
+        """Into the next batch."""
+        if not self.opened and not isinstance(command, cmd.OpenOffice):
+            if answer is not None:
+                answer(Reply(kind="unknown"))
+            return
+        self._pending.append(_Asked(command=command, answer=answer))
+        self._plan_flush()
+
+    # ---- one turn ----
+
+    def _plan_flush(self) -> None:
+        if self._pending and not self._syncing and not self._flush_planned:
+            self._flush_planned = True
+            self.after(0, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._syncing or not self._pending:
+            return
+        now = Now(self.clock.now_ns(), self.clock.wall_ns())
+        pending, self._pending = self._pending, []
+        batch: list[tuple[_Asked, Outcome]] = []
+        events: list[ev.Event] = []
+        for asked in pending:
+            outcome = self.handle(asked.command, now)
+            self._prepare(asked, outcome, now)
+            self.world.watch.decided(self, asked.command, outcome, now)
+            events.extend(outcome.events)
+            batch.append((asked, outcome))
+        if not events:
+            self._carry_out(batch)
+            self._arm()
+            return
+        self.disk.append(now, events)
+        self._syncing = True
+        self.after(self.world.scenario.sync_ns(self.world), self._synced, batch, events, now)
+
+    def handle(self, command: cmd.Command, now: Now) -> Outcome:
+        """The ledger's decision."""
+        assert self.ledger is not None
+        return self.ledger.handle(command, now)
+
+    def _prepare(self, asked: _Asked, outcome: Outcome, now: Now) -> None:
+        """What the answer says is fixed now: the record behind it lives on."""
+        if asked.answer is None:
+            return
+        answer = outcome.answer
+        lease = getattr(answer, "lease", None)
+        asked.reply = self._reply(answer, lease, now)
+        if outcome.hold is not None and lease is not None:
+            asked.number, asked.deadline_ns = outcome.hold[1], lease.deadline_ns or 0
+
+    def _synced(self, batch: list[tuple[_Asked, Outcome]], events: list[ev.Event], now: Now) -> None:
+        if self.world.scenario.sync_fails(self.world):
+            self.world.coverage.met_leases("sync failed", self.leases())
+            self.crash()
+            self.world.faults.office_down()
+            return
+        self._syncing = False
+        self.disk.synced()
+        assert self.ledger is not None
+        if len(self.disk.batches) >= COMPACT_EVERY:
+            self.disk.compact(self.ledger.state.snapshot())
+        self._carry_out(batch)
+        self.presence.note(events, self.clock.now_ns())
+        self._tell(events, now)
+        self._arm()
+        self._plan_flush()
+
+    def _carry_out(self, batch: list[tuple[_Asked, Outcome]]) -> None:
+        for asked, outcome in batch:
+            if outcome.hold is not None and asked.answer is not None:
+                self._waiting.setdefault(LeaseId(outcome.hold[0]), []).append(asked)
+            for order in outcome.orders:
+                self._send(order)
+            if isinstance(asked.command, cmd.AgentReport):
+                if isinstance(asked.command.report, NotHeld):
+                    self._refused(asked.command.report)
+            elif asked.answer is not None and asked.reply is not None:
+                if outcome.hold is None:
+                    asked.answer(asked.reply)
+                else:
+                    self.after(HOLD_TIMEOUT_NS, self._not_confirmed, LeaseId(outcome.hold[0]), asked)
+
+    def _send(self, order: Order) -> None:
+        assert self.ledger is not None
+        node_id = self.ledger.node_of(order)
+        node = self.world.node_by_id.get(node_id) if node_id is not None else None
+        if node is None:
+            return
+        if node.embedded:
+            if node.alive:
+                node.take(order, None)
+        else:
+            self.world.net.send(self, node, node.take, order, self.disk.incarnation, lease=order.lease)
+
+    def _holds(self, report: Held) -> None:
+        for asked in [a for a in self._waiting.get(report.lease, ()) if a.number <= report.number]:
+            self._drop(report.lease, asked)
+            self.world.watch.promised(self, report.lease, asked.reply, asked.deadline_ns)
+            assert asked.answer is not None and asked.reply is not None
+            asked.answer(asked.reply)
+
+    def _refused(self, report: NotHeld) -> None:
+        for asked in [a for a in self._waiting.get(report.lease, ()) if a.number <= report.number]:
+            self._drop(report.lease, asked)
+            error = LeaseNotActive(f"lease {report.lease} ended on its machine before the answer")
+            assert asked.answer is not None
+            asked.answer(Reply(kind="error", lease=report.lease, error=error, ended=True))
+
+    def _not_confirmed(self, lease: LeaseId, asked: _Asked) -> None:
+        if asked in self._waiting.get(lease, ()):
+            self._drop(lease, asked)
+            assert asked.answer is not None
+            asked.answer(Reply(kind="unknown", error=Disconnected("not confirmed in time")))
+
+    def _drop(self, lease: LeaseId, asked: _Asked) -> None:
+        waiters = self._waiting[lease]
+        waiters.remove(asked)
+        if not waiters:
+            del self._waiting[lease]
+
+    def _reply(self, answer: Answer | SubletError, lease: LeaseRecord | None, now: Now) -> Reply:
+        if isinstance(answer, SubletError):
+            ended = getattr(answer, "end", None)
+            reason = ended.reason if ended is not None else None
+            return Reply(kind="error", error=answer, ended=ended is not None, reason=reason)
+        if isinstance(answer, Refusal):
+            return Reply(kind="refusal")
+        if lease is None:
+            return Reply(kind="done")
+        if isinstance(answer, Granted) and lease.status in LIVE_STATES:
+            notice = lease.notice
+            return Reply(
+                kind="granted",
+                lease=lease.id,
+                epoch=lease.epoch,
+                left_ns=(lease.deadline_ns or 0) - now.ns,
+                notice=None if notice is None else (notice.reason, notice.take_at_ns - now.ns),
+                node=lease.node,
+            )
+        if isinstance(answer, Granted | Offer):
+            kind = "offer" if isinstance(answer, Offer) else "ready"
+            left_ns = (lease.claim_by_ns or 0) - now.ns
+            return Reply(kind=kind, lease=lease.id, epoch=lease.epoch, left_ns=left_ns, node=lease.node)
+        if isinstance(answer, Place):
+            return Reply(kind="place", lease=lease.id)
+        return Reply(kind="done", lease=lease.id, ended=lease.status in (LeaseStatus.ENDING, LeaseStatus.ENDED))
+
+    def _tell(self, events: list[ev.Event], now: Now) -> None:
+        """The stream of news. It is a comfort: nothing may depend on its arriving."""
+        for event in events:
+            holder = self._listeners.get(event.lease) if isinstance(event, _NEWS) else None
+            if holder is None or not isinstance(event, _NEWS):
+                continue
+            since_ns = self.clock.now_ns() - now.ns
+            self.world.net.send(self, holder, holder.news, event, now.ns, since_ns, lease=event.lease)
+
+    # ---- time ----
+
+    def _beat(self) -> None:
+        self._timer_ns = None
+        if self._syncing or self.ledger is None or not self.opened:
+            self._arm()
+            return
+        now = Now(self.clock.now_ns(), self.clock.wall_ns())
+        for order in self.ledger.orders_due(now):
+            self._send(order)
+        for lease_id in self.presence.gone(now.ns):
+            lease = self.ledger.state.leases.get(lease_id)
+            if lease is not None:
+                self.submit(cmd.Release(tenant=lease.tenant, lease=lease_id, gone=True), None)
+        wake_ns = self.ledger.next_wake_ns()
+        if wake_ns is not None and wake_ns <= now.ns:
+            self.submit(cmd.Tick(), None)
+        self.disk.last_ns = now.ns
+        self._arm()
+
+    def _arm(self) -> None:
+        if self.ledger is None:
+            return
+        now_ns = self.clock.now_ns()
+        wakes = [w for w in (self.ledger.next_wake_ns(), self.ledger.next_resend_ns()) if w is not None]
+        at_ns = max(min([*wakes, now_ns + BEAT_NS]), now_ns + 1_000_000)
+        if self._timer_ns is None or at_ns < self._timer_ns:
+            self._timer_ns = at_ns
+            self.at(at_ns, self._timer, at_ns)
+
+    def _timer(self, at_ns: int) -> None:
+        if self._timer_ns == at_ns:
+            self._beat()
+
+    def _look_for_nodes(self) -> None:
+        """Ask those who have not reported in to this office, and those who are counted as lost."""
+        for node in self.world.nodes:
+            if node.embedded or self.ledger is None:
+                continue
+            record = self.ledger.state.nodes.get(node.agent.node)
+            if node.name not in self._known_boots or record is None or record.lost:
+                self.world.net.send(self, node, node.asked, self)
+        self.after(ASK_NODES_NS, self._look_for_nodes)
+
+    def leases(self) -> list[LeaseRecord]:
+        """For the counters."""
+        return [] if self.ledger is None else list(self.ledger.state.leases.values())
+
+
+_NEWS: Final = (ev.Granted, ev.Ungranted, ev.Noticed, ev.Spared, ev.Ending, ev.Ended)

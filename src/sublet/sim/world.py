@@ -1,0 +1,147 @@
+"""The pretended world: a queue of moments, and everything that stands around it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, Final
+
+from sublet.broker import commands as cmd
+from sublet.sim.coverage import Coverage
+from sublet.sim.disk import Disk
+from sublet.sim.faults import FaultPlan
+from sublet.sim.holder import HolderProcess
+from sublet.sim.net import Network
+from sublet.sim.node import NodeProcess
+from sublet.sim.office import OfficeProcess
+from sublet.sim.process import MachineClock, Process
+from sublet.sim.progress import Progress
+from sublet.sim.scenario import Mode, draw
+from sublet.sim.watch import Watch
+from sublet.values import LeaseId, NodeId, TenantId
+
+__all__ = ["World"]
+
+_S: Final = 1_000_000_000
+LOOK_EVERY_NS: Final = _S
+HEAL_SHARE: Final = 0.6
+"""In liveness mode, the share of the time after which a core is healed for good."""
+STEPS_MAX: Final = 400_000
+"""More would be a loop: nothing here happens that often."""
+
+
+class World:
+    """One seed, from its start to its end. ``run`` raises ``Violation`` at the first broken rule."""
+
+    def __init__(self, seed: int, mode: Mode = "safety") -> None:
+        self.scenario, self.random = draw(seed, mode)
+        self.now = 0
+        self.steps = 0
+        self._heap: list[tuple[int, int, Process | None, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self.in_jeopardy: set[LeaseId] = set()
+        self.coverage = Coverage(self)
+        self.watch = Watch(self)
+        self.net = Network(self)
+        self._build()
+        self.faults = FaultPlan(self)
+        self.progress = Progress(self)
+
+    def _build(self) -> None:
+        plan, chance = self.scenario, self.random.random
+        self.office_clock = MachineClock(self, "office", start_ns=int(chance() * 10_000) * _S)
+        disk = Disk(plan.policy)
+        self.office = OfficeProcess(self, "office", self.office_clock, disk)
+        self.deposed: OfficeProcess | None = None
+        self.nodes = [
+            NodeProcess(self, self._clock(str(found.node), node=True), found, embedded=plan.embedded)
+            for found in plan.inventories
+        ]
+        self.node_by_id = {NodeId(str(node.agent.node)): node for node in self.nodes}
+        self.node_by_name = {node.name: node for node in self.nodes}
+        self.tenants = [TenantId(f"t{index}") for index in range(plan.tenants)]
+        self.holders = [
+            HolderProcess(self, f"h{index}", self._clock(f"h{index}", node=False), self.tenants[index % plan.tenants])
+            for index in range(plan.holders)
+        ]
+
+    def _clock(self, name: str, *, node: bool) -> MachineClock:
+        """Embedded, everybody is on the office's machine. Else holder and agent together stay within the rate error that
+        the rules allow, unless the scenario wants agents that are far off."""
+        plan, chance = self.scenario, self.random.random
+        if plan.embedded:
+            return self.office_clock
+        rate = 1 + (chance() - 0.5) * 0.048
+        if node and not plan.true_clocks:
+            rate = 1 + (chance() - 0.5) * 0.4
+        return MachineClock(self, name, rate_ppm=int(rate * 1_000_000), start_ns=int(chance() * 10_000) * _S)
+
+    # ---- the queue ----
+
+    def push(self, at: int, process: Process | None, do: Callable[..., None], args: tuple[Any, ...] = ()) -> None:
+        """Do this at that true time, unless the process has died by then."""
+        self._count += 1
+        boot = process.boot if process is not None else 0
+        heapq.heappush(self._heap, (at, self._count, process, boot, do, args))
+
+    def run(self) -> None:
+        """From the start to the end."""
+        plan = self.scenario
+        end = plan.seconds * _S
+        self.office.begin()
+        for node in self.nodes:
+            node.begin()
+        self.push(_S // 10, None, self._settle_in)
+        self.push(LOOK_EVERY_NS, None, self._look)
+        self.faults.begin(until=int(end * HEAL_SHARE) if plan.mode == "liveness" else end)
+        if plan.mode == "liveness":
+            self.push(int(end * HEAL_SHARE) + 1, None, self.progress.heal)
+        self.run_until(end)
+        if plan.mode == "liveness":
+            self.progress.finish()
+        self.watch.finish()
+
+    def run_until(self, end: int) -> None:
+        """Let moments pass."""
+        heap, watch, nodes = self._heap, self.watch, self.nodes
+        while heap and heap[0][0] <= end:
+            at, _, process, boot, do, args = heapq.heappop(heap)
+            self.now = at
+            if process is not None:
+                if process.boot != boot or not process.alive:
+                    continue
+                if at < process.paused_until:
+                    self._count += 1
+                    heapq.heappush(heap, (process.paused_until, self._count, process, boot, do, args))
+                    continue
+            do(*args)
+            self.steps += 1
+            for node in nodes:
+                if node.machine.overlaps:
+                    watch.fail("L1", node.machine.overlaps[0])
+        self.now = max(self.now, end)
+        if self.steps > STEPS_MAX:
+            watch.fail("S2", f"{self.steps} steps: something goes round in circles")
+
+    def _settle_in(self) -> None:
+        """The operator makes the tenants, as often as it takes; then people come."""
+        office = self.office
+        known = office.ledger.state.tenants if office.ledger is not None and office.opened else {}
+        if all(tenant in known for tenant in self.tenants):
+            for holder in self.holders:
+                holder.begin()
+            return
+        for tenant in self.tenants:
+            if tenant not in known:
+                office.submit(cmd.AddTenant(tenant=tenant, token_hash=f"hash of {tenant}"), None)
+        self.push(self.now + _S, None, self._settle_in)
+
+    def office_of(self, holder: HolderProcess) -> OfficeProcess:
+        """Whom this holder talks to: some have not heard that the office was replaced."""
+        if self.deposed is not None and int(holder.name[1:]) % 2:
+            return self.deposed
+        return self.office
+
+    def _look(self) -> None:
+        self.watch.look()
+        self.push(self.now + LOOK_EVERY_NS, None, self._look)
