@@ -8,6 +8,7 @@ way and is done in well under 100 ms.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that the terminal does not know is no reason to fail
+        sys.stdout.reconfigure(errors="replace")
     from sublet.cli import exits
     from sublet.errors import SubletError
 

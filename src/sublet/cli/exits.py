@@ -61,7 +61,7 @@ def status_of(error: SubletError) -> int:
 def say_error(error: SubletError, *, as_json: bool) -> int:
     """Say it on stderr; returns the exit status."""
     if as_json:
-        sys.stderr.write(json.dumps(error_document(error), ensure_ascii=False) + "\n")
+        sys.stderr.write(json.dumps(error_document(error)) + "\n")
         return status_of(error)
     sys.stderr.write(f"{paint('sublet:', 'red', stream=sys.stderr)} {visible(error.message)}\n")
     if error.do:

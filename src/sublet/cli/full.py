@@ -47,6 +47,8 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(said[:1].lower() + said[1:], do=f"See `{_help_for(words)}`.") from error
     except typer.Abort as error:
         raise KeyboardInterrupt from error
+    except SystemExit as done:  # how completion ends
+        return int(done.code or 0)
     return int(status or 0)
 
 

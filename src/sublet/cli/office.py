@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Final
@@ -16,7 +17,7 @@ from sublet.cli.parsing import AsJson
 from sublet.cli.show import Json, document, plural, visible
 from sublet.client.home import home_dir
 from sublet.client.office import ensure_office
-from sublet.errors import Disconnected, InvalidRequest, SubletError
+from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.values import Kind, format_size
 
 __all__ = ["OfficeDiffers", "OfficeInUse", "down", "up"]
@@ -68,6 +69,10 @@ def up(
     if os.environ.get("SUBLET_URL"):
         raise UsageError(
             "SUBLET_URL names an office elsewhere, and `up` starts the one of this machine", do="Unset SUBLET_URL."
+        )
+    if sys.platform != "linux":
+        raise Unsupported(
+            "an office runs on Linux only", do="Set SUBLET_URL to the address of one that runs elsewhere."
         )
     office = Office.reach(start=False)
     running = _status_or_none(office)

@@ -47,7 +47,7 @@ def paint(text: str, *styles: str, stream: TextIO | None = None) -> str:
 
 def document(value: object) -> None:
     """Print one JSON document, indented, since people read it too."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> str:

@@ -1,0 +1,189 @@
+"""What happens before a command runs and after it went wrong; and a correct command loads nothing it does not use."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sublet import __version__
+from sublet.cli import main
+from sublet.cli.table import COMMANDS, GROUPS
+
+HEAVY = (
+    "typer",
+    "rich",
+    "click",
+    "asyncio",
+    "msgspec",
+    "subprocess",
+    "ssl",
+    "http.client",
+    "psutil",
+    "sqlite3",
+)
+
+
+def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sublet", *words]
+    return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=30)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sublet {__version__}\n"
+
+
+@pytest.mark.parametrize("path", [*COMMANDS, *GROUPS, ""])
+def test_every_command_and_group_has_help(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the command, and says in words what it and each of its options is for."""
+    assert main([*path.split(), "--help"]) == 0
+    said = capsys.readouterr().out
+    assert f"Usage: sublet {path}".rstrip() in said
+    assert "--embedded" not in said, "our own processes' options are not for people"
+
+
+def test_the_help_of_the_whole_names_every_first_word_and_the_exit_statuses(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for word in {path.split()[0] for path in COMMANDS} | {"SUBLET_HOME", "SUBLET_TOKEN", "75", "76"}:
+        assert word in said
+
+
+@pytest.mark.parametrize("words", [[], ["lease"]])
+def test_an_incomplete_command_shows_the_help_and_is_exit_status_2(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "Usage: sublet" in capsys.readouterr().out
+
+
+def test_a_misspelt_command_or_option_is_told_with_what_may_be_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lease", "aquire"]) == 2
+    assert capsys.readouterr().err == (
+        "sublet: no such command 'aquire'. Did you mean 'acquire'?\n  See `sublet lease --help`.\n"
+    )
+    assert main(["status", "--jsn"]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_with_json_a_usage_error_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lease", "acquire", "--gpu", "x", "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert json.loads(said.err)["error"]["kind"] == "UsageError"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert "_SUBLET_COMPLETE" in capsys.readouterr().out
+    assert "_SUBLET_COMPLETE" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [("sublet le", "lease"), ("sublet lease acq", "acquire"), ("sublet lease acquire --tier b", "batch")],
+)
+def test_completion_knows_commands_options_and_choices(line: str, offered: str) -> None:
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_SUBLET_COMPLETE": "complete_bash"}
+    assert run(**words).stdout.split() == [offered]
+
+
+def test_elsewhere_than_on_linux_one_sentence_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("SUBLET_HOME", str(tmp_path / "home"))
+    for words in (["up"], ["up", "--foreground"], ["lease", "acquire", "--cpu", "1"]):
+        assert main(words) == 1
+        said = capsys.readouterr().err
+        assert "Linux" in said
+        assert "SUBLET_URL" in said or "connect" in said
+
+
+def test_an_interrupt_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sublet.cli.status.Office.reach", interrupted)
+    assert main(["status"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+STATUS: dict[str, object] = {
+    "pid": 7,
+    "uptime": 65.4,
+    "version": "1",
+    "live": 1,
+    "queued": 0,
+    "quarantined": 1,
+    "embedded": True,
+    "home": "/home/zoë\x1b[2K",
+    "nodes": [{"id": "local", "state": "draining"}],
+    "devices": [
+        {
+            "id": "local/gpu0",
+            "kind": "gpu",
+            "model": "",
+            "host": True,
+            "capacity": 4 << 30,
+            "free": 0,
+            "state": "quarantined",
+            "detail": "scrub failed",
+            "leases": ["l-1"],
+        }
+    ],
+}
+
+
+class FakeOffice:
+    def get(self, path: str) -> dict[str, object]:
+        assert path == "/v1/status"
+        return STATUS
+
+
+def narrow_status(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """What `sublet status` prints to a stream that knows ASCII only."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr("sublet.cli.status.Office.reach", lambda start: FakeOffice())
+    assert main(["status", *words]) == 0
+    sys.stdout.flush()
+    return raw.getvalue().decode("ascii")
+
+
+def test_a_stream_that_cannot_show_a_letter_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The letter is replaced; a JSON document says it in full all the same."""
+    said = narrow_status(monkeypatch)
+    assert "/home/zo?" in said
+    assert "\x1b" not in said
+    assert json.loads(narrow_status(monkeypatch, "--json")) == STATUS
+
+
+def test_status_says_what_is_not_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = narrow_status(monkeypatch)
+    for fact in ("for 1m 5s", "ten idle minutes", "host device, no GPU", "quarantined: scrub failed", "fence ls"):
+        assert fact in said
+    assert "Node local is draining." in said
+
+
+@pytest.mark.parametrize("words", [["status"], ["lease", "ls"], ["lease", "show", "x"], ["--version"]])
+def test_the_short_way_loads_nothing_heavy(words: list[str]) -> None:
+    """`sublet status` is asked by prompts, many times a minute."""
+    script = (
+        "import sys; from sublet.cli import call, main\n"
+        "call.Office.reach = classmethod(lambda cls, **_: (_ for _ in ()).throw(call.NoOffice('none')))\n"
+        f"main({words!r})\nprint(*sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not [name for name in HEAVY if name in loaded]
