@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sublet.broker import serve_bills as bills
 from sublet.broker import serve_leases as leases
 from sublet.broker import serve_office as office
 from sublet.broker.service import Call, Reply, Service
@@ -215,6 +216,20 @@ def _table() -> tuple[Route, ...]:
             request=wire.DrainRequest,
             answers={200: wire.NodeView},
             of="node",
+        ),
+        route(
+            "GET",
+            "/v1/bill",
+            Right.TENANT,
+            bills.bill,
+            "What was consumed",
+            answers={200: list[wire.BillLine]},
+            query={
+                "by": "lease (default), tenant or label:KEY",
+                "since": "RFC 3339",
+                "until": "RFC 3339",
+                "format": "json (default) or csv",
+            },
         ),
         route(
             "GET",

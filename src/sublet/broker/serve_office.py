@@ -19,7 +19,6 @@ from sublet.values import LeaseId, NodeId, ResourceId, TenantId, Tier, parse_dur
 from sublet.wire.http import (
     WIRE_OLDEST,
     WIRE_VERSION,
-    AuditReport,
     BackupAnswer,
     BackupRequest,
     ClearFenceRequest,
@@ -217,8 +216,7 @@ async def drain(service: Service, call: Call) -> Reply:
 
 
 async def audit(service: Service, call: Call) -> Reply:
-    found = await asyncio.to_thread(service.archive.verify)
-    return json_reply(AuditReport(ok=found.ok, records=found.records, head=found.head.hex(), problem=found.problem))
+    return json_reply(await asyncio.to_thread(service.archive.verify))
 
 
 async def backup(service: Service, call: Call) -> Reply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -15,15 +15,17 @@ from sublet.broker.access import AccessList, Caller
 from sublet.broker.commands import Revoke, Tick
 from sublet.broker.counting import Counting
 from sublet.broker.driver import Driver
+from sublet.broker.history import History
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.signing import Signer
 from sublet.broker.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
 from sublet.broker.views import lease_view
 from sublet.errors import CapacityExceeded, NotFound
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.observe.audit import Verdict
+from sublet.observe.audit import Record
+from sublet.observe.bills import Rates
 from sublet.values import LeaseId
-from sublet.wire.http import LeaseView
+from sublet.wire.http import AuditReport, LeaseView
 
 __all__ = ["JSON", "Call", "Identity", "Reply", "Service", "is_live", "json_reply"]
 
@@ -38,7 +40,10 @@ class Archive(Protocol):
     def head(self) -> str:
         """The newest link of the audit chain."""
 
-    def verify(self) -> Verdict:
+    def records(self, after: int = 0) -> Iterator[Record]:
+        """The audited entries after this one."""
+
+    def verify(self) -> AuditReport:
         """Walk the chain; may run in a thread of its own."""
 
     def backup(self, path: Path) -> int:
@@ -94,6 +99,7 @@ class Service:
     archive: Archive
     stop: Callable[[], None]
     """Ends the office, in order; leases stay as they are."""
+    rates: Rates = field(default_factory=Rates)
     document: Callable[[], bytes] = bytes
     """The OpenAPI document; whoever serves the routes puts it here."""
     hub: Hub = field(init=False)
@@ -101,6 +107,9 @@ class Service:
     requests: int = 0
     """Since the start: whoever wants to know if anybody still calls."""
     closing: bool = False
+    billing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    history: History | None = field(default=None, init=False)
+    """The past, as far as a bill has read it."""
     _stop_when_empty: bool = field(default=False, init=False)
     _watchers: dict[LeaseId, set[asyncio.Future[None]]] = field(default_factory=dict, init=False)
 
