@@ -5,6 +5,7 @@ No decision is made here. A fact the state tables do not know raises before anyt
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
@@ -48,6 +49,7 @@ def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
         _shift_lease(lease, shift)
         if lease.status in LIVE_STATES:
             lease.extended_ns += event.extended_ns
+            lease.number += 1  # an agent on a clock of its own must take the new deadline for news
     state.timers.clear()
     state.armed.clear()
     for lease in state.leases.values():
@@ -306,7 +308,9 @@ def _forgotten(state: State, event: ev.Forgotten, now: Now) -> None:
         state.armed.pop(lease_id, None)
     gone = set(event.leases)
     while state.ended and state.ended[0] in gone:
-        state.ended.popleft()
+        gone.discard(state.ended.popleft())
+    if gone:  # a state made from a snapshot has them in the order of their ends, not of their last teardown
+        state.ended = deque(lease for lease in state.ended if lease not in gone)
 
 
 _HELD_BACK: Final = frozenset({SliceState.QUARANTINED})

@@ -114,7 +114,7 @@ class Step:
     def end_when_due(self, lease: LeaseRecord) -> None:
         """Time alone ends a live lease: by its notice or by its deadline, whichever was first."""
         assert lease.deadline_ns is not None
-        if lease.notice is not None and lease.notice.take_at_ns <= lease.deadline_ns:
+        if lease.notice is not None and lease.notice.take_at_ns <= min(lease.deadline_ns, self.now.ns):
             self.end(lease, lease.notice.reason, lease.notice.detail)
         else:
             self.expire(lease)

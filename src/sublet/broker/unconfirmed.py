@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sublet.broker.state import State
 from sublet.broker.step import Step, grant_order, notify_order
@@ -72,6 +73,8 @@ class Unconfirmed:
                 continue
             if isinstance(order, orders.Grant):
                 order = self._orders[key] = grant_order(self._state.leases[order.lease], now_ns)
+            elif isinstance(order, orders.Extend):  # what is left is less by now
+                order = self._orders[key] = replace(order, ttl_ns=max(0, order.deadline_ns - now_ns))
             heapq.heappush(self._due, (now_ns + self._every_ns, key))
             again.append(order)
         return tuple(again)

@@ -79,7 +79,8 @@ class OfficeProcess(Process):
         self.ledger: Ledger | None = None
         self.opened = False
         """Whether the opening is durable: until then nobody is answered."""
-        self.up_since_true = 0
+        self.awake_since_true = 0
+        """Since when nothing has kept it from its work."""
         self.deposed = False
         """It was replaced by its restored backup, and does not know it."""
         self._reset()
@@ -116,7 +117,7 @@ class OfficeProcess(Process):
 
     def _open(self, _reply: Reply) -> None:
         self.opened = True
-        self.up_since_true = self.world.now
+        self.awake_since_true = self.world.now
         self.disk.restored = False
         assert self.ledger is not None
         for lease in self.ledger.state.leases.values():
@@ -256,6 +257,8 @@ class OfficeProcess(Process):
             self.world.faults.office_down()
             return
         self._syncing = False
+        if self.clock.now_ns() - now.ns > BEAT_NS:
+            self.awake_since_true = self.world.now
         self.disk.synced()
         assert self.ledger is not None
         if len(self.disk.batches) >= COMPACT_EVERY:

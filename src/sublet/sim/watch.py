@@ -129,6 +129,9 @@ class Watch:
                     self.fail("L12", f"{event.lease} ended twice: {before} and {event.end.reason}")
                 self._over[event.lease] = event.end.reason
                 self._told.pop(event.lease, None)
+            case ev.Forgotten():
+                for lease_id in event.leases:
+                    self._told.pop(lease_id, None)
             case ev.TornDown():
                 self._was_verified(event.resource, event.lease, event.epoch)
             case ev.Cleared(by="verified") if event.lease is not None:
@@ -343,8 +346,8 @@ class Watch:
         """What must not be late."""
         world = self._world
         office = world.office
-        up = office.ledger is not None and office.opened and not office.is_syncing and world.now > office.paused_until
-        if up and office.ledger is not None and world.now - office.up_since_true > LATE_NS:
+        awake_ns = world.now - max(office.awake_since_true, office.paused_until)
+        if office.ledger is not None and office.opened and not office.is_syncing and awake_ns > LATE_NS:
             now_ns = office.clock.now_ns()
             for lease in office.ledger.state.leases.values():
                 due_ns = office.ledger.state.due_at(lease)
