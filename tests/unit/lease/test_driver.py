@@ -162,6 +162,7 @@ def test_a_wake_before_the_wait_is_not_lost() -> None:
     done.start()
     done.join(4.0)
     assert not done.is_alive()
+    assert not waiter._event.is_set(), "a wake that is kept would end every later wait as well"
 
 
 def test_a_moment_in_the_past_is_not_waited_for() -> None:

@@ -154,7 +154,7 @@ def test_losing_some_answers_loses_no_lease(order: list[int], lost: set[int]) ->
         holder.take(attempts[number], outcome, s(40))
     latest = max(set(range(4)) - lost)
     assert holder.deadline_ns == s(35 + latest) + ALWAYS.deadline_after_ns(TTL_NS)
-    assert holder.may_start(s(40), s(1))
+    assert holder.status is LeaseStatus.ACTIVE
 
 
 def test_silence_alone_changes_nothing_before_the_deadline() -> None:

@@ -306,6 +306,28 @@ def test_an_outage_of_ten_thousand_leases_costs_no_lease_that_could_be_saved() -
     assert renewed == 10_000
 
 
+def test_a_lease_that_was_changed_often_is_looked_at_once() -> None:
+    """What is left in the heap from before a change is passed over."""
+    looked_at: list[int] = []
+
+    class Watched(Holder):
+        __slots__ = ()
+
+        def tick(self, now_ns: int) -> None:
+            looked_at.append(now_ns)
+            Holder.tick(self, now_ns)
+
+    holder = Watched(LeaseId("a"), ttl_ns=60 * NS_PER_S, policy=ON_TIME, stamp=str)
+    holder.held(0, sent_ns=0, granted_ns=60 * NS_PER_S, epoch=Epoch(1, 1))
+    manager = RenewalManager(Office().renew, clock=HeldClock())
+    manager.add(holder)
+    for _ in range(50):
+        with manager.change(LeaseId("a")):
+            pass
+    manager.tick(42)
+    assert len(looked_at) == 1
+
+
 def test_changing_leases_over_and_over_does_not_grow_the_heap() -> None:
     manager = managed(Office(), *(f"L-{n}" for n in range(10)), batch_max=10)
     for _ in range(1000):
