@@ -53,7 +53,10 @@ class Office:
 
     def run(self, program: Program[T]) -> T:
         """Carry out one of the client's own programs, such as waiting in the queue."""
-        return run_program(program, self._transport.exchange, self._revive)
+        try:
+            return run_program(program, self._transport.exchange, self._revive)
+        finally:
+            self._transport.close()
 
     def _revive(self) -> None:
         """Start the office if it is ours to start and nobody answers."""
@@ -103,6 +106,8 @@ class Office:
                     do="Start one with `sublet up`, or just ask for a lease: `sublet lease acquire --gpu 1GiB`.",
                 ) from error
             raise
+        finally:
+            self._transport.close()  # a command asks once or twice: nothing is kept open that somebody must close
         try:
             document = json.loads(reply.body)
         except ValueError as error:

@@ -147,7 +147,9 @@ def _check_socket() -> tuple[str, str] | tuple[str, str, str]:
 def _check_disk() -> tuple[str, str] | tuple[str, str, str]:
     """One small write, synced, where the journal is: an office answers nothing before such a write is through."""
     home = home_dir()
-    folder = next(folder for folder in (home, *home.parents) if folder.is_dir() and os.access(folder, os.W_OK))
+    folder = next((f for f in (home, *home.parents) if f.is_dir() and os.access(f, os.W_OK)), None)
+    if folder is None:
+        return "broken", f"there is no folder on the way to {home} that you may write", _HOME_DO
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"\0" * 4096)
         file.flush()
