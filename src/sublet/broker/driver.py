@@ -19,27 +19,26 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from sublet.broker.answers import Answer, Outcome
 from sublet.broker.commands import AgentReport, Command, NodeUp, OpenOffice, Release, Tick
 from sublet.broker.events import Event
 from sublet.broker.ledger import Ledger
+from sublet.broker.ports import Agent, Journal, Listener
 from sublet.broker.presence import Presence
 from sublet.broker.records import Now
+from sublet.broker.waiting import Holds, Waiting
 from sublet.clock import Clock
 from sublet.errors import Disconnected, JournalError, LeaseNotActive, SubletError
 from sublet.values import NS_PER_S, LeaseId, NodeId
-from sublet.wire.orders import Held, Inventory, NotHeld, Order, Report
+from sublet.wire.orders import Held, NotHeld, Order, Report
 
 __all__ = [
     "BATCH_MAX",
     "HOLD_TIMEOUT_S",
     "PENDING_MAX",
-    "Agent",
     "Driver",
-    "Journal",
-    "Listener",
 ]
 
 _log = logging.getLogger("sublet.broker")
@@ -57,8 +56,6 @@ SLOW_BEAT_S: Final = 30.0
 """With nothing live, how often the office wakes at all."""
 SHORTEST_NAP_NS: Final = 1_000_000
 """Between two looks at the clock that nobody asked for."""
-COMPACT_ON_STOP: Final = 1_000
-"""The same when the office ends."""
 REPORT_LINGER_S: Final = 0.005
 """A report nobody waits for is handled after this long, or with the next command, so that both share a commit. With
 somebody in the queue it is handled at once: it may be what he waits for."""
@@ -71,56 +68,12 @@ leases remembered, in which nothing is answered, so a quiet moment is preferred.
 COMPACT_QUIET: Final = 10_000
 """Events after which a second without a commit is such a moment. An office that starts reads what is left."""
 
+COMPACT_ON_STOP: Final = 1_000
+"""The same when the office ends."""
+
 _LOST: Final = "the office stopped: its journal could not be written ({error}); nothing was answered on it"
 
 T = TypeVar("T")
-Listener = Callable[[Now, Sequence[Event]], None]
-
-
-class Agent(Protocol):
-    """What the driver needs of an agent (see ``agent.port`` for the whole promise). Reports come back through
-    ``Driver.report``, also from inside ``send`` and ``tick``."""
-
-    @property
-    def node(self) -> NodeId:
-        """Whose orders go here."""
-
-    def inventory(self) -> Inventory:
-        """What the node has."""
-
-    def send(self, order: Order) -> None:
-        """Take an order; twice, late or out of order does no harm."""
-
-    def tick(self, now_ns: int) -> int | None:
-        """Do what is due and say when to come again."""
-
-
-class Journal(Protocol):
-    """What the driver needs of the journal."""
-
-    def commit(self, events: Sequence[Event], now: Now) -> None:
-        """Durable when it returns. If it raises, nothing may be believed."""
-
-    def beat(self, now: Now) -> None:
-        """Note the instant, so that a later incarnation on another clock knows what remained."""
-
-    def compact(self, snapshot: bytes, now: Now) -> None:
-        """Keep the snapshot in place of the events before it."""
-
-
-class _Waiting:
-    """A command on its way, and who wants to know what it came to."""
-
-    __slots__ = ("command", "future", "lease", "number", "render", "timer", "value")
-
-    def __init__(self, command: Command, future: asyncio.Future[Any] | None, render: Any) -> None:
-        self.command = command
-        self.future = future
-        self.render = render
-        self.lease = LeaseId("")
-        self.number = 0
-        self.value: Any = None
-        self.timer: asyncio.TimerHandle | None = None
 
 
 class Driver:
@@ -149,8 +102,8 @@ class Driver:
         self._agent_wake_ns: dict[NodeId, int] = {}
         self._listeners: list[Listener] = []
         self._observers: list[Callable[[int, int], None]] = []
-        self._pending: deque[_Waiting] = deque()
-        self._held: dict[LeaseId, list[_Waiting]] = {}
+        self._pending: deque[Waiting] = deque()
+        self._holds = Holds()
         self._flush_at: asyncio.Handle | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -216,16 +169,17 @@ class Driver:
                 )
             )
             return future
-        self._enqueue(_Waiting(command, future, render))
+        self._enqueue(Waiting(command, future, render))
         return future
 
     def report(self, report: Report) -> None:
         """The sink of the agents."""
-        waiting = _Waiting(AgentReport(report=report), None, None)
+        waiting = Waiting(AgentReport(report=report))
         if type(report) is Held:
             self._pending.append(waiting)
             if not report.told:
-                self._holds(report.lease, report.number)
+                for held in self._holds.take(report.lease, report.number):
+                    held.answer()
             self._flush_later()
         elif type(report) is NotHeld:
             self._enqueue(waiting)
@@ -235,17 +189,14 @@ class Driver:
 
     def post(self, command: Command) -> None:
         """Hand in a command nobody waits for."""
-        self._enqueue(_Waiting(command, None, None))
+        self._enqueue(Waiting(command))
 
     async def settled(self, lease: LeaseId) -> None:
         """Until nothing that was decided for this lease still waits for its agent: then what a read says was held."""
-        while self._held.get(lease):
-            future = self._held[lease][-1].future
-            if future is None:
-                return
-            await asyncio.wait([future])
+        while futures := list(self._holds.futures(lease)):
+            await asyncio.wait(futures)
 
-    def _enqueue(self, waiting: _Waiting) -> None:
+    def _enqueue(self, waiting: Waiting) -> None:
         self._pending.append(waiting)
         self._flush_soon()
 
@@ -274,16 +225,14 @@ class Driver:
             return
         now = self.now()
         if self._tick_due_ns is not None and self._tick_due_ns <= now.ns:
-            self._pending.appendleft(
-                _Waiting(Tick(), None, None)
-            )  # what time has changed comes before what people want
-        batch: list[tuple[_Waiting, Outcome]] = []
+            self._pending.appendleft(Waiting(Tick()))  # what time has changed comes before what people want
+        batch: list[tuple[Waiting, Outcome]] = []
         events: list[Event] = []
         try:
             while self._pending and len(batch) < BATCH_MAX:
                 waiting = self._pending.popleft()
                 outcome = self.ledger.handle(waiting.command, now)
-                if waiting.future is not None and not isinstance(outcome.answer, SubletError):
+                if waiting.wanted and not isinstance(outcome.answer, SubletError):
                     waiting.value = outcome.answer if waiting.render is None else waiting.render(outcome.answer, now)
                 events.extend(outcome.events)
                 batch.append((waiting, outcome))
@@ -326,26 +275,24 @@ class Driver:
             self._since_snapshot = 0
             self._journal.compact(self.ledger.state.snapshot(), now)
 
-    def _carry_out(self, batch: list[tuple[_Waiting, Outcome]]) -> None:
+    def _carry_out(self, batch: list[tuple[Waiting, Outcome]]) -> None:
         for waiting, outcome in batch:
-            future = waiting.future
             # The hold is noted before the order goes out: an agent in this process reports from inside ``send``.
-            if outcome.hold is not None and future is not None:
+            if outcome.hold is not None and waiting.wanted:
                 waiting.lease, waiting.number = LeaseId(outcome.hold[0]), outcome.hold[1]
-                self._held.setdefault(waiting.lease, []).append(waiting)
+                self._holds.add(waiting)
             for order in outcome.orders:
                 self._send(order)
             if isinstance(waiting.command, AgentReport):
                 if isinstance(waiting.command.report, NotHeld):
                     self._refused(waiting.command.report)
-            elif future is not None and not future.done():
-                if isinstance(outcome.answer, SubletError):
-                    _fail(future, outcome.answer)
-                elif outcome.hold is None:
-                    future.set_result(waiting.value)
-                else:
-                    assert self._loop is not None
-                    waiting.timer = self._loop.call_later(HOLD_TIMEOUT_S, self._not_confirmed, waiting)
+            elif isinstance(outcome.answer, SubletError):
+                waiting.fail(outcome.answer)
+            elif outcome.hold is None:
+                waiting.answer()
+            elif waiting.wanted:
+                assert self._loop is not None
+                waiting.timer = self._loop.call_later(HOLD_TIMEOUT_S, self._not_confirmed, waiting)
 
     def _tell(self, now: Now, events: Sequence[Event]) -> None:
         self.presence.note(events, now.ns)
@@ -372,41 +319,19 @@ class Driver:
             else:
                 self._agent_wake_ns[node] = wake_ns
 
-    def _holds(self, lease: LeaseId, number: int) -> None:
-        """The agent holds every order up to this number, so the answers that waited for one of them may go."""
-        waiters = self._held.get(lease)
-        if waiters is None:
-            return
-        for waiting in [w for w in waiters if w.number <= number]:
-            self._drop(waiting)
-            if waiting.future is not None and not waiting.future.done():
-                waiting.future.set_result(waiting.value)
-
     def _refused(self, report: NotHeld) -> None:
-        for waiting in [w for w in self._held.get(report.lease, ()) if w.number <= report.number]:
-            self._drop(waiting)
-            if waiting.future is not None and not waiting.future.done():
-                _fail(waiting.future, LeaseNotActive(f"lease {report.lease} ended on its machine before the answer"))
+        for waiting in self._holds.take(report.lease, report.number):
+            waiting.fail(LeaseNotActive(f"lease {report.lease} ended on its machine before the answer"))
 
-    def _not_confirmed(self, waiting: _Waiting) -> None:
-        self._drop(waiting)
-        if waiting.future is not None and not waiting.future.done():
-            _fail(
-                waiting.future,
-                Disconnected(
-                    f"the machine of lease {waiting.lease} did not confirm within {HOLD_TIMEOUT_S:g} s; "
-                    "whether it took effect is not known",
-                    do="Ask again with the same request id, or look with `sublet lease show`.",
-                ),
+    def _not_confirmed(self, waiting: Waiting) -> None:
+        self._holds.drop(waiting)
+        waiting.fail(
+            Disconnected(
+                f"the machine of lease {waiting.lease} did not confirm within {HOLD_TIMEOUT_S:g} s; "
+                "whether it took effect is not known",
+                do="Ask again with the same request id, or look with `sublet lease show`.",
             )
-
-    def _drop(self, waiting: _Waiting) -> None:
-        if waiting.timer is not None:
-            waiting.timer.cancel()
-        waiters = self._held[waiting.lease]
-        waiters.remove(waiting)
-        if not waiters:
-            del self._held[waiting.lease]
+        )
 
     # ---- time ----
 
@@ -463,8 +388,3 @@ class Driver:
         self._dead = True  # first: a state that may be half-way through a change must not be written down
         self.stop()
         self._die(message)
-
-
-def _fail(future: asyncio.Future[Any], error: SubletError) -> None:
-    future.set_exception(error)
-    future.exception()  # read once, so that a caller who went away leaves no complaint behind
