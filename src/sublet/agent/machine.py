@@ -184,5 +184,6 @@ class Machine:
         if in_use > self._capacity.get(resource, 0):
             self.overlaps.append(f"{resource} has {self._capacity.get(resource, 0)}, and {in_use} are in use")
         for lease, left in self._left.get(resource, {}).items():
-            if left.tenant != new.tenant:
+            in_use += left.part.amount
+            if left.tenant != new.tenant and (is_exclusive(new.part) or in_use > self._capacity.get(resource, 0)):
                 self.overlaps.append(f"{resource}: {new.tenant} could read what {lease} of {left.tenant} left behind")

@@ -217,12 +217,15 @@ class MemoryAgent:
             if self.fence.is_over(order.lease, order.epoch, order.parts):
                 del self._waiting[order.lease]
                 self._answer(order, held=False)
-            elif not any(self._in_the_way(part) for part in order.parts):
+            elif not any(self._in_the_way(order.lease, part) for part in order.parts):
                 del self._waiting[order.lease]
                 self._admit(order, now_ns)
 
-    def _in_the_way(self, part: Part) -> bool:
+    def _in_the_way(self, lease: LeaseId, part: Part) -> bool:
         """Whether somebody is still on the resource, or not yet verified to be off it."""
+        own = self._teardowns.get((lease, part.resource))
+        if own is not None and own.holds(part.resource):
+            return True  # what it had before a restart is being cleared away
         leaving = [down.part for down in self._teardowns.values() if down.holds(part.resource)]
         there = self.fence.on(part.resource)
         if is_exclusive(part):

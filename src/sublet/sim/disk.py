@@ -53,6 +53,7 @@ class Disk:
     unsynced: bytes | None = None
     last_ns: int = 0
     """The last instant the journal knows, of the clock that wrote it."""
+    _unsynced_ns: int = 0
     incarnation: int = 1
     restored: bool = False
     """It came out of a backup and was not opened since."""
@@ -61,7 +62,7 @@ class Disk:
         """Written, not yet synced."""
         body = _encode(_Batch((now.ns, now.wall_ns), events))
         self.unsynced = zlib.crc32(body).to_bytes(4, "big") + body
-        self.last_ns = now.ns
+        self._unsynced_ns = now.ns
 
     def synced(self) -> None:
         """The sync came back: it is durable."""
@@ -72,6 +73,7 @@ class Disk:
     def _keep(self, batch: bytes) -> None:
         self.batches.append(batch)
         self.history.append(batch)
+        self.last_ns = self._unsynced_ns
 
     def told(self) -> Iterator[tuple[Now, list[Event]]]:
         """Every durable batch since the first, whatever was compacted since."""
@@ -113,7 +115,12 @@ class Disk:
     def copy(self) -> Disk:
         """A second disk with the same content, for an office that lives on after it was replaced."""
         return Disk(
-            self.policy, self.base, list(self.batches), list(self.history), None, self.last_ns, self.incarnation
+            self.policy,
+            self.base,
+            list(self.batches),
+            list(self.history),
+            last_ns=self.last_ns,
+            incarnation=self.incarnation,
         )
 
 

@@ -103,12 +103,16 @@ class HolderProcess(Process):
         self.retired = True
         if self.job is not None:
             self.job.rounds = 0
-            self.job.mode = RenewMode.WHILE_BUSY
-        if self.holder is None and self.lease is not None:
+            self.job.ending = 0.0
+        if self.holder is not None:
+            self._stop_working()
+        elif self.lease is not None:
             self._ask(cmd.Release(tenant=self.tenant, lease=self.lease), self._released)
 
     def come_back(self) -> None:
         """Ask once more, for one core."""
+        self.crash()
+        self.begin()
         self.retired = False
         self._want(wants=(Want(kind=Kind.CPU, amount=1),))
         self.retired = True

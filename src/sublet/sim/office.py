@@ -363,8 +363,7 @@ class OfficeProcess(Process):
     def _beat(self) -> None:
         self._timer_ns = None
         if self._syncing or self.ledger is None or not self.opened:
-            self._arm()
-            return
+            return  # after the sync it is armed again
         now = Now(self.clock.now_ns(), self.clock.wall_ns())
         for order in self.ledger.orders_due(now):
             self._send(order)
