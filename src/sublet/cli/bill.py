@@ -79,7 +79,7 @@ def for_people(by: str, lines: list[Json]) -> str:
     right = ["LEASES", "HELD", "BUSY", "GPU TIME", "COST"]
     rows = [
         [
-            line["key"],
+            line["key"] or "(none)",
             line["tenant"] or "-",
             str(line["leases"]),
             *(seconds(line[column]) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),

@@ -11,7 +11,7 @@ from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, LeaseArg, duration, duration_or_zero, epoch, name
 from sublet.cli.show import Json, amount, document, paint, seconds, table, visible, where
 from sublet.cli.show import epoch as show_epoch
-from sublet.values import Kind
+from sublet.values import Kind, Tier
 
 __all__ = ["listing", "ls", "release", "renew", "revoke", "say_lease", "show"]
 
@@ -118,7 +118,7 @@ def revoke(
 
 def listing(leases: Iterable[Json]) -> str:
     """A table of leases."""
-    heads = ["LEASE", "TENANT", "WHAT", "WHERE", "STATUS", "TIER", "ENDS IN", "NAME"]
+    heads = ["LEASE", "TENANT", "WHAT", "WHERE", "STATUS", "ENDS IN", "NAME"]
     return table(heads, [_row(lease) for lease in leases])
 
 
@@ -138,7 +138,6 @@ def _row(view: Mapping[str, Any]) -> list[str]:
         _what(view),
         ", ".join(where(part) for part in view["parts"]) or "-",
         _status(view),
-        view["tier"],
         seconds(view["remaining"]) if view["end"] is None else "-",
         view["name"] or "",
     ]
@@ -162,11 +161,17 @@ def _amount(thing: Mapping[str, Any]) -> str:
 
 
 def _status(view: Mapping[str, Any]) -> str:
+    """``active``, with what else is worth knowing at a glance: its tier unless it is the usual one, notice, end."""
     if view["end"] is not None:
         return f"{view['status']}: {view['end']['reason']}"
+    said = [view["status"]]
     if view["notice"] is not None:
-        return f"{view['status']}: {view['notice']['reason']} in {seconds(view['notice']['in_seconds'])}"
-    return f"{view['status']}, idle" if view["idle"] else str(view["status"])
+        said[0] += f": {view['notice']['reason']} in {seconds(view['notice']['in_seconds'])}"
+    if view["tier"] != Tier.INTERACTIVE:
+        said.append(view["tier"])
+    if view["idle"]:
+        said.append("idle")
+    return ", ".join(said)
 
 
 def _ends(view: Mapping[str, Any]) -> str:

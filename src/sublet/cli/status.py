@@ -6,6 +6,7 @@ from sublet.cli.call import Office
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import Json, amount, document, paint, plural, seconds, table, visible, where
+from sublet.lease.states import SliceState
 
 __all__ = ["status"]
 
@@ -43,6 +44,15 @@ def _row(device: Json) -> list[str]:
         where({**device, "resource": device["id"]}),
         amount(device["kind"], device["capacity"]),
         amount(device["kind"], device["free"]) if device["free"] else "none",
-        f"{device['state']}: {device['detail']}" if device["detail"] else device["state"],
+        _state(device),
         ", ".join(device["leases"]) or "-",
     ]
+
+
+def _state(device: Json) -> str:
+    """A device in service is free, lent, or partly lent; one that is not says what it is, and why."""
+    if device["state"] != SliceState.FREE:
+        return f"{device['state']}: {device['detail']}" if device["detail"] else str(device["state"])
+    if device["free"] == device["capacity"]:
+        return "free"
+    return "partly lent" if device["free"] else "lent"

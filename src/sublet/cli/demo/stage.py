@@ -55,8 +55,8 @@ class Stage:
                 do="That is a bug in Sublet. Please report it with everything printed above.",
             )
         self.claims += 1
-        mark = paint("ok", "green")
-        print(textwrap.fill(text, _WIDTH, initial_indent=f"{mark}   ", subsequent_indent=_INDENT))
+        said = textwrap.fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        print(f"{paint('ok', 'green')}{said[2:]}")
 
     def exhibit(self, text: str) -> None:
         """Something to look at, such as a table."""

@@ -155,7 +155,7 @@ class _Story:
         )
         stage.claim(
             kept >= notice.in_seconds - 1,
-            f"The promise was not cut short: he had {kept:.1f} s of the {notice.in_seconds:.1f} s he was told.",
+            f"The promise was not cut short: he was told {notice.in_seconds:.1f} s, and had {kept:.1f} s.",
         )
         lease = self._keep(asked.result(timeout=PATIENCE_S))
         gone: Json = self._office.operator.get(f"/v1/leases/{bens.id}")["lease"]
