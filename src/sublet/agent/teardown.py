@@ -112,10 +112,10 @@ class Teardown:
 
     def _verify(self, now_ns: int, machine: Machine, faults: Faults, timings: Timings) -> None:
         resource = self.part.resource
-        if faults.is_on(FaultName.DEVICE_FAULT, resource):
-            self._fail("the device reported an error", hard=True)
-        elif machine.is_there(resource, self.lease, self.epoch):
+        if machine.is_there(resource, self.lease, self.epoch):
             self._go(Phase.KILLING, now_ns + self._kill_takes_ns(faults, timings))
+        elif faults.is_on(FaultName.DEVICE_FAULT, resource):
+            self._fail("the device reported an error", hard=True)
         elif machine.is_dirty(resource, self.lease) and faults.is_on(FaultName.SCRUB_FAILURE, resource):
             self._fail("device memory could not be cleared", hard=True)
         else:

@@ -38,7 +38,7 @@ POLICY: Final = Policy(
     usage_window_ns=3600 * _S,
     gang_patience_ns=20 * _S,
     held_counts_as_ns=10 * _S,
-    ended_keep_ns=90 * _S,
+    ended_keep_ns=240 * _S,
 )
 """The office's rules at the pace of a simulation: everything that takes minutes takes seconds."""
 
