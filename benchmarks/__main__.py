@@ -8,7 +8,7 @@ import pkgutil
 import sys
 
 from benchmarks import record, rows
-from benchmarks.harness import Row, TookTooLong, run_row
+from benchmarks.harness import Row, TookTooLong, run_row, wait_until_quiet
 from benchmarks.load.remote import LoadFailed
 
 
@@ -17,6 +17,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows to run, or `all`; without one, the list")
     parser.add_argument("--quick", action="store_true", help="a short look that records nothing")
+    parser.add_argument(
+        "--wait-quiet", type=float, default=0.0, metavar="SECONDS", help="before each row, wait for a quiet machine"
+    )
     arguments = parser.parse_args()
     if not arguments.names:
         for row in known.values():
@@ -31,6 +34,8 @@ def main() -> int:
         parser.error(f"there is no row {unknown[0]!r}; `python -m benchmarks` lists them.")
     failed = 0
     for name in names:
+        if arguments.wait_quiet:
+            print(f"{name}: {wait_until_quiet(arguments.wait_quiet):.2f} cores are busy with others", file=sys.stderr)
         try:
             report = run_row(known[name], quick=arguments.quick)
         except (TookTooLong, LoadFailed, OSError, RuntimeError, ImportError) as error:

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from benchmarks.machine import (
     Disk,
     Machine,
-    busy_cores,
+    busy_with_others,
     disk_at,
     home_for_state,
     sublet_commit,
@@ -30,7 +30,22 @@ from benchmarks.machine import (
 )
 from benchmarks.stats import Comparison, Summary, compare, summarise
 
-__all__ = ["Bench", "Figure", "Goal", "Report", "Row", "TookTooLong", "Verdict", "figure", "judge", "run_row"]
+__all__ = [
+    "Bench",
+    "Figure",
+    "Goal",
+    "Report",
+    "Row",
+    "TookTooLong",
+    "Verdict",
+    "figure",
+    "judge",
+    "run_row",
+    "wait_until_quiet",
+]
+
+QUIET_CORES: Final = 0.15
+QUIET_LOOK_S: Final = 3.0
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -95,7 +110,9 @@ class Report:
     machine: Machine
     disk: Disk
     busy_before: float
-    """Cores that were busy with other things just before; above a few tenths the figures are disturbed."""
+    """Cores that were busy with other things just before."""
+    busy_during: float
+    """And during the run; above a few tenths the figures are disturbed."""
     sublet: str
     """Commit."""
     measured_at: str
@@ -194,7 +211,9 @@ def judge(goal: Goal, figures: Sequence[Figure]) -> Verdict:
 
 def run_row(row: Row, *, quick: bool = False) -> Report:
     """Measure a row in a folder of its own, within its limit, and judge it."""
-    busy = _busy_with_others()
+    before = busy_with_others()
+    time.sleep(1.0)
+    busy_before, during = before(), busy_with_others()
     began = time.monotonic()
     measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     with tempfile.TemporaryDirectory(prefix="sublet-bench-", dir=home_for_state()) as name, _limit(row):
@@ -212,12 +231,24 @@ def run_row(row: Row, *, quick: bool = False) -> Report:
         versions=bench.versions,
         machine=this_machine(),
         disk=disk,
-        busy_before=round(busy, 2),
+        busy_before=round(busy_before, 2),
+        busy_during=round(during(), 2),
         sublet=sublet_commit(),
         measured_at=measured_at,
         took_s=round(time.monotonic() - began, 1),
         quick=quick,
     )
+
+
+def wait_until_quiet(within_s: float, *, cores: float = QUIET_CORES) -> float:
+    """Wait until the machine does little else, or until the time is up; returns how many cores were busy at last."""
+    end = time.monotonic() + within_s
+    while True:
+        look = busy_with_others()
+        time.sleep(QUIET_LOOK_S)
+        busy = look()
+        if busy <= cores or time.monotonic() >= end:
+            return busy
 
 
 def _value(goal: Goal, found: Figure) -> float | None:
@@ -228,14 +259,6 @@ def _value(goal: Goal, found: Figure) -> float | None:
             return None if found.comparison is None else found.comparison.ratio
         case "difference":
             return None if found.peer is None else found.ours.median - found.peer.median
-
-
-def _busy_with_others(seconds: float = 1.0) -> float:
-    """Cores busy before we begin."""
-    before, at = busy_cores()
-    time.sleep(seconds)
-    after, then = busy_cores()
-    return (after - before) / (then - at)
 
 
 @contextmanager

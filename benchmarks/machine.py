@@ -9,17 +9,28 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
 import sqlite3
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from benchmarks.stats import percentile
 
-__all__ = ["Disk", "Machine", "busy_cores", "disk_at", "home_for_state", "sublet_commit", "this_machine", "versions_of"]
+__all__ = [
+    "Disk",
+    "Machine",
+    "busy_with_others",
+    "disk_at",
+    "home_for_state",
+    "sublet_commit",
+    "this_machine",
+    "versions_of",
+]
 
 _MEMORY_ONLY: Final = frozenset({"tmpfs", "ramfs"})
 
@@ -95,11 +106,30 @@ def disk_at(folder: Path, *, tries: int = 200) -> Disk:
     return Disk(filesystem=_filesystem(folder), fsync_us=percentile(took, 50))
 
 
-def busy_cores() -> tuple[float, float]:
-    """(busy processor seconds of the whole machine, seconds) since boot; two looks make a share."""
+def busy_with_others() -> Callable[[], float]:
+    """Start counting; what comes back says how many cores were busy since then with work that was not ours.
+
+    Ours is this process and its children, as far as they have ended. Work of the kernel on behalf of either side, such
+    as writing back what was synced, counts as others'.
+    """
+    busy, own, at = _busy_seconds(), _own_seconds(), time.monotonic()
+
+    def since() -> float:
+        others = (_busy_seconds() - busy) - (_own_seconds() - own)
+        return max(0.0, others / (time.monotonic() - at))
+
+    return since
+
+
+def _busy_seconds() -> float:
     fields = [int(part) for part in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = fields[3] + fields[4]
-    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), time.monotonic()
+    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def _filesystem(folder: Path) -> str:

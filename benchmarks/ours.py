@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -30,7 +31,8 @@ class Office:
         from sublet.client.home import home_dir, socket_path
 
         self._home = folder / "office"
-        self.env = {**os.environ, "SUBLET_HOME": str(self._home)}
+        # The user's state folder is moved as well: the heads of the audit chain are kept there, outside the home.
+        self.env = {**os.environ, "SUBLET_HOME": str(self._home), "XDG_STATE_HOME": str(folder / "state")}
         for name in ("SUBLET_URL", "SUBLET_TOKEN"):
             self.env.pop(name, None)
         self.address = Address(unix=str(socket_path(home_dir(self._home, self.env))))
@@ -89,11 +91,12 @@ class Office:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leases may still live; they end with the office's folder."""
+        """Leases may still live, so it is not asked but told. Where that is not obeyed, its process is ended."""
         try:
-            subprocess.run(
-                [*sublet_command(), "down", "--now"], env=self.env, capture_output=True, timeout=20, check=False
-            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    [*sublet_command(), "down", "--now"], env=self.env, capture_output=True, timeout=10, check=False
+                )
         finally:
             self.child.end()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["Child", "Memory", "cpu_seconds", "free_port", "memory_of", "tree", "wait_until"]
+__all__ = ["Child", "Memory", "cpu_seconds", "free_port", "memory_of", "time_command", "tree", "wait_until"]
 
 END_WITHIN_S: Final = 15.0
 _PR_SET_PDEATHSIG: Final = 1
@@ -89,6 +89,26 @@ class Child:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._errors.close()
+
+
+def time_command(command: Sequence[str], env: Mapping[str, str]) -> float:
+    """Seconds from starting a command to its end; its output goes nowhere.
+
+    No time-out here: `subprocess` waits for one by sleeping longer and longer, which would be measured. The harness's
+    limit interrupts the wait, and then the command is ended.
+    """
+    before = time.perf_counter()
+    process = subprocess.Popen(list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        status = process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    took = time.perf_counter() - before
+    if status:
+        raise RuntimeError(f"{command[-1]!r} ended with status {status}.")
+    return took
 
 
 def wait_until(check: Callable[[], bool], *, within_s: float, what: str, every_s: float = 0.05) -> None:

@@ -102,11 +102,11 @@ def _about(report: Mapping[str, Any]) -> str:
     machine, disk = report["machine"], report["disk"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     quick = " **A short look, not a measurement.**" if report["quick"] else ""
-    memory, busy = machine["memory_bytes"] / 2**30, report["busy_before"]
+    memory, busy = machine["memory_bytes"] / 2**30, report["busy_during"]
     return (
         f"{report['measured_at']}, sublet {report['sublet']}, {report['took_s']:.0f} s. {machine['cores']} cores "
         f"({machine['cpu']}), {memory:.0f} GiB, Linux {machine['kernel']}, {disk['filesystem']} with fsync in "
-        f"{disk['fsync_us']:.0f} µs; {busy:.2f} cores busy with other things before. Versions: {versions}.{quick}"
+        f"{disk['fsync_us']:.0f} µs; {busy:.2f} cores busy with other things. Versions: {versions}.{quick}"
     )
 
 

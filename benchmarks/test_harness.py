@@ -165,6 +165,7 @@ def test_a_report_is_plain_json_with_few_digits() -> None:
         machine=this_machine(),
         disk=Disk(filesystem="ext4", fsync_us=1.0),
         busy_before=0.0,
+        busy_during=0.0,
         sublet="0",
         measured_at="",
         took_s=0.0,

@@ -5,14 +5,14 @@ The peer is `python -c pass`, which no Python command can beat; it is there to s
 
 from __future__ import annotations
 
-import subprocess
+import functools
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
 from benchmarks.ours import DISTRIBUTIONS, Office, sublet_command
+from benchmarks.procs import time_command
 
 PAIRS: Final = 40
 STATUS: Final = "sublet status"
@@ -26,8 +26,8 @@ def measure(bench: Bench) -> list[Figure]:
             command = [*sublet_command(), *words]
             ours, peer = bench.pairs(
                 name,
-                lambda command=command: _once(command, office.env),  # type: ignore[misc]
-                lambda: _once([sys.executable, "-c", "pass"], office.env),
+                functools.partial(_once_ms, command, office.env),
+                functools.partial(_once_ms, [sys.executable, "-c", "pass"], office.env),
                 pairs=bench.either(PAIRS, 3),
                 show=lambda a, b: f"{a:.1f} ms, `pass` {b:.1f} ms",
             )
@@ -35,10 +35,8 @@ def measure(bench: Bench) -> list[Figure]:
     return figures
 
 
-def _once(command: list[str], env: Mapping[str, str]) -> float:
-    before = time.perf_counter()
-    subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL, timeout=60)
-    return (time.perf_counter() - before) * 1e3
+def _once_ms(command: Sequence[str], env: Mapping[str, str]) -> float:
+    return time_command(command, env) * 1e3
 
 
 ROW: Final = Row(

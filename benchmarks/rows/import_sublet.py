@@ -7,13 +7,12 @@ names lazily, so the import alone says little; the second figure has the names t
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Final
 
 from benchmarks.harness import Bench, Figure, Goal, Row, figure
+from benchmarks.procs import time_command
 
 PAIRS: Final = 40
 IMPORT: Final = "import sublet"
@@ -43,12 +42,7 @@ def _timed(program: str) -> Callable[[], float]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [sys.executable, "-c", program]
 
-    def once() -> float:
-        before = time.perf_counter()
-        subprocess.run(command, check=True, env=env, timeout=60)
-        return (time.perf_counter() - before) * 1e3
-
-    return once
+    return lambda: time_command(command, env) * 1e3
 
 
 ROW: Final = Row(
