@@ -19,6 +19,8 @@ from sublet.broker.state import Held, State
 from sublet.errors import InvalidRequest, QuotaExceeded
 from sublet.lease.states import SliceState
 from sublet.values import (
+    BYTES_MAX,
+    DURATION_MAX_NS,
     MIB,
     NS_PER_S,
     Exclusivity,
@@ -78,8 +80,10 @@ def check_request(command: Acquire, policy: Policy) -> None:
             do=f"Ask for {format_duration(policy.ttl_min_ns)} to {format_duration(policy.ttl_max_ns)}; "
             "a lease in use is renewed anyway.",
         )
-    if command.wait_ns is not None and command.wait_ns < 0:
-        raise InvalidRequest("the wait must not be negative", do="Use 0 to try once.")
+    if command.wait_ns is not None and not 0 <= command.wait_ns <= DURATION_MAX_NS:
+        raise InvalidRequest(
+            "the wait is negative or longer than ten years", do="Use 0 to try once; leave it out to wait without bound."
+        )
     if not command.request_id or len(command.request_id) > 128 or not command.request_id.isprintable():
         raise InvalidRequest("the request id is empty, too long or not printable", do="Use up to 128 characters.")
     if command.name is not None:
@@ -94,14 +98,18 @@ def _check_want(want: Want, policy: Policy) -> None:
     gpu = want.kind is Kind.GPU
     if want.amount < 1:
         raise InvalidRequest(f"the amount of {want.kind} must be at least 1", do="Ask for something.")
+    if want.amount > BYTES_MAX:
+        raise InvalidRequest(f"the amount of {want.kind} is more than any machine has", do="Ask for less.")
     if not 1 <= want.count <= policy.count_max:
         raise InvalidRequest(f"count={want.count} is not possible", do=f"Ask for 1 to {policy.count_max} devices.")
     if not gpu and (want.count != 1 or want.exclusivity is not None or want.model is not None):
         raise InvalidRequest(
             f"count, exclusivity and model are for GPUs, not for {want.kind}", do="Ask for one larger amount."
         )
-    if want.model is not None and (not want.model or len(want.model) > 128):
-        raise InvalidRequest("the model is empty or too long", do="Use a part of the name `sublet status` shows.")
+    if want.model is not None and not (0 < len(want.model) <= 128 and want.model.isprintable()):
+        raise InvalidRequest(
+            "the model is empty, too long or not printable", do="Use a part of the name `sublet status` shows."
+        )
     if want.least is not None and not 1 <= want.least <= want.amount:
         raise InvalidRequest(
             f"the smallest amount that would do ({want.least}) is not between 1 and what is asked ({want.amount})",

@@ -115,7 +115,7 @@ class Release(_Command, frozen=True, kw_only=True):
     lease: LeaseId
     busy_ns: int = 0
     gone: bool = False
-    """The driver says that the holder left the line without a word."""
+    """The driver says that the holder left the line without a word. Once it was granted, this changes nothing."""
 
 
 class Revoke(_Command, frozen=True, kw_only=True):

@@ -227,10 +227,12 @@ class Quarantined(_Fact, frozen=True, kw_only=True, tag="quarantined"):
 
 
 class Cleared(_Fact, frozen=True, kw_only=True, tag="cleared"):
-    """A quarantine ended. ``lease`` is None where the device itself was at fault."""
+    """A quarantine ended. ``lease`` and ``epoch`` are None where the device itself was at fault."""
 
     resource: ResourceId
     lease: LeaseId | None
+    epoch: Epoch | None = None
+    """One lease may have several slices here: one of them coming clean says nothing of the others."""
     by: str
     """``verified``, or the operator who vouches."""
 

@@ -96,6 +96,8 @@ def _node_returned(state: State, event: ev.NodeReturned, now: Now) -> None:
     for resource in map(state.resources.__getitem__, node.resources):
         for piece in resource.slices.values():
             state.move_slice(resource, piece, SliceEvent.RETURN)
+            if piece.hard:  # being away proves nothing: only an operator clears it
+                state.move_slice(resource, piece, SliceEvent.FAILED)
         # What was on the node is in its slices, each of which must now be verified; the rest was never leased.
         returned = next_slice(resource.state, SliceEvent.RETURN, resource.id)
         resource.state = next_slice(returned, SliceEvent.VERIFIED, resource.id)
@@ -230,8 +232,9 @@ def _noticed(state: State, event: ev.Noticed, now: Now) -> None:
     lease.notice, lease.number = event.notice, event.number
     if event.notice.beneficiary is not None:
         other = state.leases[event.notice.beneficiary].tenant
-        until = now.ns + state.books.cool_down_ns
-        state.books.cool_until_ns.setdefault(lease.tenant, {})[other] = until
+        if other != lease.tenant:
+            until = now.ns + state.books.cool_down_ns
+            state.books.cool_until_ns.setdefault(lease.tenant, {})[other] = until
     state.arm(lease)
 
 
@@ -283,7 +286,8 @@ def _torn_down(state: State, event: ev.TornDown, now: Now) -> None:
 def _quarantined(state: State, event: ev.Quarantined, now: Now) -> None:
     resource = state.resources[event.resource]
     piece = resource.slices[str(event.epoch)]
-    state.move_slice(resource, piece, SliceEvent.FAILED)
+    if piece.state is not SliceState.QUARANTINED:  # else: it was late, and now it turns out that it failed
+        state.move_slice(resource, piece, SliceEvent.FAILED)
     piece.detail, piece.hard = event.detail, event.hard
 
 
@@ -297,8 +301,7 @@ def _cleared(state: State, event: ev.Cleared, now: Now) -> None:
         state.index_node(state.nodes[resource.node])
         state.capacity_version += 1
         return
-    for piece in [p for p in resource.slices.values() if p.lease == event.lease and p.state in _HELD_BACK]:
-        state.free_slice(resource, piece, SliceEvent.CLEARED)
+    state.free_slice(resource, resource.slices[str(event.epoch)], SliceEvent.CLEARED)
 
 
 def _forgotten(state: State, event: ev.Forgotten, now: Now) -> None:
@@ -311,9 +314,6 @@ def _forgotten(state: State, event: ev.Forgotten, now: Now) -> None:
         gone.discard(state.ended.popleft())
     if gone:  # a state made from a snapshot has them in the order of their ends, not of their last teardown
         state.ended = deque(lease for lease in state.ended if lease not in gone)
-
-
-_HELD_BACK: Final = frozenset({SliceState.QUARANTINED})
 
 
 def _shift_lease(lease: LeaseRecord, shift_ns: int) -> None:

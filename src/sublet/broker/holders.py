@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sublet.broker import admission, promises
+from sublet.broker import admission
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted, Offer, Place, Refusal, RefusalCode
 from sublet.broker.order import kinds_of, position
-from sublet.broker.placement import fit
+from sublet.broker.placement import RoomsByNode, fit
 from sublet.broker.records import LeaseRecord, Want
 from sublet.broker.schedule import Schedule
-from sublet.broker.step import Step, extend_order
+from sublet.broker.step import Step, extend_order, notify_order
 from sublet.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -60,11 +60,11 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
     tenant = state.tenants.get(command.tenant)
     if tenant is None:
         raise Unauthorized("there is no such tenant")
+    admission.check_request(command, policy)
     mark = admission.fingerprint(command)
     known = state.requests.get((command.tenant, command.request_id))
     if known is not None:
         return _answer_again(step, state.leases[known], mark)
-    admission.check_request(command, policy)
     if command.lease in state.leases:
         raise InvalidRequest("the lease id is taken")
     lease = _record(step, command, mark)
@@ -85,16 +85,16 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
         )
     own_limit = admission.over_quota(lease.wants, tenant.quota, state.held_by(tenant.id))
     own_limit = own_limit or admission.over_seconds(state, lease, now)
-    rooms = promises.rooms_for(state, None, lease.selector)
-    if own_limit is None and schedule.lets_past(lease):
+    rooms = schedule.rooms_for(state, lease)
+    if own_limit is None:
         found = fit(lease.wants, lease.tenant, rooms, mix=policy.share_across_tenants)
         if found is not None:
             return _grant_at_once(step, lease, *found)
         less = admission.smaller(lease, rooms, policy)
         if less is not None:
-            return _offer(step, lease, less)
+            return _offer(step, lease, less, rooms)
     if command.wait_ns == 0:
-        return _refuse_now(step, lease, own_limit)
+        return _refuse_now(step, lease, own_limit, rooms)
     return _queue(step, schedule, lease)
 
 
@@ -111,6 +111,7 @@ def claim(step: Step, schedule: Schedule, command: cmd.Claim) -> Answer:
             step.claim(lease)
             return Granted(lease=lease)
         case LeaseStatus.ACTIVE | LeaseStatus.NOTICED:
+            _must_be_live(step, lease)
             step.order_grant(lease)  # again: the first answer may have been lost before the agent knew
             return Granted(lease=lease)
         case LeaseStatus.QUEUED:
@@ -181,12 +182,12 @@ def note_activity(step: Step, schedule: Schedule, command: cmd.NoteActivity) -> 
 def attach(step: Step, schedule: Schedule, command: cmd.Attach) -> Answer:
     """A new epoch for a live lease: whoever held the old one is fenced from here on."""
     lease = find(step, command.tenant, command.lease)
-    if lease.attach_request_id == command.request_id and lease.status in LIVE_STATES:
-        step.order_grant(lease)
-        return Granted(lease=lease)
     if not command.request_id or len(command.request_id) > 128:
         raise InvalidRequest("the request id is empty or too long")
     _must_be_live(step, lease)
+    if lease.attach_request_id == command.request_id:
+        step.order_grant(lease)
+        return Granted(lease=lease)
     step.emit(
         ev.Attached(
             lease=lease.id,
@@ -197,19 +198,21 @@ def attach(step: Step, schedule: Schedule, command: cmd.Attach) -> Answer:
         )
     )
     step.order_grant(lease)
+    if lease.notice is not None:  # what the old epoch was told, the new one has to hear
+        step.orders.append(notify_order(lease))
     return Granted(lease=lease)
 
 
 def release(step: Step, schedule: Schedule, command: cmd.Release) -> Answer:
     """Give it back, or leave the line. Twice is harmless."""
     lease = find(step, command.tenant, command.lease)
-    if lease.status is LeaseStatus.QUEUED:
-        if command.gone:
+    if command.gone:  # it speaks of the line; a grant that came in between has its own claim window
+        if lease.status is LeaseStatus.QUEUED:
             step.end(lease, EndReason.HOLDER_GONE, "nobody asked for it any more")
-        else:
-            step.end(lease, EndReason.WITHDRAWN)
+    elif lease.status is LeaseStatus.QUEUED:
+        step.end(lease, EndReason.WITHDRAWN)
     elif lease.status is LeaseStatus.GRANTED:
-        step.end(lease, EndReason.HOLDER_GONE if command.gone else EndReason.WITHDRAWN, "it was not claimed")
+        step.end(lease, EndReason.WITHDRAWN, "it was not claimed")
     elif lease.status in LIVE_STATES:
         if command.busy_ns > 0:
             step.emit(_activity(step, lease, command.busy_ns, idle=lease.idle_since_ns is not None))
@@ -307,6 +310,7 @@ def _answer_again(step: Step, lease: LeaseRecord, mark: str) -> Answer:
     if lease.fingerprint != mark:
         raise IdempotencyConflict("this request id was used for another request")
     if lease.status in LIVE_STATES:
+        _must_be_live(step, lease)
         step.order_grant(lease)
     return answer_now(step, lease)
 
@@ -319,9 +323,8 @@ def _grant_at_once(step: Step, lease: LeaseRecord, node: NodeId, parts: list[Par
     return Granted(lease=lease)
 
 
-def _offer(step: Step, lease: LeaseRecord, less: tuple[Want, ...]) -> Answer:
+def _offer(step: Step, lease: LeaseRecord, less: tuple[Want, ...], rooms: RoomsByNode) -> Answer:
     """Set the smaller amount aside while the holder thinks about it."""
-    rooms = promises.rooms_for(step.state, None, lease.selector)
     found = fit(less, lease.tenant, rooms, mix=step.policy.share_across_tenants)
     assert found is not None, "an offer was computed that does not fit"
     lease = _enter(step, lease)
@@ -344,7 +347,7 @@ def _queue(step: Step, schedule: Schedule, lease: LeaseRecord) -> Answer:
             do="Ask again later, or withdraw some.",
         )
     lease = _enter(step, lease)
-    schedule.make_room(step, lease)
+    schedule.make_room_if_next(step, lease)
     return answer_now(step, lease)
 
 
@@ -354,8 +357,7 @@ def _enter(step: Step, lease: LeaseRecord) -> LeaseRecord:
     return step.state.leases[lease.id]
 
 
-def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None) -> Refusal:
-    rooms = promises.rooms_for(step.state, None, lease.selector)
+def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: RoomsByNode) -> Refusal:
     free = admission.what_would_fit(lease, rooms, step.policy)
     want = lease.wants[0]
     if own_limit is not None:

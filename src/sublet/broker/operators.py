@@ -7,7 +7,7 @@ import msgspec
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done
-from sublet.broker.records import LOCAL_TENANT, NodeRecord, Quota, TenantRecord
+from sublet.broker.records import LOCAL_TENANT, LeaseRecord, NodeRecord, Quota, TenantRecord
 from sublet.broker.step import Step
 from sublet.errors import InvalidRequest, NotFound, Quarantined
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
@@ -29,11 +29,13 @@ def open_office(step: Step, command: cmd.OpenOffice) -> Answer:
         raise InvalidRequest(f"incarnation {command.incarnation} is older than the journal's {books.incarnation}")
     moved = bool(books.clock_domain) and books.clock_domain != command.clock_domain
     if moved:
-        _spend_slack(step, command.slack_ns)
+        spent = _spent(step, command.slack_ns)
         last_ns = step.now.ns if command.last_ns is None else command.last_ns
         step.emit(
             ev.Rebased(clock_domain=command.clock_domain, shift_ns=step.now.ns - last_ns, extended_ns=command.slack_ns)
         )
+        for lease in spent:  # only now, since an end is an instant of the new clock
+            step.end(lease, EndReason.EXPIRED, "restarts had lengthened it by a whole time to live")
     if command.restored:
         for lease in list(state.leases.values()):
             if lease.status not in (LeaseStatus.ENDING, LeaseStatus.ENDED):
@@ -102,9 +104,14 @@ def revoke(step: Step, command: cmd.Revoke) -> Answer:
 def drain(step: Step, command: cmd.Drain) -> Answer:
     """Empty a node with notice and keep it empty; or put it back into service and spare who is still there."""
     node = _node(step, command.node)
+    if command.notice_ns is not None and not 0 <= command.notice_ns <= DURATION_MAX_NS:
+        raise InvalidRequest("the notice must be zero or a time to come")
     if node.draining == command.draining:
         return Done()
     step.emit(ev.NodeDrained(node=node.id, draining=command.draining))
+    for lease_id in list(step.state.promises):  # first of all: who is spared by it gets notice of the drain below
+        if step.state.leases[lease_id].promise_node == node.id:
+            step.drop_promise(step.state.leases[lease_id])
     for lease in [step.state.leases[lease] for lease in step.state.on_node[node.id]]:
         if not command.draining:
             if lease.notice is not None and lease.notice.reason is EndReason.DRAINED and lease.status in LIVE_STATES:
@@ -116,9 +123,6 @@ def drain(step: Step, command: cmd.Drain) -> Answer:
             if notice_ns is None:
                 notice_ns = step.policy.notice_for_ns(lease.tier)
             step.notice(lease, EndReason.DRAINED, notice_ns, f"{node.id} is being emptied")
-    for lease_id in list(step.state.promises):
-        if step.state.leases[lease_id].promise_node == node.id:
-            step.drop_promise(step.state.leases[lease_id])
     return Done()
 
 
@@ -140,7 +144,7 @@ def clear_fence(step: Step, command: cmd.ClearFence) -> Answer:
         )
     for piece in held:
         if command.vouch:
-            step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, by=command.by))
+            step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, epoch=piece.epoch, by=command.by))
         else:
             step.orders.append(orders.Verify(lease=piece.lease, epoch=piece.epoch, parts=(piece.part,)))
     if at_fault:
@@ -148,11 +152,13 @@ def clear_fence(step: Step, command: cmd.ClearFence) -> Answer:
     return Done()
 
 
-def _spend_slack(step: Step, slack_ns: int) -> None:
+def _spent(step: Step, slack_ns: int) -> list[LeaseRecord]:
     """Whoever would be lengthened by more than one time to live in all has had his time."""
-    for lease in list(step.state.leases.values()):
-        if lease.status in LIVE_STATES and lease.extended_ns + slack_ns > lease.ttl_ns:
-            step.end(lease, EndReason.EXPIRED, "restarts had lengthened it by a whole time to live")
+    return [
+        lease
+        for lease in step.state.leases.values()
+        if lease.status in LIVE_STATES and lease.extended_ns + slack_ns > lease.ttl_ns
+    ]
 
 
 def _check_quota(quota: Quota) -> None:

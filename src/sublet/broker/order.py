@@ -6,7 +6,8 @@ frees four devices does not give all four to the same tenant.
 
 Backfill: whoever fits may go past whoever does not, so no device stays idle while somebody could use it. The price is
 that a large request could wait for ever behind a stream of small ones; so once the head of the line has waited
-``gang_patience_ns`` for lack of room, nobody of its own or a lower tier is let past to the kinds it wants.
+``gang_patience_ns`` for lack of room, nobody of its own or a lower tier is let past to the kinds it wants, on those
+nodes that could have it. The others are not kept idle for somebody whom they cannot help.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class InOrder:
             yield from self._tier(tier)
 
     def _tier(self, tier: Tier) -> Iterator[LeaseRecord]:
-        lines = {tenant: [lease for _, lease in line] for tenant, line in self._state.queue[tier].items()}
+        lines = {tenant: line.copy() for tenant, line in self._state.queue[tier].items()}
         heads = [(*self._key(tenant), 0) for tenant in lines]
         heapq.heapify(heads)
         while heads:
             _, tenant, index = heapq.heappop(heads)
             line = lines[TenantId(tenant)]
-            yield self._state.leases[line[index]]
+            yield self._state.leases[line[index][1]]
             if index + 1 < len(line):
                 heapq.heappush(heads, (*self._key(TenantId(tenant)), index + 1))
 

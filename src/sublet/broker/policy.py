@@ -32,7 +32,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     usage_window_ns: int = 60 * _MIN_NS
     """The rolling window of device time, for quota and for the order of the queue."""
     gang_patience_ns: int = 5 * _MIN_NS
-    """After this long at the head, nobody of the same or a lower tier is let past to what the head could use."""
+    """After this long in line, nobody of the same or a lower tier is let past to what the head could use."""
     held_counts_as_ns: int = _MIN_NS
     """In the order of the queue, what a tenant holds counts as if it had been used for this long already."""
     replan_every_ns: int = NS_PER_S

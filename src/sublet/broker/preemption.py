@@ -25,14 +25,14 @@ Nobody else is let into a promised part, so the device cannot go to a third part
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from sublet.broker.order import kinds_of
-from sublet.broker.placement import RoomsByNode, fit_on_node
+from sublet.broker.placement import RoomsByNode, fit, fit_on_node
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, SliceRecord
+from sublet.broker.records import LeaseRecord
 from sublet.broker.rooms import Room
 from sublet.broker.state import State
 from sublet.lease.states import LeaseStatus, SliceState
@@ -100,9 +100,12 @@ def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, po
 
     ``rooms`` are the rooms in service as this request may see them (what is promised to others is taken).
     """
+    soon = _soon(rooms, state)
+    if fit(request.wants, request.tenant, soon, mix=policy.share_across_tenants) is not None:
+        return None  # what is already on its way out is enough: wait for it
     plans = (
         found
-        for node, here in rooms.items()
+        for node, here in soon.items()
         if (found := _plan_on_node(request, node, here, state, now_ns, policy)) is not None
     )
     best = min(plans, key=lambda p: (p.potential_lost, len(p.victims), sum(v.ran_ns for v in p.victims)), default=None)
@@ -115,11 +118,7 @@ def _plan_on_node(
     request: LeaseRecord, node: NodeId, here: Sequence[Room], state: State, now_ns: int, policy: Policy
 ) -> Plan | None:
     mix = policy.share_across_tenants
-    rooms = {room.resource: room.copy() for room in here}
-    for piece in _leaving(rooms, state):
-        rooms[piece.resource].give_back(piece.part, piece.tenant)
-    if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is not None:
-        return None  # what is already on its way out is enough: wait for it
+    rooms = {room.resource: room for room in here}
     chosen: list[Victim] = []
     for candidate in _candidates(request, rooms, state, now_ns, policy):
         _leave(candidate.lease, rooms)
@@ -139,13 +138,17 @@ def _plan_on_node(
     return Plan(node, tuple(parts), tuple(chosen))
 
 
-def _leaving(rooms: Mapping[ResourceId, Room], state: State) -> Iterator[SliceRecord]:
-    """Slices that are being torn down and that nobody was promised."""
+def _soon(rooms: RoomsByNode, state: State) -> dict[NodeId, list[Room]]:
+    """Copies of the rooms as they will be once everything is torn down that nobody was promised."""
     spoken_for = {lease for promised in state.promises for lease in state.leases[promised].victims}
-    for resource in rooms:
-        for piece in islice(state.resources[resource].slices.values(), SLICES_MAX):
-            if piece.state is SliceState.TEARDOWN and piece.lease not in spoken_for:
-                yield piece
+    found: dict[NodeId, list[Room]] = {}
+    for node, here in rooms.items():
+        found[node] = [room.copy() for room in here]
+        for room in found[node]:
+            for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
+                if piece.state is SliceState.TEARDOWN and piece.lease not in spoken_for:
+                    room.give_back(piece.part, piece.tenant)
+    return found
 
 
 def _candidates(

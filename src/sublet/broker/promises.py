@@ -17,9 +17,10 @@ from sublet.values import Exclusivity, Kind, LeaseId, NodeId, ResourceId
 __all__ = ["can_be_kept", "rooms_for", "victims_left"]
 
 
-def rooms_for(state: State, lease: LeaseRecord | None, selector: dict[str, str]) -> RoomsByNode:
-    """Rooms in service on the nodes with these labels, as this lease (or a newcomer: None) may see them."""
-    others = [state.leases[other] for other in state.promises if lease is None or other != lease.id]
+def rooms_for(state: State, lease: LeaseRecord) -> RoomsByNode:
+    """Rooms in service on the nodes with the labels it asks for, as this lease, waiting or just come, may see them."""
+    others = [state.leases[other] for other in state.promises if other != lease.id]
+    selector = lease.selector
     if not others and not selector:
         return state.rooms_by_node
     adjusted = _with_promises(state, others)

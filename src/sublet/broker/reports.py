@@ -7,6 +7,7 @@ from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done
 from sublet.broker.records import ResourceRecord, SliceRecord
 from sublet.broker.step import Step
+from sublet.errors import InvalidRequest
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
 from sublet.wire import orders
@@ -35,6 +36,13 @@ def agent_report(step: Step, command: cmd.AgentReport) -> Answer:
 def node_up(step: Step, command: cmd.NodeUp) -> Answer:
     """An agent reported in with what it has. What it no longer has is lost with all that ran on it."""
     found, state = command.inventory, step.state
+    for device in found.devices:
+        owner = state.resources.get(device.id)
+        if owner is not None and owner.node != found.node:
+            raise InvalidRequest(
+                f"node {found.node[:64]} offers {device.id[:64]}, which belongs to node {owner.node}",
+                do="Give every device an id of its own.",
+            )
     known = state.nodes.get(found.node)
     if known is not None and known.lost:
         step.emit(ev.NodeReturned(node=found.node))
@@ -93,7 +101,7 @@ def _verified(step: Step, resource: ResourceRecord, piece: SliceRecord) -> None:
     if piece.state is SliceState.TEARDOWN:
         step.emit(ev.TornDown(resource=resource.id, lease=piece.lease, epoch=piece.epoch))
     elif piece.state is SliceState.QUARANTINED and not piece.hard:  # mere lateness: it came clean after all
-        step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, by="verified"))
+        step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, epoch=piece.epoch, by="verified"))
 
 
 def _failed(step: Step, report: orders.Failed) -> None:
@@ -104,7 +112,8 @@ def _failed(step: Step, report: orders.Failed) -> None:
     if lease is not None and lease.epoch == report.epoch:
         _over(step, report.lease, report.epoch, EndReason.DEVICE_LOST, report.detail)
     for piece in _pieces(resource, report.lease, report.epoch):
-        if piece.state is SliceState.TEARDOWN:
+        worse = piece.state is SliceState.QUARANTINED and report.hard and not piece.hard
+        if piece.state is SliceState.TEARDOWN or worse:
             step.emit(
                 ev.Quarantined(
                     resource=resource.id, lease=piece.lease, epoch=piece.epoch, detail=report.detail, hard=report.hard

@@ -6,18 +6,20 @@ tried again in the same walk for a request of the same shape, so a long line of 
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import islice, takewhile
 
 from sublet.broker import admission, preemption, promises
 from sublet.broker import events as ev
 from sublet.broker.order import InOrder, kinds_of
-from sublet.broker.placement import fit
+from sublet.broker.placement import RoomsByNode, fit, fit_on_node
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord
+from sublet.broker.rooms import Room
 from sublet.broker.state import State
 from sublet.broker.step import Step
 from sublet.lease.states import LeaseStatus
-from sublet.values import EndReason, Kind, NodeId
+from sublet.values import EndReason, Kind, LeaseId, NodeId
 from sublet.wire.orders import Part
 
 __all__ = ["Schedule"]
@@ -25,7 +27,8 @@ __all__ = ["Schedule"]
 ENDS_PER_TICK = 500
 """Leases whose time has come that are handled in one tick; renewals get their turn in between."""
 PLANS_PER_SETTLE = 32
-"""Waiting requests for which victims are looked for in one pass."""
+"""Waiting requests for which victims are looked for in one pass: half of them the first in line, half in turn, so that
+nobody is out of sight for ever behind requests for which there are no victims."""
 FORGET_AT_ONCE = 100
 """Ended leases are forgotten in groups of at least so many, unless they are old."""
 
@@ -37,8 +40,10 @@ class Schedule:
         self._policy = policy
         self._settled_at_version = -1
         self._replan_at_ns = 0
-        self._guarded: dict[Kind, int] = {}
-        """Kinds that the patient head of the line wants, with the rank of its tier."""
+        self._turn = 0
+        """How far the looks in turn have come."""
+        self._guarded: dict[tuple[NodeId, Kind], tuple[int, LeaseId]] = {}
+        """What is kept for a patient head of the line, on nodes that could have it: the rank of its tier, and who."""
 
     def next_wake_ns(self, state: State) -> int | None:
         """When time alone will change something."""
@@ -49,9 +54,25 @@ class Schedule:
             timers.append(_ended_at(state.leases[state.ended[0]]) + self._policy.ended_keep_ns)
         return min((at for at in timers if at is not None), default=None)
 
-    def lets_past(self, lease: LeaseRecord) -> bool:
-        """Whether a newcomer may go past the head of the line."""
-        return all(self._guarded.get(kind, -1) < lease.tier.rank for kind in kinds_of(lease))
+    def rooms_for(self, state: State, lease: LeaseRecord) -> RoomsByNode:
+        """Rooms as this lease, waiting or just come, may see them: without what is promised to others, and without
+        the nodes where it would have to go past a patient head of the line."""
+        rooms = promises.rooms_for(state, lease)
+        if not self._guarded:
+            return rooms
+        return {node: here for node, here in rooms.items() if self._lets_past(lease, node)}
+
+    def _lets_past(self, lease: LeaseRecord, node: NodeId) -> bool:
+        guards = (self._guarded.get((node, kind)) for kind in kinds_of(lease))
+        return all(guard is None or guard[0] < lease.tier.rank or guard[1] == lease.id for guard in guards)
+
+    def _guard(self, state: State, lease: LeaseRecord) -> None:
+        """Its patience is over: the nodes that could have it, if they were empty, are kept for it."""
+        for node in promises.rooms_for(state, lease):
+            empty = [Room.empty(state.resources[room.resource]) for room in state.rooms_by_node[node]]
+            if fit_on_node(lease.wants, lease.tenant, empty, mix=True) is not None:
+                for kind in kinds_of(lease):
+                    self._guarded.setdefault((node, kind), (lease.tier.rank, lease.id))
 
     def tick(self, step: Step) -> None:
         """Handle what is due by now, in bounded number."""
@@ -92,19 +113,32 @@ class Schedule:
         else:
             self._guarded = {}
         if due and state.queued_count:
-            waiting = (lease for lease in InOrder(state, now_ns, self._policy) if not lease.promise)
-            for lease in list(islice(waiting, PLANS_PER_SETTLE)):
-                self.make_room(step, lease)
+            for lease in self._to_plan_for(state, now_ns):
+                self._make_room(step, lease)
             self._replan_at_ns = now_ns + self._policy.replan_every_ns
         self._settled_at_version = state.capacity_version
 
-    def make_room(self, step: Step, lease: LeaseRecord) -> None:
+    def make_room_if_next(self, step: Step, lease: LeaseRecord) -> None:
+        """Look for victims at once for a newcomer; behind others it has to wait until they have had their look."""
+        waiting = (other for other in InOrder(step.state, step.now.ns, self._policy) if not other.promise)
+        if next(waiting, None) is lease:
+            self._make_room(step, lease)
+
+    def _to_plan_for(self, state: State, now_ns: int) -> list[LeaseRecord]:
+        waiting = [lease for lease in InOrder(state, now_ns, self._policy) if not lease.promise]
+        first, rest = waiting[: PLANS_PER_SETTLE // 2], waiting[PLANS_PER_SETTLE // 2 :]
+        if rest:
+            start = self._turn % len(rest)
+            self._turn = start + PLANS_PER_SETTLE // 2
+            first += (rest[start:] + rest[:start])[: PLANS_PER_SETTLE // 2]
+        return first
+
+    def _make_room(self, step: Step, lease: LeaseRecord) -> None:
         """Evict and admit in one step: notice the victims and promise their parts to the request."""
         state, policy = step.state, self._policy
-        if lease.promise or _own_limit(step, lease) is not None:
+        if _own_limit(step, lease, with_promises=True) is not None:
             return
-        rooms = promises.rooms_for(state, lease, lease.selector)
-        plan = preemption.plan(lease, rooms, state, step.now.ns, policy)
+        plan = preemption.plan(lease, self.rooms_for(state, lease), state, step.now.ns, policy)
         if plan is None:
             return
         victims = tuple(v.lease.id for v in plan.victims)
@@ -122,6 +156,9 @@ class Schedule:
         state = step.state
         for lease_id in list(state.promises):
             lease = state.leases[lease_id]
+            if _own_limit(step, lease) is not None:  # its tenant got something else meanwhile
+                step.drop_promise(lease)
+                continue
             if promises.can_be_kept(state, lease):
                 assert lease.promise_node is not None
                 step.grant(lease, lease.promise_node, lease.promise)
@@ -137,7 +174,7 @@ class Schedule:
         hopeless: set[tuple[object, ...]] = set()
         self._guarded = {}
         for lease in InOrder(state, now_ns, self._policy):
-            if lease.promise or not self.lets_past(lease):
+            if lease.promise:
                 continue
             shape = (lease.wants, tuple(sorted(lease.selector.items())), lease.tenant)
             if shape not in hopeless:
@@ -149,12 +186,10 @@ class Schedule:
                     continue
                 hopeless.add(shape)
             if now_ns - lease.asked_at_ns >= self._policy.gang_patience_ns:
-                for kind in kinds_of(lease):
-                    self._guarded.setdefault(kind, lease.tier.rank)
+                self._guard(state, lease)
 
     def _fit(self, state: State, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
-        rooms = promises.rooms_for(state, lease, lease.selector)
-        return fit(lease.wants, lease.tenant, rooms, mix=self._policy.share_across_tenants)
+        return fit(lease.wants, lease.tenant, self.rooms_for(state, lease), mix=self._policy.share_across_tenants)
 
     def _forget(self, step: Step) -> None:
         """Ended leases are remembered for a while; the audit log remembers them for good."""
@@ -172,10 +207,17 @@ def _ended_at(lease: LeaseRecord) -> int:
     return lease.end.at_ns
 
 
-def _own_limit(step: Step, lease: LeaseRecord) -> str | None:
-    quota = step.state.tenants[lease.tenant].quota
-    held = step.state.held_by(lease.tenant)
-    return admission.over_quota(lease.wants, quota, held) or admission.over_seconds(step.state, lease, step.now)
+def _own_limit(step: Step, lease: LeaseRecord, *, with_promises: bool = False) -> str | None:
+    """What the tenant's own quota says against a grant; ``with_promises``, if all its promises were kept as well."""
+    state = step.state
+    held = state.held_by(lease.tenant)
+    if with_promises:
+        held = copy(held)
+        for other in map(state.leases.__getitem__, state.promises):
+            if other.tenant == lease.tenant:
+                held.add(other.promise, +1)
+    quota = state.tenants[lease.tenant].quota
+    return admission.over_quota(lease.wants, quota, held) or admission.over_seconds(state, lease, step.now)
 
 
 def _why_taken(victim: preemption.Victim, request: LeaseRecord) -> str:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import replace
 
 from sublet.broker.state import State
-from sublet.broker.step import Step, grant_order, notify_order
+from sublet.broker.step import Step, extend_order, grant_order, notify_order
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
 from sublet.wire import orders
@@ -31,7 +30,9 @@ class Unconfirmed:
     def __init__(self, state: State, resend_every_ns: int) -> None:
         self._state, self._every_ns = state, resend_every_ns
         self._orders: dict[_Key, Order] = {}
+        self._due_at: dict[_Key, int] = {}
         self._due: list[tuple[int, _Key]] = []
+        """Entries that ``_due_at`` does not know are stale."""
 
     def add(self, new: Iterable[Order], now_ns: int) -> tuple[Order, ...]:
         """Note new orders; returns them as they are to be sent now."""
@@ -43,10 +44,10 @@ class Unconfirmed:
                     order = grant_order(self._state.leases[order.lease], now_ns)
             key = (order.lease, _sense(order))
             if isinstance(order, orders.End):
-                self._orders.pop((order.lease, "hold"), None)
-                self._orders.pop((order.lease, "told"), None)
+                self._outdate((order.lease, "hold"), order.epoch)
+                self._outdate((order.lease, "told"), order.epoch)
             if key not in self._orders:
-                heapq.heappush(self._due, (now_ns + self._every_ns, key))
+                self._set_due(key, now_ns)
             self._orders[key] = order
             sent.append(order)
         return tuple(sent)
@@ -58,29 +59,27 @@ class Unconfirmed:
         if order is None or isinstance(order, orders.Verify):
             return
         if order.epoch == report.epoch and order.number <= report.number:
-            del self._orders[key]
+            self._strike(key)
 
     def due(self, now_ns: int) -> tuple[Order, ...]:
         """What to send again now. What has become pointless is struck off."""
         again = []
         while self._due and self._due[0][0] <= now_ns:
-            _, key = heapq.heappop(self._due)
-            order = self._orders.get(key)
-            if order is None:
+            at_ns, key = heapq.heappop(self._due)
+            if self._due_at.get(key) != at_ns:
                 continue
-            if not self._still_needed(order):
-                del self._orders[key]
+            if not self._still_needed(self._orders[key]):
+                self._strike(key)
                 continue
-            if isinstance(order, orders.Grant):
-                order = self._orders[key] = grant_order(self._state.leases[order.lease], now_ns)
-            elif isinstance(order, orders.Extend):  # what is left is less by now
-                order = self._orders[key] = replace(order, ttl_ns=max(0, order.deadline_ns - now_ns))
-            heapq.heappush(self._due, (now_ns + self._every_ns, key))
+            order = self._orders[key] = self._as_of(self._orders[key], now_ns)
+            self._set_due(key, now_ns)
             again.append(order)
         return tuple(again)
 
     def next_due_ns(self) -> int | None:
-        return self._due[0][0] if self._orders and self._due else None
+        while self._due and self._due_at.get(self._due[0][1]) != self._due[0][0]:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
 
     def node_of(self, order: Order) -> NodeId | None:
         if isinstance(order, orders.Extend | orders.Notify):
@@ -111,6 +110,31 @@ class Unconfirmed:
                 )
             )
 
+    def _set_due(self, key: _Key, now_ns: int) -> None:
+        self._due_at[key] = now_ns + self._every_ns
+        heapq.heappush(self._due, (now_ns + self._every_ns, key))
+
+    def _strike(self, key: _Key) -> None:
+        del self._orders[key], self._due_at[key]
+
+    def _outdate(self, key: _Key, epoch: Epoch) -> None:
+        """The epoch has to end, so this needs no more saying; a newer epoch of the same lease may be there already."""
+        order = self._orders.get(key)
+        if order is not None and order.epoch <= epoch:
+            self._strike(key)
+
+    def _as_of(self, order: Order, now_ns: int) -> Order:
+        """The order with what remains now, and under the epoch that is live now."""
+        match order:
+            case orders.Grant():
+                return grant_order(self._state.leases[order.lease], now_ns)
+            case orders.Extend():
+                return extend_order(self._state.leases[order.lease], now_ns)
+            case orders.Notify():
+                return notify_order(self._state.leases[order.lease])
+            case _:
+                return order
+
     def _still_needed(self, order: Order) -> bool:
         match order:
             case orders.End():
@@ -118,9 +142,9 @@ class Unconfirmed:
                 return any(piece is not None and piece.state is SliceState.TEARDOWN for piece in pieces)
             case orders.Verify():
                 return False  # asked for by a person, once
-            case _:
+            case _:  # a newer epoch replaced what is held, and is to be told what the old one was
                 lease = self._state.leases.get(order.lease)
-                return lease is not None and lease.status in LIVE_STATES and lease.epoch == order.epoch
+                return lease is not None and lease.status in LIVE_STATES
 
     def _in_teardown(self) -> dict[tuple[LeaseId, Epoch], list[Part]]:
         found: dict[tuple[LeaseId, Epoch], list[Part]] = {}
