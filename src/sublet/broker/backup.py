@@ -145,6 +145,7 @@ def _stamp(path: Path, tip: Tip, incarnation: int, replaced: tuple[audit.Anchor,
         journal_schema.put_meta(db, "journal", identity)
         journal_schema.put_meta(db, "incarnation", str(incarnation))
         db.execute("COMMIT")
+        journal_schema.close_to_publish(db)
     finally:
         db.close()
     return tip._replace(journal=identity, incarnation=incarnation, seq=seq, audit_seq=seq, head=head)

@@ -193,12 +193,13 @@ def write_incarnation(home: Path, incarnation: int) -> None:
     """Durable when it returns: temporary name, sync, rename, sync the folder."""
     number = str(incarnation)
     temporary = home / (INCARNATION_NAME + ".new")
-    with open(temporary, "wb", opener=_open_private) as file:
-        file.write(f"{number} {zlib.crc32(number.encode()):08x}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, home / INCARNATION_NAME)
-    sync_folder(home)
+    try:
+        with open(temporary, "wb", opener=_open_private) as file:
+            file.write(f"{number} {zlib.crc32(number.encode()):08x}\n".encode())
+        publish(temporary, home / INCARNATION_NAME)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -231,13 +232,25 @@ class Anchors:
         return self.folder / f"{self._key}-{journal}"
 
     def read_all(self) -> tuple[Anchor, ...]:
-        """Every anchor that is noted for this home. A torn one is left out: it was never synced, so it may be."""
+        """Every anchor that is noted for this home. A torn one is left out: it was never synced, so it may be. One that
+        cannot be read is an error, since whether the journal is the newest can then not be told."""
+        found = []
         try:
-            paths = sorted(self.folder.glob(f"{self._key}-*"))
-            found = [Anchor.parse(path.read_bytes()[:_ANCHOR_BYTES]) for path in paths]
-        except OSError:
+            names = sorted(os.listdir(self.folder))
+            for name in names:
+                if name.startswith(self._key):
+                    anchor = Anchor.parse((self.folder / name).read_bytes()[:_ANCHOR_BYTES])
+                    if anchor is not None:
+                        found.append(anchor)
+        except FileNotFoundError:
             return ()
-        return tuple(anchor for anchor in found if anchor is not None)
+        except OSError as error:
+            raise JournalError(
+                f"the anchors in {self.folder} cannot be read ({error.strerror}), so nobody can tell whether the "
+                "journal is the newest; it was not changed",
+                do="Give yourself the right to read them. If the disk lost them, move that folder away.",
+            ) from error
+        return tuple(found)
 
 
 class AnchorFile:

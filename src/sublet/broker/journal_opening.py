@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sqlite3
@@ -46,10 +47,13 @@ def begin(home: Path, least: int | None, wall_ns: int) -> None:
             hashed = audit.link(audit.GENESIS, 1, 0, wall_ns, audit.BEGAN, body)
             db.execute("INSERT INTO audit VALUES (1, 0, ?, ?, ?, ?)", (wall_ns, audit.BEGAN, body, hashed))
             db.execute("COMMIT")
+            journal_schema.close_to_publish(db)
         finally:
             db.close()
         journal_files.publish(temporary, path)
     except (OSError, sqlite3.Error) as error:
+        with contextlib.suppress(OSError):
+            journal_files.remove_database(temporary)
         raise JournalError(
             f"a new journal cannot be written to {home} ({error})", do="Make room or mend the disk."
         ) from error

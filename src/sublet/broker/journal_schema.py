@@ -56,6 +56,13 @@ def connect_unpublished(path: Path) -> sqlite3.Connection:
     return db
 
 
+def close_to_publish(db: sqlite3.Connection) -> None:
+    """Leave one file that is in write-ahead mode already: switching later would write a rollback log, and a kill there
+    would leave what a reader cannot mend."""
+    db.execute("PRAGMA journal_mode = WAL").fetchall()
+    db.close()
+
+
 def create(db: sqlite3.Connection) -> None:
     """An empty journal, inside the caller's transaction."""
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")

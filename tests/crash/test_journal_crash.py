@@ -1,0 +1,203 @@
+"""Kill the journal, or fail it, at every system call that writes; then look at what the next office finds.
+
+After each point:
+
+- the journal opens, or (in the middle of a restore) says that a restore is to be repeated, which then works;
+- what was answered is there, and of the batch that was under way all or nothing: the books are what they were after
+  the last answered batch, or after the next one;
+- the audit chain holds, against its anchors, and the bill reconciles;
+- no epoch that was answered is given out again, and a later one compares higher;
+- a backup is whole or not there, and a failure leaves no half-made file.
+
+A sample runs with the suite; ``SUBLET_CRASH_ALL=1`` runs every point, ``SUBLET_CRASH_SEED`` draws another sample.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from sublet.broker.backup import restore
+from sublet.broker.history import History
+from sublet.broker.journal import Journal
+from sublet.broker.ledger import Ledger
+from sublet.broker.policy import Policy
+from sublet.errors import JournalError
+from sublet.observe.bills import reconcile
+from sublet.values import Epoch
+from tests.crash import journal_program as program
+from tests.crash.journal_program import WALL_NS, Diary, SmallOffice, epochs_in
+from tests.crash.points import Point, Zygote, zygote
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.needs("strace")]
+
+ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
+SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "20261"))
+SAMPLE: Final = {"begin": 30, "life": 80, "put_back": 50, "go_on": 20}
+SAMPLE_TWICE: Final = 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Story:
+    """Where a story starts, and what it makes of it when nothing goes wrong."""
+
+    name: str
+    start: Path
+    """A copy of the folders as they are before it."""
+    before: list[Epoch]
+    """Epochs that were answered earlier."""
+    books: list[str]
+    """The books before it and after each batch."""
+    points: list[Point]
+
+    def set_out(self, place: Path) -> None:
+        """Lay the folders out at the one place where every run happens: anchors are named by the home's path."""
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(self.start, place)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Zygote]:
+    with zygote("tests.crash.journal_program") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("crash") / "place"
+
+
+@pytest.fixture(scope="module")
+def stories(runner: Zygote, place: Path) -> dict[str, Story]:
+    """Each story, with every one of its crash points."""
+    kept = place.parent
+    notes: list[dict[str, object]] = []
+    (kept / "begin").mkdir()
+    home, anchors = place / "home", place / "anchors"
+    program.begin(home, anchors, notes.append)
+    with Journal.open(home, wall_ns=WALL_NS, anchors=anchors) as journal:
+        journal.backup(place / "old.backup")
+    office = SmallOffice(home, anchors, notes.append)
+    office.open()
+    office.revoke_all()
+    office.acquire("later")
+    # As an office leaves its folder that is killed now: with a lease, and with a log beside the file. The backup is
+    # older than its last epochs.
+    for name in ("life", "put_back", "go_on"):
+        shutil.copytree(place, kept / name, ignore=shutil.ignore_patterns("*-shm"))
+    books = office.books()
+    office.journal.close()
+
+    found = {}
+    for name in SAMPLE:
+        story = Story(name=name, start=kept / name, before=epochs_in(notes), books=[books], points=[])
+        if name == "begin":
+            story.before, story.books = [], [program.digest(Ledger(Policy()).state)]
+        story.set_out(place)
+        story.points = runner.points(name, place)
+        story.books += [str(note["books"]) for note in Diary.read(place / "diary") if "books" in note]
+        if name == "put_back":
+            office = SmallOffice(home, anchors, notes.append)
+            story.books.append(office.books())
+            office.journal.close()
+        found[name] = story
+    return found
+
+
+def drawn(points: list[Point], count: int) -> list[Point]:
+    return points if ALL else sorted(random.Random(SEED).sample(points, min(count, len(points))))
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_after_any_kill_or_failed_write_the_books_are_right(
+    name: str, runner: Zygote, stories: dict[str, Story], place: Path
+) -> None:
+    """One run per point, judged by everything in the head of this file."""
+    story = stories[name]
+    chosen = drawn(story.points, SAMPLE[name])
+    for point in chosen:
+        story.set_out(place)
+        status = runner.run_point(point, place)
+        try:
+            judge(story, point, status, place)
+        except (AssertionError, JournalError) as error:
+            raise AssertionError(f"{point} (SUBLET_CRASH_SEED={SEED}): {error}") from error
+    print(f"{name}: {len(chosen)} of {len(story.points)} points")
+
+
+def test_a_second_kill_while_the_first_is_mended_changes_nothing(
+    runner: Zygote, stories: dict[str, Story], place: Path
+) -> None:
+    """Crash a story, then crash the office that opens after it."""
+    chance = random.Random(SEED)
+    firsts = [p for p in stories["life"].points if p.fault == "kill"]
+    seconds = [p for p in stories["go_on"].points if p.fault == "kill"]
+    pairs = [(chance.choice(firsts), chance.choice(seconds)) for _ in range(1000 if ALL else SAMPLE_TWICE)]
+    story = stories["life"]
+    for first, second in pairs:
+        story.set_out(place)
+        runner.run_point(first, place)
+        answered = Diary.read(place / "diary")
+        (place / "diary").unlink()
+        # The second story may be over before its point is reached, since a log that was not left needs no mending.
+        assert runner.run("go_on", place, trace=second.call, inject=second.inject) in (0, -9)
+        answered += Diary.read(place / "diary")
+        try:
+            look(epochs_in(answered) + story.before, place)
+        except (AssertionError, JournalError) as error:
+            raise AssertionError(f"{first}, then {second} (SUBLET_CRASH_SEED={SEED}): {error}") from error
+
+
+def judge(story: Story, point: Point, status: int, place: Path) -> None:
+    notes = Diary.read(place / "diary")
+    home, anchors = place / "home", place / "anchors"
+    if story.name == "put_back":
+        try:
+            Journal.open(home, wall_ns=WALL_NS, anchors=anchors).close()
+        except JournalError as error:
+            if "gone" not in error.message or notes:
+                raise
+            restore(place / "old.backup", home, wall_ns=WALL_NS, anchors=anchors)
+    office = SmallOffice(home, anchors, notes.append)
+    books = office.books()
+    office.journal.close()
+    batches = sum("books" in note or "restored" in note for note in notes)
+    allowed = story.books[batches : batches + 2] if status else story.books[-1:]
+    assert books in allowed, f"after {batches} answered batches the books are those of none of {len(allowed)}"
+    backup = place / "made.backup"
+    if backup.exists():
+        restore(backup, place / "elsewhere", wall_ns=WALL_NS, anchors=anchors)
+    assert backup.exists() or not any("backup" in note for note in notes)
+    if point.fault != "kill" and point.call != "unlink":
+        assert not list(place.glob(".*")) + list(home.glob("*.new")) + list(home.glob("*.restoring*"))
+    look(story.before + epochs_in(notes), place)
+
+
+def look(answered: list[Epoch], place: Path) -> None:
+    """Open, end what lives, grant once more, close, open again."""
+    home, anchors = place / "home", place / "anchors"
+    notes: list[dict[str, object]] = []
+    office = SmallOffice(home, anchors, notes.append)
+    report = office.journal.verify()
+    assert report.ok, report.problem
+    office.open()
+    office.revoke_all()
+    office.acquire("last")
+    (fresh,) = epochs_in(notes)
+    assert all(fresh > epoch for epoch in answered), f"{fresh} is not above {max(answered)}"
+    office.ledger.state.check()
+    past = History().read(office.journal.records())
+    account = reconcile(past.usages(office.ns), past.devices(office.ns))
+    assert account.ok, account
+    books = office.books()
+    office.journal.close()
+    again = SmallOffice(home, anchors, notes.append)
+    assert again.books() == books, "the books are not the fold of the journal"
+    again.journal.close()
