@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 from sublet.cli import main
 from sublet.cli.demo import story
 from sublet.cli.demo.child import DemoOffice
+from sublet.client.home import runtime_dir
 
 pytestmark = pytest.mark.slow  # about ten seconds: a notice of five is waited for
 
@@ -26,9 +28,7 @@ def test_the_demo_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
     env = os.environ | {"TMPDIR": str(temporary), "SUBLET_HOME": str(own), "SUBLET_TOKEN": "of-another-office"}
     env["XDG_STATE_HOME"] = str(own)
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "sublet", "demo"], env=env, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-m", "sublet", "demo"], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert time.monotonic() - started < 40
     assert re.findall(r"^(\d)/7  ", done.stdout, re.MULTILINE) == list("1234567")
@@ -61,3 +61,28 @@ def test_a_demo_that_does_not_hold_says_so_and_ends_with_status_1(
     assert said.err.startswith("sublet: the demo cannot say that")
     assert "ok   " not in said.out
     assert not offices[0].home.exists()
+    assert not runtime_dir(offices[0].home).exists(), "the folder of its socket"
+
+
+def test_ctrl_c_ends_the_demo_and_its_office(tmp_path: Path) -> None:
+    """In the middle of the story, while somebody waits in the queue."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "sublet", "demo"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    pid = ""
+    for line in process.stdout:
+        pid = pid or "".join(re.findall(r"answers \(pid (\d+)\)", line))
+        if "place 1" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert pid
+    assert not os.path.exists(f"/proc/{pid}")
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -82,7 +81,7 @@ class Office:
     @staticmethod
     def request_id() -> str:
         """Fresh for each command: repeating a command is asking again."""
-        return f"cli-{uuid.uuid4().hex}"
+        return f"cli-{os.urandom(12).hex()}"
 
     def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, object], patience: float

@@ -12,8 +12,9 @@ from sublet.cli.live import LiveLine
 from sublet.cli.show import paint, seconds
 from sublet.errors import SubletError
 
-__all__ = ["ClaimFailed", "Stage"]
+__all__ = ["BUSY", "ClaimFailed", "Stage"]
 
+BUSY: Final = "If this machine is very busy, try again when it is not; otherwise please report it."
 _WIDTH: Final = 100
 _INDENT: Final = "     "
 _PAUSE_S: Final = 1.5
@@ -69,6 +70,6 @@ class Stage:
             line.set(lambda waited: f"{_INDENT}{what}, {seconds(round(max(0.0, estimate_s - waited), 1))} to go")
             while not ready():
                 if time.monotonic() - start > within_s:
-                    raise ClaimFailed(f"{what} took more than {within_s:.0f} s", do="Is this machine very busy?")
+                    raise ClaimFailed(f"{what} took more than {within_s:.0f} s", do=BUSY)
                 time.sleep(0.05)
         return time.monotonic() - start

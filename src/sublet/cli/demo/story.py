@@ -7,14 +7,16 @@ import logging
 import math
 import queue
 import tempfile
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from sublet.cli import bill
 from sublet.cli.demo.child import DemoOffice
-from sublet.cli.demo.stage import Stage
+from sublet.cli.demo.stage import BUSY, ClaimFailed, Stage
 from sublet.cli.lease import listing
 from sublet.cli.show import Json, plural, seconds
 from sublet.client.fabric import Fabric, connect
@@ -27,6 +29,8 @@ from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason, format_size
 
 __all__ = ["tell"]
+
+T = TypeVar("T")
 
 PATIENCE_S: Final = 30.0
 """For anything that should take a moment. On a busy machine a moment is longer."""
@@ -43,9 +47,8 @@ def tell() -> None:
     stage.open("Sublet lends scarce hardware for minutes at a time. This is a rehearsal in a temporary folder.")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sublet-demo-")))
-        pool = stack.enter_context(ThreadPoolExecutor(2))
         office = stack.enter_context(DemoOffice(folder, "1x4GiB"))
-        story = _Story(stage, office, pool, stack)
+        story = _Story(stage, office, stack)
         story.an_office_opens()
         story.two_tenants()
         story.ben_takes_what_is_left()
@@ -62,10 +65,9 @@ def tell() -> None:
 class _Story:
     """What the acts share."""
 
-    def __init__(self, stage: Stage, office: DemoOffice, pool: ThreadPoolExecutor, stack: contextlib.ExitStack) -> None:
+    def __init__(self, stage: Stage, office: DemoOffice, stack: contextlib.ExitStack) -> None:
         self._stage = stage
         self._office = office
-        self._pool = pool
         self._stack = stack
         self._opened = time.monotonic()
         self._ana: Fabric
@@ -125,21 +127,17 @@ class _Story:
         ends: queue.SimpleQueue[LeaseEnd] = queue.SimpleQueue()
         bens.on_notice(notices.put)
         bens.on_end(ends.put)
-        asked = self._pool.submit(
-            self._ana.gpu,
-            min_vram="3GiB",
-            exclusivity="shared",
-            ttl="2m",
-            wait="1m",
-            name="notebook",
-            on_place=places.put,
+        asked = _in_background(
+            lambda: self._ana.gpu(
+                min_vram="3GiB", exclusivity="shared", ttl="2m", wait="1m", name="notebook", on_place=places.put
+            )
         )
-        place = places.get(timeout=PATIENCE_S)
+        place = _told(places, "Ana hears of her place in the queue")
         stage.claim(
             place.position == 1 and bool(place.reason) and place.estimate is not None,
             f"Ana is in the queue at place {place.position}: {place.reason}; about {seconds(place.estimate)}.",
         )
-        notice = notices.get(timeout=PATIENCE_S)
+        notice = _told(notices, "Ben gets notice")
         noticed = time.monotonic()
         stage.claim(
             notice.reason is EndReason.PREEMPTED and notice.in_seconds > 3,
@@ -148,7 +146,7 @@ class _Story:
         stage.count_down(
             "Ben saves and leaves", lambda: not ends.empty(), within_s=PATIENCE_S, estimate_s=notice.in_seconds
         )
-        end = ends.get(timeout=PATIENCE_S)
+        end = _told(ends, "Ben hears of the end")
         kept = time.monotonic() - noticed
         stage.claim(
             end.reason is EndReason.PREEMPTED, f"Ben's lease has ended, and says why: {end.reason} ({end.detail})."
@@ -157,7 +155,7 @@ class _Story:
             kept >= notice.in_seconds - 1,
             f"The promise was not cut short: he was told {notice.in_seconds:.1f} s, and had {kept:.1f} s.",
         )
-        lease = self._keep(asked.result(timeout=PATIENCE_S))
+        lease = self._keep(_granted(asked, "Ana gets the device"))
         gone: Json = self._office.operator.get(f"/v1/leases/{bens.id}")["lease"]
         stage.claim(
             gone["status"] == "ended",
@@ -210,10 +208,12 @@ class _Story:
         stage, office = self._stage, self._office
         stage.act("The office is killed")
         places: queue.SimpleQueue[Place] = queue.SimpleQueue()
-        self._bens_next = self._pool.submit(
-            self._ben.gpu, min_vram="4GiB", ttl="1m", spot=True, wait="5m", name="nightly-job", on_place=places.put
+        self._bens_next = _in_background(
+            lambda: self._ben.gpu(
+                min_vram="4GiB", ttl="1m", spot=True, wait="5m", name="nightly-job", on_place=places.put
+            )
         )
-        place = places.get(timeout=PATIENCE_S)
+        place = _told(places, "Ben hears of his place in the queue")
         stage.claim(place.position == 1, f"Ben asks again and waits: {place}.")
         before, leases, pid = self._books()
         stage.exhibit(listing(leases))
@@ -245,7 +245,7 @@ class _Story:
         stage.act("The bill")
         for lease in self._anas:
             lease.release()
-        last = self._bens_next.result(timeout=PATIENCE_S)
+        last = _granted(self._bens_next, "Ben gets the device back")
         with last.activity("the job"):
             stage.claim(
                 last.epoch > max(lease.epoch for lease in self._anas),
@@ -302,6 +302,34 @@ class _Story:
         facts = {lease["id"]: (lease["status"], lease["epoch"], lease["deadline"]) for lease in leases}
         pid: int = self._office.operator.get("/v1/hello")["pid"]
         return facts, leases, pid
+
+
+def _in_background(acquire: Callable[[], Lease]) -> Future[Lease]:
+    """Somebody waits in the queue while the story goes on. If the story ends first, nobody waits for him."""
+    asked: Future[Lease] = Future()
+
+    def run() -> None:
+        try:
+            asked.set_result(acquire())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the lease was expected
+            asked.set_exception(error)
+
+    threading.Thread(target=run, name="sublet-demo-waits", daemon=True).start()
+    return asked
+
+
+def _told(source: queue.SimpleQueue[T], what: str) -> T:
+    try:
+        return source.get(timeout=PATIENCE_S)
+    except queue.Empty:
+        raise ClaimFailed(f"nothing came of “{what}” within {PATIENCE_S:.0f} s", do=BUSY) from None
+
+
+def _granted(asked: Future[Lease], what: str) -> Lease:
+    try:
+        return asked.result(timeout=PATIENCE_S)
+    except TimeoutError:
+        raise ClaimFailed(f"nothing came of “{what}” within {PATIENCE_S:.0f} s", do=BUSY) from None
 
 
 def _close(a: float, b: float) -> bool:
