@@ -223,7 +223,13 @@ class Fabric:
         return await self._run(self._core.text(bill_path(by, since, until, csv=True)))
 
     async def request(
-        self, method: str, path: str, body: object = None, *, shape: type[T], timeout: float = REQUEST_TIMEOUT_S  # noqa: ASYNC109
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        shape: type[T],
+        timeout: float = REQUEST_TIMEOUT_S,  # noqa: ASYNC109
     ) -> T:
         """One call of the control API as it is, for what has no method here; ``shape`` is the type of its answer."""
         return await self._run(self._core.command(method, path, body, shape, timeout))

@@ -22,8 +22,9 @@ from sublet.errors import Disconnected, LeaseEnded, NotFound, QuotaExceeded, Sta
 from sublet.lease.holder import HELD_STATES, Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import Batch, RenewalManager
+from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, Outcome, Refused, Unknown
-from sublet.values import NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, format_duration
+from sublet.values import NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, RenewMode, RequestId, format_duration
 from sublet.wire.http import LeaseView, News, RenewAnswer, RenewItem
 
 __all__ = ["IDLE_SAID_AFTER_NS", "Book", "Held", "Word", "item_of", "outcome_of"]
@@ -116,12 +117,14 @@ class Held:
 class Word:
     """What is to be said to the office about a lease, beside its renewal."""
 
-    __slots__ = ("active", "busy_ns", "held")
+    __slots__ = ("active", "busy_ns", "busy_total_ns", "held")
 
-    def __init__(self, held: Held, *, active: bool, busy_ns: int) -> None:
+    def __init__(self, held: Held, now_ns: int) -> None:
+        meter = held.holder.busy_time
         self.held = held
-        self.active = active
-        self.busy_ns = busy_ns
+        self.active = held.holder.busy
+        self.busy_ns = meter.unsaid_ns(now_ns)
+        self.busy_total_ns = meter.total_ns(now_ns)
 
 
 class Book:
@@ -147,8 +150,8 @@ class Book:
         holder.held(now_ns, sent_ns=grant.sent_ns, granted_ns=left_ns, epoch=view.epoch or Epoch(0, 0))
         held = Held(view, holder, RequestId(self._new_request_id()))
         self._supersede(held, now_ns)
-        self._held[lease] = held
-        if not held.over:
+        if not held.over:  # else it took too long to arrive
+            self._held[lease] = held
             self._manager.add(holder)
             if view.notice is not None:
                 self._noticed(held, view, now_ns, since_ns=grant.sent_ns)
@@ -231,14 +234,14 @@ class Book:
             elif held.idle_due_ns is None or now_ns >= held.idle_due_ns:
                 del self._to_tell[held.id]
                 held.said_idle = not busy
-                found.append(Word(held, active=busy, busy_ns=held.holder.busy_time.unsaid_ns(now_ns)))
+                found.append(Word(held, now_ns))
         return found
 
     def said(self, word: Word, *, heard: bool) -> None:
         """Whether the office heard it. If not, it is said again, unless it has become untrue by then."""
         held = word.held
         if heard:
-            held.holder.busy_time.said(word.busy_ns)
+            held.holder.busy_time.said(word.busy_total_ns)
         elif not held.over:
             held.said_idle = word.active
             held.idle_due_ns = self._clock.now_ns() + SAY_AGAIN_AFTER_NS
@@ -254,7 +257,7 @@ class Book:
 
     def settle(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
         """What came of renewals."""
-        self._manager.settle(batch, outcomes, self._clock.now_ns())
+        said = self._manager.settle(batch, outcomes, self._clock.now_ns())
         for attempt, outcome in zip(batch.attempts, outcomes, strict=True):
             held = self._held.get(attempt.lease)
             if held is None:
@@ -264,7 +267,7 @@ class Book:
                 held.view.renewals += 1
             elif isinstance(outcome, Refused) and outcome.end is not None:
                 held.confirmed = True
-        self._say_news()
+        self._say(said.news)
 
     def attempt(self, held: Held, ttl_ns: int | None) -> Attempt:
         """A renewal by hand, due or not."""
@@ -375,12 +378,15 @@ class Book:
             self._to_tell[held.id] = held
 
     def _say_news(self) -> None:
-        for news in self._manager.drain().news:
-            held = self._held.get(news.lease)
-            if held is not None:
-                self._say(held, news)
+        self._say(self._manager.drain().news)
 
-    def _say(self, held: Held, news: HolderNews) -> None:
+    def _say(self, news: Sequence[HolderNews]) -> None:
+        for one in news:
+            held = self._held.get(one.lease)
+            if held is not None:
+                self._say_one(held, one)
+
+    def _say_one(self, held: Held, news: HolderNews) -> None:
         match news.word:
             case HolderWord.OVER:
                 self._forget(held)
@@ -388,13 +394,20 @@ class Book:
                 held.tell("ended", news.detail)
                 return
             case HolderWord.WARNING:
-                why = "" if held.holder.busy else ", for nothing runs under it"
-                _log.warning("lease %s ends soon and is not being renewed%s: %s", held.id, why, news.detail)
+                _log.warning("lease %s ends soon%s: %s", held.id, _why_not_renewed(held.holder), news.detail)
             case HolderWord.JEOPARDY | HolderWord.REFUSED:
                 _log.warning("lease %s: %s: %s", held.id, news.word, news.detail)
             case _:
                 _log.info("lease %s: %s: %s", held.id, news.word, news.detail)
         held.tell(news.word.value, news.detail)
+
+
+def _why_not_renewed(holder: Holder) -> str:
+    if holder.status is LeaseStatus.JEOPARDY:
+        return ", for its renewals stay unanswered"
+    if holder.policy.mode is RenewMode.WHILE_BUSY and not holder.busy:
+        return " and is not being renewed, for nothing runs under it"
+    return " and is not being renewed"
 
 
 def outcome_of(attempt: Attempt, answer: RenewAnswer | None, error: SubletError | None, now: str) -> Outcome:

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from sublet.client.http1 import HEAD_BYTES_MAX, AnswerReader, ProtocolError, encode_request
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\nhello"
-CHUNKED = (
-    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-    b"3;note=x\r\nhel\r\n2\r\nlo\r\n0\r\nChecksum: 1\r\n\r\n"
-)
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3;note=x\r\nhel\r\n2\r\nlo\r\n0\r\nChecksum: 1\r\n\r\n"
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + PLAIN
 CLOSED = b"HTTP/1.0 200 OK\r\n\r\nhello"
 
@@ -39,11 +36,9 @@ def test_an_answer_is_the_same_however_it_is_cut(raw: bytes, sizes: list[int]) -
 
 def test_an_answer_without_length_ends_with_the_connection() -> None:
     reader, body = read(CLOSED)
-    assert body == b"hello"
-    assert not reader.complete
+    assert (body, reader.complete) == (b"hello", False)
     reader.feed(b"")
-    assert reader.complete
-    assert not reader.reusable
+    assert (reader.complete, reader.reusable) == (True, False)
 
 
 def test_close_is_heeded() -> None:
