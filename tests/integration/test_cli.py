@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sublet.broker.journal_schema import APPLICATION_ID, VERSION
 from sublet.cli import main
+from sublet.client.home import runtime_dir
 
 GIB = 1 << 30
 
@@ -48,6 +51,11 @@ class Shell:
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 
+    def end(self) -> None:
+        """End the office, whatever is left of it, and remove the folder of its socket."""
+        self("down", "--now")
+        shutil.rmtree(runtime_dir(self.home.resolve()), ignore_errors=True)
+
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "sublet", *words]
 
@@ -75,8 +83,7 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     started = shell("up", "--host-gpus", "2x4GiB")
     assert started.status == 0, started
     yield shell
-    ended = shell("down", "--now")
-    assert ended.status == 0, ended
+    shell.end()
 
 
 @pytest.fixture
@@ -153,6 +160,7 @@ def test_the_first_lease_starts_an_office_and_down_waits_until_it_is_gone(tmp_pa
     assert up["pid"] != status["pid"]
     assert shell("down", "--json").json == {"pid": up["pid"], "leases": 0}
     assert not runs(up["pid"])
+    shell.end()
 
 
 # ---- leases ----
@@ -365,7 +373,7 @@ def test_a_backup_restores_into_a_new_incarnation(sublet: Shell, tmp_path: Path)
         assert after["epoch"] > before["epoch"]
         assert after["epoch"][0] > before["epoch"][0]
     finally:
-        other("down", "--now")
+        other.end()
 
 
 # ---- what makes no sense ----
@@ -453,6 +461,36 @@ def test_a_state_folder_that_cannot_be_one_is_refused_in_one_sentence(tmp_path: 
             assert done.err.startswith("sublet: "), done
             assert len(done.err.splitlines()) == 2
         assert shell("doctor").status == 1
+
+
+def test_a_damaged_or_newer_journal_is_told_in_one_sentence_and_left_as_it_is(tmp_path: Path) -> None:
+    """Whether the office was asked for by name or would have started by itself."""
+    shell = Shell(tmp_path / "home")
+    shell.home.mkdir(mode=0o700)
+    journal = shell.home / "journal.db"
+    newer = bytearray(b"SQLite format 3\0".ljust(100, b"\0"))
+    newer[68:72] = APPLICATION_ID.to_bytes(4)
+    newer[60:64] = (VERSION + 1).to_bytes(4)
+    for content, word in ((b"not a journal", "damaged"), (bytes(newer), f"version {VERSION + 1}")):
+        journal.write_bytes(content)
+        for words in (["up"], ["up", "--foreground"], ["lease", "acquire", "--cpu", "1"]):
+            done = shell(*words)
+            assert done.status == 1, done
+            assert word in done.err.splitlines()[0]
+            assert len(done.err.splitlines()) == 2, done
+            assert journal.read_bytes() == content
+
+
+def test_an_office_that_speaks_another_version_is_told_apart(
+    sublet: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says which side must be brought up to date, and answers nothing else."""
+    monkeypatch.setenv("SUBLET_HOME", str(sublet.home))
+    monkeypatch.setattr("sublet.cli.call.WIRE_VERSION", 99)
+    assert main(["lease", "ls"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "version" in said.err
 
 
 def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
