@@ -99,10 +99,10 @@ class MemoryAgent:
         now_ns = self._clock.now_ns()
         self._lose_memory_if_told()
         if incarnation is not None:
-            if incarnation < self._incarnation:
+            if incarnation < self.incarnation:
                 self.refused_orders += 1
                 return
-            if incarnation > self._incarnation:
+            if incarnation > self.incarnation:
                 self._meet_office(incarnation)
         self._end_what_is_due(now_ns)  # first: nothing is extended after its deadline
         match order:
@@ -153,7 +153,8 @@ class MemoryAgent:
         self.fence = FenceTable()
         self.refused_orders = 0
         """Orders of an older incarnation of the office, which were not obeyed."""
-        self._incarnation: int = 0
+        self.incarnation: int = 0
+        """The newest incarnation of the office that it has met."""
         self._tenants: dict[LeaseId, TenantId] = {}
         self._notices: dict[LeaseId, Notify] = {}
         self._waiting: dict[LeaseId, Grant] = {}
@@ -199,7 +200,7 @@ class MemoryAgent:
 
     def _meet_office(self, incarnation: int) -> None:
         """A restored office: it may not know what its predecessor was told."""
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         for down in self._teardowns.values():
             down.asked = down.answered = False
 
@@ -236,20 +237,20 @@ class MemoryAgent:
         return in_use + part.amount > self._capacity.get(part.resource, 0)
 
     def _admit(self, order: Grant, now_ns: int) -> None:
-        number = (self._incarnation, order.number)
+        number = (self.incarnation, order.number)
         self.fence.admit(order.lease, order.epoch, number, self._deadline_ns(order, now_ns), order.parts)
         self._tenants[order.lease] = order.tenant
         self._answer(order, held=True)
 
     def _extend(self, order: Extend, now_ns: int) -> None:
-        number = (self._incarnation, order.number)
+        number = (self.incarnation, order.number)
         if self.fence.extend(order.lease, order.epoch, number, self._deadline_ns(order, now_ns)):
             self._answer(order, held=True)
         elif not self._never_seen(order):
             self._answer(order, held=False)
 
     def _notify(self, order: Notify) -> None:
-        news = self.fence.notify(order.lease, order.epoch, (self._incarnation, order.number))
+        news = self.fence.notify(order.lease, order.epoch, (self.incarnation, order.number))
         if news and order.take_at_ns is not None:
             self._notices[order.lease] = order
         elif news:

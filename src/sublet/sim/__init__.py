@@ -12,6 +12,6 @@ loses, doubles, delays and cuts (``net``), and a disk that forgets what was not 
 code of the product: ``office`` drives a ``Ledger`` as the driver does, ``node`` a ``MemoryAgent``, ``holder`` a
 ``RenewalManager``. ``watch`` looks on and compares what agents and holders *saw* with what was promised.
 
-``scenario`` draws from the seed what there is and what goes wrong; ``faults`` makes it happen; ``coverage`` counts which
-fault met a lease in which state.
+``scenario`` draws from the seed what there is and what goes wrong; ``faults`` makes it happen; ``coverage`` counts
+which fault met a lease in which state.
 """

@@ -286,8 +286,11 @@ class FaultPlan:
             faults = world.node_by_id[resource.node].hardware_faults
             if faults.is_on(FaultName.DEVICE_FAULT, resource.id):
                 continue
-            said = vouch and not any(machine.is_there(resource.id, piece.lease, piece.epoch) for piece in held)
+            stuck = faults.is_on(FaultName.STUCK_TEARDOWN, resource.id)
+            there = any(machine.is_there(resource.id, piece.lease, piece.epoch) for piece in held)
+            said = vouch and not (there and stuck)
             if said:
                 for piece in held:
+                    machine.leave(resource.id, piece.lease)
                     machine.scrub(resource.id, piece.lease)
             office.submit(cmd.ClearFence(resource=resource.id, vouch=said), None)

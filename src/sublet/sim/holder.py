@@ -127,7 +127,7 @@ class HolderProcess(Process):
             job.wants = wants
         self.job = job
         self.asked_at_true = world.now
-        wait = world.random.random()
+        wait = world.random.random() if wants is None else 1.0
         self._ask(
             cmd.Acquire(
                 tenant=self.tenant,
@@ -300,8 +300,7 @@ class HolderProcess(Process):
                     entry.let_go(self.clock.now_ns())
             self._ask(cmd.Release(tenant=self.tenant, lease=holder.lease), self._released)
         elif job.ending < 0.8:
-            self.manager.unregister(holder.lease)  # it forgets about it altogether
-            self._done()
+            self._done()  # it forgets about it altogether
 
     def _released(self, _reply: Reply) -> None:
         self._done()
@@ -309,6 +308,7 @@ class HolderProcess(Process):
     def _done(self) -> None:
         if self.holder is not None:
             self.world.in_jeopardy.discard(self.holder.lease)
+            self.manager.unregister(self.holder.lease)
         self.holder = self.job = self.lease = None
         self._working = self.let_go = False
         self.asked_at_true = None
@@ -448,7 +448,8 @@ class HolderProcess(Process):
         if times >= PATIENCE:
             del self._open[token]
             self.world.coverage.seen["gave up asking"] += 1
-            self._done()
+            if not isinstance(command, cmd.Attach):
+                self._done()
             return
         self._open[token] = (then, command, times + 1)
         self._post(token, command)

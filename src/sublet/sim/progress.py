@@ -12,7 +12,7 @@ from sublet.agent.machine import FaultName
 from sublet.broker import commands as cmd
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.sim.process import Process
-from sublet.values import NodeId, ResourceId
+from sublet.values import Kind, NodeId, ResourceId
 
 if TYPE_CHECKING:
     from sublet.sim.world import World
@@ -110,11 +110,12 @@ class Progress:
         office = world.office
         if office.ledger is None or not office.opened:
             return ["the office does not answer"]
-        found = []
         state = office.ledger.state
-        for lease in state.leases.values():
-            if lease.status is not LeaseStatus.ENDED:
-                found.append(f"{lease.id} is still {lease.status} on {lease.node}")
+        found = [
+            f"{lease.id} is still {lease.status} on {lease.node}"
+            for lease in state.leases.values()
+            if lease.status is not LeaseStatus.ENDED
+        ]
         for resource in state.resources.values():
             if resource.id in self._broken or self._is_lost(resource.node):
                 continue
@@ -130,8 +131,14 @@ class Progress:
         """Somebody comes, asks for one core, and works."""
         world = self._world
         holder = next(h for h in world.holders if h.name not in self._lost)
-        if all(self._is_lost(node.agent.node) for node in world.nodes):
-            return
+        cores = [
+            device.id
+            for node in world.nodes
+            for device in node.agent.inventory().devices
+            if device.kind is Kind.CPU and not self._is_lost(node.agent.node)
+        ]
+        if self._broken.intersection(cores):
+            return  # it might be sent to cores on which nobody can be ended
         taken = world.coverage.seen["effect taken"]
         holder.come_back()
         world.run_until(world.now + PROBE_WITHIN_NS)

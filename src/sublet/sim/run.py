@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.lease.states import LeaseStatus
-from sublet.sim.mutants import switched_on
+from sublet.sim.mutants import MUTANTS, switched_on
 from sublet.sim.scenario import Mode
 from sublet.sim.watch import Violation
 from sublet.sim.world import World
 
-__all__ = ["MODES", "Failure", "Tally", "run_many", "run_seed"]
+__all__ = ["MODES", "Catch", "Failure", "Tally", "hunt", "run_many", "run_seed"]
 
 MODES: Final[tuple[Mode, ...]] = ("safety", "liveness")
 CHUNK: Final = 10
@@ -73,7 +73,7 @@ def run_seed(seed: int, mode: Mode, mutant: str | None = None) -> Tally:
             world.run()
         except Violation as violation:
             tally.failures.append(Failure(seed, mode, violation.rule, violation.text, mutant))
-        except Exception as error:  # a part that raises is as wrong as one that errs; the seed must be named
+        except Exception as error:  # noqa: BLE001 (a part that raises is as wrong as one that errs; the seed must be named)
             text = f"{type(error).__name__}: {error} [at {world.now / 1e9:.3f} s]"
             tally.failures.append(Failure(seed, mode, "error", text, mutant))
     tally.steps = world.steps
@@ -106,3 +106,31 @@ def _done(work: list[tuple[int, Mode, str | None]], processes: int | None) -> It
 
 def _one(item: tuple[int, Mode, str | None]) -> Tally:
     return run_seed(*item)
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """How a mutant fared."""
+
+    seeds: int
+    """Seeds it took, or that were tried in vain."""
+    failure: Failure | None
+
+
+def hunt(seeds: int, *, names: Iterable[str] = tuple(MUTANTS), processes: int | None = None) -> dict[str, Catch]:
+    """Try each mutant on one seed after the other until a rule breaks, on so many seeds at most."""
+    work = [(name, seeds) for name in names]
+    if processes == 1:
+        return dict(map(_hunt_one, work))
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        found = dict(pool.imap_unordered(_hunt_one, work))
+    return {name: found[name] for name, _ in work}
+
+
+def _hunt_one(item: tuple[str, int]) -> tuple[str, Catch]:
+    name, seeds = item
+    for seed in range(seeds):
+        failures = run_seed(seed, MODES[seed % len(MODES)], name).failures
+        if failures:
+            return name, Catch(seed + 1, failures[0])
+    return name, Catch(seeds, None)
