@@ -1,0 +1,338 @@
+"""The driver keeps the order that promises depend on: decided, durable, ordered, held, answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sublet.broker import driver as driver_module
+from sublet.broker.answers import Granted
+from sublet.broker.commands import Acquire, Command, Release, Renew
+from sublet.broker.events import Claimed, Ended, Renewed
+from sublet.broker.records import LOCAL_TENANT, Want
+from sublet.errors import Disconnected, LeaseNotActive, NotFound
+from sublet.lease.states import LeaseStatus
+from sublet.testing import FaultName
+from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, RequestId
+from sublet.wire.orders import NotHeld
+from tests.unit.broker_http.bench import bench, run, turns
+
+
+def acquire(name: str, *, kind: Kind = Kind.MEMORY, amount: int = 1 << 20, wait_s: float | None = None) -> Acquire:
+    return Acquire(
+        tenant=LOCAL_TENANT,
+        lease=LeaseId(name),
+        request_id=RequestId("r-" + name),
+        wants=(Want(kind=kind, amount=amount),),
+        ttl_ns=60 * NS_PER_S,
+        wait_ns=None if wait_s is None else round(wait_s * NS_PER_S),
+    )
+
+
+def test_commands_of_one_turn_share_one_commit() -> None:
+    """Group commit: fifty requests that are ready together cost one sync, and all are answered."""
+
+    async def story() -> None:
+        async with bench() as b:
+            before = len(b.journal.batches)
+            answers = await asyncio.gather(*(b.driver.submit(acquire(f"l{i}")) for i in range(50)))
+            assert all(isinstance(answer, Granted) for answer in answers)
+            assert len(b.journal.batches) == before + 1
+            assert sum(isinstance(event, Claimed) for event in b.journal.batches[-1]) == 50
+
+    run(story)
+
+
+def test_nothing_is_answered_and_the_office_ends_when_the_journal_cannot_be_written() -> None:
+    """What is on disk after a failed sync is not known, so the office dies with its answers withheld, without a retry."""
+
+    async def story() -> None:
+        async with bench() as b:
+            b.journal.broken = True
+            future = b.driver.submit(acquire("l1"))
+            await turns()
+            assert not future.done()
+            assert len(b.deaths) == 1
+            assert "no space left" in b.deaths[0]
+            assert "\n" not in b.deaths[0]
+            assert b.agent.fence.get(LeaseId("l1")) is None, "an order went out that is not durable"
+            b.journal.broken = False
+            late = b.driver.submit(acquire("l2"))
+            await turns()
+            assert not late.done(), "a dead office decided something"
+
+    run(story)
+
+
+def test_a_ledger_that_raises_ends_the_office_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug may have stopped half-way through a change: neither that change nor a snapshot of it reaches the disk."""
+
+    async def story() -> None:
+        async with bench() as b:
+            handle = b.driver.ledger.handle
+
+            def breaks(command: Command, now: Any) -> Any:
+                if isinstance(command, Renew):
+                    raise AssertionError("a bug")
+                return handle(command, now)
+
+            monkeypatch.setattr(b.driver.ledger, "handle", breaks)
+            monkeypatch.setattr(driver_module, "COMPACT_ON_STOP", 0)
+            committed = len(b.journal.batches)
+            first = b.driver.submit(acquire("l1"))
+            second = b.driver.submit(Renew(tenant=LOCAL_TENANT, lease=LeaseId("l1"), epoch=Epoch(1, 1)))
+            await turns()
+            assert not first.done()
+            assert not second.done()
+            assert len(b.journal.batches) == committed
+            assert not b.journal.snapshots
+            assert "a bug" in b.deaths[0]
+
+    run(story)
+
+
+def test_a_grant_is_answered_only_once_the_agent_holds_it() -> None:
+    """The answer to a claim waits for Held; until then the holder knows nothing of a lease that could end unseen."""
+
+    async def story() -> None:
+        async with bench() as b:
+            b.agent.faults.turn_on(FaultName.LOST_REPORTS)
+            future = b.driver.submit(acquire("l1"))
+            await turns()
+            assert not future.done()
+            assert b.driver.ledger.state.leases[LeaseId("l1")].status is LeaseStatus.ACTIVE
+            b.agent.faults.turn_off(FaultName.LOST_REPORTS)
+            await b.pass_time("2s")  # orders that were not confirmed are sent again
+            assert isinstance(await future, Granted)
+
+    run(story)
+
+
+def test_an_agent_that_stays_silent_makes_the_answer_unknown_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three-valued outcomes: nobody may conclude that the lease was not granted."""
+    monkeypatch.setattr(driver_module, "HOLD_TIMEOUT_S", 0.01)
+
+    async def story() -> None:
+        async with bench() as b:
+            b.agent.faults.turn_on(FaultName.LOST_REPORTS)
+            with pytest.raises(Disconnected, match="not known"):
+                await b.driver.submit(acquire("l1"))
+
+    run(story)
+
+
+def test_an_agent_that_does_not_take_the_order_means_that_the_lease_is_over() -> None:
+    """NotHeld: the renewal is refused, not unknown."""
+
+    async def story() -> None:
+        async with bench() as b:
+            granted = await b.driver.submit(acquire("l1"))
+            b.agent.faults.turn_on(FaultName.LOST_REPORTS)
+            epoch = granted.lease.epoch
+            future = b.driver.submit(Renew(tenant=LOCAL_TENANT, lease=LeaseId("l1"), epoch=epoch))
+            await turns()
+            number = b.driver.ledger.state.leases[LeaseId("l1")].number
+            b.driver.report(NotHeld(node=b.agent.node, lease=LeaseId("l1"), epoch=epoch, number=number))
+            with pytest.raises(LeaseNotActive):
+                await future
+
+    run(story)
+
+
+def test_an_answer_says_what_was_decided_for_it_and_not_what_came_later() -> None:
+    """Two renewals in one turn: the first caller hears of his own deadline, though the record has moved on since."""
+
+    async def story() -> None:
+        async with bench() as b:
+            granted = await b.driver.submit(acquire("l1"))
+            lease = granted.lease
+
+            def deadline(answer: object, now: object) -> int:
+                assert isinstance(lease.deadline_ns, int)
+                return lease.deadline_ns
+
+            b.clock.advance("1s")
+            renew = Renew(tenant=LOCAL_TENANT, lease=lease.id, epoch=lease.epoch, active=True)
+            longer = Renew(tenant=LOCAL_TENANT, lease=lease.id, epoch=lease.epoch, ttl_ns=100 * NS_PER_S)
+            first, second = await asyncio.gather(b.driver.submit(renew, deadline), b.driver.submit(longer, deadline))
+            assert second == first + 40 * NS_PER_S
+
+    run(story)
+
+
+def test_a_mistake_is_told_to_its_caller_and_to_nobody_else() -> None:
+    """An error of one command in a batch leaves the others of the batch alone."""
+
+    async def story() -> None:
+        async with bench() as b:
+            wrong = Release(tenant=LOCAL_TENANT, lease=LeaseId("none"))
+            bad, good = b.driver.submit(wrong), b.driver.submit(acquire("l1"))
+            assert isinstance(await good, Granted)
+            with pytest.raises(NotFound):
+                await bad
+
+    run(story)
+
+
+def test_deadlines_are_kept_without_any_command() -> None:
+    """The clock is looked at by timer: a lease that nobody renews ends, and its hardware goes to the next in line."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            await b.driver.submit(acquire("l1", kind=Kind.GPU, amount=4 * GIB))
+            await b.driver.submit(acquire("l2", kind=Kind.GPU, amount=4 * GIB))
+            leases = b.driver.ledger.state.leases
+            assert leases[LeaseId("l2")].status is LeaseStatus.QUEUED
+            b.driver.presence.connected(LeaseId("l2"))
+            await b.pass_time("61s")
+            await b.pass_time("1s")
+            assert leases[LeaseId("l1")].status is LeaseStatus.ENDED
+            assert leases[LeaseId("l2")].status is LeaseStatus.GRANTED
+
+    run(story)
+
+
+def test_who_left_the_line_without_a_word_loses_the_place() -> None:
+    """Thirty seconds without a sign of life end a queue place as holder_gone; a sign of life keeps it."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            await b.driver.submit(acquire("l1", kind=Kind.GPU, amount=4 * GIB))
+            await b.driver.submit(acquire("silent", kind=Kind.GPU, amount=4 * GIB))
+            await b.driver.submit(acquire("patient", kind=Kind.GPU, amount=4 * GIB))
+            await b.pass_time("29s")
+            b.driver.presence.seen(LeaseId("patient"), b.clock.now_ns())
+            await b.pass_time("2s")
+            leases = b.driver.ledger.state.leases
+            assert leases[LeaseId("patient")].status is LeaseStatus.QUEUED
+            end = leases[LeaseId("silent")].end
+            assert end is not None
+            assert end.reason == "holder_gone"
+
+    run(story)
+
+
+def test_the_state_is_written_down_whole_after_enough_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compaction bounds what an office has to read when it starts; it happens after a commit, never instead of one."""
+    monkeypatch.setattr(driver_module, "COMPACT_EVERY", 10)
+
+    async def story() -> None:
+        async with bench() as b:
+            for i in range(20):
+                await b.driver.submit(acquire(f"l{i}"))
+            assert b.journal.snapshots
+            assert sum(isinstance(e, Claimed) for batch in b.journal.batches for e in batch) == 20
+
+    run(story)
+
+
+def test_a_quiet_moment_is_used_to_write_the_state_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While commits come one after another nobody is made to wait for a snapshot that is not urgent."""
+    monkeypatch.setattr(driver_module, "COMPACT_QUIET", 10)
+
+    async def story() -> None:
+        async with bench() as b:
+            for i in range(20):
+                await b.driver.submit(acquire(f"l{i}"))
+            assert not b.journal.snapshots
+            await b.pass_time("2s")
+            assert len(b.journal.snapshots) == 1
+
+    run(story)
+
+
+def test_an_office_with_nothing_to_do_hardly_wakes() -> None:
+    """No lease, no queue: the timer is a slow beat, and nothing is written."""
+
+    async def story() -> None:
+        async with bench() as b:
+            await turns()
+            now = b.clock.now_ns()
+            assert b.driver._timer_at_ns - now == driver_module.SLOW_BEAT_S * NS_PER_S
+            await b.driver.submit(acquire("l1"))
+            await turns()
+            assert b.driver._timer_at_ns - b.clock.now_ns() <= driver_module.LIVE_BEAT_S * NS_PER_S
+
+    run(story)
+
+
+def test_a_report_waits_a_little_for_company_but_not_when_somebody_is_in_line() -> None:
+    """A teardown shares the commit of the next command; with a request waiting it is handled at once."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            await b.driver.submit(acquire("l1", kind=Kind.GPU, amount=4 * GIB))
+            await b.driver.submit(Release(tenant=LOCAL_TENANT, lease=LeaseId("l1")))
+            await turns()
+            before = len(b.journal.batches)
+            await b.driver.submit(acquire("l2", kind=Kind.GPU, amount=4 * GIB))
+            assert len(b.journal.batches) == before + 1
+            assert isinstance(b.journal.batches[-1][-1], Claimed)
+            queued = await b.driver.submit(acquire("l3", kind=Kind.GPU, amount=4 * GIB))
+            assert queued.position == 1
+            await b.driver.submit(Release(tenant=LOCAL_TENANT, lease=LeaseId("l2")))
+            await turns()
+            assert b.driver.ledger.state.leases[LeaseId("l3")].status is LeaseStatus.GRANTED
+
+    run(story)
+
+
+def test_a_listener_that_breaks_stops_neither_the_office_nor_the_other_listeners() -> None:
+    """Metrics and streams watch; a bug in one of them must not cost a lease."""
+
+    async def story() -> None:
+        async with bench() as b:
+            seen: list[object] = []
+
+            def broken(now: object, events: object) -> None:
+                raise RuntimeError("a bug in a listener")
+
+            b.driver.listen(broken)
+            b.driver.listen(lambda now, events: seen.extend(events))
+            granted = await b.driver.submit(acquire("l1"))
+            await b.driver.submit(Renew(tenant=LOCAL_TENANT, lease=LeaseId("l1"), epoch=granted.lease.epoch))
+            assert any(isinstance(event, Renewed) for event in seen)
+            assert not b.deaths
+
+    run(story)
+
+
+def test_a_read_waits_until_what_it_would_say_is_held() -> None:
+    """A lease that is decided but not yet held by its machine is not shown as active to anybody."""
+
+    async def story() -> None:
+        async with bench() as b:
+            b.agent.faults.turn_on(FaultName.LOST_REPORTS)
+            future = b.driver.submit(acquire("l1"))
+            await turns()
+            read = asyncio.ensure_future(b.driver.settled(LeaseId("l1")))
+            await turns()
+            assert not read.done()
+            b.agent.faults.turn_off(FaultName.LOST_REPORTS)
+            await b.pass_time("2s")
+            await read
+            assert future.done()
+
+    run(story)
+
+
+def test_a_caller_who_went_away_leaves_no_trace() -> None:
+    """His command stands; nobody complains that the answer found no reader, and reads do not wait for it for ever."""
+
+    async def story() -> None:
+        async with bench() as b:
+            b.agent.faults.turn_on(FaultName.LOST_REPORTS)
+            future = b.driver.submit(acquire("l1"))
+            await turns()
+            future.cancel()
+            await b.driver.settled(LeaseId("l1"))
+            b.agent.faults.turn_off(FaultName.LOST_REPORTS)
+            await b.pass_time("2s")
+            assert b.driver.ledger.state.leases[LeaseId("l1")].status is LeaseStatus.ACTIVE
+            await b.driver.submit(Release(tenant=LOCAL_TENANT, lease=LeaseId("l1")))
+            await b.pass_time("1s")
+            assert any(isinstance(event, Ended) for batch in b.journal.batches for event in batch)
+
+    run(story)

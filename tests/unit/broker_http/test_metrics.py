@@ -1,0 +1,86 @@
+"""The metrics page says what happened, and nothing about who."""
+
+from __future__ import annotations
+
+import re
+
+from sublet.values import GIB
+from tests.unit.broker_http.bench import Bench, bench, run
+
+
+async def page(b: Bench) -> str:
+    answer = await b.ask("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return answer.body.decode()
+
+
+def value(text: str, sample: str) -> float:
+    """The value of one sample, named with its labels."""
+    found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
+    assert found is not None, f"no {sample} in:\n{text}"
+    return float(found[1])
+
+
+def test_what_happens_is_counted() -> None:
+    """Grants, refusals, places, renewals, ends with their reasons, commits, and device time to the second."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            lease = (await b.acquire(ttl=100))["lease"]
+            await b.acquire(request_id="place")
+            await b.acquire(request_id="no", wait=0)
+            await b.pass_time("10s")
+            text = await page(b)
+            assert value(text, 'sublet_grants_total{kind="gpu",tier="interactive"}') == 1
+            assert value(text, "sublet_queue_places_total") == 1
+            assert value(text, 'sublet_refusals_total{code="capacity"}') == 1
+            assert value(text, "sublet_queue_length") == 1
+            assert value(text, "sublet_live_leases") == 1
+            assert value(text, "sublet_gpu_seconds_total") == 10
+            assert value(text, 'sublet_capacity{kind="gpu"}') == 4 * GIB
+            assert value(text, 'sublet_used{kind="gpu"}') == 4 * GIB
+            await b.ask("POST", f"/v1/leases/{lease['id']}/renew", {"epoch": lease["epoch"]})
+            await b.pass_time("10s")
+            await b.ask("POST", f"/v1/leases/{lease['id']}/release", {})
+            await b.pass_time("5s")
+            text = await page(b)
+            assert value(text, "sublet_renewals_total") == 1
+            assert value(text, 'sublet_ends_total{kind="gpu",reason="released"}') == 1
+            assert value(text, "sublet_teardown_seconds_count") == 1
+            assert value(text, "sublet_wait_seconds_count") == 2, "the second got what the first gave back"
+            assert value(text, "sublet_gpu_seconds_total") >= 20
+            assert value(text, "sublet_commits_total") == b.driver.commits
+            assert value(text, "sublet_commit_seconds_count") == b.driver.commits
+
+    run(story)
+
+
+def test_no_name_of_anybody_is_on_the_page() -> None:
+    """More people read metrics than leases: no lease id, no tenant, no token, no label, no holder."""
+
+    async def story() -> None:
+        async with bench() as b:
+            token = await b.tenant("very-secret-tenant")
+            lease = (await b.acquire(token, name="secret-name", labels={"secretkey": "secretvalue"}, holder="secret"))[
+                "lease"
+            ]
+            await b.acquire(token, request_id="too-big", wants=[{"kind": "gpu", "amount": 1 << 50}])
+            text = await page(b)
+            assert "secret" not in text
+            assert lease["id"] not in text
+            assert token not in text
+
+    run(story)
+
+
+def test_reading_the_page_changes_nothing() -> None:
+    """Levels are read when somebody asks: no commit, no event, the same page twice."""
+
+    async def story() -> None:
+        async with bench() as b:
+            await b.acquire()
+            commits = b.driver.commits
+            assert await page(b) == await page(b)
+            assert b.driver.commits == commits
+
+    run(story)
