@@ -1,8 +1,8 @@
 """The office's disk: what was synced stays, what was not may be there, or not, after a crash.
 
 A batch is stored as the bytes that the real events encode to, with the moment it was decided, under a checksum. A
-torn batch fails it and is dropped whole, as the real journal's transaction would be. The incarnation is kept apart, because
-it must survive a restore.
+torn batch fails it and is dropped whole, as the real journal's transaction would be. The incarnation is kept apart,
+because it must survive a restore.
 """
 
 from __future__ import annotations

@@ -120,10 +120,10 @@ class FaultPlan:
         self._pause(self._world.office, 20)
 
     def _pause(self, process: Process, most_s: float) -> None:
-        process.paused_until = max(process.paused_until, self._in(0.1, most_s))
+        process.pause(self._in(0.1, most_s))
         for node in self._world.nodes:
             if process is self._world.office and node.embedded:
-                node.paused_until = process.paused_until
+                node.pause(process.paused_until)
 
     def _slow_disk(self) -> None:
         self._met("slow disk")

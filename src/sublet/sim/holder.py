@@ -210,15 +210,15 @@ class HolderProcess(Process):
         self.world.watch.believes(self, holder, self._last_sent_ns, reply.left_ns)
         self._take_notice(reply, now_ns)
         if holder.status in HELD_STATES:
-            self._work()
+            self._work(holder.lease)
         self._look_at_time()
 
     def _policy(self, job: Job) -> RenewalPolicy:
         return RenewalPolicy(mode=job.mode)
 
-    def _work(self) -> None:
+    def _work(self, lease: LeaseId) -> None:
         job, holder = self.job, self.holder
-        if job is None or holder is None or holder.status not in HELD_STATES:
+        if job is None or holder is None or holder.lease != lease or holder.status not in HELD_STATES:
             return
         if job.rounds == 0:
             self._stop_working()
@@ -242,7 +242,7 @@ class HolderProcess(Process):
             with self.manager.change(holder.lease) as entry:
                 entry.finish(self.clock.now_ns())
             self._look_at_time()
-            self.after(job.idle_ns, self._work)
+            self.after(job.idle_ns, self._work, lease)
 
     def _effect(self) -> None:
         """One call on the device. The question and the act are apart, as they are in life."""

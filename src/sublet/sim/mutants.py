@@ -1,7 +1,7 @@
 """Known bugs of other systems, put into the real parts while a seed runs, to see that the seeds would find them.
 
-Each is named as in the reliability notes (Z1 to Z19) and says whose bug it was. Nothing of it is in the product: a mutant
-replaces one method or function of a part for as long as its context lasts. Where the bug needs machinery that this
+Each is named as in the reliability notes (Z1 to Z19) and says whose bug it was. Nothing of it is in the product: a
+mutant replaces one method or function of a part for as long as its context lasts. Where the bug needs machinery that this
 design does not have, the nearest thing that could happen here stands for it, and says so.
 """
 
@@ -276,9 +276,7 @@ def _kept_without_looking(_original: Any) -> Any:
 
 
 MUTANTS: Final[dict[str, Mutant]] = {
-    "Z1": Mutant(
-        "the agent compares no epochs", "Kleppmann on Redlock", ((FenceTable, "check", _no_epoch_check),)
-    ),
+    "Z1": Mutant("the agent compares no epochs", "Kleppmann on Redlock", ((FenceTable, "check", _no_epoch_check),)),
     "Z2": Mutant("epochs are kept in memory only", "many lock services", ((Disk, "recover", _epochs_in_memory),)),
     "Z3": Mutant(
         "epochs come from the wall clock",
@@ -286,7 +284,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ((Ledger, "handle", _wall_of_each_command), (State, "next_epoch", _epoch_from_wall_clock)),
     ),
     "Z4": Mutant(
-        "a renewal that races with a revocation is answered with yes", "etcd lessor", ((Ledger, "handle", _race_answers_ok),)
+        "a renewal that races with a revocation is answered with yes",
+        "etcd lessor",
+        ((Ledger, "handle", _race_answers_ok),),
     ),
     "Z5": Mutant("a renewal brings an expired lease back", "etcd, ZOOKEEPER-1496", ((Ledger, "handle", _resurrects),)),
     "Z6": Mutant(
@@ -299,7 +299,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "etcd #15247",
         ((MemoryAgent, "send", _obeys_old_offices((Extend, Grant))),),
     ),
-    "Z8": Mutant("every restart gives leases their whole time again", "etcd #9395", ((Ledger, "handle", _time_anew(1)),)),
+    "Z8": Mutant(
+        "every restart gives leases their whole time again", "etcd #9395", ((Ledger, "handle", _time_anew(1)),)
+    ),
     "Z9": Mutant("the third restart loses what time was left", "etcd #17132", ((Ledger, "handle", _time_anew(3)),)),
     "Z10": Mutant("expiries are dropped when several are due", "etcd #10686", ((State, "pop_due", _drops_expiries),)),
     "Z11": Mutant("the holder counts from the reply", "noobaa #9765", ((Holder, "_grant", _counts_from_reply),)),
@@ -313,14 +315,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "fabric8 #7258",
         ((MemoryAgent, "_deadline_ns", _own_ttl),),
     ),
-    "Z14": Mutant("silence is taken for a refusal", "etcd #2660, consul #912", ((Holder, "_unanswered", _silence_is_loss),)),
+    "Z14": Mutant(
+        "silence is taken for a refusal", "etcd #2660, consul #912", ((Holder, "_unanswered", _silence_is_loss),)
+    ),
     "Z15": Mutant(
         "the work loop does not hear of the end",
         "kubernetes #23731",
         ((HolderProcess, "over", _deaf_to_the_end), (HolderProcess, "may_start", _never_asks)),
     ),
-    "Z16": Mutant("a slice is free before its teardown is confirmed", "kubernetes #141471", ((Step, "end", _free_at_once),)),
-    "Z17": Mutant("a teardown that takes long ends as free", "forced deletes", ((Schedule, "tick", _free_after_a_while),)),
+    "Z16": Mutant(
+        "a slice is free before its teardown is confirmed", "kubernetes #141471", ((Step, "end", _free_at_once),)
+    ),
+    "Z17": Mutant(
+        "a teardown that takes long ends as free", "forced deletes", ((Schedule, "tick", _free_after_a_while),)
+    ),
     "Z18": Mutant(
         "the end of one lease clears its neighbours off a shared device",
         "kubernetes #140212",
@@ -331,4 +339,4 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "Jepsen on etcd 3.4.3",
         ((promises, "can_be_kept", _kept_without_looking),),
     ),
-}  # fmt: skip
+}

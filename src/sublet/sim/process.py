@@ -68,12 +68,29 @@ class Process:
         self.alive = False
         self.boot = 0
         self.paused_until = 0
+        """A true time; what comes before it waits."""
+        self.backlog: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
 
     def begin(self) -> None:
         """Run (again)."""
         self.alive = True
         self.boot += 1
         self.paused_until = 0
+        self.backlog.clear()
+
+    def pause(self, until_true_ns: int) -> None:
+        """Stand still until then; what comes meanwhile is done afterwards, in order."""
+        if until_true_ns > self.paused_until:
+            self.paused_until = until_true_ns
+            self.world.push(until_true_ns, None, self.resume)
+
+    def resume(self) -> None:
+        """Go on, unless another pause lasts longer."""
+        if self.world.now >= self.paused_until:
+            backlog, self.backlog = self.backlog, []
+            for boot, do, args in backlog:
+                if boot == self.boot:
+                    self.world.push(self.world.now, self, do, args)
 
     def crash(self) -> None:
         """Stop at once."""

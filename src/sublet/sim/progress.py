@@ -72,10 +72,10 @@ class Progress:
     def _wake_up(self) -> None:
         """Whoever of the core is down or paused comes back; operators undo what they did."""
         world = self._world
-        world.office.paused_until = 0
         world.faults.office_up(world.office)
-        for process in (*world.nodes, *world.holders):
-            process.paused_until = 0
+        for process in (world.office, *world.nodes, *world.holders):
+            process.paused_until = min(process.paused_until, world.now)
+            process.resume()
             if process.name not in self._lost and not process.alive:
                 process.begin()
         self._look_after()

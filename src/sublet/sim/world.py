@@ -111,8 +111,7 @@ class World:
                 if process.boot != boot or not process.alive:
                     continue
                 if at < process.paused_until:
-                    self._count += 1
-                    heapq.heappush(heap, (process.paused_until, self._count, process, boot, do, args))
+                    process.backlog.append((boot, do, args))
                     continue
             do(*args)
             self.steps += 1
