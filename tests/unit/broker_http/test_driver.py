@@ -46,7 +46,7 @@ def test_commands_of_one_turn_share_one_commit() -> None:
 
 
 def test_nothing_is_answered_and_the_office_ends_when_the_journal_cannot_be_written() -> None:
-    """What is on disk after a failed sync is not known, so the office dies with its answers withheld, without a retry."""
+    """What is on disk after a failed sync is not known, so the office dies, its answers withheld, without a retry."""
 
     async def story() -> None:
         async with bench() as b:
