@@ -1,0 +1,216 @@
+"""Bills add up: over windows, over tenants and over devices, to the last unit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sublet.errors import InvalidRequest
+from sublet.observe.bills import Bill, Charge, Holding, Line, Rates, Usage, fold, parse_rates, reconcile, to_csv
+from sublet.values import GIB, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
+
+HOUR: Final = 3600 * NS_PER_S
+
+
+def holding(start: int, stop: int, *charges: Charge, wall: int | None = None) -> Holding:
+    return Holding(start_ns=start, stop_ns=stop, wall_ns=start if wall is None else wall, charges=charges)
+
+
+def gpu(millis: int = 1000, model: str = "A", name: str = "n/gpu0") -> Charge:
+    return Charge(resource=ResourceId(name), kind=Kind.GPU, units=millis, model=model)
+
+
+def usage(lease: str, *holdings: Holding, tenant: str = "ada", busy: int = 0, **labels: str) -> Usage:
+    return Usage(lease=LeaseId(lease), tenant=TenantId(tenant), holdings=holdings, busy_ns=busy, labels=labels)
+
+
+def test_a_bill_counts_what_was_held() -> None:
+    """Half a device for two hours is one device for one hour; each kind has its own unit."""
+    memory = Charge(resource=ResourceId("n/memory"), kind=Kind.MEMORY, units=4 * GIB)
+    cores = Charge(resource=ResourceId("n/cpu"), kind=Kind.CPU, units=8)
+    block = Charge(resource=ResourceId("n/block"), kind=Kind.BLOCK, units=GIB)
+    bill = fold([usage("a", holding(0, 2 * HOUR, gpu(500), memory, cores, block), busy=HOUR)])
+    (line,) = bill.lines
+    assert (line.leases, line.held_ns, line.busy_ns) == (1, 2 * HOUR, HOUR)
+    assert line.gpu_milli_ns == 1000 * HOUR
+    assert (line.core_ns, line.memory_byte_ns, line.block_byte_ns) == (16 * HOUR, 8 * GIB * HOUR, 2 * GIB * HOUR)
+    assert line.cost == Decimal(1) + 16 * Decimal("0.02") + 8 * Decimal("0.002") + 2 * Decimal("0.0001")
+    assert bill.total.cost == line.cost
+
+
+def test_models_have_prices_of_their_own() -> None:
+    rates = Rates(gpu=2_000_000, models={"B": 5_000_000})
+    bill = fold(
+        [usage("a", holding(0, HOUR, gpu(model="A"))), usage("b", holding(0, HOUR, gpu(model="B")))], rates=rates
+    )
+    assert [line.cost for line in bill.lines] == [2, 5]
+
+
+def test_lines_are_sums_by_tenant_or_label() -> None:
+    usages = [
+        usage("a", holding(0, 10, gpu()), tenant="ada", course="x"),
+        usage("b", holding(0, 20, gpu()), tenant="bob", course="x"),
+        usage("c", holding(0, 40, gpu()), tenant="ada"),
+    ]
+    assert [(line.key, line.tenant, line.leases, line.held_ns) for line in fold(usages, by="tenant").lines] == [
+        ("ada", "ada", 2, 50),
+        ("bob", "bob", 1, 20),
+    ]
+    assert [(line.key, line.tenant, line.held_ns) for line in fold(usages, by="label:course").lines] == [
+        ("", None, 40),
+        ("x", None, 30),
+    ]
+
+
+@pytest.mark.parametrize("by", ["", "leases", "label:", "device"])
+def test_a_bill_by_something_else_is_refused(by: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be made"):
+        fold([], by=by)
+
+
+def test_a_window_clips_exactly() -> None:
+    """From since up to until; what lies outside has no line."""
+    usages = [usage("a", holding(100, 200, gpu()), busy=50), usage("b", holding(200, 300, gpu()))]
+    bill = fold(usages, since_ns=150, until_ns=200)
+    assert [(line.key, line.held_ns, line.busy_ns) for line in bill.lines] == [("a", 50, 25)]
+    assert fold(usages, since_ns=300).lines == ()
+    with pytest.raises(InvalidRequest, match="ends before it begins"):
+        fold(usages, since_ns=5, until_ns=5)
+
+
+def test_a_wall_clock_that_jumps_makes_nothing_longer() -> None:
+    """A holding lies where it began on the wall clock, and lasts as long as the boot clock says."""
+    bill = fold([usage("a", holding(100, 200, gpu(), wall=5000))], since_ns=5050)
+    assert bill.total.held_ns == 50
+
+
+holdings = st.builds(
+    lambda start, held, wall, millis: holding(start, start + held, gpu(millis), wall=wall),
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+    st.integers(1, 1000),
+)
+usages_of = st.lists(
+    st.builds(
+        lambda n, tenant, busy, parts: usage(f"l{n}", *parts, tenant=tenant, busy=busy, course=tenant),
+        st.integers(0, 10**6),
+        st.sampled_from(["ada", "bob", "cid"]),
+        st.integers(0, 3000),
+        st.lists(holdings, min_size=1, max_size=4),
+    ),
+    max_size=8,
+    unique_by=lambda u: u.lease,
+)
+SUMMED: Final = ("held_ns", "busy_ns", "gpu_milli_ns", "grains")
+
+
+def amounts(line: Line) -> list[int]:
+    return [getattr(line, name) for name in SUMMED]
+
+
+@given(usages_of, st.lists(st.integers(-10, 2500), min_size=1, max_size=5, unique=True))
+def test_windows_that_meet_add_up(usages: list[Usage], cuts: list[int]) -> None:
+    """However a stretch of time is cut, the parts give together what the whole gives; busy time too."""
+    edges = [None, *sorted(cuts), None]
+    parts = [fold(usages, since_ns=a, until_ns=b).total for a, b in itertools.pairwise(edges)]
+    whole = fold(usages).total
+    assert [sum(getattr(part, name) for part in parts) for name in SUMMED] == amounts(whole)
+    assert all(part.busy_ns <= part.held_ns for part in parts)
+
+
+@given(usages_of)
+def test_every_way_to_sum_has_the_same_total(usages: list[Usage]) -> None:
+    for by in ("lease", "tenant", "label:course", "label:none"):
+        bill = fold(usages, by=by)
+        assert [sum(getattr(line, name) for line in bill.lines) for name in SUMMED] == amounts(bill.total)
+
+
+@given(usages_of, st.integers(0, 10**9))
+def test_a_cost_is_the_fraction_it_should_be(usages: list[Usage], micros: int) -> None:
+    """Computed again in fractions, rounded half to even."""
+    exact = sum(
+        (
+            Fraction(charge.units, 1000) * Fraction(h.held_ns, HOUR) * micros
+            for u in usages
+            for h in u.holdings
+            for charge in h.charges
+        ),
+        start=Fraction(0),
+    )
+    assert fold(usages, rates=Rates(gpu=micros)).total.cost == Decimal(round(exact)).scaleb(-6)
+
+
+def test_a_huge_bill_is_exact() -> None:
+    """More digits than a float, or the usual decimal context, has."""
+    years = 10 * 365 * 24 * HOUR
+    block = Charge(resource=ResourceId("n/block"), kind=Kind.BLOCK, units=(1 << 60) - 1)
+    bill = fold([usage(f"l{n}", holding(1, years, block)) for n in range(3)])
+    assert bill.total.block_byte_ns == 3 * ((1 << 60) - 1) * (years - 1)
+    row = next(csv.DictReader(io.StringIO(to_csv(bill))))
+    assert Fraction(row["block_byte_seconds"]) == Fraction(((1 << 60) - 1) * (years - 1), NS_PER_S)
+
+
+# ---- reconcile ----
+
+
+def test_reconcile_notices_a_nanosecond() -> None:
+    usages = [usage("a", holding(0, 10, gpu(500))), usage("b", holding(3, 10, gpu(250)), tenant="bob")]
+    devices = {(ResourceId("n/gpu0"), Kind.GPU): 500 * 10 + 250 * 7}
+    assert reconcile(usages, devices).ok
+    devices[ResourceId("n/gpu0"), Kind.GPU] += 1
+    assert not reconcile(usages, devices).ok
+
+
+# ---- rates ----
+
+
+def test_rates_are_read_from_toml() -> None:
+    rates = parse_rates('currency = "EUR"\ngpu = 1.5\ncpu = 0\n[models]\n"NVIDIA H200" = 3.250001\n')
+    assert (rates.currency, rates.gpu, rates.cpu, rates.memory) == ("EUR", 1_500_000, 0, Rates().memory)
+    assert rates.models == {"NVIDIA H200": 3_250_001}
+    assert parse_rates("") == Rates()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("gpu = ", "gpu = -1", "gpu = nan", "gpu = inf", "gpu = true", 'gpu = "1"', "gpu = 0.0000001", "gpu = 1e30"),
+        *("gpus = 1", "models = 3", "currency = 3", 'currency = ""', '[models]\nx = "a"'),
+    ],
+)
+def test_rates_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="rate"):
+        parse_rates(text)
+
+
+# ---- showing ----
+
+
+@pytest.mark.parametrize("evil", ["=1+1", "+1", "-1", "@SUM(A1)", " =1", "\t=1", "＝1"])
+def test_no_cell_of_the_csv_begins_like_a_formula(evil: str) -> None:
+    """Labels are written by tenants and opened by whoever pays."""
+    bill = fold([usage("a", holding(0, 10, gpu()), course=evil)], by="label:course")
+    row = next(csv.DictReader(io.StringIO(to_csv(bill))))
+    assert row["key"] == "'" + evil
+
+
+def test_the_csv_has_every_digit_and_survives_odd_labels() -> None:
+    bill = fold([usage("a", holding(0, 1, gpu(1)), course='he said "a,b"')], by="label:course")
+    row = next(csv.DictReader(io.StringIO(to_csv(bill))))
+    assert (row["key"], row["gpu_seconds"], row["held_seconds"]) == ('he said "a,b"', "0.000000000001", "0.000000001")
+    assert (row["cost"], row["currency"], row["live"]) == ("0.000000", "credits", "no")
+
+
+def test_an_empty_bill_is_a_bill() -> None:
+    bill = fold([usage("never granted")])
+    assert bill == Bill(by="lease", currency="credits", lines=(), total=Line(key="total"))
+    assert to_csv(bill).count("\n") == 1
