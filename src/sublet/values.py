@@ -252,7 +252,7 @@ def parse_duration_ns(value: float | str, what: str = "duration", *, zero_ok: bo
     elif not math.isfinite(value):
         raise InvalidRequest(f"the {what} must be a finite number, not {value}", do=_DURATION_DO)
     else:
-        ns = round(min(value, DURATION_MAX_NS) * NS_PER_S)  # bounded first: 1e300 seconds would overflow to infinity
+        ns = round(max(-1.0, min(value, DURATION_MAX_NS)) * NS_PER_S)  # bounded first: 1e300 s would become infinity
     if ns < 0 or (ns == 0 and not zero_ok):
         raise InvalidRequest(f"the {what} must be more than zero, not {_short(value)}", do=_DURATION_DO)
     if ns > DURATION_MAX_NS:

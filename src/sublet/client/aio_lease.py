@@ -60,7 +60,7 @@ class Lease(LeaseFacts):
     async def release(self) -> None:
         """Give it back. Twice is harmless, and so is after the end; see `sublet.Lease.release`."""
         self._own()
-        if not self._held.confirmed:
+        if not self._is_returned():
             self._released(await self._fabric._run(self._letting_go(self._fabric._core)))
 
     def leave(self) -> LeaseId:

@@ -7,6 +7,7 @@ carry out what it says is due and bring back what came of it.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Never
@@ -42,6 +43,7 @@ class Held:
     """One lease of this program: what the office said of it last, the holder's own view, and who listens."""
 
     __slots__ = (
+        "__weakref__",
         "_told_over",
         "by_hand",
         "confirmed",
@@ -51,6 +53,7 @@ class Held:
         "notice",
         "noticed_ns",
         "release_id",
+        "returned",
         "said_idle",
         "view",
     )
@@ -61,6 +64,8 @@ class Held:
         self.release_id = release_id
         self.confirmed = False
         """Whether the office has said that it is over."""
+        self.returned = False
+        """Whether the holder gave it back; the office may not know yet."""
         self.by_hand = False
         """Whether somebody else (a ``RenewalManager``) renews it."""
         self.listeners: list[Callable[[LeaseChange], None]] = []
@@ -136,6 +141,8 @@ class Book:
         self._manager = RenewalManager(_sent_by_the_keeper, clock=clock)
         self._held: dict[LeaseId, Held] = {}
         self._to_tell: dict[LeaseId, Held] = {}
+        self._gone: weakref.WeakValueDictionary[LeaseId, Held] = weakref.WeakValueDictionary()
+        """Over by their own clock, for as long as somebody looks at them: the office may yet say why."""
         self.dropped: deque[Held] = deque()
         """Leases whose object was dropped without a release."""
 
@@ -166,6 +173,7 @@ class Book:
 
     def let_go(self, held: Held) -> None:
         """Before a release is sent: nothing starts any more, and nothing is renewed."""
+        held.returned = True
         held.holder.let_go(self._clock.now_ns())
         self._forget(held)
         held.tell("ended")
@@ -300,8 +308,8 @@ class Book:
     def seen(self, view: LeaseView, *, as_of_ns: int | None = None) -> None:
         """How a lease is, as the office sees it now, or saw it at some moment from ``as_of_ns`` on: what was heard
         meanwhile may be newer."""
-        held = self._held.get(LeaseId(view.id))
-        if held is None:
+        held = self._held.get(LeaseId(view.id)) or self._gone.get(LeaseId(view.id))
+        if held is None or (held.over and view.end is None):
             return
         if view.end is not None:
             self.ended(held, end_of(view.end))
@@ -390,6 +398,7 @@ class Book:
         match news.word:
             case HolderWord.OVER:
                 self._forget(held)
+                self._gone[held.id] = held
                 _log.warning("lease %s is over: %s", held.id, news.detail)
                 held.tell("ended", news.detail)
                 return

@@ -48,6 +48,8 @@ REQUEST_TIMEOUT_S: Final = 5.0
 """One request, from sending to the whole answer."""
 PATIENCE_S: Final = 20.0
 """How long what got no answer is asked again: a restart of the office takes a fraction of it."""
+LOOK_PATIENCE_S: Final = 8.0
+"""The same where somebody only wants to look."""
 QUEUE_PATIENCE_S: Final = 60.0
 """The same for a look at the own place in the queue, which survives a restart."""
 WITHDRAW_PATIENCE_S: Final = 2.0
@@ -168,23 +170,25 @@ class Core:
     # ---- looking and everything else ----
 
     def hello(self) -> Program[Hello]:
-        """Who is there, and which versions of the wire it speaks."""
-        reply = yield from self._asking(Call(method="GET", path="/v1/hello", timeout_s=REQUEST_TIMEOUT_S))
+        """Who is there, and which versions of the wire it speaks. Asked once: whoever connects wants to know now."""
+        reply = yield from ask(Call(method="GET", path="/v1/hello", timeout_s=REQUEST_TIMEOUT_S))
         return decode(reply, Hello)
 
     def look(self, lease: LeaseId) -> Program[LeaseView]:
         """A lease as the office knows it, whatever its state."""
-        reply = yield from self._asking(Call(method="GET", path=_path(lease), timeout_s=REQUEST_TIMEOUT_S))
+        reply = yield from self._asking(
+            Call(method="GET", path=_path(lease), timeout_s=REQUEST_TIMEOUT_S), LOOK_PATIENCE_S
+        )
         return decode_lease(reply)
 
     def query(self, path: str, shape: type[T]) -> Program[T]:
         """GET something. Looking changes nothing, so it may be asked again."""
-        reply = yield from self._asking(Call(method="GET", path=path, timeout_s=REQUEST_TIMEOUT_S))
+        reply = yield from self._looking(path)
         return decode(reply, shape)
 
     def text(self, path: str) -> Program[str]:
         """GET something that is not JSON."""
-        reply = yield from self._asking(Call(method="GET", path=path, timeout_s=REQUEST_TIMEOUT_S))
+        reply = yield from self._looking(path)
         if reply.status != 200:
             decode(reply, dict)
         return reply.body.decode()
@@ -216,6 +220,11 @@ class Core:
                 if not error.sent:
                     yield Revive()
             yield Pause(pause)
+
+    def _looking(self, path: str) -> Program[Reply]:
+        call = Call(method="GET", path=path, timeout_s=REQUEST_TIMEOUT_S)
+        reply = yield from self._asking(call, LOOK_PATIENCE_S)
+        return reply
 
     def _next_place(self, lease: LeaseId) -> Program[Reply]:
         path = f"{_path(lease)}?wait={POLL_S:g}&after={LeaseStatus.QUEUED}"

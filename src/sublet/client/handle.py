@@ -204,6 +204,13 @@ class LeaseFacts:
         """By hand there is nothing else to do meanwhile, so an answer is awaited for as long as it would still help."""
         return max(attempt.timeout_ns / NS_PER_S, min(REQUEST_TIMEOUT_S, self.remaining))
 
+    def _is_returned(self) -> bool:
+        """Whether there is nothing to give back: the office knows, or the time ran out, which it knows by itself. What
+        was given back without an answer may be given back again."""
+        with self._lock:
+            self._book.refresh(self._held)
+            return self._held.confirmed or (self._held.over and not self._held.returned)
+
     def _letting_go(self, core: Core) -> Program[LeaseView | None]:
         """From here on nothing starts under it; what is returned tells the office."""
         with self._lock:

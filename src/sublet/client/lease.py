@@ -74,7 +74,7 @@ class Lease(LeaseFacts):
         and ends by its time to live.
         """
         self._own()
-        if not self._held.confirmed:
+        if not self._is_returned():
             self._released(self._fabric._run(self._letting_go(self._fabric._core)))
 
     def leave(self) -> LeaseId:

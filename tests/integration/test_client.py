@@ -1,0 +1,474 @@
+"""The client against a real office: a process of its own on this machine, started, killed, and found again."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir, socket_path
+from sublet.client.office import ensure_office
+from sublet.wire.http import TenantToken
+
+WAIT_S = 20.0
+
+
+def end_office(home: Path) -> None:
+    """End the office of this home, however it is."""
+    try:
+        with sublet.connect(home=home, start=False) as fabric:
+            fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    except sublet.SubletError:
+        return
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "home"
+    end_office(tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An office with two host devices of 4 GiB, for the tests that leave it as they found it."""
+    folder = tmp_path_factory.mktemp("shared") / "home"
+    ensure_office(folder, words=("up", "--foreground", "--host-gpus", "2x4GiB"))
+    yield folder
+    end_office(folder)
+
+
+@pytest.fixture
+def fabric(shared_home: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=shared_home) as found:
+        yield found
+
+
+def until(what: Any, timeout_s: float = WAIT_S) -> Any:
+    """Wait for something that another process does. Its result, once it is true."""
+    end = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < end, f"waited {timeout_s:g} s for it in vain"
+        time.sleep(0.01)
+    return found
+
+
+def run(code: str, home: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A program of somebody else, with its own interpreter."""
+    env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+def make_tenant(home: Path, **settings: Any) -> sublet.Fabric:
+    """A tenant with a token of its own, and its way in."""
+    name = f"t-{os.urandom(4).hex()}"
+    with sublet.connect(home=home) as operator:
+        made = operator.request("POST", "/v1/tenants", {"id": name, **settings}, shape=TenantToken)
+    return sublet.connect(home=home, token=made.token)
+
+
+# ---- a lease's life
+
+
+def test_a_lease_from_acquire_to_release(fabric: sublet.Fabric) -> None:
+    with fabric.gpu(min_vram="1GiB", ttl="1m", name="first", labels={"who": "me"}) as lease:
+        assert lease.status is sublet.LeaseStatus.ACTIVE
+        assert 45 < lease.remaining < 60
+        assert (lease.name, lease.labels, lease.ttl, lease.end) == ("first", {"who": "me"}, 60.0, None)
+        assert [device.kind for device in lease.devices] == [sublet.Kind.GPU]
+        assert [view.id for view in fabric.leases()] == [lease.id]
+        lease.renew()
+        assert fabric.lease(lease.id).renewals == 1
+        lease.check(needs="30s")
+    assert lease.end is not None
+    assert lease.end.reason is sublet.EndReason.RELEASED
+    lease.release()
+    with pytest.raises(sublet.LeaseNotActive):
+        lease.check()
+    with pytest.raises(sublet.LeaseNotActive):
+        lease.renew()
+    until(lambda: not fabric.leases())
+
+
+def test_each_kind_can_be_leased(fabric: sublet.Fabric) -> None:
+    with fabric.cpu(1) as cpu, fabric.memory("64MiB") as memory, fabric.block(min_blocks=512, name="ckpt") as block:
+        amounts = [(d.kind.value, d.amount) for lease in (cpu, memory, block) for d in lease.devices]
+        assert amounts == [("cpu", 1), ("memory", 64 << 20), ("block", 512 * 4096)]
+    with fabric.gpu(min_vram="1GiB", count=2) as both:
+        assert len(both.devices) == 2
+
+
+def test_the_body_error_is_never_masked(fabric: sublet.Fabric) -> None:
+    with pytest.raises(ZeroDivisionError), fabric.gpu(min_vram="1GiB") as lease:
+        _ = 1 / 0
+    assert lease.end is not None
+    until(lambda: not fabric.leases())
+
+
+def test_busy_leases_are_renewed_and_idle_ones_end_as_idle(fabric: sublet.Fabric) -> None:
+    """Two leases of the shortest kind: one works, one does not."""
+    ends: queue.SimpleQueue[sublet.LeaseEnd] = queue.SimpleQueue()
+    with fabric.gpu(min_vram="1GiB", ttl="2s") as busy, fabric.gpu(min_vram="1GiB", ttl="2s") as idle:
+        idle.on_end(ends.put)
+        with busy.activity("training"):
+            end = ends.get(timeout=WAIT_S)
+            assert busy.status is sublet.LeaseStatus.ACTIVE
+        assert end.reason is sublet.EndReason.IDLE
+        with pytest.raises(sublet.LeaseExpired, match="idle"):
+            idle.check()
+    assert until(lambda: fabric.lease(idle.id).end).reason == "idle"
+    assert fabric.lease(busy.id).renewals >= 1
+    assert fabric.lease(busy.id).busy > 1
+
+
+def test_a_lease_that_is_never_renewed_expires(fabric: sublet.Fabric) -> None:
+    with fabric.gpu(min_vram="1GiB", ttl="2s", renew="never") as lease, lease.activity():
+        changes = [change.what for change in lease.events()]
+        assert changes == ["warning", "ended"]
+    assert until(lambda: fabric.lease(lease.id).end).reason == "expired"
+
+
+def test_a_manager_of_ones_own_renews_instead_of_the_fabric(fabric: sublet.Fabric) -> None:
+    with fabric.gpu(min_vram="1GiB", ttl="2s") as lease, lease.activity():
+        manager = sublet.RenewalManager()
+        manager.register(lease, sublet.RenewalPolicy())
+        for _ in range(2):
+            assert until(lambda: manager.tick().renewed) == (lease.id,)
+        assert fabric.lease(lease.id).renewals == 2
+
+
+# ---- waiting
+
+
+def test_who_waits_hears_its_place_and_gets_its_turn(fabric: sublet.Fabric) -> None:
+    places: queue.SimpleQueue[sublet.Place] = queue.SimpleQueue()
+    got: queue.SimpleQueue[sublet.Lease] = queue.SimpleQueue()
+    with fabric.gpu(min_vram="1GiB", count=2) as first:
+        waiter = threading.Thread(target=lambda: got.put(fabric.gpu(min_vram="1GiB", on_place=places.put)))
+        waiter.start()
+        place = places.get(timeout=WAIT_S)
+        assert (place.position, bool(place.reason)) == (1, True)
+        first.release()
+        second = got.get(timeout=WAIT_S)
+    waiter.join()
+    assert second.status is sublet.LeaseStatus.ACTIVE
+    assert second.epoch > first.epoch
+    second.release()
+
+
+def test_waiting_can_be_bounded_or_left_out(fabric: sublet.Fabric) -> None:
+    with fabric.gpu(min_vram="1GiB", count=2):
+        with pytest.raises(sublet.CapacityExceeded, match="GPU unavailable: ") as at_once:
+            fabric.gpu(min_vram="1GiB", wait=0)
+        with pytest.raises(sublet.CapacityExceeded, match="GPU unavailable: not granted within 300ms"):
+            fabric.gpu(min_vram="1GiB", wait="300ms")
+        assert at_once.value.estimate is not None
+        assert len(fabric.leases()) == 1
+    with pytest.raises(sublet.CapacityExceeded, match="GPU unavailable: "):
+        fabric.gpu(min_vram="5GiB", wait=0)
+
+
+def test_an_offer_is_made_only_to_who_would_take_it(fabric: sublet.Fabric) -> None:
+    with fabric.gpu(min_vram="3GiB", exclusivity="shared"), fabric.gpu(min_vram="3GiB", exclusivity="shared"):
+        with pytest.raises(sublet.CapacityExceeded) as refused:
+            fabric.gpu(min_vram="2GiB", exclusivity="shared", wait=0)
+        assert isinstance(refused.value.offer, sublet.Offer)
+        assert refused.value.offer.offered == 1 << 30
+        with fabric.gpu(min_vram="2GiB", exclusivity="shared", or_smaller=True) as smaller:
+            assert smaller.devices[0].amount == 1 << 30
+        until(lambda: len(fabric.leases()) == 2)
+        offers: list[sublet.Offer] = []
+
+        def decline(offer: sublet.Offer) -> bool:
+            offers.append(offer)
+            return False
+
+        with pytest.raises(sublet.CapacityExceeded, match="was declined"):
+            fabric.gpu(
+                min_vram="2GiB",
+                exclusivity="shared",
+                or_smaller="512MiB",
+                wait=0,
+                on_offer=decline,
+            )
+        assert [offer.offered for offer in offers] == [1 << 30]
+
+
+def test_an_interrupted_wait_leaves_the_queue(fabric: sublet.Fabric) -> None:
+    def interrupt(_: sublet.Place) -> None:
+        raise KeyboardInterrupt
+
+    with fabric.gpu(min_vram="1GiB", count=2):
+        with pytest.raises(KeyboardInterrupt):
+            fabric.gpu(min_vram="1GiB", on_place=interrupt)
+        assert [view.status for view in fabric.leases()] == ["active"]
+
+
+# ---- taken back
+
+
+def test_a_notice_is_heard_and_the_end_has_its_reason(fabric: sublet.Fabric) -> None:
+    notices: queue.SimpleQueue[sublet.Notice] = queue.SimpleQueue()
+    with fabric.gpu(min_vram="1GiB", renew="always") as lease:
+        lease.on_notice(notices.put)
+        events = lease.events()
+        until(lambda: fabric._keeper._news is not None and not fabric._keeper._behind)
+        fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"notice": 1.0, "detail": "maintenance"}, shape=dict)
+        assert notices.get(timeout=WAIT_S).detail == "maintenance"
+        assert lease.status is sublet.LeaseStatus.NOTICED
+        assert lease.remaining < 1
+        assert [change.what for change in events] == ["notice", "ended"]
+        with pytest.raises(sublet.LeaseRevoked, match="operator"):
+            lease.check()
+    assert lease.end is not None
+    assert (lease.end.reason, lease.end.detail) == (sublet.EndReason.OPERATOR, "maintenance")
+
+
+def test_attaching_fences_whoever_held_it(fabric: sublet.Fabric, shared_home: Path) -> None:
+    """From another program, by the id alone."""
+    lease = fabric.gpu(min_vram="1GiB", renew="always")
+    with sublet.connect(home=shared_home) as other, other.attach(lease.id) as taken:
+        assert taken.epoch > lease.epoch
+        until(lambda: lease.end)
+        with pytest.raises(sublet.LeaseNotActive, match="newer epoch"):
+            lease.renew()
+        lease.release()  # it is not this program's any more, so nothing happens
+        assert taken.status is sublet.LeaseStatus.ACTIVE
+        assert other.lease(taken.id).end is None
+
+
+# ---- dropped, left, forked, ended
+
+
+def test_a_dropped_lease_is_given_back_with_a_warning(fabric: sublet.Fabric) -> None:
+    leases = [fabric.gpu(min_vram="1GiB")]
+    with pytest.warns(sublet.DroppedLease, match=leases[0].id):
+        leases.clear()
+    gc.collect()
+    until(lambda: not fabric.leases())
+
+
+def test_a_lease_that_is_left_lives_on(fabric: sublet.Fabric, shared_home: Path) -> None:
+    done = run(
+        """
+        import sublet
+        with sublet.connect() as fabric:
+            print(fabric.gpu(min_vram="1GiB").leave())
+        """,
+        shared_home,
+    )
+    assert done.stderr == ""
+    assert [view.id for view in fabric.leases()] == [done.stdout.strip()]
+    fabric.attach(done.stdout.strip()).release()
+
+
+def test_a_program_that_ends_gives_back_what_it_holds(fabric: sublet.Fabric, shared_home: Path) -> None:
+    done = run(
+        """
+        import sublet
+        fabric = sublet.connect()
+        lease = fabric.gpu(min_vram="1GiB", ttl="10m")
+        raise SystemExit(3)
+        """,
+        shared_home,
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+    until(lambda: not fabric.leases())
+
+
+def test_a_fork_has_nothing_of_its_parents(fabric: sublet.Fabric, shared_home: Path) -> None:
+    """It can neither renew nor end the parent's leases, by accident or by exit, but it can acquire its own."""
+    done = run(
+        """
+        import os, time, warnings
+        import sublet
+        fabric = sublet.connect()
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python's own about forking with threads
+        with fabric.gpu(min_vram="1GiB", ttl="2s") as lease, lease.activity():
+            if os.fork() == 0:
+                try:
+                    lease.renew()
+                except sublet.LeaseNotActive as error:
+                    print(error)
+                lease.__exit__(None, None, None)
+                with fabric.gpu(min_vram="1GiB", wait=0) as own:
+                    print("own", own.epoch > lease.epoch)
+                raise SystemExit
+            os.wait()
+            time.sleep(2.5)
+            lease.check()
+            print(fabric.lease(lease.id).status)
+        """,
+        shared_home,
+    )
+    assert done.stderr == ""
+    told = done.stdout.splitlines()
+    assert "belongs to the process that acquired it" in told[0]
+    assert told[1:] == ["own True", "active"]
+
+
+# ---- the office comes and goes
+
+
+def test_twenty_connects_at_once_start_one_office(home: Path) -> None:
+    code = "import sublet; print(sublet.connect().status().pid)"
+    env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(20)
+    ]
+    said = [program.communicate(timeout=60) for program in programs]
+    assert {err for _, err in said} == {""}
+    assert len({out for out, _ in said}) == 1
+
+
+def test_a_killed_office_is_started_again_with_the_same_leases(home: Path) -> None:
+    """Its socket is stale; the leases are in the journal, with their deadlines and epochs unchanged."""
+    with sublet.connect(home=home) as fabric:
+        lease = fabric.gpu(min_vram="1GiB", ttl="1m", renew="always")
+        before, status = fabric.lease(lease.id), fabric.status()
+        for _ in range(2):
+            os.kill(fabric.status().pid, signal.SIGKILL)
+            after = fabric.lease(lease.id)
+            assert (after.epoch, after.deadline, after.status) == (before.epoch, before.deadline, "active")
+        assert fabric.status().pid != status.pid
+        lease.renew()
+        assert lease.status is sublet.LeaseStatus.ACTIVE
+        lease.release()
+
+
+def test_the_keeper_starts_a_killed_office_again_by_itself(home: Path) -> None:
+    """The program is busy and asks nothing; its lease outlives the office all the same."""
+    with sublet.connect(home=home) as fabric, fabric.gpu(min_vram="1GiB", ttl="4s") as lease, lease.activity():
+        pid = fabric.status().pid
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: lease._held.view.renewals)
+        lease.check()
+        assert fabric.status().pid != pid
+
+
+def test_an_interrupt_at_the_terminal_does_not_reach_the_office(home: Path) -> None:
+    """Ctrl-C goes to the whole process group of whoever started the office; the office is in none of them."""
+    done = run(
+        """
+        import os, signal
+        import sublet
+        fabric = sublet.connect()
+        print(fabric.status().pid, flush=True)
+        try:
+            os.killpg(os.getpgrp(), signal.SIGINT)
+            signal.pause()
+        except KeyboardInterrupt:
+            print(fabric.status().pid)
+        """,
+        home,
+        start_new_session=True,
+    )
+    first, second = done.stdout.split()
+    assert first == second
+    assert Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1] != str(os.getpid())
+    os.kill(int(first), 0)
+
+
+def test_an_office_that_cannot_start_says_why(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "journal.db").write_bytes(b"this is no journal" * 1000)
+    with pytest.raises(sublet.Disconnected, match="could not be started: ") as caught:
+        sublet.connect(home=home)
+    assert "Traceback" not in str(caught.value)
+    assert (home / "journal.db").read_bytes() == b"this is no journal" * 1000
+
+
+def test_no_office_is_started_where_none_is_wanted(home: Path) -> None:
+    with pytest.raises(sublet.Disconnected) as caught:
+        sublet.connect(home=home, start=False)
+    assert not caught.value.sent
+    assert not home.exists()
+
+
+def test_a_folder_where_the_socket_should_be_is_told(home: Path) -> None:
+    runtime_dir(home).mkdir(mode=0o700)
+    socket_path(home).mkdir()
+    try:
+        with pytest.raises(sublet.SubletError):
+            sublet.connect(home=home)
+    finally:
+        socket_path(home).rmdir()
+
+
+# ---- bad input, as far as the office has to say it
+
+
+def refused(fabric: sublet.Fabric, **asked: Any) -> sublet.SubletError:
+    before = fabric.leases(all=True)
+    terms: dict[str, Any] = {"min_vram": "1GiB", "wait": 0, **asked}
+    with pytest.raises(sublet.SubletError) as caught:
+        fabric.gpu(**terms)
+    assert [view.id for view in fabric.leases(all=True)] == [view.id for view in before]
+    text = str(caught.value)
+    assert "\n" not in text
+    assert caught.value.do
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [
+        ({"min_vram": "1TiB"}, sublet.CapacityExceeded),
+        ({"min_vram": "1TiB", "wait": None}, sublet.CapacityExceeded),
+        ({"count": 3, "wait": None}, sublet.CapacityExceeded),
+        ({"count": 1000}, sublet.InvalidRequest),
+        ({"model": "H900"}, sublet.SubletError),
+        ({"exclusivity": "partition"}, sublet.Unsupported),
+        ({"selector": {"rack": "nowhere"}}, sublet.SubletError),
+        ({"ttl": "1s"}, sublet.InvalidRequest),
+        ({"ttl": "30d"}, sublet.InvalidRequest),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_changes_nothing(
+    fabric: sublet.Fabric, asked: dict[str, Any], kind: type[sublet.SubletError]
+) -> None:
+    assert isinstance(refused(fabric, **asked), kind)
+
+
+def test_another_tenants_lease_looks_like_none(fabric: sublet.Fabric, shared_home: Path) -> None:
+    """Whatever is asked of it, the answer is that of an id that never was."""
+    with make_tenant(shared_home) as stranger, fabric.gpu(min_vram="1GiB") as lease:
+        for ask in (stranger.lease, stranger.attach):
+            told = []
+            for lease_id in (lease.id, "l-0000000000000000"):
+                with pytest.raises(sublet.NotFound) as caught:
+                    ask(lease_id)
+                told.append(str(caught.value).replace(lease_id, "ID"))
+            assert told[0] == told[1]
+        assert stranger.leases() == []
+        assert lease.status is sublet.LeaseStatus.ACTIVE
+
+
+def test_a_token_that_is_not_known_is_refused(shared_home: Path) -> None:
+    with sublet.connect(home=shared_home, token="sublet_nobody") as fabric, pytest.raises(sublet.Unauthorized):
+        fabric.status()
+
+
+def test_a_quota_is_told_as_such(shared_home: Path) -> None:
+    with make_tenant(shared_home, quota={"gpus": 1}) as small:
+        held = small.gpu(min_vram="1GiB")
+        with pytest.raises(sublet.QuotaExceeded):
+            small.gpu(min_vram="1GiB", wait=0)
+        held.release()

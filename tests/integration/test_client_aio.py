@@ -1,0 +1,147 @@
+"""The asyncio twin against a real office: the same core, so only what is its own is tried here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+import sublet
+from sublet import aio
+from sublet.client.office import ensure_office
+
+WAIT_S = 20.0
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An office with two host devices of 4 GiB."""
+    folder = tmp_path_factory.mktemp("aio") / "home"
+    ensure_office(folder, words=("up", "--foreground", "--host-gpus", "2x4GiB"))
+    yield folder
+    with sublet.connect(home=folder) as fabric:
+        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+
+
+async def until(ask: Callable[[], Awaitable[T]], true: Callable[[T], bool]) -> T:
+    """Ask until it is so; the time-out of the whole story is the bound."""
+    while not true(found := await ask()):
+        await asyncio.sleep(0.01)
+    return found
+
+
+def run(home: Path, story: Callable[[aio.Fabric], Awaitable[None]]) -> None:
+    """In a loop of its own, in debug mode: what is never awaited, or left open, is an error."""
+
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S), await aio.connect(home=home) as fabric:
+            await story(fabric)
+            await until(lambda: fabric.leases(), lambda views: views == [])
+
+    asyncio.run(main(), debug=True)
+
+
+def test_a_lease_from_acquire_to_release(home: Path) -> None:
+    async def story(fabric: aio.Fabric) -> None:
+        async with fabric.gpu(min_vram="1GiB", ttl="1m", name="first") as lease:
+            assert lease.status is sublet.LeaseStatus.ACTIVE
+            await lease.renew()
+            assert [view.id for view in await fabric.leases()] == [lease.id]
+        assert lease.end is not None
+        await lease.release()
+        awaited = await fabric.cpu(1)
+        await awaited.release()
+        with pytest.raises(sublet.LeaseNotActive):
+            await lease.renew()
+
+    run(home, story)
+
+
+def test_busy_leases_are_renewed_and_idle_ones_end_as_idle(home: Path) -> None:
+    async def story(fabric: aio.Fabric) -> None:
+        ended: asyncio.Queue[sublet.LeaseEnd] = asyncio.Queue()
+        async with fabric.gpu(min_vram="1GiB", ttl="2s") as busy, fabric.gpu(min_vram="1GiB", ttl="2s") as idle:
+            idle.on_end(ended.put)
+            with busy.activity():
+                assert (await ended.get()).reason is sublet.EndReason.IDLE
+                busy.check()
+            assert (await fabric.lease(busy.id)).renewals >= 1
+        view = await until(lambda: fabric.lease(idle.id), lambda found: found.end is not None)
+        assert view.end is not None
+        assert view.end.reason == "idle"
+
+    run(home, story)
+
+
+def test_many_leases_at_once_over_one_loop(home: Path) -> None:
+    """Forty programs share two devices; each waits its turn in the queue, and nobody is left over."""
+
+    async def story(fabric: aio.Fabric) -> None:
+        held: set[str] = set()
+        most = 0
+
+        async def one() -> None:
+            nonlocal most
+            async with fabric.gpu(min_vram="1GiB") as lease:
+                held.add(lease.id)
+                most = max(most, len(held))
+                await asyncio.sleep(0.02)
+                held.discard(lease.id)
+
+        await asyncio.gather(*(one() for _ in range(40)))
+        assert most == 2
+
+    run(home, story)
+
+
+def test_a_cancelled_wait_leaves_the_queue(home: Path) -> None:
+    async def story(fabric: aio.Fabric) -> None:
+        placed = asyncio.Event()
+        async with fabric.gpu(min_vram="1GiB", count=2) as both:
+
+            async def wait() -> None:
+                await fabric.gpu(min_vram="1GiB", on_place=lambda _: placed.set())
+
+            waiting = asyncio.create_task(wait())
+            await placed.wait()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert [view.id for view in await fabric.leases()] == [both.id]
+
+    run(home, story)
+
+
+def test_events_tell_the_notice_and_the_end(home: Path) -> None:
+    async def story(fabric: aio.Fabric) -> None:
+        notices: asyncio.Queue[sublet.Notice] = asyncio.Queue()
+        lease = await fabric.gpu(min_vram="1GiB", renew="always")
+        lease.on_notice(notices.put)
+        changes = lease.events()
+        await fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"notice": 1.0, "detail": "why"}, shape=dict)
+        assert (await notices.get()).detail == "why"
+        assert [change.what async for change in changes] == ["notice", "ended"]
+        with pytest.raises(sublet.LeaseRevoked):
+            lease.check()
+
+    run(home, story)
+
+
+def test_a_killed_office_is_started_again_by_the_keeper(tmp_path: Path) -> None:
+    async def story(fabric: aio.Fabric) -> None:
+        async with fabric.gpu(min_vram="1GiB", ttl="4s") as lease:
+            with lease.activity():
+                pid = (await fabric.status()).pid
+                os.kill(pid, signal.SIGKILL)
+                await until(lambda: fabric.lease(lease.id), lambda view: view.renewals > 0)
+            assert (await fabric.status()).pid != pid
+
+    run(tmp_path / "home", story)
+    with sublet.connect(home=tmp_path / "home") as fabric:
+        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)

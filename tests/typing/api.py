@@ -1,0 +1,66 @@
+"""How the public face is typed, for mypy to check: this file is never run, and each line must stay as it says."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import assert_type
+
+import sublet
+from sublet import aio
+from sublet.wire.http import BillLine, LeaseView, StatusView
+
+
+def blocking() -> None:
+    fabric = sublet.connect("https://gpu.example.org", token="sublet_x")
+    assert_type(fabric, sublet.Fabric)
+    with fabric.gpu(min_vram="2GiB", ttl="5m", count=2, tier="batch", or_smaller=True, wait=0) as lease:
+        assert_type(lease, sublet.Lease)
+        assert_type(lease.epoch, sublet.Epoch)
+        assert_type(lease.status, sublet.LeaseStatus)
+        assert_type(lease.end, sublet.LeaseEnd | None)
+        assert_type(lease.devices, tuple[sublet.LeasedDevice, ...])
+        assert_type(lease.remaining, float)
+        assert_type(lease.expires_at, dt.datetime)
+        for change in lease.events():
+            assert_type(change, sublet.LeaseChange)
+        with lease.activity("training"):
+            lease.check(needs="10s")
+
+        @lease.on_end
+        def ended(end: sublet.LeaseEnd) -> None:
+            assert_type(end.reason, sublet.EndReason)
+
+    fabric.gpu(min_vram=1 << 30, tier=sublet.Tier.SPOT, exclusivity="device", renew="always", renew_every=60)
+    fabric.gpu(ttl="5m")  # type: ignore[call-arg]  # how much?
+    fabric.gpu(min_vram="1GiB", tier="gold")  # type: ignore[arg-type]
+    fabric.gpu(min_vram="1GiB", vram="1GiB")  # type: ignore[call-arg]
+    fabric.gpu(min_vram=1.5)  # type: ignore[arg-type]
+    assert_type(fabric.cpu(4), sublet.Lease)
+    assert_type(fabric.memory("8GiB"), sublet.Lease)
+    assert_type(fabric.block(min_blocks=512), sublet.Lease)
+    assert_type(fabric.attach("l-1"), sublet.Lease)
+    assert_type(fabric.status(), StatusView)
+    assert_type(fabric.leases(), list[LeaseView])
+    assert_type(fabric.bill(by="tenant"), list[BillLine])
+    manager = sublet.RenewalManager()
+    manager.register(lease, sublet.RenewalPolicy(renew_at_fraction=0.7))
+
+
+def errors(error: sublet.CapacityExceeded | sublet.LeaseRevoked) -> None:
+    if isinstance(error, sublet.CapacityExceeded):
+        assert_type(error.estimate, float | None)
+    else:
+        assert_type(error.end, sublet.LeaseEnd | None)
+    assert_type(error.transient, bool)
+
+
+async def awaited() -> None:
+    async with await aio.connect() as fabric:
+        assert_type(fabric, aio.Fabric)
+        async with fabric.gpu(min_vram="2GiB", wait="10m") as lease:
+            assert_type(lease, aio.Lease)
+            await lease.renew()
+            async for change in lease.events():
+                assert_type(change, sublet.LeaseChange)
+        assert_type(await fabric.cpu(1), aio.Lease)
+        assert_type(await fabric.status(), StatusView)
