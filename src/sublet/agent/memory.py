@@ -180,7 +180,6 @@ class MemoryAgent:
         elif (broken := next((p.resource for p in order.parts if p.resource in self._faulted), None)) is not None:
             self._answer(order, held=False, detail=f"{broken} reported an error")
         elif (dirty := self._given_up(order)) is not None:
-            self._report(Fault(node=self.node, resource=dirty.part.resource, detail=dirty.detail))
             self._answer(order, held=False, detail=dirty.detail)
         else:
             self._waiting[order.lease] = order
@@ -188,7 +187,8 @@ class MemoryAgent:
 
     def _given_up(self, order: Grant) -> Teardown | None:
         """A failed teardown in the way of this grant. If the office was told of it, the operator has vouched for the
-        resource since, and that clears whatever is not seen to be there still."""
+        resource since, and that clears whatever is not seen to be there still. If not, the end of the refused lease
+        will tell it (see ``_take_over_failure``)."""
         wanted = {part.resource for part in order.parts}
         for key, down in tuple(self._teardowns.items()):
             if down.phase is Phase.FAILED and down.part.resource in wanted and down.epoch <= order.epoch:
@@ -290,13 +290,23 @@ class MemoryAgent:
     def _tear_down(self, lease: LeaseId, epoch: Epoch, part: Part, *, grace_until_ns: int, asked: bool) -> None:
         down = self._teardowns.get((lease, part.resource))
         if down is None:
-            self._teardowns[lease, part.resource] = Teardown(
-                lease=lease, epoch=epoch, part=part, grace_until_ns=grace_until_ns, asked=asked
-            )
+            down = Teardown(lease=lease, epoch=epoch, part=part, grace_until_ns=grace_until_ns, asked=asked)
+            if asked:
+                self._take_over_failure(down)
+            self._teardowns[lease, part.resource] = down
         elif epoch >= down.epoch:
             down.epoch = epoch
             down.asked = down.asked or asked
             down.answered = False
+
+    def _take_over_failure(self, down: Teardown) -> None:
+        """What an earlier lease left unclean, and this office was never told, is told with the end of this one: of an
+        ``End`` alone the agent can be sure that it is repeated until the answer was heard."""
+        for other in self._teardowns.values():
+            unheard = other.phase is Phase.FAILED and not other.asked
+            if unheard and other.lease not in self._ended_here and other.part.resource == down.part.resource:
+                other.asked = other.answered = True
+                down.fail(f"{other.detail} (left by lease {other.lease})", hard=other.hard)
 
     # ---- what it does by itself ----
 

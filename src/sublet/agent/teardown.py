@@ -106,7 +106,7 @@ class Teardown:
             return
         self.attempts += 1
         if self.attempts >= timings.attempts:
-            self._fail(f"the guest could not be ended in {self.attempts} attempts", hard=False)
+            self.fail(f"the guest could not be ended in {self.attempts} attempts", hard=False)
         else:
             self.due_ns = now_ns + timings.retry_ns
 
@@ -115,9 +115,9 @@ class Teardown:
         if machine.is_there(resource, self.lease, self.epoch):
             self._go(Phase.KILLING, now_ns + self._kill_takes_ns(faults, timings))
         elif faults.is_on(FaultName.DEVICE_FAULT, resource):
-            self._fail("the device reported an error", hard=True)
+            self.fail("the device reported an error", hard=True)
         elif machine.is_dirty(resource, self.lease) and faults.is_on(FaultName.SCRUB_FAILURE, resource):
-            self._fail("device memory could not be cleared", hard=True)
+            self.fail("device memory could not be cleared", hard=True)
         else:
             machine.scrub(resource, self.lease)
             self._go(Phase.CLEAN, None)
@@ -130,7 +130,8 @@ class Teardown:
         slow = faults.is_on(FaultName.SLOW_TEARDOWN, self.part.resource)
         return timings.kill_slow_ns if slow else timings.kill_ns
 
-    def _fail(self, detail: str, *, hard: bool) -> None:
+    def fail(self, detail: str, *, hard: bool) -> None:
+        """It cannot be had clean."""
         self.detail, self.hard = detail, hard
         self._go(Phase.FAILED, None)
 

@@ -65,7 +65,6 @@ class HolderProcess(Process):
         self.tier = world.random.choice(tuple(Tier))
         self.asked_at_true: int | None = None
         """Since when it waits for a first answer to its request; None if it does not."""
-        self.answered_last_true = 0
         self.retired = False
         """It asks for nothing more."""
         self._requests = 0
@@ -79,6 +78,8 @@ class HolderProcess(Process):
         self.lease: LeaseId | None = None
         self._tokens = 0
         self._open: dict[int, tuple[Callable[[Reply], None], cmd.Command | None, int]] = {}
+        self._jobs: dict[int, Job | None] = {}
+        """For which job a request was made: an answer that comes after it is over is not for the next one."""
         self._sent_ns: dict[int, int] = {}
         self._wake_ns: int | None = None
         self._working = False
@@ -110,12 +111,11 @@ class HolderProcess(Process):
             self._ask(cmd.Release(tenant=self.tenant, lease=self.lease), self._released)
 
     def come_back(self) -> None:
-        """Ask once more, for one core."""
+        """Ask again, as somebody new, first of all for one core."""
         self.crash()
         self.begin()
         self.retired = False
         self._want(wants=(Want(kind=Kind.CPU, amount=1),))
-        self.retired = True
 
     def _want(self, *, wants: tuple[Want, ...] | None = None) -> None:
         if self.retired or self.job is not None:
@@ -428,6 +428,7 @@ class HolderProcess(Process):
         self._tokens += 1
         self._open[self._tokens] = (then, command, 0)
         self._sent_ns[self._tokens] = self.clock.now_ns()
+        self._jobs[self._tokens] = self.job
         return self._tokens
 
     def _post(self, token: int, command: cmd.Command) -> None:
@@ -445,10 +446,13 @@ class HolderProcess(Process):
             return
         then, command, times = asked
         assert command is not None
+        if self._jobs[token] is not self.job and not isinstance(command, cmd.Release):
+            del self._open[token]
+            return
         if times >= PATIENCE:
             del self._open[token]
             self.world.coverage.seen["gave up asking"] += 1
-            if not isinstance(command, cmd.Attach):
+            if not isinstance(command, cmd.Attach) and self._jobs[token] is self.job:
                 self._done()
             return
         self._open[token] = (then, command, times + 1)
@@ -464,8 +468,8 @@ class HolderProcess(Process):
             return  # not an answer; the request is repeated
         del self._open[token]
         self._last_sent_ns = self._sent_ns.pop(token)
-        self.answered_last_true = self.world.now
-        then(reply)
+        if self._jobs.pop(token) is self.job:
+            then(reply)
 
 
 def _nobody(_attempts: Sequence[Attempt]) -> Sequence[Outcome]:

@@ -24,7 +24,8 @@ WORK_ON_NS: Final = 30 * _S
 """Between the healing and the evening."""
 REST_WITHIN_NS: Final = 180 * _S
 """Longest TTL, notices, teardown to its bound, one verification, and the repetitions of lost messages."""
-PROBE_WITHIN_NS: Final = 20 * _S
+PROBE_WITHIN_NS: Final = 60 * _S
+"""Long enough for a first grant to meet a device that nobody knew to be unclean, and for the operator to clear it."""
 
 
 class Progress:
