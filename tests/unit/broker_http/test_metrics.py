@@ -84,3 +84,21 @@ def test_reading_the_page_changes_nothing() -> None:
             assert b.driver.commits == commits
 
     run(story)
+
+
+def test_device_time_stands_still_when_nothing_is_held() -> None:
+    """Held time is counted from grant to end, exactly; an offer that is declined counts while it stood."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            lease = (await b.acquire())["lease"]
+            await b.pass_time("10s")
+            await b.ask("POST", f"/v1/leases/{lease['id']}/release", {})
+            await b.pass_time("100s")
+            assert value(await page(b), "sublet_gpu_seconds_total") == 10
+            half = [{"kind": "gpu", "amount": 2 * GIB, "exclusivity": "shared"}]
+            await b.acquire(request_id="half", wants=half)
+            await b.pass_time("10s")
+            assert value(await page(b), "sublet_gpu_seconds_total") == 15
+
+    run(story)
