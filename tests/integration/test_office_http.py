@@ -202,8 +202,8 @@ def test_a_second_office_of_the_same_folder_names_the_first(start: Start) -> Non
     assert first.ask("GET", "/v1/hello").status == 200
 
 
-def test_a_journal_that_cannot_be_written_ends_the_office_in_one_line(start: Start) -> None:
-    """Exit status 1, one line of what happened; the request that could not be made durable is never answered."""
+def test_a_journal_that_cannot_be_written_ends_the_office_with_a_word_of_advice(start: Start) -> None:
+    """Exit status 1, one line of what happened and one of what to do; the request that could not be made durable is never answered."""
     office = start(
         more="""
 from sublet.broker.journal import Journal
@@ -222,8 +222,9 @@ Journal.commit = failing
         office.acquire("two")
     status, said = office.wait()
     assert status == 1
-    assert said.startswith("sublet: the office stopped: its journal could not be written (no space left on device")
-    assert said.count("\n") == 1
+    what, do = said.splitlines()
+    assert what == "sublet: the office stopped: no space left on device; nothing was answered on it"
+    assert do.startswith("  Make room")
     again = start()
     assert again.ready, "what was durable before is still good"
 

@@ -30,7 +30,7 @@ from sublet.broker.presence import Presence
 from sublet.broker.records import Now
 from sublet.broker.waiting import Holds, Waiting
 from sublet.clock import Clock
-from sublet.errors import Disconnected, JournalError, LeaseNotActive, SubletError
+from sublet.errors import Disconnected, JournalError, JournalFailed, LeaseNotActive, SubletError
 from sublet.values import NS_PER_S, LeaseId, NodeId
 from sublet.wire.orders import Held, NotHeld, Order, Report
 
@@ -70,8 +70,6 @@ COMPACT_QUIET: Final = 10_000
 
 COMPACT_ON_STOP: Final = 1_000
 """The same when the office ends."""
-
-_LOST: Final = "the office stopped: its journal could not be written ({error}); nothing was answered on it"
 
 T = TypeVar("T")
 
@@ -263,7 +261,7 @@ class Driver:
             self._since_snapshot += len(events)
             self._compact_beyond(COMPACT_EVERY, now)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
-            self._end(_LOST.format(error=error))
+            self._end(_lost(error))
             return False
         self.commits += 1
         for observer in self._observers:
@@ -379,7 +377,7 @@ class Driver:
             if now.ns - self._last_commit_ns >= NS_PER_S:
                 self._compact_beyond(COMPACT_QUIET, now)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
-            self._end(_LOST.format(error=error))
+            self._end(_lost(error))
             return
         if self._flush_at is None:
             self._arm(now)
@@ -388,3 +386,9 @@ class Driver:
         self._dead = True  # first: a state that may be half-way through a change must not be written down
         self.stop()
         self._die(message)
+
+
+def _lost(error: Exception) -> str:
+    """The last words, as the command line says every error: what happened, and below it what to do."""
+    what = error.message if isinstance(error, JournalFailed) else f"its journal could not be written ({error})"
+    return f"the office stopped: {what}; nothing was answered on it\n  {JournalFailed.default_do}"
