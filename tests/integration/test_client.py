@@ -254,10 +254,34 @@ def test_attaching_fences_whoever_held_it(fabric: sublet.Fabric, shared_home: Pa
 
 def test_a_dropped_lease_is_given_back_with_a_warning(fabric: sublet.Fabric) -> None:
     leases = [fabric.gpu(min_vram="1GiB")]
+    leases[0].on_end(print)
+    leases[0].on_notice(print)
     with pytest.warns(sublet.DroppedLease, match=leases[0].id):
         leases.clear()
     gc.collect()
     until(lambda: not fabric.leases())
+
+
+def test_a_fabric_that_is_dropped_leaves_nothing_open(shared_home: Path) -> None:
+    """Neither sockets nor a thread, nor a lease that was dropped with it."""
+    done = run(
+        """
+        import gc, threading, time, warnings
+        import sublet
+        sublet.connect().status()
+        warnings.simplefilter("ignore", sublet.DroppedLease)
+        sublet.connect().gpu(min_vram="1GiB", ttl="10m")
+        gc.collect()
+        end = time.monotonic() + 10
+        while threading.active_count() > 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        print(threading.active_count())
+        with sublet.connect() as fabric:
+            print([view.status for view in fabric.leases() if view.end is None])
+        """,
+        shared_home,
+    )
+    assert (done.stdout.split(), done.stderr) == (["1", "[]"], "")
 
 
 def test_a_lease_that_is_left_lives_on(fabric: sublet.Fabric, shared_home: Path) -> None:

@@ -31,7 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def until(ask: Callable[[], Awaitable[T]], true: Callable[[T], bool]) -> T:
     """Ask until it is so; the time-out of the whole story is the bound."""
-    while not true(found := await ask()):
+    while not true(found := await ask()):  # noqa: ASYNC110 - the office is another process
         await asyncio.sleep(0.01)
     return found
 
@@ -42,7 +42,7 @@ def run(home: Path, story: Callable[[aio.Fabric], Awaitable[None]]) -> None:
     async def main() -> None:
         async with asyncio.timeout(WAIT_S), await aio.connect(home=home) as fabric:
             await story(fabric)
-            await until(lambda: fabric.leases(), lambda views: views == [])
+            await until(fabric.leases, lambda views: views == [])
 
     asyncio.run(main(), debug=True)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -274,15 +274,17 @@ class Fabric:
             with contextlib.suppress(SubletError):  # the request that needed it says what is wrong
                 await asyncio.to_thread(start_office, self.address)
 
-    def _deliver(self, call: Coroutine[Any, Any, None], callback: object) -> None:
-        """Run a callback of the user; one that raises is logged and harms nobody else."""
+    def _deliver(self, callback: Callable[[Any], Any], what: object) -> None:
+        """Call the user's callback in a task of its own; one that raises is logged and harms nobody else."""
 
-        async def run() -> None:
+        async def call() -> None:
             try:
-                await call
+                result = callback(what)
+                if isinstance(result, Awaitable):
+                    await result
             except Exception:  # noqa: BLE001 - it is the user's, and the next one has done nothing wrong
                 _log.exception("a callback of a lease failed: %r", callback)
 
-        task = asyncio.get_running_loop().create_task(run())
+        task = asyncio.get_running_loop().create_task(call())
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -69,18 +69,16 @@ class Lease(LeaseFacts):
 
     def on_notice(self, callback: Callable[[Notice], Any]) -> Callable[[Notice], Any]:
         """Call this (a function or a coroutine function) when it is announced that the lease will be taken."""
-        self._listen(lambda change: None if change.notice is None else self._call(callback, change.notice))
+        fabric = self._fabric  # and not the lease: who listens must not keep it from being dropped
+        self._listen(lambda change: None if change.notice is None else fabric._deliver(callback, change.notice))
         if self._held.notice is not None:
-            self._call(callback, self._held.notice)
+            fabric._deliver(callback, self._held.notice)
         return callback
 
     def on_end(self, callback: Callable[[LeaseEnd], Any]) -> Callable[[LeaseEnd], Any]:
         """Call this (a function or a coroutine function) once, when it is over, or soon if it is."""
-        end = self.end
-        if end is not None:
-            self._call(callback, end)
-        else:
-            self._listen(lambda change: None if change.end is None else self._call(callback, change.end))
+        fabric = self._fabric
+        self._listen(lambda change: None if change.end is None else fabric._deliver(callback, change.end))
         return callback
 
     def events(self) -> AsyncIterator[LeaseChange]:
@@ -98,16 +96,6 @@ class Lease(LeaseFacts):
                     return
         finally:
             self._stop_listening(changes.put_nowait)
-
-    def _call(self, callback: Callable[[Any], Any], what: object) -> None:
-        """In a turn of the loop of its own: what happened is in the book before anybody is told."""
-
-        async def call() -> None:
-            result = callback(what)
-            if isinstance(result, Awaitable):
-                await result
-
-        self._fabric._deliver(call(), callback)
 
     def _wake(self) -> None:
         self._fabric._keeper.wake()

@@ -89,14 +89,14 @@ class Fabric:
     """
 
     def __init__(self, address: Address, clock: Clock, *, ca: str | None = None, start: bool = True) -> None:
+        self._closed = True  # until it is furnished
         self.address = address
         self._clock = clock
-        self._ca = ca
         self._start = start
         self._core = Core(clock)
         self._transport = Transport(address, clock, wire=WIRE_VERSION, ca=ca)
-        self._closed = False
         self._furnish()
+        self._closed = False
         _fabrics.add(self)
 
     def _furnish(self) -> None:
@@ -116,6 +116,12 @@ class Fabric:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        """Each lease keeps its fabric, so none is held here any more; what was dropped is still given back."""
+        if not getattr(self, "_closed", True):
+            self._keeper.retire()
+            self._transport.close()
 
     def close(self, patience: float = EXIT_PATIENCE_S) -> None:
         """Give back all leases, for at most ``patience`` seconds, and stop. Twice is harmless."""

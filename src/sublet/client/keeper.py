@@ -72,6 +72,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._reviver: threading.Thread | None = None
         self._stopping = False
+        self._retiring = False
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -107,9 +108,16 @@ class Keeper:
         if self._thread is None:
             self._close_wake()
 
+    def retire(self) -> None:
+        """Nobody can acquire any more: end once what was dropped has been given back. Takes no lock: finalisers ask."""
+        self._retiring = True
+        self.wake()
+        if self._thread is None:
+            self._close_wake()
+
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while not self._stopping and not (self._retiring and self._is_done()):
                 self._begin_what_is_due()
                 self._wait()
         finally:
@@ -118,6 +126,12 @@ class Keeper:
                     errand.flight.close()
             self._stop_listening()
             self._close_wake()
+            if self._retiring:
+                self._transport.close()
+
+    def _is_done(self) -> bool:
+        with self._lock:
+            return not (self._book.dropped or self._book.live or self._errands)
 
     def _close_wake(self) -> None:
         self._wake_in.close()

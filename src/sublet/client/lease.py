@@ -83,23 +83,25 @@ class Lease(LeaseFacts):
 
     def on_notice(self, callback: Callable[[Notice], object]) -> Callable[[Notice], object]:
         """Call this when it is announced that the lease will be taken. It runs on a thread of its own."""
+        courier = self._fabric._courier  # and not the lease: who listens must not keep it from being dropped
 
         def listen(change: LeaseChange) -> None:
             if change.notice is not None:
-                self._fabric._courier.deliver(callback, change.notice)
+                courier.deliver(callback, change.notice)
 
         with self._lock:
             self._listen(listen)
             if self._held.notice is not None:
-                self._fabric._courier.deliver(callback, self._held.notice)
+                courier.deliver(callback, self._held.notice)
         return callback
 
     def on_end(self, callback: Callable[[LeaseEnd], object]) -> Callable[[LeaseEnd], object]:
         """Call this once, when it is over, or at once if it is. It runs on a thread of its own."""
+        courier = self._fabric._courier
 
         def listen(change: LeaseChange) -> None:
             if change.end is not None:
-                self._fabric._courier.deliver(callback, change.end)
+                courier.deliver(callback, change.end)
 
         self._listen(listen)
         return callback

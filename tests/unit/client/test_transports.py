@@ -1,0 +1,228 @@
+"""Both transports against a server that says exactly what it is told, on a unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from sublet.client import aio_driver, driver
+from sublet.client.address import Address
+from sublet.client.aio_transport import AioTransport
+from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
+from sublet.client.transport import Transport
+from sublet.errors import Disconnected
+from tests.unit.client.script import HeldClock
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+CALL = Call(method="POST", path="/x", body=b"{}", timeout_s=5.0)
+
+
+class Server:
+    """Answers each request with the next text; None closes the connection instead, a pause lets it wait."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.answers: list[bytes | None] = []
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._open: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        raw = b""
+        try:
+            while piece := connection.recv(65536):
+                raw += piece
+                if raw.endswith(b"\r\n\r\n{}"):
+                    self.requests.append(raw)
+                    raw = b""
+                    answer = self.answers.pop(0)
+                    if answer is None:
+                        break
+                    connection.sendall(answer)
+        except OSError:
+            pass
+        connection.close()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        for connection in self._open:
+            connection.close()
+
+
+class Exchange(Protocol):
+    def __call__(self, *calls: Call) -> list[Reply]: ...
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    found = Server(tmp_path / "s")
+    yield found
+    found.close()
+
+
+def blocking(path: Path) -> Exchange:
+    def exchange(*calls: Call) -> list[Reply]:
+        transport = Transport(_address(path), HeldClock(), wire=1)
+        try:
+            return [transport.exchange(call) for call in calls]
+        finally:
+            transport.close()
+
+    return exchange
+
+
+def awaited(path: Path) -> Exchange:
+    def exchange(*calls: Call) -> list[Reply]:
+        async def main() -> list[Reply]:
+            transport = AioTransport(_address(path), HeldClock(), wire=1)
+            try:
+                return [await transport.exchange(call) for call in calls]
+            finally:
+                await transport.close()
+
+        return asyncio.run(main(), debug=True)
+
+    return exchange
+
+
+def _address(path: Path) -> Address:
+    return Address(url=f"unix://{path}", socket=path, token="sublet_x")
+
+
+@pytest.fixture(params=[blocking, awaited])
+def exchange(request: pytest.FixtureRequest, server: Server) -> Exchange:
+    make: Callable[[Path], Exchange] = request.param
+    return make(server.path)
+
+
+def test_one_connection_carries_several_requests(server: Server, exchange: Exchange) -> None:
+    server.answers = [OK, OK, OK]
+    assert [(reply.status, reply.body) for reply in exchange(CALL, CALL, CALL)] == [(200, b"hi")] * 3
+    assert server.connections == 1
+    assert b"authorization: Bearer sublet_x\r\n" in server.requests[0]
+    assert b"sublet-wire: 1\r\n" in server.requests[0]
+
+
+def test_a_connection_that_is_to_close_is_not_used_again(server: Server, exchange: Exchange) -> None:
+    server.answers = [OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"), OK]
+    exchange(CALL, CALL)
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("answer", [None, OK[:-1], b"SMTP ready\r\n\r\n", b"HTTP/1.1 200 OK\r\n"])
+def test_half_an_answer_is_not_known(server: Server, exchange: Exchange, answer: bytes | None) -> None:
+    """The request was sent, so it may have had its effect."""
+    server.answers = [answer]
+    with pytest.raises(Disconnected) as caught:
+        exchange(Call(method="POST", path="/x", body=b"{}", timeout_s=0.2))
+    assert caught.value.sent
+
+
+def test_nobody_there_is_known_to_have_had_no_effect(tmp_path: Path) -> None:
+    for make in (blocking, awaited):
+        with pytest.raises(Disconnected, match="nothing runs behind its socket") as caught:
+            make(tmp_path / "nobody")(CALL)
+        assert not caught.value.sent
+
+
+def test_the_time_counts_from_before_the_sending(server: Server) -> None:
+    clock = HeldClock()
+    transport = Transport(_address(server.path), clock, wire=1)
+    server.answers = [OK]
+    assert transport.exchange(CALL).sent_ns == clock.now_ns()
+    transport.close()
+
+
+def test_a_flight_is_read_as_it_comes_and_its_connection_is_kept(server: Server) -> None:
+    transport = Transport(_address(server.path), HeldClock(), wire=1)
+    server.answers = [OK, OK]
+    flight = transport.launch(CALL)
+    body = b""
+    while not flight.complete:
+        assert flight.fileno() > 0
+        body += flight.read()
+    assert body == b"hi"
+    transport.exchange(CALL)
+    assert server.connections == 1
+    transport.close()
+
+
+# ---- the drivers
+
+
+def story(told: list[str]) -> Program[str]:
+    """A program that meets everything a driver can bring it."""
+    reply = yield from ask(CALL)
+    told.append(f"got {reply.status}")
+    yield Pause(1.5)
+    yield Revive()
+    try:
+        yield from ask(CALL)
+    except Disconnected as error:
+        told.append(error.message)
+    try:
+        yield from ask(CALL)
+    except KeyboardInterrupt:
+        told.append("interrupted")
+        yield from ask(CALL)  # putting things right takes a request
+    return "done"
+
+
+def test_both_drivers_carry_out_the_same_steps() -> None:
+    """What a step raises is thrown into the program, an interrupt too, and what it then asks is still done."""
+
+    def outcomes() -> list[Reply | BaseException]:
+        return [Reply(200, b"", 0), Disconnected("silence"), KeyboardInterrupt(), Reply(200, b"", 0)]
+
+    def take(left: list[Reply | BaseException]) -> Reply:
+        outcome = left.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    said: list[list[str]] = []
+    left, told, waits = outcomes(), list[str](), list[object]()
+    done = driver.run_program(story(told), lambda _: take(left), lambda: waits.append("revive"), waits.append)
+    assert (done, left, waits) == ("done", [], [1.5, "revive"])
+    said.append(told)
+
+    left, told, waits = outcomes(), [], []
+
+    async def exchange(_: Call) -> Reply:
+        return take(left)
+
+    async def revive() -> None:
+        waits.append("revive")
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def main() -> str:
+        return await aio_driver.run_program(story(told), exchange, revive, sleep)
+
+    assert (asyncio.run(main()), left, waits) == ("done", [], [1.5, "revive"])
+    said.append(told)
+    assert said[0] == said[1] == ["got 200", "silence", "interrupted"]
