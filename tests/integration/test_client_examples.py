@@ -1,0 +1,50 @@
+"""What the documentation shows is what runs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sublet
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+GUIDE = ROOT / "docs" / "how-to-lease.md"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("examples") / "home"
+    yield folder
+    with sublet.connect(home=folder) as fabric:
+        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_leaves_nothing_behind(example: Path, home: Path) -> None:
+    """From a folder of its own, with warnings as errors, as a reader would try it."""
+    env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", str(example)]
+    done = subprocess.run(command, env=env, cwd=home.parent, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+    with sublet.connect(home=home) as fabric:
+        assert [view.id for view in fabric.leases() if view.end is None] == []
+
+
+def test_the_guide_is_python_and_names_what_there_is() -> None:
+    """Each block parses, and every attribute of `sublet`, a fabric or a lease that it names exists."""
+    text = GUIDE.read_text()
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        ast.parse("async def block():\n" + textwrap.indent(block, "    "))
+    for owner, name in set(re.findall(r"\b(sublet|fabric|lease)\.([a-zA-Z_]+)", text)):
+        known = {"sublet": sublet, "fabric": sublet.Fabric, "lease": sublet.Lease}[owner]
+        assert hasattr(known, name) or name == "example", f"the guide names {owner}.{name}, which there is not"
