@@ -208,7 +208,8 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     if own is not None:
         return own
     if lease.promise:
-        return f"{len(lease.victims)} lease(s) of lower standing have notice to make room"
+        leaving = "1 lease has" if len(lease.victims) == 1 else f"{len(lease.victims)} leases have"
+        return f"{leaving} notice to make room for yours"
     want = lease.wants[0]
     pieces = [r for r in state.resources.values() if r.device.kind is want.kind]
     shut = sum(r.state is not SliceState.FREE for r in pieces)
@@ -216,7 +217,9 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     said = f"{describe(want)} is not free now"
     if shut:
         said += f" ({shut} of {len(pieces)} out of service)"
-    return said + (f"; {ahead} request(s) go first" if ahead else "; yours is next")
+    if not ahead:
+        return f"{said}; yours is next"
+    return f"{said}; 1 request goes first" if ahead == 1 else f"{said}; {ahead} requests go first"
 
 
 def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
