@@ -203,7 +203,7 @@ def test_a_second_office_of_the_same_folder_names_the_first(start: Start) -> Non
 
 
 def test_a_journal_that_cannot_be_written_ends_the_office_with_a_word_of_advice(start: Start) -> None:
-    """Exit status 1, one line of what happened and one of what to do; the request that could not be made durable is never answered."""
+    """Exit status 1, what happened and what to do; what could not be made durable is never answered."""
     office = start(
         more="""
 from sublet.broker.journal import Journal

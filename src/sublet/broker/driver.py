@@ -91,7 +91,8 @@ class Driver:
         self.clock = clock
         self.presence = Presence()
         self.commits = 0
-        self.turned_away = 0
+        self.on_limit: Callable[[str], None] = _uncounted
+        """Told the name of a limit that was hit."""
         self._journal = journal
         self._die = die
         self._agents: dict[NodeId, Agent] = {}
@@ -160,7 +161,7 @@ class Driver:
         assert self._loop is not None, "the driver was not started"
         future: asyncio.Future[Any] = self._loop.create_future()
         if len(self._pending) >= PENDING_MAX:
-            self.turned_away += 1
+            self.on_limit("pending_commands")
             future.set_exception(
                 Disconnected(
                     f"the office has {PENDING_MAX} requests before this one", do="Try again in a moment, less often."
@@ -392,3 +393,7 @@ def _lost(error: Exception) -> str:
     """The last words, as the command line says every error: what happened, and below it what to do."""
     what = error.message if isinstance(error, JournalFailed) else f"its journal could not be written ({error})"
     return f"the office stopped: {what}; nothing was answered on it\n  {JournalFailed.default_do}"
+
+
+def _uncounted(name: str) -> None:
+    """Until somebody counts."""

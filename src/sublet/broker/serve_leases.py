@@ -13,7 +13,7 @@ from sublet.broker.asking import acquire_command, busy_ns, flag, number, request
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.service import Call, Reply, Service, json_reply
 from sublet.broker.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339
-from sublet.errors import InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
+from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import Epoch, LeaseId, parse_duration_ns
 from sublet.wire.http import (
@@ -66,6 +66,8 @@ RENEWALS_MAX: Final = 4096
 
 async def acquire(service: Service, call: Call) -> Reply:
     request: AcquireRequest = call.body
+    if service.draining:
+        raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
     lease = LeaseId("l-" + secrets.token_hex(8))
     command = acquire_command(request, call.caller.tenant, lease, service.driver.ledger.policy)
 

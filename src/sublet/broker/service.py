@@ -115,7 +115,6 @@ class Service:
 
     def drain_and_stop(self, *, notice: bool) -> None:
         """End every lease (with the notice of its tier, or at once), empty the queue, then end the office."""
-        self.closing = True
         state, policy = self.driver.ledger.state, self.driver.ledger.policy
         for lease in list(state.leases.values()):
             if lease.status is LeaseStatus.QUEUED:
@@ -134,6 +133,7 @@ class Service:
         for tenant in self.driver.ledger.state.tenants.values():
             self.access.put(tenant)
         self.driver.listen(self._note)
+        self.driver.on_limit = self.limit
 
     def lease(self, call: Call, *, operator_too: bool = True) -> LeaseRecord:
         """The lease of the call, if the caller may know of it. Another tenant's id and no id at all look the same."""
@@ -189,6 +189,11 @@ class Service:
         self.hub.close()
         for watchers in list(self._watchers.values()):
             _wake(watchers)
+
+    @property
+    def draining(self) -> bool:
+        """Whether the office ends once the last lease has ended: then it grants nothing more."""
+        return self._stop_when_empty
 
     @property
     def in_use(self) -> bool:

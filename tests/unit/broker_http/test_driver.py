@@ -318,6 +318,21 @@ def test_a_read_waits_until_what_it_would_say_is_held() -> None:
     run(story)
 
 
+def test_a_flood_is_turned_away_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of commands is bounded; whoever finds it full is told so, and nothing of him is kept."""
+    monkeypatch.setattr(driver_module, "PENDING_MAX", 5)
+
+    async def story() -> None:
+        async with bench() as b:
+            futures = [b.driver.submit(acquire(f"l{i}")) for i in range(7)]
+            answers = await asyncio.gather(*futures, return_exceptions=True)
+            assert [isinstance(answer, Disconnected) for answer in answers] == [False] * 5 + [True] * 2
+            page = (await b.ask("GET", "/metrics")).body.decode()
+            assert 'sublet_limits_hit_total{limit="pending_commands"} 2.0' in page
+
+    run(story)
+
+
 def test_a_caller_who_went_away_leaves_no_trace() -> None:
     """His command stands; nobody complains that the answer found no reader, and reads do not wait for it for ever."""
 

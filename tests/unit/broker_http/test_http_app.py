@@ -291,6 +291,8 @@ def test_draining_to_the_end_gives_notice_first() -> None:
             shown = (await b.ask("GET", f"/v1/leases/{lease['id']}")).json["lease"]
             assert (shown["status"], shown["notice"]["in_seconds"]) == ("noticed", 30.0)
             assert not b.stops
+            late = await b.ask("POST", "/v1/leases", {"request_id": "late", "wants": GPU})
+            assert (late.status, late.error["kind"]) == (503, "Disconnected"), "or it would never end"
             await b.pass_time("31s")
             await b.pass_time("10s")
             assert b.stops
