@@ -144,6 +144,10 @@ class MemoryAgent:
         """The notice that guests of this lease see now."""
         return self._notices.get(lease)
 
+    def teardowns(self) -> tuple[Teardown, ...]:
+        """What is being taken off the hardware, or could not be."""
+        return tuple(self._teardowns.values())
+
     def restart(self) -> None:
         """The agent dies and comes back: every table is empty, guests are gone unless they cannot be ended."""
         self.machine.agent_died(self.faults)

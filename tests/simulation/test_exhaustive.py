@@ -1,0 +1,262 @@
+"""Every interleaving of a small world, with the real ledger and the real agent.
+
+Two holders, one device, an office and an agent that restart, orders and reports that arrive in either order or not at
+all. The search goes breadth first over what can happen next and meets each state once. In each it asks the agent about
+every (lease, epoch) pair that was ever given out: at most one may touch the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from sublet.agent.machine import Machine
+from sublet.agent.memory import MemoryAgent
+from sublet.agent.teardown import Timings
+from sublet.broker import commands as cmd
+from sublet.broker.events import Event
+from sublet.broker.ledger import Ledger
+from sublet.broker.policy import Policy
+from sublet.broker.records import Now, Want
+from sublet.broker.state import Books, State
+from sublet.errors import SubletError
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.sim.mutants import switched_on
+from sublet.testing import HeldClock
+from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, NodeId, RequestId, ResourceId, TenantId
+from sublet.wire.orders import Device, Inventory, Order, Report
+
+POLICY = Policy(
+    ttl_min_ns=NS_PER_S,
+    claim_window_ns=NS_PER_S,
+    offer_valid_ns=NS_PER_S,
+    resend_every_ns=NS_PER_S,
+    grace_max_ns=1,
+)
+INVENTORY = Inventory(
+    node=NodeId("n"), domain="n", devices=(Device(id=ResourceId("n/gpu"), kind=Kind.GPU, capacity=GIB),)
+)
+ALICE, BOB = TenantId("alice"), TenantId("bob")
+WALL_NS = 1_750_000_000 * NS_PER_S
+
+
+@dataclass
+class SmallWorld:
+    """Office, agent and what is on its way between them. Rebuilt from the list of moves that led here."""
+
+    clock: HeldClock = field(default_factory=HeldClock)
+    orders: list[Order] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    journal: list[tuple[Now, tuple[Event, ...]]] = field(default_factory=list)
+    given: set[tuple[LeaseId, Epoch]] = field(default_factory=set)
+    ticks: int = 0
+    office_restarts: int = 0
+    agent_restarts: int = 0
+    lost: int = 0
+    done: set[str] = field(default_factory=set)
+    """What a holder does only once: it would be the same again."""
+
+    def __post_init__(self) -> None:
+        self.machine = Machine(INVENTORY)
+        self.agent = MemoryAgent(
+            INVENTORY,
+            report=self.reports.append,
+            clock=self.clock,
+            timings=Timings(kill_ns=1, retry_ns=1),
+            machine=self.machine,
+        )
+        self.ledger = Ledger(POLICY)
+        self.open_office()
+        for tenant in (ALICE, BOB):
+            self.tell(cmd.AddTenant(tenant=tenant, token_hash=tenant))
+
+    def now(self) -> Now:
+        return Now(self.clock.now_ns(), WALL_NS)
+
+    def tell(self, command: cmd.Command) -> None:
+        now = self.now()
+        outcome = self.ledger.handle(command, now)
+        if outcome.events:
+            self.journal.append((now, outcome.events))
+        self.orders += outcome.orders
+        for lease in self.ledger.state.leases.values():
+            if lease.epoch is not None:
+                self.given.add((lease.id, lease.epoch))
+
+    def open_office(self) -> None:
+        self.tell(cmd.OpenOffice(incarnation=1, clock_domain=self.clock.domain))
+        self.tell(cmd.NodeUp(inventory=INVENTORY))
+
+    # ---- what can happen ----
+
+    def moves(self) -> Iterator[str]:
+        leases = self.ledger.state.leases
+        for name in ("a", "b"):
+            lease = leases.get(LeaseId(name))
+            if lease is None:
+                if name == "a" or LeaseId("a") in leases:  # the other way round is the same with names exchanged
+                    yield f"ask {name}"
+                continue
+            if lease.status is LeaseStatus.GRANTED:
+                yield f"claim {name}"
+            elif lease.status in LIVE_STATES:
+                yield from (move for move in (f"renew {name}", f"attach {name}") if move not in self.done)
+            if lease.status not in (LeaseStatus.ENDING, LeaseStatus.ENDED):
+                yield f"release {name}"
+        yield from (f"order {index}" for index in sorted({0, len(self.orders) - 1}) if self.orders)
+        if self.reports:
+            yield "report 0"
+            if not self.lost:
+                yield "lose"
+        if self.ticks < 4:
+            yield "tick"
+        if self.office_restarts < 1:
+            yield "office"
+        if self.agent_restarts < 1:
+            yield "agent"
+
+    def do(self, move: str) -> None:
+        verb, _, which = move.partition(" ")
+        tenant = ALICE if which == "a" else BOB
+        self.done.add(move)
+        lease = LeaseId(which)
+        match verb:
+            case "ask":
+                want = (Want(kind=Kind.GPU, amount=GIB),)
+                request = RequestId(f"r{which}")
+                self.tell(cmd.Acquire(tenant=tenant, lease=lease, request_id=request, wants=want, ttl_ns=2 * NS_PER_S))
+            case "claim":
+                self.tell(cmd.Claim(tenant=tenant, lease=lease))
+            case "renew":
+                epoch = self.ledger.state.leases[lease].epoch
+                assert epoch is not None
+                self.tell(cmd.Renew(tenant=tenant, lease=lease, epoch=epoch))
+            case "attach":
+                self.tell(cmd.Attach(tenant=tenant, lease=lease, request_id=RequestId(f"again {which}")))
+            case "release":
+                self.tell(cmd.Release(tenant=tenant, lease=lease))
+            case "order":
+                self.agent.send(self.orders.pop(int(which)))
+            case "report":
+                self.tell(cmd.AgentReport(report=self.reports.pop(0)))
+            case "lose":
+                self.lost += 1
+                self.reports.pop(0)
+            case "tick":
+                self.ticks += 1
+                self.clock.advance_ns(NS_PER_S)
+                self.agent.tick(self.clock.now_ns())
+                self.tell(cmd.Tick())
+                self.orders += self.ledger.orders_due(self.now())
+            case "office":
+                self.office_restarts += 1
+                self.orders.clear()
+                self.reports.clear()
+                self.ledger = Ledger(POLICY, self.folded())
+                self.open_office()
+            case "agent":
+                self.agent_restarts += 1
+                self.orders.clear()
+                self.agent.restart()
+                self.tell(cmd.NodeUp(inventory=INVENTORY))
+            case _:
+                raise ValueError(move)
+
+    def folded(self) -> State:
+        state = State(Books(usage_window_ns=POLICY.usage_window_ns, cool_down_ns=POLICY.cool_down_ns))
+        for now, events in self.journal:
+            for event in events:
+                state.apply(event, now)
+        return state
+
+    # ---- what must hold ----
+
+    def check(self) -> None:
+        self.ledger.state.check()
+        accepted = [pair for pair in self.given if self.touches(*pair)]
+        assert len(accepted) <= 1, f"both {accepted} may touch the device"
+        assert not self.machine.overlaps, self.machine.overlaps[0]
+        for lease_id, _ in accepted:
+            status = self.ledger.state.leases[lease_id].status
+            assert status is not LeaseStatus.ENDED, f"{lease_id} has ended, was verified gone, and works on"
+            assert status is not LeaseStatus.GRANTED, f"{lease_id} was granted, not claimed, and works"
+
+    def touches(self, lease: LeaseId, epoch: Epoch) -> bool:
+        try:
+            self.agent.touch(lease, epoch)
+        except SubletError:
+            return False
+        return True
+
+    def key(self) -> object:
+        return (
+            self.ledger.state.snapshot(),
+            tuple(self.agent.fence),
+            tuple((d.lease, d.epoch, d.phase, d.due_ns) for d in self.agent.teardowns()),
+            self.machine.leftovers(),
+            tuple(self.orders),
+            tuple(self.reports),
+            self.ticks,
+            self.office_restarts,
+            self.agent_restarts,
+        )
+
+
+HOLDS = ("ask a", "order 0", "report 0", "ask b")
+GIVES_BACK = (*HOLDS, "release a")
+ROOTS = {
+    "from nothing": ((), 5),
+    "while one holds and one waits": (HOLDS, 5),
+    "while the first is being taken off": (GIVES_BACK, 6),
+    "when the second may claim": ((*GIVES_BACK, "order 0", "report 0"), 5),
+    "when the first has run out": ((*HOLDS, "tick", "tick"), 7),
+}
+"""Where the search begins, and how many moves it goes on from there."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("root", ROOTS)
+def test_two_holders_never_touch_one_device_whatever_happens(root: str) -> None:
+    """All interleavings of the next moves: two holders, the wire, the clock, a restart of office and of agent."""
+    path, depth = ROOTS[root]
+    assert _search(path, depth) > 1_000, "the search was cut short"
+
+
+@pytest.mark.parametrize("mutant", ["Z1", "Z16"])
+def test_the_search_finds_known_bugs(mutant: str) -> None:
+    """An agent that compares no epochs, and a ledger that frees before it was verified, do not get through."""
+    with (
+        switched_on(mutant),
+        pytest.raises(AssertionError, match=r"may touch the device|was verified gone|still there"),
+    ):
+        _search(HOLDS, 4)
+
+
+def _search(root: tuple[str, ...], depth: int) -> int:
+    """Breadth first, each state once. Returns how many there were; raises with the moves that led to a broken rule."""
+    frontier = [root]
+    seen: set[int] = set()
+    for _ in range(depth):
+        longer: list[tuple[str, ...]] = []
+        for path in frontier:
+            for move in tuple(_replay(path).moves()):
+                after = _replay((*path, move))
+                try:
+                    after.check()
+                except AssertionError as error:
+                    raise AssertionError(f"{error}, after: {', '.join((*path, move))}") from error
+                mark = hash(after.key())
+                if mark not in seen:
+                    seen.add(mark)
+                    longer.append((*path, move))
+        frontier = longer
+    return len(seen)
+
+
+def _replay(path: tuple[str, ...]) -> SmallWorld:
+    world = SmallWorld()
+    for move in path:
+        world.do(move)
+    return world

@@ -1,0 +1,60 @@
+"""The tests of the tests: known bugs of other systems, put into our parts, are found, and within few seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.sim.mutants import MUTANTS, Mutant, switched_on
+from sublet.sim.run import hunt
+
+SEEDS_MAX = 120
+CAUGHT_BY = {
+    "Z1": "L3",
+    "Z2": "books L2",
+    "Z3": "books L2",
+    "Z4": "L8",
+    "Z5": "L8 books",
+    "Z6": "L9",
+    "Z7": "L9",
+    "Z8": "L10",
+    "Z9": "L10",
+    "Z10": "L5",
+    "Z11": "L7 L6",
+    "Z12": "L7 L6",
+    "Z13": "L6",
+    "Z14": "L7",
+    "Z15": "L7",
+    "Z16": "L4",
+    "Z17": "L4",
+    "Z18": "L4",
+    "Z19": "books L1",
+}
+"""The rule that must notice it: a mutant that is found by accident, through a crash, was not found."""
+
+
+def test_every_mutant_of_the_list_is_there() -> None:
+    """Z1 to Z19, none left out."""
+    assert list(MUTANTS) == [f"Z{number}" for number in range(1, 20)] == list(CAUGHT_BY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_mutant_is_caught(name: str) -> None:
+    """By the rule that it breaks, and soon."""
+    catch = hunt(SEEDS_MAX, names=[name], processes=1)[name]
+    assert catch.failure is not None, f"{name} ({MUTANTS[name].breaks}) got through {catch.seeds} seeds"
+    assert catch.failure.rule in CAUGHT_BY[name].split(), str(catch.failure)
+
+
+def test_a_mutant_is_gone_after_its_context() -> None:
+    """Nothing of it stays behind, even if the seed ended with an error."""
+    for name, mutant in MUTANTS.items():
+        before = [getattr(owner, attribute) for owner, attribute, _ in mutant.changes]
+        with pytest.raises(ZeroDivisionError), switched_on(name):
+            _fail_if_unchanged(mutant, before)
+        assert [getattr(owner, attribute) for owner, attribute, _ in mutant.changes] == before
+
+
+def _fail_if_unchanged(mutant: Mutant, before: list[object]) -> None:
+    assert [getattr(owner, attribute) for owner, attribute, _ in mutant.changes] != before
+    raise ZeroDivisionError

@@ -1,0 +1,142 @@
+"""No preemption cycle: every small graph of tenants, tiers, devices and requests, with the worst of manners.
+
+Four requests by three tenants in three tiers meet one to three devices. Whoever is taken asks again at once, with the
+tier it had, and time stands still but for the notices. All guards that only slow things down are as weak as the policy
+allows (minimum run, cool-down: one nanosecond), so what stops a cycle can only be the potential. Every promise must
+lower it, and everything must come to rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from sublet.broker import commands as cmd
+from sublet.broker import events as ev
+from sublet.broker.ledger import Ledger
+from sublet.broker.policy import Policy
+from sublet.broker.preemption import standing_of_request, weight
+from sublet.broker.records import LeaseRecord, Now, Want
+from sublet.lease.states import LeaseStatus
+from sublet.values import GIB, NS_PER_S, EndReason, Kind, LeaseId, NodeId, RequestId, ResourceId, TenantId, Tier
+from sublet.wire.orders import Device, End, Inventory, TornDown
+
+POLICY = Policy(notice_ns=2, notice_spot_ns=1, min_run_batch_ns=1, cool_down_ns=1, replan_every_ns=1)
+TENANTS = tuple(TenantId(name) for name in ("a", "b", "c"))
+REQUESTS = tuple(itertools.product(range(3), Tier))
+"""Tenant and tier of one request."""
+ROUNDS_MAX = 60
+"""Nanoseconds within which everything has come to rest; each preemption takes two or three of them."""
+
+
+class Office:
+    """The ledger, an agent that tears down at once, and victims that ask again at once."""
+
+    def __init__(self, devices: int) -> None:
+        self.ns = 1_000 * NS_PER_S
+        self.ledger = Ledger(POLICY)
+        self.preemptions = 0
+        self._asked = 0
+        self.tell(cmd.OpenOffice(incarnation=1, clock_domain="graph"))
+        for tenant in TENANTS:
+            self.tell(cmd.AddTenant(tenant=tenant, token_hash=tenant))
+        gpus = tuple(Device(id=ResourceId(f"n/gpu{i}"), kind=Kind.GPU, capacity=GIB) for i in range(devices))
+        self.tell(cmd.NodeUp(inventory=Inventory(node=NodeId("n"), domain="n", devices=gpus)))
+
+    def tell(self, command: cmd.Command) -> None:
+        outcome = self.ledger.handle(command, Now(self.ns, self.ns))
+        for event in outcome.events:
+            if isinstance(event, ev.Promised):
+                self._must_lower_the_potential(event)
+        for order in outcome.orders:
+            if isinstance(order, End):
+                done = TornDown(
+                    node=NodeId("n"),
+                    lease=order.lease,
+                    epoch=order.epoch,
+                    resources=tuple(part.resource for part in order.parts),
+                )
+                self.tell(cmd.AgentReport(report=done))
+        for event in outcome.events:
+            if isinstance(event, ev.Ended) and event.end.reason is EndReason.PREEMPTED:
+                victim = self.ledger.state.leases[event.lease]
+                self.ask(victim.tenant, victim.tier, len(victim.parts))
+
+    def ask(self, tenant: TenantId, tier: Tier, count: int) -> LeaseId:
+        self._asked += 1
+        lease = LeaseId(f"l{self._asked}")
+        self.tell(
+            cmd.Acquire(
+                tenant=tenant,
+                lease=lease,
+                request_id=RequestId(lease),
+                wants=(Want(kind=Kind.GPU, amount=GIB, count=count),),
+                ttl_ns=300 * NS_PER_S,
+                tier=tier,
+            )
+        )
+        return lease
+
+    def settle(self) -> None:
+        """Let notices run out and grants be claimed until nothing happens any more."""
+        for _ in range(ROUNDS_MAX):
+            self.ns += 1
+            before = self._what_is()
+            self.tell(cmd.Tick())
+            for lease in tuple(self.ledger.state.leases.values()):
+                if lease.status is LeaseStatus.GRANTED:
+                    self.tell(cmd.Claim(tenant=lease.tenant, lease=lease.id))
+            if self._what_is() == before and not self.ledger.state.promises:
+                return
+        raise AssertionError(f"still preempting after {self.preemptions} preemptions")
+
+    def _what_is(self) -> list[tuple[LeaseId, LeaseStatus]]:
+        return [(lease.id, lease.status) for lease in self.ledger.state.leases.values()]
+
+    def _must_lower_the_potential(self, event: ev.Promised) -> None:
+        self.preemptions += 1
+        leases = self.ledger.state.leases
+        gained = weight(standing_of_request(leases[event.lease].tier))
+        lost = sum(weight(_standing(leases[victim])) for victim in event.victims)
+        assert lost < gained, f"{event.lease} took {event.victims}, which weigh as much"
+
+
+def _standing(victim: LeaseRecord) -> int:
+    return 0 if victim.idle_since_ns is not None else standing_of_request(victim.tier)
+
+
+def _graphs(devices: int) -> Iterator[tuple[tuple[int, Tier], ...]]:
+    """Four requests in every order; tenants are interchangeable, so the first new one is always the next."""
+    for requests in itertools.product(REQUESTS, repeat=4):
+        tenants = [tenant for tenant, _ in requests]
+        firsts = list(dict.fromkeys(tenants))
+        if firsts == sorted(firsts) and firsts[0] == 0 and firsts[-1] == len(firsts) - 1:
+            yield requests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("idle", [False, True], ids=["all at work", "the first idle"])
+def test_every_small_preemption_graph_comes_to_rest(devices: int, idle: bool) -> None:
+    """Three tenants, four requests, three tiers: each promise lowers the potential, and nothing goes in circles."""
+    preempted = 0
+    for requests in _graphs(devices):
+        office = Office(devices)
+        for index, (tenant, tier) in enumerate(requests):
+            # The last wants two devices where there are some: gangs take several victims at once.
+            count = 2 if index == 3 and devices > 1 else 1
+            lease = office.ask(TENANTS[tenant], tier, count)
+            if idle and index == 0:
+                _put_to_rest(office, lease)
+        office.settle()
+        office.ledger.state.check()
+        preempted += office.preemptions
+    assert preempted > 100, "hardly anything was preempted: the graphs are not what they seem"
+
+
+def _put_to_rest(office: Office, lease_id: LeaseId) -> None:
+    lease = office.ledger.state.leases[lease_id]
+    assert lease.epoch is not None
+    office.tell(cmd.NoteActivity(tenant=lease.tenant, lease=lease_id, epoch=lease.epoch, active=False))
