@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sublet.client import errands
-from sublet.client.book import Book, Held
+from sublet.client.book import Book
 from sublet.client.handle import DroppedLease, LeaseFacts
+from sublet.client.held import Held
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
 from sublet.lease.value import LeaseEnd

@@ -16,19 +16,20 @@ import msgspec
 
 from sublet.client.answers import end_of
 from sublet.client.core import Grant
-from sublet.client.model import LeaseChange, LeasedDevice, Notice
+from sublet.client.held import Held, Word
+from sublet.client.model import Notice
+from sublet.client.outcomes import fenced_end
 from sublet.client.sse import ServerEvent
 from sublet.clock import Clock
-from sublet.errors import Disconnected, LeaseEnded, NotFound, QuotaExceeded, StaleEpoch, SubletError
-from sublet.lease.holder import HELD_STATES, Holder
+from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import Batch, RenewalManager
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, Outcome, Refused, Unknown
-from sublet.values import NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, RenewMode, RequestId, format_duration
-from sublet.wire.http import LeaseView, News, RenewAnswer, RenewItem
+from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, Outcome, Refused
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode, RequestId, format_duration
+from sublet.wire.http import LeaseView, News
 
-__all__ = ["IDLE_SAID_AFTER_NS", "Book", "Held", "Word", "item_of", "outcome_of"]
+__all__ = ["IDLE_SAID_AFTER_NS", "SAY_AGAIN_AFTER_NS", "Book"]
 
 IDLE_SAID_AFTER_NS: Final = NS_PER_S
 """A lease under which nothing has run for so long is told to be idle. Less would tell of every pause between cells."""
@@ -37,99 +38,6 @@ SAY_AGAIN_AFTER_NS: Final = 5 * NS_PER_S
 
 _log = logging.getLogger("sublet.client")
 _decode_news = msgspec.json.Decoder(News).decode
-
-
-class Held:
-    """One lease of this program: what the office said of it last, the holder's own view, and who listens."""
-
-    __slots__ = (
-        "__weakref__",
-        "_told_over",
-        "by_hand",
-        "confirmed",
-        "holder",
-        "idle_due_ns",
-        "listeners",
-        "notice",
-        "noticed_ns",
-        "release_id",
-        "returned",
-        "said_idle",
-        "view",
-    )
-
-    def __init__(self, view: LeaseView, holder: Holder, release_id: RequestId) -> None:
-        self.view = view
-        self.holder = holder
-        self.release_id = release_id
-        self.confirmed = False
-        """Whether the office has said that it is over."""
-        self.returned = False
-        """Whether the holder gave it back; the office may not know yet."""
-        self.by_hand = False
-        """Whether somebody else (a ``RenewalManager``) renews it."""
-        self.listeners: list[Callable[[LeaseChange], None]] = []
-        self.notice: Notice | None = None
-        self.noticed_ns = 0
-        self.said_idle = False
-        self.idle_due_ns: int | None = None
-        self._told_over = False
-
-    @property
-    def id(self) -> LeaseId:
-        return self.holder.lease
-
-    @property
-    def epoch(self) -> Epoch:
-        return self.holder.epoch or Epoch(0, 0)
-
-    @property
-    def over(self) -> bool:
-        return self.holder.status not in HELD_STATES
-
-    @property
-    def devices(self) -> tuple[LeasedDevice, ...]:
-        return tuple(
-            LeasedDevice(
-                id=part.resource,
-                kind=Kind(part.kind),
-                amount=part.amount,
-                model=part.model,
-                host=part.host,
-                exclusivity=None if part.exclusivity is None else Exclusivity(part.exclusivity),
-            )
-            for part in self.view.parts
-        )
-
-    def tell(self, what: str, detail: str = "") -> None:
-        """Say it to everybody who listens; the end is said once."""
-        if what == "ended":
-            if self._told_over:
-                return
-            self._told_over = True
-        change = LeaseChange(
-            what=what,
-            lease=self.id,
-            status=self.holder.status,
-            detail=detail,
-            notice=self.notice if what == "notice" else None,
-            end=self.holder.end if what == "ended" else None,
-        )
-        for listener in tuple(self.listeners):
-            listener(change)
-
-
-class Word:
-    """What is to be said to the office about a lease, beside its renewal."""
-
-    __slots__ = ("active", "busy_ns", "busy_total_ns", "held")
-
-    def __init__(self, held: Held, now_ns: int) -> None:
-        meter = held.holder.busy_time
-        self.held = held
-        self.active = held.holder.busy
-        self.busy_ns = meter.unsaid_ns(now_ns)
-        self.busy_total_ns = meter.total_ns(now_ns)
 
 
 class Book:
@@ -358,12 +266,12 @@ class Book:
         if older is not None and older.epoch != held.epoch:
             self._manager.unregister(older.id)
             self._to_tell.pop(older.id, None)
-            older.holder.ended(_fenced_end(self._manager.stamp(now_ns)), now_ns)
+            older.holder.ended(fenced_end(self._manager.stamp(now_ns)), now_ns)
             older.confirmed = True
             older.tell("ended")
 
     def _fenced(self, held: Held) -> None:
-        self.ended(held, _fenced_end(self._manager.stamp(self._clock.now_ns())))
+        self.ended(held, fenced_end(self._manager.stamp(self._clock.now_ns())))
 
     def _forget(self, held: Held) -> None:
         if self._held.get(held.id) is held:
@@ -417,47 +325,6 @@ def _why_not_renewed(holder: Holder) -> str:
     if holder.policy.mode is RenewMode.WHILE_BUSY and not holder.busy:
         return " and is not being renewed, for nothing runs under it"
     return " and is not being renewed"
-
-
-def outcome_of(attempt: Attempt, answer: RenewAnswer | None, error: SubletError | None, now: str) -> Outcome:
-    """What the office's answer to one renewal means to its holder."""
-    if answer is not None:
-        return Done(granted_ns=_ns(answer.ttl))
-    if error is None or isinstance(error, Disconnected):
-        return Unknown(detail="" if error is None else error.message)
-    if isinstance(error, LeaseEnded) and error.end is not None:
-        return Refused(reason=error.end.reason, detail=error.end.detail, end=error.end)
-    if isinstance(error, StaleEpoch):
-        end = _fenced_end(now)
-        return Refused(reason=end.reason, detail=end.detail, end=end)
-    if isinstance(error, NotFound):
-        end = LeaseEnd(reason=EndReason.EXPIRED, at=now, detail="the office does not know it (any more)")
-        return Refused(reason=end.reason, detail=end.detail, end=end)
-    if isinstance(error, QuotaExceeded):
-        return Refused(reason=EndReason.QUOTA, detail=error.message)
-    if isinstance(error, LeaseEnded):
-        reason = EndReason.FAIR_SHARE if attempt.active else EndReason.IDLE
-        return Refused(reason=reason, detail=error.message)
-    return Unknown(detail=error.message)  # an answer that settles nothing
-
-
-def item_of(attempt: Attempt) -> RenewItem:
-    """A renewal as it travels."""
-    return RenewItem(
-        lease=attempt.lease,
-        epoch=attempt.epoch or Epoch(0, 0),
-        active=attempt.active,
-        busy=attempt.busy_ns / NS_PER_S,
-    )
-
-
-def _fenced_end(at: str) -> LeaseEnd:
-    return LeaseEnd(
-        reason=EndReason.RELEASED,
-        at=at,
-        detail="another holder attached to it, under a newer epoch",
-        resume_hint="Attach to it again, or go on where it is held now.",
-    )
 
 
 def _ns(seconds: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -25,7 +26,8 @@ class Courier:
         self._queue.put((callback, what))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="sublet-courier", daemon=True)
-            self._thread.start()
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending: nobody is there to be called
+                self._thread.start()
 
     def _run(self) -> None:
         while True:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from sublet.client.answers import end_of, error_of
-from sublet.client.book import Book, Held, Word, item_of, outcome_of
+from sublet.client.book import Book
 from sublet.client.core import Core
+from sublet.client.held import Held, Word
+from sublet.client.outcomes import item_of, outcome_of
 from sublet.client.steps import Program, Revive
 from sublet.errors import Disconnected, NotFound, SubletError
 from sublet.lease.renewal import Batch

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import assert_never
 
 from sublet.client.answers import end_of
-from sublet.client.book import Book, Held
+from sublet.client.book import Book
 from sublet.client.core import REQUEST_TIMEOUT_S, Core
+from sublet.client.held import Held
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
 from sublet.client.steps import Program
 from sublet.clock import Clock

@@ -195,7 +195,8 @@ class Keeper:
         """Starting an office takes a while, and meanwhile other leases may have an office that answers."""
         if self._reviver is None or not self._reviver.is_alive():
             self._reviver = threading.Thread(target=self._revive, name="sublet-revive", daemon=True)
-            self._reviver.start()
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending
+                self._reviver.start()
 
     # ---- waiting
 

@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from sublet.client import errands
-from sublet.client.book import Book, Held
+from sublet.client.book import Book
 from sublet.client.handle import DroppedLease, LeaseFacts
+from sublet.client.held import Held
 from sublet.client.model import LeaseChange, Notice
 from sublet.errors import SubletError
 from sublet.lease.holder import Holder

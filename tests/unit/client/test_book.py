@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from sublet.client import errands
-from sublet.client.book import Book, Held, outcome_of
+from sublet.client.book import Book
 from sublet.client.core import Core, Grant
+from sublet.client.held import Held
 from sublet.client.model import LeaseChange
+from sublet.client.outcomes import outcome_of
 from sublet.client.sse import ServerEvent
 from sublet.client.steps import Program, Reply, Revive
 from sublet.errors import (

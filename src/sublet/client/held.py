@@ -1,0 +1,105 @@
+"""One lease of this program, and what is said about it beside its renewal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sublet.client.model import LeaseChange, LeasedDevice, Notice
+from sublet.lease.holder import HELD_STATES, Holder
+from sublet.values import Epoch, Exclusivity, Kind, LeaseId, RequestId
+from sublet.wire.http import LeaseView
+
+__all__ = ["Held", "Word"]
+
+
+class Held:
+    """One lease of this program: what the office said of it last, the holder's own view, and who listens."""
+
+    __slots__ = (
+        "__weakref__",
+        "_told_over",
+        "by_hand",
+        "confirmed",
+        "holder",
+        "idle_due_ns",
+        "listeners",
+        "notice",
+        "noticed_ns",
+        "release_id",
+        "returned",
+        "said_idle",
+        "view",
+    )
+
+    def __init__(self, view: LeaseView, holder: Holder, release_id: RequestId) -> None:
+        self.view = view
+        self.holder = holder
+        self.release_id = release_id
+        self.confirmed = False
+        """Whether the office has said that it is over."""
+        self.returned = False
+        """Whether the holder gave it back; the office may not know yet."""
+        self.by_hand = False
+        """Whether somebody else (a ``RenewalManager``) renews it."""
+        self.listeners: list[Callable[[LeaseChange], None]] = []
+        self.notice: Notice | None = None
+        self.noticed_ns = 0
+        self.said_idle = False
+        self.idle_due_ns: int | None = None
+        self._told_over = False
+
+    @property
+    def id(self) -> LeaseId:
+        return self.holder.lease
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.holder.epoch or Epoch(0, 0)
+
+    @property
+    def over(self) -> bool:
+        return self.holder.status not in HELD_STATES
+
+    @property
+    def devices(self) -> tuple[LeasedDevice, ...]:
+        return tuple(
+            LeasedDevice(
+                id=part.resource,
+                kind=Kind(part.kind),
+                amount=part.amount,
+                model=part.model,
+                host=part.host,
+                exclusivity=None if part.exclusivity is None else Exclusivity(part.exclusivity),
+            )
+            for part in self.view.parts
+        )
+
+    def tell(self, what: str, detail: str = "") -> None:
+        """Say it to everybody who listens; the end is said once."""
+        if what == "ended":
+            if self._told_over:
+                return
+            self._told_over = True
+        change = LeaseChange(
+            what=what,
+            lease=self.id,
+            status=self.holder.status,
+            detail=detail,
+            notice=self.notice if what == "notice" else None,
+            end=self.holder.end if what == "ended" else None,
+        )
+        for listener in tuple(self.listeners):
+            listener(change)
+
+
+class Word:
+    """What is to be said to the office about a lease, beside its renewal."""
+
+    __slots__ = ("active", "busy_ns", "busy_total_ns", "held")
+
+    def __init__(self, held: Held, now_ns: int) -> None:
+        meter = held.holder.busy_time
+        self.held = held
+        self.active = held.holder.busy
+        self.busy_ns = meter.unsaid_ns(now_ns)
+        self.busy_total_ns = meter.total_ns(now_ns)

@@ -1,0 +1,55 @@
+"""What a renewal looks like on the wire, and what its answer means to the holder."""
+
+from __future__ import annotations
+
+from sublet.errors import Disconnected, LeaseEnded, NotFound, QuotaExceeded, StaleEpoch, SubletError
+from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
+from sublet.values import NS_PER_S, EndReason, Epoch
+from sublet.wire.http import RenewAnswer, RenewItem
+
+__all__ = ["fenced_end", "item_of", "outcome_of"]
+
+
+def outcome_of(attempt: Attempt, answer: RenewAnswer | None, error: SubletError | None, now: str) -> Outcome:
+    """What the office's answer to one renewal means to its holder."""
+    if answer is not None:
+        return Done(granted_ns=_ns(answer.ttl))
+    if error is None or isinstance(error, Disconnected):
+        return Unknown(detail="" if error is None else error.message)
+    if isinstance(error, LeaseEnded) and error.end is not None:
+        return Refused(reason=error.end.reason, detail=error.end.detail, end=error.end)
+    if isinstance(error, StaleEpoch):
+        end = fenced_end(now)
+        return Refused(reason=end.reason, detail=end.detail, end=end)
+    if isinstance(error, NotFound):
+        end = LeaseEnd(reason=EndReason.EXPIRED, at=now, detail="the office does not know it (any more)")
+        return Refused(reason=end.reason, detail=end.detail, end=end)
+    if isinstance(error, QuotaExceeded):
+        return Refused(reason=EndReason.QUOTA, detail=error.message)
+    if isinstance(error, LeaseEnded):
+        reason = EndReason.FAIR_SHARE if attempt.active else EndReason.IDLE
+        return Refused(reason=reason, detail=error.message)
+    return Unknown(detail=error.message)  # an answer that settles nothing
+
+
+def item_of(attempt: Attempt) -> RenewItem:
+    """A renewal as it travels."""
+    return RenewItem(
+        lease=attempt.lease,
+        epoch=attempt.epoch or Epoch(0, 0),
+        active=attempt.active,
+        busy=attempt.busy_ns / NS_PER_S,
+    )
+
+
+def fenced_end(at: str) -> LeaseEnd:
+    return LeaseEnd(
+        reason=EndReason.RELEASED,
+        at=at,
+        detail="another holder attached to it, under a newer epoch",
+        resume_hint="Attach to it again, or go on where it is held now.",
+    )
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)
