@@ -91,7 +91,8 @@ def _torn_down(step: Step, report: orders.TornDown) -> None:
     for resource_id in report.resources:
         resource = step.state.resources.get(resource_id)
         if resource is not None and resource.node == report.node:
-            for piece in _pieces(resource, report.lease, report.epoch):
+            piece = _slice_of(resource, report.lease, report.epoch)
+            if piece is not None:
                 _verified(step, resource, piece)
     if lease is not None:
         step.finish(lease)
@@ -111,7 +112,8 @@ def _failed(step: Step, report: orders.Failed) -> None:
     lease = step.state.leases.get(report.lease)
     if lease is not None and lease.epoch == report.epoch:
         _over(step, report.lease, report.epoch, EndReason.DEVICE_LOST, report.detail)
-    for piece in _pieces(resource, report.lease, report.epoch):
+    piece = _slice_of(resource, report.lease, report.epoch)
+    if piece is not None:
         worse = piece.state is SliceState.QUARANTINED and report.hard and not piece.hard
         if piece.state is SliceState.TEARDOWN or worse:
             step.emit(
@@ -134,9 +136,10 @@ def _fault(step: Step, report: orders.Fault) -> None:
     step.emit(ev.ResourceFaulted(resource=resource.id, detail=report.detail or "fault"))
 
 
-def _pieces(resource: ResourceRecord, lease: LeaseId, epoch: Epoch) -> list[SliceRecord]:
-    """The lease's slices here up to this epoch: what a report about the epoch speaks of."""
-    return [piece for piece in resource.slices.values() if piece.lease == lease and piece.epoch <= epoch]
+def _slice_of(resource: ResourceRecord, lease: LeaseId, epoch: Epoch) -> SliceRecord | None:
+    """The slice a report speaks of, if it is still there: one look, however many leases share the resource."""
+    piece = resource.slices.get(str(epoch))
+    return piece if piece is not None and piece.lease == lease else None
 
 
 def _drop_promises_on(step: Step, node: NodeId) -> None:
