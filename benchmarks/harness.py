@@ -46,6 +46,9 @@ __all__ = [
 
 QUIET_CORES: Final = 0.15
 QUIET_LOOK_S: Final = 3.0
+DISTURBED_CORES: Final = 0.3
+"""A pair with more than this is measured again."""
+TRIES_PER_PAIR: Final = 4
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -161,16 +164,31 @@ class Bench:
     def pairs(
         self, what: str, ours: Callable[[], A], peer: Callable[[], B], *, pairs: int, show: Callable[[A, B], str]
     ) -> tuple[list[A], list[B]]:
-        """A B A B …: one sample of ours, one of the peer, again and again. The first pair warms up and is left out."""
-        found_ours: list[A] = []
-        found_peer: list[B] = []
-        for number in range(pairs + 1):
+        """A B A B …: one sample of ours, one of the peer, again and again. The first pair warms up and is left out.
+
+        A pair during which the machine was busy with other things is measured again, up to a bound. What decides is
+        the disturbance alone, never the samples; where the bound is reached, the least disturbed pairs are kept.
+        """
+        found: list[tuple[float, A, B]] = []
+        quiet = 0
+        for number in range(1 + pairs * TRIES_PER_PAIR):
+            others = busy_with_others()
             a, b = ours(), peer()
-            self.say(f"{what}, {f'pair {number} of {pairs}' if number else 'warming up'}: {show(a, b)}")
+            disturbed = others()
+            told = f"pair {number}, {quiet} of {pairs} kept" if number else "warming up"
+            self.say(f"{what}, {told}: {show(a, b)}; others {disturbed:.2f} cores")
             if number:
-                found_ours.append(a)
-                found_peer.append(b)
-        return found_ours, found_peer
+                found.append((disturbed, a, b))
+                quiet += disturbed <= DISTURBED_CORES
+            if quiet >= pairs:
+                break
+        kept = sorted(range(len(found)), key=lambda place: found[place][0])[:pairs]
+        if len(found) > pairs:
+            self.note(
+                f"{what}: {len(found) - pairs} pairs left out, in which more than {DISTURBED_CORES} cores were busy "
+                f"with other things; the most in a pair that was kept: {max(found[place][0] for place in kept):.2f}."
+            )
+        return [found[place][1] for place in sorted(kept)], [found[place][2] for place in sorted(kept)]
 
 
 def figure(

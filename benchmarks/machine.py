@@ -5,6 +5,7 @@ No host name, no address and no path is read: the result is for others to read.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.procs import cpu_seconds, tree
 from benchmarks.stats import percentile
 
 __all__ = [
@@ -109,8 +111,8 @@ def disk_at(folder: Path, *, tries: int = 200) -> Disk:
 def busy_with_others() -> Callable[[], float]:
     """Start counting; what comes back says how many cores were busy since then with work that was not ours.
 
-    Ours is this process and its children, as far as they have ended. Work of the kernel on behalf of either side, such
-    as writing back what was synced, counts as others'.
+    Ours is this process and all below it. Work of the kernel on behalf of either side, such as writing back what was
+    synced, counts as others'.
     """
     busy, own, at = _busy_seconds(), _own_seconds(), time.monotonic()
 
@@ -128,8 +130,13 @@ def _busy_seconds() -> float:
 
 
 def _own_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    """Of the living by their clocks, of the dead by what they left to us."""
+    left = resource.getrusage(resource.RUSAGE_CHILDREN)
+    living = 0.0
+    for pid in tree(os.getpid()):
+        with contextlib.suppress(OSError):  # one may end between the two looks
+            living += cpu_seconds(pid)
+    return living + left.ru_utime + left.ru_stime
 
 
 def _filesystem(folder: Path) -> str:

@@ -13,7 +13,7 @@ from benchmarks.harness import Report
 __all__ = ["FOLDER", "as_text", "write"]
 
 FOLDER: Final = Path(__file__).parent / "results"
-SCHEMA: Final = "sublet-benchmark/1"
+SCHEMA: Final = "sublet-benchmark/2"
 _COLUMNS: Final = ("what", "ours", "peer", "ratio", "p10 to p90", "p99", "goal", "")
 
 

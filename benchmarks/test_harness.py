@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Bench, Goal, figure, judge
+from benchmarks import harness
+from benchmarks.harness import Bench, Goal, Report, figure, judge
 from benchmarks.load.closed import ClosedLoop
 from benchmarks.load.http1 import BadAnswer, Request, Step, Template, ask, take_answer
 from benchmarks.load.paced import Due, Paced
+from benchmarks.machine import Disk, this_machine
 from benchmarks.peers.null import NullServer
 from benchmarks.procs import cpu_seconds, tree
 from benchmarks.record import number, to_dict
@@ -63,9 +66,10 @@ def test_a_goal_has_exactly_one_bound() -> None:
         Goal(figure="x", at_most=1, at_least=1)
 
 
-def test_pairs_alternate_and_the_first_pair_only_warms_up(tmp_path: Path) -> None:
+def test_pairs_alternate_and_the_first_pair_only_warms_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     bench = Bench(row="r", folder=tmp_path)
+    monkeypatch.setattr(harness, "busy_with_others", lambda: lambda: 0.0)
 
     def one(name: str) -> int:
         order.append(name)
@@ -74,6 +78,26 @@ def test_pairs_alternate_and_the_first_pair_only_warms_up(tmp_path: Path) -> Non
     ours, peer = bench.pairs("x", lambda: one("A"), lambda: one("B"), pairs=2, show=lambda a, b: "")
     assert order == ["A", "B", "A", "B", "A", "B"]
     assert (ours, peer) == ([3, 5], [4, 6])
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "kept", "noted"),
+    [
+        ([0, 0.9, 0.1, 0.9, 0.2], [2, 4], True),
+        ([0, 0.1, 0.2], [1, 2], False),
+        ([0, 0.9, 0.8, 0.9, 0.7, 0.9, 0.9, 0.9, 0.9], [2, 4], True),
+    ],
+    ids=["one came twice", "all quiet", "never quiet"],
+)
+def test_a_disturbed_pair_is_measured_again_whatever_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbed: list[float], kept: list[int], noted: bool
+) -> None:
+    bench = Bench(row="r", folder=tmp_path)
+    levels, numbers = iter(disturbed), itertools.count()
+    monkeypatch.setattr(harness, "busy_with_others", lambda: lambda: next(levels))
+    ours, peer = bench.pairs("x", lambda: next(numbers), lambda: 0, pairs=2, show=lambda a, b: "")
+    assert (ours, peer) == (kept, [0, 0])
+    assert bool(bench.notes) == noted
 
 
 def test_numbers_are_short() -> None:
@@ -150,8 +174,6 @@ def test_processor_time_of_another_process_is_read(tmp_path: Path) -> None:
 
 
 def test_a_report_is_plain_json_with_few_digits() -> None:
-    from benchmarks.harness import Report
-    from benchmarks.machine import Disk, this_machine
 
     found = figure("x", "ms", [1.23456789])
     goal = Goal(figure="x", at_most=2)

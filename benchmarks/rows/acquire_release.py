@@ -130,6 +130,6 @@ ROW: Final = Row(
         Goal(figure=rate_name(64), of="ratio", at_least=4),
     ],
     measure=measure,
-    limit_s=400,
+    limit_s=700,
     distributions=DISTRIBUTIONS,
 )
