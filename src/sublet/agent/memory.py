@@ -21,7 +21,7 @@ from sublet.agent.machine import FaultName, Faults, Machine
 from sublet.agent.port import ReportSink
 from sublet.agent.teardown import Phase, Teardown, Timings
 from sublet.clock import Clock
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, NodeId, ResourceId, TenantId
+from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.orders import (
     End,
     EndedHere,
@@ -212,6 +212,8 @@ class MemoryAgent:
         """An older lease on an exclusive part is one that the office forgot, as after a restore: the newer grant wins,
         but gets the hardware only when the older one is verified to be off it."""
         for part in order.parts:
+            if part.kind is not Kind.GPU:  # only devices are ever exclusive, and cores may have very many leases
+                continue
             for lease, other in tuple(self.fence.on(part.resource).items()):
                 live = self.fence.get(lease)
                 if live is not None and live.epoch < order.epoch and (is_exclusive(part) or is_exclusive(other)):
@@ -235,7 +237,7 @@ class MemoryAgent:
         there = self.fence.on(part.resource)
         if is_exclusive(part):
             return bool(leaving or there)
-        if any(is_exclusive(other) for other in leaving) or any(is_exclusive(other) for other in there.values()):
+        if part.kind is Kind.GPU and any(is_exclusive(other) for other in (*leaving, *there.values())):
             return True
         in_use = self.fence.in_use(part.resource) + sum(other.amount for other in leaving)
         return in_use + part.amount > self._capacity.get(part.resource, 0)
