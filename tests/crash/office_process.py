@@ -48,12 +48,12 @@ class Line:
     """One connection. What was sent on it and not answered when it broke stays unanswered."""
 
     def __init__(self, path: Path) -> None:
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.settimeout(PATIENCE_S)
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(PATIENCE_S)
         try:
-            self._sock.connect(os.fspath(path))
+            self.sock.connect(os.fspath(path))
         except OSError:
-            self._sock.close()
+            self.sock.close()
             raise
 
     def send(self, call: Call) -> None:
@@ -61,14 +61,14 @@ class Line:
         headers = {} if call.token is None else {"authorization": f"Bearer {call.token}"}
         body = None if call.body is None else json.dumps(call.body).encode()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._sock.sendall(encode_request(call.method, call.path, host="localhost", headers=headers, body=body))
+            self.sock.sendall(encode_request(call.method, call.path, host="localhost", headers=headers, body=body))
 
     def answer(self) -> Answer | None:
         """None if the office went away before the whole answer was here."""
         reader, body = AnswerReader(), b""
         try:
             while not reader.complete:
-                reader.feed(self._sock.recv(1 << 16))
+                reader.feed(self.sock.recv(1 << 16))
                 body += reader.take()
         except (ConnectionResetError, ProtocolError):
             return None
@@ -79,7 +79,7 @@ class Line:
         return self.answer()
 
     def close(self) -> None:
-        self._sock.close()
+        self.sock.close()
 
 
 @dataclass(slots=True)
@@ -147,9 +147,9 @@ class OfficeProcess:
             self.lines.append(Line(socket_path(self.home)))
         return self.lines[n]
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, token: str | None = None) -> Answer:
-        """For an office that nobody kills."""
-        answer = self.line().ask(Call(method=method, path=path, body=body, token=token))
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+        """As tenant ``local``, of an office that nobody kills."""
+        answer = self.line().ask(Call(method=method, path=path, body=body))
         assert answer is not None, f"no answer to {method} {path}: {self.said}"
         return answer
 

@@ -43,7 +43,7 @@ ERRORS: Final = ("EIO", "ENOSPC")
 CHAINS: Final = 8
 FIRST: Final = 1
 """In each chain of the sample: points in the life that begins the journal,"""
-LATER: Final = 3
+LATER: Final = 2
 """in lives that go on with it,"""
 CHANCE: Final = 2
 """at moments drawn by chance,"""
@@ -206,6 +206,7 @@ def chains(points: Points) -> list[list[Point]]:
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.needs("strace")
+@pytest.mark.timeout(7200 if ALL else 300)
 @pytest.mark.parametrize("half", [0, 1])
 def test_whatever_ends_an_office_the_next_one_keeps_every_word(half: int, points: Points, tmp_path: Path) -> None:
     """Two halves of the same sample, for two cores."""

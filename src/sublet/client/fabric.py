@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
@@ -33,12 +34,13 @@ from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_reques
 from sublet.client.courier import Courier
 from sublet.client.driver import run_program
 from sublet.client.handle import LeaseFacts
+from sublet.client.held import Held
 from sublet.client.keeper import Keeper
 from sublet.client.lease import Lease
 from sublet.client.model import Offer
 from sublet.client.progress import QueueLine
 from sublet.client.queries import bill_path, check_versions, leases_path
-from sublet.client.steps import Program
+from sublet.client.steps import Call, Program, Reply
 from sublet.client.transport import Transport
 from sublet.clock import Clock
 from sublet.errors import Disconnected, SubletError, Unsupported
@@ -137,10 +139,8 @@ class Fabric:
             left_s = (until_ns - self._clock.now_ns()) / NS_PER_S
             if left_s <= 0:
                 break
-            program = self._core.release(one.id, request_id=one.release_id, busy_s=0.0, patience_s=left_s)
             with contextlib.suppress(SubletError):
-                self._run(program)
-                one.confirmed = True
+                self._return(one, left_s)
         self._keeper.stop(max(0.1, (until_ns - self._clock.now_ns()) / NS_PER_S))
         self._transport.close()
 
@@ -253,6 +253,16 @@ class Fabric:
             self._keeper.start()
         return lease
 
+    def _return(self, held: Held, patience_s: float) -> None:
+        """Release within this time whatever happens: no answer is awaited for longer, and no office started for it."""
+
+        def exchange(call: Call) -> Reply:
+            return self._transport.exchange(replace(call, timeout_s=min(call.timeout_s, patience_s)))
+
+        program = self._core.release(held.id, request_id=held.release_id, busy_s=0.0, patience_s=patience_s / 2)
+        run_program(program, exchange, lambda: None)
+        held.confirmed = True
+
     def _run(self, program: Program[T]) -> T:
         return run_program(program, self._transport.exchange, self._reviver())
 
@@ -295,7 +305,8 @@ def start_office(address: Address) -> None:
         return
     if sys.platform != "linux":
         raise Unsupported(
-            "an office runs on Linux only", do='Connect to one elsewhere: sublet.connect("https://gpu.example.org").'
+            "an office runs on Linux only",
+            do='Connect to one elsewhere: set SUBLET_URL, or sublet.connect("https://gpu.example.org").',
         )
     from sublet.client.office import ensure_office
 

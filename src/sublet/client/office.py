@@ -49,14 +49,22 @@ def ensure_office(home: Path, patience_s: float = START_PATIENCE_S, *, words: Se
         return
     if sys.platform != "linux":
         raise Unsupported(
-            "an office runs on Linux only", do='Connect to one elsewhere: sublet.connect("https://gpu.example.org").'
+            "an office runs on Linux only",
+            do='Connect to one elsewhere: set SUBLET_URL, or sublet.connect("https://gpu.example.org").',
         )
     until = time.monotonic() + patience_s
     make_private_dir(home)
     make_private_dir(runtime_dir(home))
-    with _start_lock(runtime_dir(home) / "start.lock", path, until) as mine:
-        if mine and not answers(path):
-            _start(home, path, until, words)
+    try:
+        with _start_lock(runtime_dir(home) / "start.lock", path, until) as mine:
+            if mine and not answers(path):
+                _start(home, path, until, words)
+    except OSError as error:
+        raise Disconnected(
+            f"the office could not be started: {error.filename or home} cannot be used ({error.strerror})",
+            do="See that it may be written and that there is room, or set SUBLET_HOME to another folder.",
+            sent=False,
+        ) from error
 
 
 def answers(path: Path) -> bool:
