@@ -312,6 +312,25 @@ def test_a_program_that_ends_gives_back_what_it_holds(fabric: sublet.Fabric, sha
     until(lambda: not fabric.leases())
 
 
+def test_the_end_of_a_program_is_not_held_up_by_an_office_that_hangs(home: Path) -> None:
+    """Stopped, not killed: it accepts connections and never answers."""
+    with sublet.connect(home=home) as fabric:
+        pid = fabric.status().pid
+    code = """
+        import os, signal
+        import sublet
+        fabric = sublet.connect()
+        leases = [fabric.memory("1MiB"), fabric.memory("1MiB"), fabric.memory("1MiB")]
+        os.kill(fabric.status().pid, signal.SIGSTOP)
+        """
+    started = time.monotonic()
+    try:
+        assert run(code, home).returncode == 0
+        assert time.monotonic() - started < 10
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_a_fork_has_nothing_of_its_parents(fabric: sublet.Fabric, shared_home: Path) -> None:
     """It can neither renew nor end the parent's leases, by accident or by exit, but it can acquire its own."""
     done = run(

@@ -130,7 +130,11 @@ class Fabric:
         for one in held:
             self._book.let_go(one)
         releases = [
-            self._run(self._core.release(one.id, request_id=one.release_id, busy_s=0.0, patience_s=patience))
+            run_program(
+                self._core.release(one.id, request_id=one.release_id, busy_s=0.0, patience_s=patience),
+                self._transport.exchange,
+                _nobody,  # no office is started only to hear this
+            )
             for one in held
         ]
         with contextlib.suppress(TimeoutError):
@@ -288,3 +292,7 @@ class Fabric:
         task = asyncio.get_running_loop().create_task(call())
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+
+
+async def _nobody() -> None:
+    return
