@@ -110,10 +110,15 @@ def _migrate(db: sqlite3.Connection) -> None:
 
 
 def _lay_out_log(path: Path) -> None:
-    """Zeros are no frames: SQLite overwrites them from the start, and a sync then changes no file size."""
+    """Zeros are no frames: SQLite overwrites them from the start, and a sync then changes no file size.
+
+    The log's name is made durable here too. SQLite syncs the folder at the first commit, but does not look at what
+    becomes of that; a log without a name would go with the power, and every answer in it.
+    """
     fd = os.open(f"{path}-wal", os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.pwrite(fd, bytes(LOG_BYTES), 0)
         os.fsync(fd)
     finally:
         os.close(fd)
+    journal_files.sync_folder(path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -269,6 +270,24 @@ def test_after_a_failed_write_nothing_is_tried_again(place: Place, monkeypatch: 
     assert (log.read_bytes(), place.db.read_bytes()) == before, "closing a failed journal must not checkpoint"
     with place.open() as journal:
         assert found_in(journal) == [OPENED]
+
+
+def test_the_name_of_the_log_is_durable_before_anything_is_in_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal that was closed has no log, so each opening makes one. SQLite passes over a failed sync of the folder;
+    an office does not, since a log without a name goes with the power."""
+    place.open().close()
+    assert not place.db.with_name("journal.db-wal").exists()
+
+    def failing(folder: Path) -> None:
+        assert (folder / "journal.db-wal").exists()
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sublet.broker.journal_files.sync_folder", failing)
+        with pytest.raises(JournalError, match="cannot be written"):
+            place.open()
+    with place.open() as journal:
+        journal.commit([OPENED], at(1))
 
 
 def test_the_log_stays_within_what_was_laid_out(place: Place) -> None:
