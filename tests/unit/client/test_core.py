@@ -125,6 +125,13 @@ def test_patience_ends_and_says_what_may_have_happened(
     assert (script.clock.now_ns() - started) / 1e9 < PATIENCE_S + 20
 
 
+def test_one_try_that_may_have_arrived_is_enough_not_to_know(script: Script) -> None:
+    """The office may have died after it got the first; that the later ones met nobody changes nothing about that."""
+    with pytest.raises(Disconnected) as caught:
+        acquire(script, SILENCE, *[NOBODY] * 100)
+    assert caught.value.sent
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "text"),
     [
