@@ -243,10 +243,14 @@ class Driver:
             return
         if events and not self._commit(events, now):
             return
-        self._carry_out(batch)
-        if self._touched:
-            touched, self._touched = self._touched, set()
-            self._tick_agents(touched, now)
+        try:
+            self._carry_out(batch)
+            if self._touched:
+                touched, self._touched = self._touched, set()
+                self._tick_agents(touched, now)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
+            self._agent_failed(error)
+            return
         if events:
             self._tell(now, events)
         self._arm(now)
@@ -362,10 +366,14 @@ class Driver:
         if self._dead:
             return
         now = self.now()
-        for order in self.ledger.orders_due(now):
-            self._send(order)
-        self._touched.clear()
-        self._tick_agents(self._agents, now)
+        try:
+            for order in self.ledger.orders_due(now):
+                self._send(order)
+            self._touched.clear()
+            self._tick_agents(self._agents, now)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
+            self._agent_failed(error)
+            return
         for lease_id in self.presence.gone(now.ns):
             lease = self.ledger.state.leases.get(lease_id)
             if lease is not None:
@@ -382,6 +390,11 @@ class Driver:
             return
         if self._flush_at is None:
             self._arm(now)
+
+    def _agent_failed(self, error: Exception) -> None:
+        """An office whose agent breaks would live on without timers and answers; the next one finds everything."""
+        _log.exception("the agent failed")
+        self._end(f"the office stopped: its agent failed ({type(error).__name__}: {error})")
 
     def _end(self, message: str) -> None:
         self._dead = True  # first: a state that may be half-way through a change must not be written down

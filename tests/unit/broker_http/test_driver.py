@@ -93,6 +93,42 @@ def test_a_ledger_that_raises_ends_the_office_and_writes_nothing(monkeypatch: py
     run(story)
 
 
+@pytest.mark.parametrize("part", ["send", "tick"])
+def test_an_agent_that_raises_ends_the_office(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An office that lived on would have neither timers nor answers; the next one finds everything in the journal."""
+
+    async def story() -> None:
+        async with bench() as b:
+
+            def breaks(*_: Any) -> None:
+                raise RuntimeError("a broken agent")
+
+            monkeypatch.setattr(b.agent, part, breaks)
+            future = b.driver.submit(acquire("l1"))
+            await turns()
+            assert not future.done()
+            assert "a broken agent" in b.deaths[0]
+
+    run(story)
+
+
+def test_a_broken_agent_ends_the_office_also_when_nobody_asks_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look at the clock meets it too: otherwise no lease would expire until somebody came."""
+
+    async def story() -> None:
+        async with bench() as b:
+            await b.driver.submit(acquire("l1"))
+
+            def breaks(*_: Any) -> None:
+                raise RuntimeError("a broken agent")
+
+            monkeypatch.setattr(b.agent, "tick", breaks)
+            await b.pass_time("61s")
+            assert len(b.deaths) == 1
+
+    run(story)
+
+
 def test_a_grant_is_answered_only_once_the_agent_holds_it() -> None:
     """The answer to a claim waits for Held; until then the holder knows nothing of a lease that could end unseen."""
 

@@ -80,7 +80,7 @@ class _Story:
         stage = self._stage
         stage.act("An office opens")
         stage.tell(
-            "It has one host device of 4GiB. A host device is CPU with an enforced memory size: no GPU is needed here, "
+            "It has one host device of 4GiB: a stand-in for a card, so no GPU is needed here, "
             "and the rules are the same."
         )
         status: Json = self._office.operator.get("/v1/status")
@@ -159,7 +159,7 @@ class _Story:
         gone: Json = self._office.operator.get(f"/v1/leases/{bens.id}")["lease"]
         stage.claim(
             gone["status"] == "ended",
-            "What ran under it was torn down and found gone before anybody else got the device.",
+            "The agent reported the device clean before anybody else got it.",
             but=gone["status"],
         )
         stage.claim(
