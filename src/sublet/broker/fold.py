@@ -181,6 +181,7 @@ def _ungranted(state: State, event: ev.Ungranted, now: Now) -> None:
     lease.offered, lease.claim_by_ns, lease.granted_at_ns = False, None, None
     lease.offers += 1
     state.enqueue(lease)
+    state.capacity_version += 1  # all it asked for may be free by now
     state.arm(lease)
 
 
@@ -269,10 +270,13 @@ def _ended(state: State, event: ev.Ended, now: Now) -> None:
         lease.status = next_lease(lease.status, LeaseEvent.END, lease.id)
         state.dequeue(lease)
         state.drop_promise(lease)
+        state.capacity_version += 1  # others may have been kept from room for its sake
     else:
         lease.status = next_lease(lease.status, LeaseEvent.TORN_DOWN, lease.id)
         state.on_node[state.node_of(lease)].pop(lease.id, None)
         state.live_count -= 1
+        if state.promises:  # it may have been the last victim of one, and what it leaves may be quarantined
+            state.capacity_version += 1
     lease.end = event.end
     state.armed.pop(lease.id, None)
     state.ended.append(lease.id)

@@ -221,6 +221,8 @@ class State:
             piece.state = next_slice(piece.state, SliceEvent.TEARDOWN, piece.resource)
         self.held[lease.tenant].add(lease.parts, -1)
         self.meter(lease, -1, now)
+        if any(lease.tenant in waiting for waiting in self.queue.values()):  # its quota may have been all they lacked
+            self.capacity_version += 1
 
     def move_slice(self, resource: ResourceRecord, piece: SliceRecord, happened: SliceEvent) -> None:
         room = self.rooms[resource.id]

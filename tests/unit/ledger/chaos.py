@@ -1,0 +1,374 @@
+"""A ledger among holders who do as they please, an agent whose words get lost, doubled and mixed up, and restarts.
+
+What must hold all the while is in ``watch``.
+"""
+
+from __future__ import annotations
+
+import random
+
+from sublet.broker import commands as cmd
+from sublet.broker.answers import Outcome
+from sublet.broker.ledger import Ledger
+from sublet.broker.policy import Policy
+from sublet.broker.records import LeaseRecord, Quota, Want
+from sublet.broker.state import State
+from sublet.errors import (
+    IdempotencyConflict,
+    NotFound,
+    QuotaExceeded,
+    SubletError,
+)
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, Tier
+from sublet.wire.orders import End, EndedHere, Failed, Fault, Inventory, NotHeld, Report, TornDown
+from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, answers_to, device, inventory, seconds
+from tests.unit.ledger.watch import OF_ITSELF, Watch
+
+__all__ = ["Chaos"]
+
+TENANTS = (LOCAL, ANN, BEN)
+
+
+class Chaos:
+    """One seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.policy = Policy(
+            ttl_min_ns=seconds(1),
+            notice_ns=seconds(10),
+            notice_spot_ns=seconds(3),
+            min_run_batch_ns=seconds(rng.choice((5, 30))),
+            max_hold_ns=seconds(rng.choice((20, 60))),
+            cool_down_ns=seconds(rng.choice((1, 15))),
+            gang_patience_ns=seconds(rng.choice((30, 100_000))),
+            usage_window_ns=seconds(120),
+            ended_keep_ns=seconds(300),
+            share_across_tenants=rng.random() < 0.2,
+        )
+        self.nodes = [_node(rng, index) for index in range(rng.choice((1, 2, 2, 3)))]
+        self.bench = Bench(*self.nodes, policy=self.policy)
+        self.bench.obedient = False
+        self.watch = Watch(self.policy)
+        self.air: list[Report] = []
+        """Reports on their way."""
+        self.asked: list[cmd.Acquire] = []
+        self.incarnation = 1
+        self.boots = 1
+
+    def run(self, steps: int) -> None:
+        for number in range(steps):
+            self.bench.now_ns += seconds(self.rng.choice((0, 0, 0.5, 1, 1, 3, 10)))
+            self._agent()
+            deed = self.rng.choices(DEEDS, WEIGHTS)[0]
+            deed(self, number)
+            if self.rng.random() < 0.5:
+                self.do(cmd.Tick())
+                wake_ns = self.bench.ledger.next_wake_ns()
+                assert wake_ns is None or wake_ns > self.bench.now_ns, "a tick left something that is due"
+            for tenant in TENANTS:
+                expected = self.watch.used_milli_ns(tenant, self.bench.now_ns)
+                metered = self.bench.state.used_milli_ns(tenant, self.bench.now_ns)
+                assert metered == expected, f"S9: {tenant} used {expected}, the meter says {metered}"
+        self.rest()
+        assert self.bench.state.snapshot() == self.bench.folded().snapshot(), "S10: the fold is another state"
+
+    def do(self, command: cmd.Command) -> Outcome:
+        outcome = self.bench.do(command)
+        self.watch.see(command, outcome, self.bench)
+        return outcome
+
+    def rest(self) -> None:
+        """Everything is mended, everybody goes home: nothing may be left."""
+        bench, state = self.bench, self.bench.state
+        bench.now_ns += seconds(1)
+        for found in self.nodes:
+            self.do(cmd.NodeUp(inventory=found))
+            self.do(cmd.Drain(node=found.node, draining=False))
+        for tenant in TENANTS:
+            self.do(cmd.SetTenant(tenant=tenant, quota=Quota()))
+        for _ in range(3):
+            self._agent(well=True)
+            bench.now_ns += seconds(0.1)
+        bench.now_ns += seconds(2)
+        again = [order for order in bench.ledger.orders_due(bench.now) if not isinstance(order, End)]
+        assert not again, f"confirmed, and yet sent again: {again}"
+        for _ in range(400):
+            self._agent(well=True)
+            for resource in list(state.resources.values()):
+                if resource.detail or any(piece.state == "quarantined" for piece in resource.slices.values()):
+                    self.do(cmd.ClearFence(resource=resource.id, vouch=True))
+            for lease in list(state.leases.values()):
+                if lease.status is LeaseStatus.GRANTED:
+                    self.do(cmd.Claim(tenant=lease.tenant, lease=lease.id))
+                elif lease.status in LIVE_STATES:
+                    self.do(cmd.Release(tenant=lease.tenant, lease=lease.id))
+            bench.now_ns += seconds(1)
+            self.do(cmd.Tick())
+            bench.unsent += bench.ledger.orders_due(bench.now)
+            if all(lease.status is LeaseStatus.ENDED for lease in state.leases.values()) and not bench.unsent:
+                break
+        left = [
+            f"{lease.id} {lease.status}" for lease in state.leases.values() if lease.status is not LeaseStatus.ENDED
+        ]
+        assert not left, f"S3: {left} after everybody went home"
+        for resource in state.resources.values():
+            assert not resource.slices, f"L14: {resource.slices} is left of {resource.id}"
+            assert resource.state == "free", f"L14: {resource.id} is {resource.state}"
+        bench.now_ns += seconds(10)
+        self.do(cmd.Tick())
+        assert not bench.ledger.orders_due(bench.now), "an order is sent for ever"
+        assert bench.ledger.next_resend_ns() is None
+
+    # ---- deeds ----
+
+    def acquire(self, number: int) -> None:
+        rng = self.rng
+        wait_s = rng.choice((None, None, 0, 10, 60))
+        command = cmd.Acquire(
+            tenant=rng.choice(TENANTS),
+            lease=LeaseId(f"L{number}"),
+            request_id=RequestId(f"r{number}"),
+            wants=_wants(rng),
+            ttl_ns=seconds(rng.choice((2, 10, 30))),
+            tier=rng.choice(tuple(Tier)),
+            wait_ns=None if wait_s is None else seconds(wait_s),
+            selector={"zone": "z0"} if rng.random() < 0.1 else {},
+        )
+        self.asked.append(command)
+        self.do(command)
+
+    def acquire_again(self, number: int) -> None:
+        """L15: one effect; and another content under the same id is noticed."""
+        if not self.asked:
+            return
+        command = self.rng.choice(self.asked)
+        known = (command.tenant, command.request_id) in self.bench.state.requests
+        new = LeaseId(f"X{number}")
+        outcome = self.do(_with(command, lease=new))
+        if known:
+            assert new not in self.bench.state.leases, "L15: a retry made a second lease"
+            other = _with(command, lease=new, ttl_ns=command.ttl_ns + 1)
+            assert isinstance(self.do(other).answer, IdempotencyConflict)
+        elif new in self.bench.state.leases:
+            assert not isinstance(outcome.answer, SubletError)
+
+    def claim(self, number: int) -> None:
+        if lease := self._some(LeaseStatus.GRANTED, LeaseStatus.ACTIVE):
+            self.do(cmd.Claim(tenant=lease.tenant, lease=lease.id, epoch=lease.epoch))
+
+    def decline(self, number: int) -> None:
+        if lease := self._some(LeaseStatus.GRANTED):
+            self.do(cmd.Decline(tenant=lease.tenant, lease=lease.id))
+
+    def renew(self, number: int) -> None:
+        lease = self._some(LeaseStatus.ACTIVE, LeaseStatus.NOTICED, LeaseStatus.ENDING, LeaseStatus.ENDED)
+        if lease is None or lease.epoch is None:
+            return
+        epoch = lease.epoch if self.rng.random() < 0.9 else Epoch(lease.epoch.incarnation, max(0, lease.epoch.n - 1))
+        was_live, before = lease.status in LIVE_STATES, lease.deadline_ns
+        busy_ns = self.rng.choice((0, seconds(1), seconds(10**6)))
+        active = self.rng.random() < 0.8
+        command = cmd.Renew(tenant=lease.tenant, lease=lease.id, epoch=epoch, active=active, busy_ns=busy_ns)
+        answer = self.do(command).answer
+        if not was_live or epoch != lease.epoch:
+            assert isinstance(answer, SubletError), "L8: a renewal of what is over"
+            assert lease.deadline_ns == before
+        if isinstance(answer, QuotaExceeded):
+            assert lease.fate is EndReason.QUOTA
+
+    def note(self, number: int) -> None:
+        lease = self._some(LeaseStatus.ACTIVE, LeaseStatus.NOTICED)
+        if lease is not None and lease.epoch is not None:
+            active = self.rng.random() < 0.4
+            self.do(cmd.NoteActivity(tenant=lease.tenant, lease=lease.id, epoch=lease.epoch, active=active))
+
+    def attach(self, number: int) -> None:
+        if lease := self._some(LeaseStatus.ACTIVE, LeaseStatus.NOTICED):
+            request = RequestId(f"a{self.rng.randrange(number + 1)}")
+            self.do(cmd.Attach(tenant=lease.tenant, lease=lease.id, request_id=request))
+
+    def release(self, number: int) -> None:
+        if lease := self._some(*LeaseStatus):
+            gone = self.rng.random() < 0.2
+            self.do(cmd.Release(tenant=lease.tenant, lease=lease.id, gone=gone))
+
+    def revoke(self, number: int) -> None:
+        if lease := self._some(*LeaseStatus):
+            self.do(cmd.Revoke(lease=lease.id, notice_ns=self.rng.choice((0, seconds(4)))))
+
+    def stranger(self, number: int) -> None:
+        """A1: another tenant's lease is no lease at all, and is spoken of in the same words."""
+        if (lease := self._some(*LeaseStatus)) is None:
+            return
+        other = self.rng.choice([tenant for tenant in TENANTS if tenant != lease.tenant])
+        epoch = lease.epoch or Epoch(1, 1)
+
+        def calls(name: LeaseId) -> list[cmd.Command]:
+            return [
+                cmd.Claim(tenant=other, lease=name),
+                cmd.Decline(tenant=other, lease=name),
+                cmd.Renew(tenant=other, lease=name, epoch=epoch),
+                cmd.NoteActivity(tenant=other, lease=name, epoch=epoch, active=True),
+                cmd.Attach(tenant=other, lease=name, request_id=RequestId("x")),
+                cmd.Release(tenant=other, lease=name),
+            ]
+
+        nobody = LeaseId("never-was")
+        for theirs, none in zip(calls(lease.id), calls(nobody), strict=True):
+            one, two = self.do(theirs).answer, self.do(none).answer
+            assert isinstance(one, NotFound), "A1"
+            assert isinstance(two, NotFound), "A1"
+            assert str(one).replace(lease.id, "?") == str(two).replace(nobody, "?"), "A1"
+
+    def quota(self, number: int) -> None:
+        rng = self.rng
+        quota = rng.choice((Quota(), Quota(gpus=1), Quota(cores=2, leases=2), Quota(gpu_seconds=20), Quota(gpus=0)))
+        self.do(cmd.SetTenant(tenant=rng.choice(TENANTS), quota=quota))
+
+    def node(self, number: int) -> None:
+        found = self.rng.choice(self.nodes)
+        if self.bench.state.nodes[found.node].lost:
+            self.do(cmd.NodeUp(inventory=found))
+        else:
+            self.do(cmd.NodeGone(node=found.node, detail="silent"))
+
+    def drain(self, number: int) -> None:
+        node = self.bench.state.nodes[self.rng.choice(self.nodes).node]
+        self.do(cmd.Drain(node=node.id, draining=not node.draining))
+        if node.draining:
+            for lease_id in self.bench.state.on_node[node.id]:
+                lease = self.bench.state.leases[lease_id]
+                assert lease.status not in (LeaseStatus.GRANTED, LeaseStatus.ACTIVE), (
+                    f"{lease_id} stays on a drained node"
+                )
+
+    def hardware(self, number: int) -> None:
+        resource = self.rng.choice(list(self.bench.state.resources.values()))
+        if self.rng.random() < 0.3:
+            self.air.append(Fault(node=resource.node, resource=resource.id, detail="Xid 79"))
+        else:
+            vouch = self.rng.random() < 0.7
+            self.do(cmd.ClearFence(resource=resource.id, vouch=vouch))
+
+    def restart(self, number: int) -> None:
+        """The office dies and comes back: with its journal, on the same clock or another, or out of a backup."""
+        bench, rng = self.bench, self.rng
+        state = State.restore(bench.state.snapshot())
+        state.check()
+        bench.ledger = Ledger(self.policy, state)
+        if rng.random() < 0.5:
+            bench.unsent.clear()
+        restored, last_ns = rng.random() < 0.1, None
+        if restored:
+            self.incarnation += 1
+        if rng.random() < 0.4:
+            self.boots += 1
+            last_ns = bench.now_ns
+            bench.now_ns = seconds(rng.choice((5, 100, 1_000, 10_000, 1_000_000)))
+        self.do(
+            cmd.OpenOffice(
+                incarnation=self.incarnation,
+                clock_domain=f"boot-{self.boots}",
+                last_ns=last_ns,
+                slack_ns=seconds(rng.choice((0, 3))) if last_ns is not None else 0,
+                restored=restored,
+            )
+        )
+        for found in self.nodes:
+            if not bench.state.nodes[found.node].lost:
+                self.do(cmd.NodeUp(inventory=found))
+
+    # ---- the agent ----
+
+    def _agent(self, *, well: bool = False) -> None:
+        """Orders are carried out or lost; reports are lost, doubled and mixed up, unless all is ``well``."""
+        bench, rng = self.bench, self.rng
+        bench.unsent += bench.ledger.orders_due(bench.now)
+        orders, bench.unsent = bench.unsent, []
+        for order in orders:
+            if well or rng.random() < 0.8:
+                self.air += self._words(answers_to(order, bench.ledger.node_of), well=well)
+        if not well:
+            rng.shuffle(self.air)
+            self.air = [report for report in self.air if rng.random() < 0.95]
+        taken = len(self.air) if well else rng.randrange(len(self.air) + 1)
+        now, self.air = self.air[:taken], self.air[taken:]
+        for report in now:
+            self.do(cmd.AgentReport(report=report))
+            again = self.do(cmd.AgentReport(report=report))
+            told = [event for event in again.events if not isinstance(event, OF_ITSELF)]
+            assert not told, f"the same report twice: {report} led to {told}"
+            if not well and rng.random() < 0.1:
+                self.air.append(report)
+
+    def _words(self, reports: list[Report], *, well: bool) -> list[Report]:
+        rng = self.rng
+        if well or rng.random() < 0.8:
+            return reports
+        changed: list[Report] = []
+        for report in reports:
+            if isinstance(report, TornDown):
+                hard = rng.random() < 0.3
+                changed += [
+                    Failed(
+                        node=report.node, lease=report.lease, epoch=report.epoch, resource=r, detail="stuck", hard=hard
+                    )
+                    for r in report.resources
+                ]
+            elif rng.random() < 0.3:
+                reason = rng.choice((EndReason.EXPIRED, EndReason.GUEST_FAILED, EndReason.OUT_OF_MEMORY))
+                changed.append(EndedHere(node=report.node, lease=report.lease, epoch=report.epoch, reason=reason))  # type: ignore[union-attr]
+            elif rng.random() < 0.3:
+                changed.append(NotHeld(node=report.node, lease=report.lease, epoch=report.epoch, number=1))  # type: ignore[union-attr]
+            else:
+                changed.append(report)
+        return changed
+
+    def _some(self, *statuses: LeaseStatus) -> LeaseRecord | None:
+        found = [lease for lease in self.bench.state.leases.values() if lease.status in statuses]
+        return self.rng.choice(found) if found else None
+
+
+DEEDS = (
+    Chaos.acquire,
+    Chaos.acquire_again,
+    Chaos.claim,
+    Chaos.decline,
+    Chaos.renew,
+    Chaos.note,
+    Chaos.attach,
+    Chaos.release,
+    Chaos.revoke,
+    Chaos.stranger,
+    Chaos.quota,
+    Chaos.node,
+    Chaos.drain,
+    Chaos.hardware,
+    Chaos.restart,
+)
+WEIGHTS = (30, 3, 14, 2, 14, 6, 3, 8, 2, 1, 2, 2, 2, 3, 2)
+
+
+def _with(command: cmd.Acquire, **changes: object) -> cmd.Acquire:
+    fields = {name: getattr(command, name) for name in command.__struct_fields__}
+    return cmd.Acquire(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def _node(rng: random.Random, index: int) -> Inventory:
+    gpus = [device(f"n{index}-gpu{i}", capacity=rng.choice((8, 16)) * GIB) for i in range(rng.choice((1, 2, 2)))]
+    return inventory(f"n{index}", *gpus, device(f"n{index}-cpu", Kind.CPU), zone=f"z{index}")
+
+
+def _wants(rng: random.Random) -> tuple[Want, ...]:
+    if rng.random() < 0.3:
+        return (Want(kind=Kind.CPU, amount=rng.choice((1, 4, 8)), least=rng.choice((None, 1))),)
+    gpu = Want(
+        kind=Kind.GPU,
+        amount=rng.choice((2, 8, 16)) * GIB,
+        count=rng.choice((1, 1, 2)),
+        exclusivity=rng.choice((None, None, Exclusivity.SHARED)),
+        least=rng.choice((None, None, GIB)),
+    )
+    return (gpu, Want(kind=Kind.CPU, amount=2)) if rng.random() < 0.2 else (gpu,)

@@ -1,0 +1,348 @@
+"""The ledger a second time, without any cleverness: linear lists, nothing indexed, nothing remembered twice.
+
+It answers the core question only: who gets what, in which order, within which quota, and when does it end. It knows no
+preemption, so the sequences that compare the two give nobody a reason to be taken. Every sum is taken anew from the
+list of slices, every use of a quota from the list of what was ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sublet.broker.policy import Policy
+from sublet.broker.records import Quota, Want
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, Exclusivity, Kind, Tier
+from sublet.wire.orders import Device, Inventory
+
+__all__ = ["Model", "ModelLease", "Spot"]
+
+RANKS = [Tier.INTERACTIVE, Tier.BATCH, Tier.SPOT]
+
+
+@dataclass
+class Spot:
+    """A slice: so much of one device for one grant."""
+
+    lease: str
+    tenant: str
+    grant: int
+    device: str
+    kind: Kind
+    amount: int
+    alone: bool
+    millis: int
+    since_ns: int
+    until_ns: int | None = None
+    """When the holder's time was over; the slice stays until it is torn down."""
+
+
+@dataclass
+class ModelLease:
+    id: str
+    tenant: str
+    wants: tuple[Want, ...]
+    ttl_ns: int
+    tier: Tier
+    asked_ns: int
+    wait_until_ns: int | None
+    arrival: int
+    zone: str | None = None
+    status: str = "queued"
+    grant: int = 0
+    offered: bool = False
+    claim_by_ns: int = 0
+    deadline_ns: int = 0
+
+
+@dataclass
+class Model:
+    policy: Policy
+    nodes: Sequence[Inventory]
+    quotas: dict[str, Quota] = field(default_factory=dict)
+    now_ns: int = 0
+    leases: list[ModelLease] = field(default_factory=list)
+    spots: list[Spot] = field(default_factory=list)
+    """What is taken now."""
+    history: list[Spot] = field(default_factory=list)
+    """What was ever taken."""
+    grants: int = 0
+    kept: list[tuple[str, Kind, Tier, str]] = field(default_factory=list)
+    """Node, kind, tier and name of the patient."""
+
+    # ---- what is asked ----
+
+    def acquire(self, lease: ModelLease, *, wait: bool) -> str:
+        quota = self.quotas[lease.tenant]
+        if any(want.exclusivity is Exclusivity.PARTITION for want in lease.wants):
+            return "refused unsupported"
+        if self._over(lease, quota, held=[]):
+            return "refused quota"
+        if self._place(lease, lease.wants, []) is None:
+            return "refused too_big"
+        within = not self._over(lease, quota, self._held(lease.tenant)) and not self._spent(lease)
+        if within:
+            if self._enter(lease, lease.wants):
+                self._activate(lease)
+                return "granted"
+            less = self._smaller(lease)
+            if less is not None and self._enter(lease, less):
+                lease.offered = True
+                lease.claim_by_ns = self.now_ns + self.policy.offer_valid_ns
+                return "offer"
+        if not wait:
+            return "refused capacity" if within else "refused quota"
+        self.leases.append(lease)
+        return "queued"
+
+    def claim(self, lease: ModelLease) -> str:
+        if lease.status == "granted":
+            if self.now_ns >= lease.claim_by_ns:
+                self._lapse(lease)
+                self.settle()
+                return "error"
+            self._activate(lease)
+        return "granted" if lease.status == "active" else "error"
+
+    def decline(self, lease: ModelLease) -> str:
+        if lease.status != "granted" or not lease.offered:
+            return "error"
+        if lease.wait_until_ns is not None and lease.wait_until_ns <= self.now_ns:
+            self._end(lease)
+        else:
+            self._back(lease)
+        self.settle()
+        return "done"
+
+    def renew(self, lease: ModelLease) -> str:
+        if lease.status != "active" or self._spent(lease):
+            return "error"
+        lease.deadline_ns = max(lease.deadline_ns, self.now_ns + lease.ttl_ns)
+        return "granted"
+
+    def release(self, lease: ModelLease) -> str:
+        if lease.status in ("queued", "granted", "active"):
+            self._end(lease)
+        self.settle()
+        return "done"
+
+    def torn_down(self, lease: ModelLease, grant: int) -> None:
+        self.spots = [
+            s for s in self.spots if not (s.lease == lease.id and s.grant == grant and s.until_ns is not None)
+        ]
+        if lease.status == "ending" and not any(s.lease == lease.id and s.grant == lease.grant for s in self.spots):
+            lease.status = "ended"
+        self.settle()
+
+    def tick(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        for lease in self.leases:
+            if lease.status == "queued" and lease.wait_until_ns is not None and lease.wait_until_ns <= now_ns:
+                lease.status = "ended"
+            elif lease.status == "granted" and lease.claim_by_ns <= now_ns:
+                self._lapse(lease)
+            elif lease.status == "active" and lease.deadline_ns <= now_ns:
+                self._end(lease)
+        self.settle()
+
+    def position(self, lease: ModelLease) -> int:
+        return [other.id for other in self._line()].index(lease.id) + 1
+
+    def used_milli_ns(self, tenant: str) -> int:
+        begin = self.now_ns - self.policy.usage_window_ns
+        total = 0
+        for spot in self.history:
+            if spot.tenant == tenant:
+                until_ns = self.now_ns if spot.until_ns is None else spot.until_ns
+                total += spot.millis * max(0, until_ns - max(begin, spot.since_ns))
+        return total
+
+    # ---- what follows ----
+
+    def settle(self) -> None:
+        """Everybody in order: whoever fits goes in; whoever was patient for too long keeps what it could use."""
+        self.kept = []
+        tried: set[str] = set()
+        while True:
+            lease = next((other for other in self._line(tried) if other.id not in tried), None)
+            if lease is None:
+                return
+            tried.add(lease.id)
+            if self._over(lease, self.quotas[lease.tenant], self._held(lease.tenant)) or self._spent(lease):
+                continue
+            if self._enter(lease, lease.wants):
+                lease.claim_by_ns = self.now_ns + self.policy.claim_window_ns
+            elif self.now_ns - lease.asked_ns >= self.policy.gang_patience_ns:
+                for node in self._in_zone(lease):
+                    if self._place_on(node, lease.tenant, lease.wants, []) is not None:
+                        self.kept += [(node.node, want.kind, lease.tier, lease.id) for want in lease.wants]
+
+    def _line(self, tried: set[str] | None = None) -> list[ModelLease]:
+        """Tier, then the tenant with the least use, then arrival. Who was tried stays where it was."""
+
+        def use(tenant: str) -> int:
+            held = sum(spot.millis for spot in self._held(tenant))
+            return self.used_milli_ns(tenant) + held * self.policy.held_counts_as_ns
+
+        waiting = [lease for lease in self.leases if lease.status == "queued"]
+        return sorted(waiting, key=lambda x: (RANKS.index(x.tier), use(x.tenant), x.tenant, x.arrival))
+
+    def _held(self, tenant: str) -> list[Spot]:
+        return [spot for spot in self.spots if spot.tenant == tenant and spot.until_ns is None]
+
+    def _over(self, lease: ModelLease, quota: Quota, held: list[Spot]) -> bool:
+        def amount(kind: Kind) -> int:
+            asked = sum(want.amount for want in lease.wants if want.kind is kind)
+            return asked and asked + sum(spot.amount for spot in held if spot.kind is kind)
+
+        def beyond(asked: int, limit: int | None) -> bool:
+            return limit is not None and asked > limit
+
+        gpus = sum(want.count for want in lease.wants if want.kind is Kind.GPU)
+        return (
+            beyond(1 + len({spot.lease for spot in held}), quota.leases)
+            or beyond(gpus and gpus + sum(spot.kind is Kind.GPU for spot in held), quota.gpus)
+            or beyond(amount(Kind.CPU), quota.cores)
+            or beyond(amount(Kind.MEMORY), quota.memory_bytes)
+        )
+
+    def _spent(self, lease: ModelLease) -> bool:
+        limit = self.quotas[lease.tenant].gpu_seconds
+        gpu = any(want.kind is Kind.GPU for want in lease.wants)
+        return gpu and limit is not None and self.used_milli_ns(lease.tenant) >= limit * 1000 * NS_PER_S
+
+    def _enter(self, lease: ModelLease, wants: Sequence[Want]) -> bool:
+        open_nodes = [node for node in self._in_zone(lease) if self._may_use(lease, node)]
+        spots = self._place(lease, wants, self.spots, open_nodes)
+        if spots is None:
+            return False
+        if lease not in self.leases:
+            self.leases.append(lease)
+        self.grants += 1
+        lease.status, lease.grant = "granted", self.grants
+        for spot in spots:
+            spot.grant = self.grants
+        self.spots += spots
+        self.history += spots
+        return True
+
+    def _activate(self, lease: ModelLease) -> None:
+        lease.status, lease.offered = "active", False
+        lease.deadline_ns = self.now_ns + lease.ttl_ns
+
+    def _lapse(self, lease: ModelLease) -> None:
+        may_wait = lease.wait_until_ns is None or lease.wait_until_ns > self.now_ns
+        if lease.offered and may_wait:
+            self._back(lease)
+        else:
+            self._end(lease)
+
+    def _back(self, lease: ModelLease) -> None:
+        self._close(lease)
+        lease.status, lease.offered, lease.grant = "queued", False, 0
+
+    def _end(self, lease: ModelLease) -> None:
+        self._close(lease)
+        lease.status = "ended" if lease.status == "queued" else "ending"
+
+    def _close(self, lease: ModelLease) -> None:
+        for spot in self.spots:
+            if spot.lease == lease.id and spot.until_ns is None:
+                spot.until_ns = self.now_ns
+
+    def _may_use(self, lease: ModelLease, node: Inventory) -> bool:
+        """Whether it may go there, or somebody patient of its own or a higher tier keeps what it wants."""
+        for want in lease.wants:
+            owners = [(tier, name) for at, kind, tier, name in self.kept if at == node.node and kind is want.kind]
+            if owners:
+                tier, name = owners[0]
+                if name != lease.id and RANKS.index(tier) <= RANKS.index(lease.tier):
+                    return False
+        return True
+
+    # ---- placing ----
+
+    def _place(
+        self, lease: ModelLease, wants: Sequence[Want], taken: list[Spot], nodes: Sequence[Inventory] | None = None
+    ) -> list[Spot] | None:
+        for node in self._in_zone(lease) if nodes is None else nodes:
+            spots = self._place_on(node, lease.tenant, wants, taken)
+            if spots is not None:
+                for spot in spots:
+                    spot.lease = lease.id
+                return spots
+        return None
+
+    def _in_zone(self, lease: ModelLease) -> list[Inventory]:
+        return [node for node in self.nodes if lease.zone is None or node.labels.get("zone") == lease.zone]
+
+    def _place_on(self, node: Inventory, tenant: str, wants: Sequence[Want], taken: list[Spot]) -> list[Spot] | None:
+        found: list[Spot] = []
+        for want in wants:
+            for _ in range(want.count):
+                fits = [
+                    device
+                    for device in node.devices
+                    if device.id not in [spot.device for spot in found] and self._fits(want, tenant, device, taken)
+                ]
+                if not fits:
+                    return None
+                best = min(fits, key=lambda device: (*_tight(device, taken), device.id))
+                alone = _alone(want)
+                share = max(1, want.amount * MILLIS_PER_DEVICE // best.capacity)
+                found.append(
+                    Spot(
+                        lease="",
+                        tenant=tenant,
+                        grant=0,
+                        device=best.id,
+                        kind=want.kind,
+                        amount=best.capacity if alone else want.amount,
+                        alone=alone,
+                        millis=0 if want.kind is not Kind.GPU else MILLIS_PER_DEVICE if alone else share,
+                        since_ns=self.now_ns,
+                    )
+                )
+        return found
+
+    def _fits(self, want: Want, tenant: str, device: Device, taken: list[Spot]) -> bool:
+        here = [spot for spot in taken if spot.device == device.id]
+        if device.kind is not want.kind or device.capacity - sum(spot.amount for spot in here) < want.amount:
+            return False
+        if want.kind is not Kind.GPU:
+            return True
+        if want.model is not None and want.model.lower() not in device.model.lower():
+            return False
+        if _alone(want):
+            return not here
+        return all(not spot.alone and spot.tenant == tenant for spot in here)
+
+    def _smaller(self, lease: ModelLease) -> tuple[Want, ...] | None:
+        wants = list(lease.wants)
+        for index, want in enumerate(wants):
+            if want.least is not None:
+                most = 0
+                for device in [d for node in self._in_zone(lease) if self._may_use(lease, node) for d in node.devices]:
+                    one = Want(kind=want.kind, amount=1, exclusivity=want.exclusivity, model=want.model)
+                    if self._fits(one, lease.tenant, device, self.spots):
+                        free = device.capacity - sum(s.amount for s in self.spots if s.device == device.id)
+                        most = max(most, free)
+                if min(most, want.amount) < want.least:
+                    return None
+                wants[index] = Want(
+                    kind=want.kind,
+                    amount=min(most, want.amount),
+                    count=want.count,
+                    exclusivity=want.exclusivity,
+                    model=want.model,
+                )
+        return tuple(wants) if any(a.amount != b.amount for a, b in zip(wants, lease.wants, strict=True)) else None
+
+
+def _alone(want: Want) -> bool:
+    return want.kind is Kind.GPU and want.exclusivity is not Exclusivity.SHARED
+
+
+def _tight(device: Device, taken: list[Spot]) -> tuple[bool, int]:
+    here = [spot for spot in taken if spot.device == device.id]
+    return not here, device.capacity - sum(spot.amount for spot in here)

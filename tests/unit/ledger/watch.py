@@ -1,0 +1,253 @@
+"""Reads along with a ledger: it sees commands, answers and events, keeps its own plain notes, and complains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sublet.broker import commands as cmd
+from sublet.broker import events as ev
+from sublet.broker.admission import over_quota, over_seconds
+from sublet.broker.answers import Granted, Offer, Outcome, Place, Refusal
+from sublet.broker.placement import fit
+from sublet.broker.policy import Policy
+from sublet.broker.promises import rooms_for
+from sublet.broker.records import LeaseRecord
+from sublet.broker.state import State
+from sublet.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    LeaseEnded,
+    NotFound,
+    Quarantined,
+    StaleEpoch,
+    SubletError,
+)
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.values import EndReason, Epoch, Kind, LeaseId, TenantId, Tier
+from sublet.wire.orders import EndedHere, Failed, Fault, NotHeld, TornDown
+from tests.unit.ledger.bench import Bench
+
+__all__ = ["OF_ITSELF", "Watch"]
+
+OF_ITSELF = (ev.Granted, ev.Promised, ev.Noticed, ev.Spared, ev.PromiseDropped)
+"""What the scheduler may do after any command."""
+BY_THE_AGENT = (EndedHere, NotHeld, TornDown, Failed, Fault)
+
+
+@dataclass
+class Note:
+    """What somebody who only reads the events knows of a lease."""
+
+    tenant: TenantId
+    tier: Tier
+    millis: int = 0
+    since_ns: int | None = None
+    deadline_ns: int = 0
+    claim_by_ns: int = 0
+    wait_until_ns: int | None = None
+    take_at_ns: int | None = None
+    notices: int = 0
+    ended: bool = False
+    ending: bool = False
+
+
+@dataclass
+class Watch:
+    """Reads along."""
+
+    policy: Policy
+    notes: dict[LeaseId, Note] = field(default_factory=dict)
+    used: list[tuple[TenantId, int, int, int]] = field(default_factory=list)
+    """Tenant, thousandths, from, until."""
+    last_epoch: Epoch | None = None
+    met: Counter[str] = field(default_factory=Counter)
+
+    def see(self, command: cmd.Command, outcome: Outcome, bench: Bench) -> None:
+        state, now_ns = bench.state, bench.now_ns
+        self._answer(command, outcome)
+        for event in outcome.events:
+            self.met[type(event).__name__] += 1
+            self._event(event, command, state, now_ns)
+        self._notices_have_a_reason(state)
+        if isinstance(command, cmd.Tick):
+            self._nothing_is_overdue(state, now_ns)
+        self._work_is_conserved(bench)
+
+    # ---- answers ----
+
+    def _answer(self, command: cmd.Command, outcome: Outcome) -> None:
+        answer = outcome.answer
+        self.met[f"answer {type(answer).__name__}"] += 1
+        if isinstance(command, cmd.Acquire) and not isinstance(answer, SubletError):
+            assert isinstance(answer, Granted | Place | Offer | Refusal), f"S2: an acquire was answered {answer}"
+            if isinstance(answer, Refusal):
+                assert answer.reason, "S2: a refusal without a reason"
+                assert answer.do, "S2: a refusal that does not say what to do"
+                assert not any(isinstance(event, ev.Queued) for event in outcome.events), "a refusal left a request"
+            if isinstance(answer, Offer):
+                assert answer.offered < answer.asked, "S2: an offer that is not smaller"
+        if isinstance(answer, InvalidRequest | NotFound | StaleEpoch | IdempotencyConflict | Quarantined):
+            told = [event for event in outcome.events if not isinstance(event, OF_ITSELF)]
+            assert not told, f"{answer}: an error after {told}"
+        if isinstance(answer, LeaseEnded) and isinstance(command, cmd.Renew | cmd.NoteActivity | cmd.Attach):
+            wrong = (ev.Renewed, ev.Attached, ev.Claimed)
+            assert not any(isinstance(event, wrong) for event in outcome.events), "L8: resurrected"
+        if isinstance(command, cmd.Renew) and not isinstance(answer, Granted):
+            assert not any(isinstance(event, ev.Renewed) for event in outcome.events), "L8: renewed and refused"
+
+    # ---- events ----
+
+    def _event(self, event: ev.Event, command: cmd.Command, state: State, now_ns: int) -> None:
+        match event:
+            case ev.Queued():
+                lease = event.lease
+                assert lease.id not in self.notes
+                self.notes[lease.id] = Note(lease.tenant, lease.tier, wait_until_ns=lease.wait_until_ns)
+            case ev.Granted():
+                self._epoch(event.epoch)
+                note = self.notes[event.lease]
+                self._within_quota(state, note.tenant, {part.kind for part in event.parts})
+                note.millis = sum(part.millis for part in event.parts)
+                note.since_ns, note.claim_by_ns, note.notices = now_ns, event.claim_by_ns, 0
+            case ev.Attached():
+                self._epoch(event.epoch)
+            case ev.Claimed() | ev.Renewed():
+                note = self.notes[event.lease]
+                assert event.deadline_ns >= note.deadline_ns, "a promise was cut short"
+                note.deadline_ns = event.deadline_ns
+            case ev.Noticed():
+                note = self.notes[event.lease]
+                assert note.take_at_ns is None, f"S7: {event.lease} has notice already"
+                note.take_at_ns, note.notices = event.notice.take_at_ns, note.notices + 1
+            case ev.Spared():
+                note = self.notes[event.lease]
+                assert note.take_at_ns is not None, f"{event.lease} was spared without a notice"
+                note.take_at_ns = None
+            case ev.Promised():
+                self._promised(event, state, now_ns)
+            case ev.Ungranted() | ev.Ending():
+                note = self.notes[event.lease]
+                assert not note.ending, f"L12: {event.lease} ended twice"
+                if isinstance(event, ev.Ending):
+                    note.ending = True
+                    self._reason(event, note, command, now_ns)
+                assert note.since_ns is not None
+                self.used.append((note.tenant, note.millis, note.since_ns, now_ns))
+                note.since_ns = note.take_at_ns = None
+            case ev.Ended():
+                note = self.notes[event.lease]
+                assert not note.ended, f"L12: {event.lease} ended twice"
+                if not note.ending and event.end.reason is EndReason.REFUSED:
+                    assert note.wait_until_ns is not None and note.wait_until_ns <= now_ns, "refused too early"  # noqa: PT018
+                note.ended = True
+            case ev.Rebased():
+                self._shift(event.shift_ns)
+            case _:
+                pass
+
+    def _epoch(self, epoch: Epoch) -> None:
+        assert self.last_epoch is None or epoch > self.last_epoch, f"L2: epoch {epoch} after {self.last_epoch}"
+        self.last_epoch = epoch
+
+    def _reason(self, event: ev.Ending, note: Note, command: cmd.Command, now_ns: int) -> None:
+        reason = event.end.reason
+        self.met[f"end {reason}"] += 1
+        agent = isinstance(command, cmd.AgentReport) and isinstance(command.report, BY_THE_AGENT)
+        opening = isinstance(command, cmd.OpenOffice)
+        if agent or opening or isinstance(command, cmd.NodeGone | cmd.Revoke):
+            return
+        if reason in (EndReason.RELEASED, EndReason.WITHDRAWN):
+            assert isinstance(command, cmd.Release | cmd.Decline), f"L5: {reason} by {command}"
+        elif reason in (EndReason.HOLDER_GONE, EndReason.REFUSED):
+            assert note.claim_by_ns <= now_ns, f"L5: {event.lease} lost its claim too early"
+        elif reason is EndReason.DRAINED and isinstance(command, cmd.Drain):
+            pass
+        elif note.take_at_ns is not None and reason not in (EndReason.EXPIRED, EndReason.IDLE, EndReason.QUOTA):
+            assert min(note.take_at_ns, note.deadline_ns) <= now_ns, f"L5: {event.lease} was taken before the moment"
+        else:
+            assert note.deadline_ns <= now_ns, f"L5: {event.lease} ended ({reason}) before its deadline"
+
+    def _promised(self, event: ev.Promised, state: State, now_ns: int) -> None:
+        request = state.leases[event.lease]
+        lost = sum(1 << 20 * self._standing(state.leases[victim], request, now_ns) for victim in event.victims)
+        gained = 1 << 20 * (request.tier.rank + 1)
+        assert lost < gained, f"S7: {event.victims} weigh {lost}, the request {gained}"
+
+    def _standing(self, lease: LeaseRecord, request: LeaseRecord, now_ns: int) -> int:
+        assert lease.claimed_at_ns is not None
+        ran_ns, own = now_ns - lease.claimed_at_ns, lease.tier.rank + 1
+        if lease.idle_since_ns is not None:
+            return 0
+        if ran_ns >= self.policy.max_hold_ns and lease.tenant != request.tenant:
+            return own - 1
+        assert lease.tier is not Tier.INTERACTIVE, "S7: a busy interactive lease was taken"
+        assert lease.tier is Tier.SPOT or ran_ns >= self.policy.min_run_batch_ns, "S7: taken within its minimum run"
+        return own
+
+    def _shift(self, shift_ns: int) -> None:
+        self.used = [(tenant, millis, a + shift_ns, b + shift_ns) for tenant, millis, a, b in self.used]
+        for note in self.notes.values():
+            note.deadline_ns += shift_ns
+            note.claim_by_ns += shift_ns
+            if note.since_ns is not None:
+                note.since_ns += shift_ns
+            if note.take_at_ns is not None:
+                note.take_at_ns += shift_ns
+            if note.wait_until_ns is not None:
+                note.wait_until_ns += shift_ns
+
+    # ---- the whole ----
+
+    def _within_quota(self, state: State, tenant: TenantId, kinds: set[Kind]) -> None:
+        """At the moment of a grant; a quota that is lowered later takes nothing away."""
+        quota = state.tenants[tenant].quota
+        states = LIVE_STATES | {LeaseStatus.GRANTED}
+        held = [lease for lease in state.leases.values() if lease.tenant == tenant and lease.status in states]
+        parts = [part for lease in held for part in lease.parts]
+        assert quota.leases is None or len(held) <= quota.leases, f"{tenant} has {len(held)} leases"
+        gpus = sum(part.kind is Kind.GPU for part in parts)
+        assert quota.gpus is None or Kind.GPU not in kinds or gpus <= quota.gpus, f"{tenant} has {gpus} GPUs"
+        cores = sum(part.amount for part in parts if part.kind is Kind.CPU)
+        assert quota.cores is None or Kind.CPU not in kinds or cores <= quota.cores, f"{tenant} has {cores} cores"
+
+    def _notices_have_a_reason(self, state: State) -> None:
+        for lease in state.leases.values():
+            if lease.status is LeaseStatus.NOTICED and lease.notice is not None and lease.notice.beneficiary:
+                request = state.leases.get(lease.notice.beneficiary)
+                assert request is not None, f"{lease.id} is to be taken for a lease that is forgotten"
+                assert lease.id in request.victims, (
+                    f"{lease.id} is to be taken for {request.id}, which needs it no more"
+                )
+
+    def _nothing_is_overdue(self, state: State, now_ns: int) -> None:
+        for lease in state.leases.values():
+            due_ns = state.due_at(lease)
+            assert due_ns is None or due_ns > now_ns, f"L5: the time of {lease.id} ({lease.status}) is over"
+            if lease.promise:
+                waiting = [v for v in lease.victims if state.leases[v].status is not LeaseStatus.ENDED]
+                assert waiting, f"{lease.id} waits for victims that are gone"
+
+    def used_milli_ns(self, tenant: TenantId, now_ns: int) -> int:
+        begin = now_ns - self.policy.usage_window_ns
+        open_ones = [(n.tenant, n.millis, n.since_ns, now_ns) for n in self.notes.values() if n.since_ns is not None]
+        return sum(
+            millis * max(0, until_ns - max(begin, since_ns))
+            for whose, millis, since_ns, until_ns in self.used + open_ones
+            if whose == tenant
+        )
+
+    def _work_is_conserved(self, bench: Bench) -> None:
+        """S4, as long as nobody waits for so long that room is kept for him."""
+        state = bench.state
+        waiting = list(state.queue_listing())
+        if any(bench.now_ns - lease.asked_at_ns >= self.policy.gang_patience_ns for lease in waiting):
+            return
+        for lease in waiting:
+            quota = state.tenants[lease.tenant].quota
+            if over_quota(lease.wants, quota, state.held_by(lease.tenant)) or over_seconds(state, lease, bench.now):
+                continue
+            if quota.gpu_seconds is not None:
+                continue  # the window rolls on between two looks
+            found = fit(lease.wants, lease.tenant, rooms_for(state, lease), mix=self.policy.share_across_tenants)
+            assert found is None, f"S4: {lease.id} waits while {found} is free for it"
