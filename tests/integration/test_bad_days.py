@@ -35,7 +35,10 @@ from tests.crash.office_judge import folded
 from tests.crash.office_process import Call, Line, OfficeProcess, office_at
 
 MIB: Final = 1 << 20
+NEED: Final = "sublet-need"
+"""The key under which a left-out test says what it needed."""
 DISK_BYTES: Final = 8 * MIB
+FILE_BYTES: Final = MIB // 4
 MANY: Final = 3000
 """Requests after which a log of four megabytes has long been full."""
 
@@ -46,8 +49,9 @@ def office(tmp_path: Path) -> Iterator[OfficeProcess]:
         yield found
 
 
-def may_mount() -> bool:
-    return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+def may(*spaces: str) -> bool:
+    """Whether this user may make such namespaces."""
+    return subprocess.run(["unshare", *spaces, "true"], capture_output=True).returncode == 0
 
 
 def sublet(office: OfficeProcess, *words: str, before: tuple[str, ...] = ()) -> tuple[int, str, str]:
@@ -129,8 +133,7 @@ def fill(office: OfficeProcess) -> Callable[[], None]:
                 pass
         return filler.unlink
     before = resource.prlimit(office.pid, resource.RLIMIT_FSIZE)
-    size = (office.home / JOURNAL_NAME).stat().st_size
-    resource.prlimit(office.pid, resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.prlimit(office.pid, resource.RLIMIT_FSIZE, (FILE_BYTES, before[1]))
     return lambda: None
 
 
@@ -182,22 +185,23 @@ def test_an_office_does_not_begin_on_a_full_disk(small_disk: Path) -> None:
 # ---- the state folder ----
 
 
+@pytest.mark.needs("setpriv", "unshare")
 def test_a_state_folder_that_cannot_be_written_is_refused(office: OfficeProcess) -> None:
-    """By its rights, or for root by a read-only mount."""
+    """By its rights, which hold root only without the right to pass over them; or by a read-only mount."""
     assert office.start()
     kept = lease_of(office, "kept")
     office.stop()
     left = files_in(office.home)
-    before: tuple[str, ...] = ()
-    if os.geteuid() == 0 and may_mount():
+    befores: list[tuple[str, ...]] = [("setpriv", "--bounding-set=-dac_override") if os.geteuid() == 0 else ()]
+    if os.geteuid() == 0 and may("--mount"):
         script = (
             f'mount --bind "{office.home}" "{office.home}" && mount -o remount,bind,ro "{office.home}" && exec "$@"'
         )
-        before = ("unshare", "--mount", "sh", "-c", script, "sh")
-    elif os.geteuid() != 0:
-        office.home.chmod(0o500)
-    is_refused(office, str(office.home), before=before)
-    office.home.chmod(0o700)
+        befores.append(("unshare", "--mount", "sh", "-c", script, "sh"))
+    office.home.chmod(0o500)
+    for before in befores:
+        is_refused(office, str(office.home), before=before)
+        office.home.chmod(0o700)
     assert files_in(office.home) == left
     assert office.start()
     same_lease(office, kept)
@@ -381,12 +385,14 @@ def test_another_boot_gives_a_lease_what_was_left_of_it(tmp_path: Path, monkeypa
 
 
 @pytest.mark.needs("unshare")
-def test_another_time_namespace_is_another_clock(office: OfficeProcess) -> None:
+def test_another_time_namespace_is_another_clock(office: OfficeProcess, request: pytest.FixtureRequest) -> None:
     """CLOCK_BOOTTIME a day ahead: taken for the same clock, every lease would have ended; taken for another, none has
     lost anything."""
-    ahead: tuple[str, ...] = ("unshare", "--time", "--boottime", "86400", "--fork", "--kill-child")
-    if os.geteuid() != 0:
-        ahead = ("unshare", "--user", "--map-current-user", *ahead[1:])
+    spaces = ("--time",) if os.geteuid() == 0 else ("--user", "--map-current-user", "--time")
+    if not may(*spaces):
+        request.node.user_properties.append((NEED, "time namespaces"))
+        pytest.skip("needs time namespaces, which this user may not make")
+    ahead = ("unshare", *spaces, "--boottime", "86400", "--fork", "--kill-child")
     assert office.start()
     before = lease_of(office, "kept")
     office.stop()
