@@ -13,12 +13,12 @@ growing intervals, until an ``End`` for that epoch arrives. ``TornDown`` and ``F
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, assert_never
 
 from sublet.agent.fence import FenceTable, Live, is_exclusive
 from sublet.agent.machine import FaultName, Faults, Machine
 from sublet.agent.port import ReportSink
+from sublet.agent.repeats import Repeats
 from sublet.agent.teardown import Phase, Teardown, Timings
 from sublet.clock import Clock
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
@@ -42,21 +42,8 @@ from sublet.wire.orders import (
 
 __all__ = ["MemoryAgent"]
 
-REPEAT_FIRST_NS: Final = 1 * NS_PER_S
-REPEAT_MAX_NS: Final = 60 * NS_PER_S
-"""A report that needs an answer is repeated after one second, then two, four, … up to this."""
 UNHEARD_KEPT_NS: Final = 3600 * NS_PER_S
 """An office that said nothing about a lease for this long does not know it: it was restored from an older backup."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Repeat:
-    """A report that stays true until it is answered."""
-
-    report: Report
-    next_ns: int
-    pause_ns: int = REPEAT_FIRST_NS
-    until_ns: int | None = None
 
 
 class MemoryAgent:
@@ -163,8 +150,8 @@ class MemoryAgent:
         self._notices: dict[LeaseId, Notify] = {}
         self._waiting: dict[LeaseId, Grant] = {}
         self._teardowns: dict[tuple[LeaseId, ResourceId], Teardown] = {}
-        self._ended_here: dict[LeaseId, _Repeat] = {}
-        self._faulted: dict[ResourceId, _Repeat] = {}
+        self._ended_here: Repeats[LeaseId] = Repeats()
+        self._faulted: Repeats[ResourceId] = Repeats()
         # Whoever watched before may have left guests, or their memory. The office need not know of them (it may be a
         # restored one), so nothing is granted on their resources before they are cleared away.
         for left in self.machine.leftovers():
@@ -279,7 +266,7 @@ class MemoryAgent:
         if waiting is not None and waiting.epoch <= order.epoch:
             del self._waiting[order.lease]
         self.fence.end(order.lease, order.epoch, order.parts, order.reason)
-        self._ended_here.pop(order.lease, None)
+        self._ended_here.stop(order.lease)
         self._let_go(order.lease)
         for part in order.parts:
             self._tear_down(order.lease, order.epoch, part, grace_until_ns=now_ns + order.grace_ns, asked=True)
@@ -326,11 +313,8 @@ class MemoryAgent:
         self._let_go(live.lease)
         for part in live.parts:
             self._tear_down(live.lease, live.epoch, part, grace_until_ns=now_ns, asked=False)
-        self._ended_here[live.lease] = _Repeat(
-            report=EndedHere(node=self.node, lease=live.lease, epoch=live.epoch, reason=reason, detail=detail),
-            next_ns=now_ns,
-            until_ns=now_ns + UNHEARD_KEPT_NS,
-        )
+        report = EndedHere(node=self.node, lease=live.lease, epoch=live.epoch, reason=reason, detail=detail)
+        self._ended_here.say(live.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
 
     def _let_go(self, lease: LeaseId) -> None:
         if self.fence.get(lease) is None:
@@ -340,10 +324,10 @@ class MemoryAgent:
     def _look_at_devices(self, now_ns: int) -> None:
         for resource in self._capacity:
             if not self.faults.is_on(FaultName.DEVICE_FAULT, resource):
-                self._faulted.pop(resource, None)
+                self._faulted.stop(resource)
             elif resource not in self._faulted:
                 report = Fault(node=self.node, resource=resource, detail="the device reported an error")
-                self._faulted[resource] = _Repeat(report=report, next_ns=now_ns)
+                self._faulted.say(resource, report, now_ns)
                 for lease in tuple(self.fence.on(resource)):
                     live = self.fence.get(lease)
                     if live is not None:
@@ -378,33 +362,18 @@ class MemoryAgent:
             self._report(TornDown(node=self.node, lease=lease, epoch=epoch, resources=tuple(resources)))
 
     def _repeat(self, now_ns: int) -> None:
-        for lease, repeat in tuple(self._ended_here.items()):
-            if repeat.until_ns is not None and now_ns >= repeat.until_ns:
-                self._stop_telling(lease)
-            else:
-                self._say_again(repeat, now_ns)
-        for repeat in self._faulted.values():
-            self._say_again(repeat, now_ns)
-
-    def _stop_telling(self, lease: LeaseId) -> None:
-        del self._ended_here[lease]
-        for key, down in tuple(self._teardowns.items()):
-            if key[0] == lease and not down.asked and down.phase is Phase.CLEAN:
-                del self._teardowns[key]
-
-    def _say_again(self, repeat: _Repeat, now_ns: int) -> None:
-        if now_ns >= repeat.next_ns:
-            repeat.next_ns = now_ns + repeat.pause_ns
-            repeat.pause_ns = min(2 * repeat.pause_ns, REPEAT_MAX_NS)
-            self._report(repeat.report)
+        for lease in self._ended_here.given_up(now_ns):
+            for key, down in tuple(self._teardowns.items()):
+                if key[0] == lease and not down.asked and down.phase is Phase.CLEAN:
+                    del self._teardowns[key]
+        for report in (*self._ended_here.due(now_ns), *self._faulted.due(now_ns)):
+            self._report(report)
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
-        wakes = [repeat.next_ns for repeat in (*self._ended_here.values(), *self._faulted.values())]
-        wakes += [down.due_ns for down in self._teardowns.values() if down.due_ns is not None]
-        deadline_ns = self.fence.next_deadline_ns()
-        if deadline_ns is not None:
-            wakes.append(deadline_ns)
-        return max(min(wakes), now_ns + 1) if wakes else None
+        wakes = [down.due_ns for down in self._teardowns.values()]
+        wakes += [self.fence.next_deadline_ns(), self._ended_here.next_ns(), self._faulted.next_ns()]
+        wake_ns = min((at_ns for at_ns in wakes if at_ns is not None), default=None)
+        return None if wake_ns is None else max(wake_ns, now_ns + 1)
 
     # ---- small helpers ----
 

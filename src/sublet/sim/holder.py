@@ -6,7 +6,7 @@ repeats requests whose answers were lost, and sometimes just stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from sublet.broker import commands as cmd
@@ -18,45 +18,22 @@ from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import Batch, RenewalManager
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, HolderWord, LeaseEnd, Outcome, Refused, Unknown
-from sublet.sim.process import MachineClock, Process
-from sublet.values import EndReason, Epoch, Kind, LeaseId, RenewMode, RequestId, TenantId, Tier
+from sublet.sim.asking import RESEND_NS, AskingProcess
+from sublet.sim.job import Job
+from sublet.sim.process import MachineClock
+from sublet.values import EndReason, Epoch, Kind, LeaseId, RequestId, TenantId, Tier
 
 if TYPE_CHECKING:
-    from sublet.sim.office import Reply
+    from sublet.sim.replies import Reply
     from sublet.sim.world import World
 
-__all__ = ["HolderProcess", "Job"]
+__all__ = ["HolderProcess"]
 
 _S: Final = 1_000_000_000
-RESEND_NS: Final = 2 * _S
 LOOK_NS: Final = 4 * _S
-PATIENCE: Final = 20
-"""Repetitions of an unanswered request before the program gives up on it."""
 
 
-class Job:
-    """One lease's worth of work: what is asked for, and how it will go."""
-
-    __slots__ = ("attach", "busy_ns", "claimed_late", "ending", "idle_ns", "mode", "node", "request", "rounds", "wants")
-
-    def __init__(self, world: World, request: RequestId) -> None:
-        plan, draw = world.scenario, world.random
-        self.request = request
-        self.wants: tuple[Want, ...] = plan.wants(world)
-        self.mode = draw.choice((RenewMode.WHILE_BUSY, RenewMode.WHILE_BUSY, RenewMode.ALWAYS, RenewMode.NEVER))
-        self.rounds = 1 + int(draw.random() * 6)
-        """How many times it is busy before it is done."""
-        self.busy_ns = int((0.5 + draw.random() * 12) * _S)
-        self.idle_ns = int(draw.random() * draw.random() * 20 * _S)
-        self.ending = draw.random()
-        """Below 0.7 it is released; else the program just stops caring."""
-        self.attach = draw.random() < 0.1
-        self.claimed_late = draw.random() < 0.1
-        """It may be too slow for its claim window."""
-        self.node = ""
-
-
-class HolderProcess(Process):
+class HolderProcess(AskingProcess):
     """One program, one lease at a time."""
 
     def __init__(self, world: World, name: str, clock: MachineClock, tenant: TenantId) -> None:
@@ -71,16 +48,11 @@ class HolderProcess(Process):
         self._forget()
 
     def _forget(self) -> None:
-        self._last_sent_ns = 0
         self.manager = RenewalManager(_nobody, clock=self.clock)
         self.holder: Holder | None = None
-        self.job: Job | None = None
+        self.job = None
         self.lease: LeaseId | None = None
-        self._tokens = 0
-        self._open: dict[int, tuple[Callable[[Reply], None], cmd.Command | None, int]] = {}
-        self._jobs: dict[int, Job | None] = {}
-        """For which job a request was made: an answer that comes after it is over is not for the next one."""
-        self._sent_ns: dict[int, int] = {}
+        self.forget_requests()
         self._wake_ns: int | None = None
         self._working = False
         self.let_go = False
@@ -108,7 +80,7 @@ class HolderProcess(Process):
         if self.holder is not None:
             self._stop_working()
         elif self.lease is not None:
-            self._ask(cmd.Release(tenant=self.tenant, lease=self.lease), self._released)
+            self.ask(cmd.Release(tenant=self.tenant, lease=self.lease), self._released)
 
     def come_back(self) -> None:
         """Ask again, as somebody new, first of all for one core."""
@@ -128,7 +100,7 @@ class HolderProcess(Process):
         self.job = job
         self.asked_at_true = world.now
         wait = world.random.random() if wants is None else 1.0
-        self._ask(
+        self.ask(
             cmd.Acquire(
                 tenant=self.tenant,
                 lease=LeaseId(f"{self.name}.{self.boot}.{self._requests}"),
@@ -163,29 +135,28 @@ class HolderProcess(Process):
                 self._claim(reply.epoch)
             case "offer":
                 assert self.lease is not None
-                self._ask(cmd.Decline(tenant=self.tenant, lease=self.lease), self._placed)
+                self.ask(cmd.Decline(tenant=self.tenant, lease=self.lease), self._placed)
             case "place":
                 self.after(LOOK_NS, self._look)
             case _:
-                self._done()
+                self.done()
 
     def _look(self) -> None:
         """Still in the line?"""
         if self.lease is None or self.holder is not None:
             return
-        token = self._token(self._placed, None)
+        token = self.open_request(self._placed, None)
         office = self.world.office_of(self)
         self.world.net.send(self, office, office.look, self, self.boot, token, self.tenant, self.lease)
         self.after(RESEND_NS, self._look_again, token, self.lease)
 
     def _look_again(self, token: int, lease: LeaseId) -> None:
-        if token in self._open and self.lease == lease:
-            del self._open[token]
+        if self.drop_request(token) and self.lease == lease:
             self._look()
 
     def _claim(self, epoch: Epoch | None) -> None:
         if self.lease is not None and self.holder is None:
-            self._ask(cmd.Claim(tenant=self.tenant, lease=self.lease, epoch=epoch), self._claimed)
+            self.ask(cmd.Claim(tenant=self.tenant, lease=self.lease, epoch=epoch), self._claimed)
 
     def _claimed(self, reply: Reply) -> None:
         if reply.kind == "error" and not reply.ended and isinstance(reply.error, StaleEpoch | LeaseEnded):
@@ -203,11 +174,11 @@ class HolderProcess(Process):
         )
         now_ns = self.clock.now_ns()
         self.holder, job.node = holder, str(reply.node)
-        if not holder.held(now_ns, sent_ns=self._last_sent_ns, granted_ns=reply.left_ns, epoch=reply.epoch):
-            self._done()
+        if not holder.held(now_ns, sent_ns=self.last_sent_ns, granted_ns=reply.left_ns, epoch=reply.epoch):
+            self.done()
             return
         self.manager.add(holder)
-        self.world.watch.believes(self, holder, self._last_sent_ns, reply.left_ns)
+        self.world.watch.believes(self, holder, self.last_sent_ns, reply.left_ns)
         self._take_notice(reply, now_ns)
         if holder.status in HELD_STATES:
             self._work(holder.lease)
@@ -274,7 +245,7 @@ class HolderProcess(Process):
     def _attach(self) -> None:
         if self.lease is not None:
             request = RequestId(f"{self.name}-{self.boot}-{self._requests}-again")
-            self._ask(cmd.Attach(tenant=self.tenant, lease=self.lease, request_id=request), self._attached)
+            self.ask(cmd.Attach(tenant=self.tenant, lease=self.lease, request_id=request), self._attached)
 
     def _attached(self, reply: Reply) -> None:
         holder = self.holder
@@ -282,10 +253,10 @@ class HolderProcess(Process):
             return
         with self.manager.change(holder.lease) as entry:
             taken = entry.held(
-                self.clock.now_ns(), sent_ns=self._last_sent_ns, granted_ns=reply.left_ns, epoch=reply.epoch
+                self.clock.now_ns(), sent_ns=self.last_sent_ns, granted_ns=reply.left_ns, epoch=reply.epoch
             )
         if taken:
-            self.world.watch.believes(self, holder, self._last_sent_ns, reply.left_ns)
+            self.world.watch.believes(self, holder, self.last_sent_ns, reply.left_ns)
         self._look_at_time()
 
     def _stop_working(self) -> None:
@@ -298,14 +269,14 @@ class HolderProcess(Process):
             if holder.lease in self.manager:
                 with self.manager.change(holder.lease) as entry:
                     entry.let_go(self.clock.now_ns())
-            self._ask(cmd.Release(tenant=self.tenant, lease=holder.lease), self._released)
+            self.ask(cmd.Release(tenant=self.tenant, lease=holder.lease), self._released)
         elif job.ending < 0.8:
-            self._done()  # it forgets about it altogether
+            self.done()  # it forgets about it altogether
 
     def _released(self, _reply: Reply) -> None:
-        self._done()
+        self.done()
 
-    def _done(self) -> None:
+    def done(self) -> None:
         if self.holder is not None:
             self.world.in_jeopardy.discard(self.holder.lease)
             self.manager.unregister(self.holder.lease)
@@ -342,8 +313,8 @@ class HolderProcess(Process):
             busy_ns=attempt.busy_ns,
             ttl_ns=attempt.ttl_ns,
         )
-        token = self._token(lambda reply: self._renewed(attempt, reply), command)
-        self._post(token, command)
+        token = self.open_request(lambda reply: self._renewed(attempt, reply), command)
+        self.post(token, command)
 
     def _renewed(self, attempt: Attempt, reply: Reply) -> None:
         outcome = self.outcome_of(reply)
@@ -416,60 +387,7 @@ class HolderProcess(Process):
             return
         self._working = False
         self.world.watch.gave_up(self, holder)
-        self._done()
-
-    # ---- requests ----
-
-    def _ask(self, command: cmd.Command, then: Callable[[Reply], None]) -> None:
-        token = self._token(then, command)
-        self._post(token, command)
-
-    def _token(self, then: Callable[[Reply], None], command: cmd.Command | None) -> int:
-        self._tokens += 1
-        self._open[self._tokens] = (then, command, 0)
-        self._sent_ns[self._tokens] = self.clock.now_ns()
-        self._jobs[self._tokens] = self.job
-        return self._tokens
-
-    def _post(self, token: int, command: cmd.Command) -> None:
-        office = self.world.office_of(self)
-        self.world.net.send(
-            self, office, office.request, self, self.boot, token, command, lease=getattr(command, "lease", None)
-        )
-        if not isinstance(command, cmd.Renew):
-            self.after(RESEND_NS, self._repeat, token)
-
-    def _repeat(self, token: int) -> None:
-        """The answer is late: the same request again, as long as anybody would have the patience."""
-        asked = self._open.get(token)
-        if asked is None:
-            return
-        then, command, times = asked
-        assert command is not None
-        if self._jobs[token] is not self.job and not isinstance(command, cmd.Release):
-            del self._open[token]
-            return
-        if times >= PATIENCE:
-            del self._open[token]
-            self.world.coverage.seen["gave up asking"] += 1
-            if not isinstance(command, cmd.Attach) and self._jobs[token] is self.job:
-                self._done()
-            return
-        self._open[token] = (then, command, times + 1)
-        self._post(token, command)
-
-    def answered(self, token: int, reply: Reply) -> None:
-        """An answer arrives; the second copy finds nobody."""
-        asked = self._open.get(token)
-        if asked is None:
-            return
-        then, command, _ = asked
-        if reply.kind == "unknown" and not isinstance(command, cmd.Renew):
-            return  # not an answer; the request is repeated
-        del self._open[token]
-        self._last_sent_ns = self._sent_ns.pop(token)
-        if self._jobs.pop(token) is self.job:
-            then(reply)
+        self.done()
 
 
 def _nobody(_attempts: Sequence[Attempt]) -> Sequence[Outcome]:

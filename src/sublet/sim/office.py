@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker.answers import Answer, Granted, Offer, Outcome, Place, Refusal
+from sublet.broker.answers import Outcome
 from sublet.broker.ledger import Ledger
 from sublet.broker.presence import Presence
 from sublet.broker.records import LeaseRecord, Now
-from sublet.errors import Disconnected, LeaseNotActive, SubletError
-from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.errors import Disconnected, LeaseNotActive
 from sublet.sim.process import MachineClock, Process
-from sublet.values import EndReason, Epoch, LeaseId, NodeId, TenantId
+from sublet.sim.replies import Reply, reply_for
+from sublet.values import LeaseId, TenantId
 from sublet.wire.orders import Held, Inventory, NotHeld, Order, Report
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sublet.sim.node import NodeProcess
     from sublet.sim.world import World
 
-__all__ = ["OfficeProcess", "Reply"]
+__all__ = ["OfficeProcess"]
 
 _S: Final = 1_000_000_000
 BEAT_NS: Final = 1 * _S
@@ -40,23 +40,6 @@ HOLD_TIMEOUT_NS: Final = 5 * _S
 ASK_NODES_NS: Final = 3 * _S
 COMPACT_EVERY: Final = 200
 """Batches; the real office compacts less often, and this one lives shorter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What a holder gets to hear."""
-
-    kind: str
-    """granted, ready, offer, place, refusal, error, unknown, done"""
-    lease: LeaseId | None = None
-    epoch: Epoch | None = None
-    left_ns: int = 0
-    """Until the deadline, or to claim it, as of the decision."""
-    notice: tuple[EndReason, int] | None = None
-    node: NodeId | None = None
-    reason: EndReason | None = None
-    ended: bool = False
-    error: SubletError | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,7 +151,7 @@ class OfficeProcess(Process):
             return
         self._listeners[lease_id] = holder
         answer = self.ledger.answer_for(lease, now)
-        reply = self._reply(answer, lease, now)
+        reply = reply_for(answer, lease, now)
         if holder.boot == boot:
             self.world.net.send(self, holder, holder.answered, token, reply, lease=lease_id)
 
@@ -246,7 +229,7 @@ class OfficeProcess(Process):
             return
         answer = outcome.answer
         lease = getattr(answer, "lease", None)
-        asked.reply = self._reply(answer, lease, now)
+        asked.reply = reply_for(answer, lease, now)
         if outcome.hold is not None and lease is not None:
             asked.number, asked.deadline_ns = outcome.hold[1], lease.deadline_ns or 0
 
@@ -321,33 +304,6 @@ class OfficeProcess(Process):
         waiters.remove(asked)
         if not waiters:
             del self._waiting[lease]
-
-    def _reply(self, answer: Answer | SubletError, lease: LeaseRecord | None, now: Now) -> Reply:
-        if isinstance(answer, SubletError):
-            ended = getattr(answer, "end", None)
-            reason = ended.reason if ended is not None else None
-            return Reply(kind="error", error=answer, ended=ended is not None, reason=reason)
-        if isinstance(answer, Refusal):
-            return Reply(kind="refusal")
-        if lease is None:
-            return Reply(kind="done")
-        if isinstance(answer, Granted) and lease.status in LIVE_STATES:
-            notice = lease.notice
-            return Reply(
-                kind="granted",
-                lease=lease.id,
-                epoch=lease.epoch,
-                left_ns=(lease.deadline_ns or 0) - now.ns,
-                notice=None if notice is None else (notice.reason, notice.take_at_ns - now.ns),
-                node=lease.node,
-            )
-        if isinstance(answer, Granted | Offer):
-            kind = "offer" if isinstance(answer, Offer) else "ready"
-            left_ns = (lease.claim_by_ns or 0) - now.ns
-            return Reply(kind=kind, lease=lease.id, epoch=lease.epoch, left_ns=left_ns, node=lease.node)
-        if isinstance(answer, Place):
-            return Reply(kind="place", lease=lease.id)
-        return Reply(kind="done", lease=lease.id, ended=lease.status in (LeaseStatus.ENDING, LeaseStatus.ENDED))
 
     def _tell(self, events: list[ev.Event], now: Now) -> None:
         """The stream of news. It is a comfort: nothing may depend on its arriving."""

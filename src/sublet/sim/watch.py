@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from sublet.lease.holder import Holder
     from sublet.sim.holder import HolderProcess
     from sublet.sim.node import NodeProcess
-    from sublet.sim.office import OfficeProcess, Reply
+    from sublet.sim.office import OfficeProcess
+    from sublet.sim.replies import Reply
     from sublet.sim.world import World
 
 __all__ = ["Violation", "Watch"]

@@ -135,7 +135,7 @@ class World:
                 office.submit(cmd.AddTenant(tenant=tenant, token_hash=f"hash of {tenant}"), None)
         self.push(self.now + _S, None, self._settle_in)
 
-    def office_of(self, holder: HolderProcess) -> OfficeProcess:
+    def office_of(self, holder: Process) -> OfficeProcess:
         """Whom this holder talks to: some have not heard that the office was replaced."""
         if self.deposed is not None and int(holder.name[1:]) % 2:
             return self.deposed

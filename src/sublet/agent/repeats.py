@@ -1,0 +1,64 @@
+"""Reports that stay true until they are answered, and are given again until then, at growing intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from sublet.values import NS_PER_S
+from sublet.wire.orders import Report
+
+__all__ = ["Repeats"]
+
+FIRST_NS: Final = 1 * NS_PER_S
+MAX_NS: Final = 60 * NS_PER_S
+"""A report that needs an answer is given again after one second, then two, four, and so on up to this."""
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(slots=True)
+class _Entry:
+    report: Report
+    next_ns: int
+    until_ns: int | None
+    pause_ns: int = FIRST_NS
+
+
+class Repeats(Generic[_Key]):
+    """What has to be said again, and when."""
+
+    def __init__(self) -> None:
+        self._entries: dict[_Key, _Entry] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def say(self, key: _Key, report: Report, now_ns: int, *, for_ns: int | None = None) -> None:
+        """From now on, and for so long at most."""
+        until_ns = None if for_ns is None else now_ns + for_ns
+        self._entries[key] = _Entry(report, now_ns, until_ns)
+
+    def stop(self, key: _Key) -> None:
+        """It was answered, or is no longer true; harmless if it was not being said."""
+        self._entries.pop(key, None)
+
+    def due(self, now_ns: int) -> Iterator[Report]:
+        """What to say now."""
+        for entry in tuple(self._entries.values()):
+            if now_ns >= entry.next_ns:
+                entry.next_ns = now_ns + entry.pause_ns
+                entry.pause_ns = min(2 * entry.pause_ns, MAX_NS)
+                yield entry.report
+
+    def given_up(self, now_ns: int) -> list[_Key]:
+        """What nobody answered for as long as it was to be said. It is not said again."""
+        over = [k for k, entry in self._entries.items() if entry.until_ns is not None and now_ns >= entry.until_ns]
+        for key in over:
+            del self._entries[key]
+        return over
+
+    def next_ns(self) -> int | None:
+        """When there is something to say again."""
+        return min((entry.next_ns for entry in self._entries.values()), default=None)
