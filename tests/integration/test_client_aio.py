@@ -66,7 +66,8 @@ def test_a_lease_from_acquire_to_release(home: Path) -> None:
 def test_busy_leases_are_renewed_and_idle_ones_end_as_idle(home: Path) -> None:
     async def story(fabric: aio.Fabric) -> None:
         ended: asyncio.Queue[sublet.LeaseEnd] = asyncio.Queue()
-        async with fabric.gpu(min_vram="1GiB", ttl="2s") as busy, fabric.gpu(min_vram="1GiB", ttl="2s") as idle:
+        often = fabric.gpu(min_vram="1GiB", ttl="12s", renew_every="500ms")
+        async with often as busy, fabric.gpu(min_vram="1GiB", ttl="2s") as idle:
             idle.on_end(ended.put)
             with busy.activity():
                 assert (await ended.get()).reason is sublet.EndReason.IDLE
@@ -135,7 +136,7 @@ def test_events_tell_the_notice_and_the_end(home: Path) -> None:
 
 def test_a_killed_office_is_started_again_by_the_keeper(tmp_path: Path) -> None:
     async def story(fabric: aio.Fabric) -> None:
-        async with fabric.gpu(min_vram="1GiB", ttl="4s") as lease:
+        async with fabric.gpu(min_vram="1GiB", ttl="12s", renew_every="500ms") as lease:
             with lease.activity():
                 pid = (await fabric.status()).pid
                 os.kill(pid, signal.SIGKILL)
