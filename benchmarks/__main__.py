@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import signal
 import sys
 
 from benchmarks import record, rows
-from benchmarks.harness import Row, TookTooLong, run_row, wait_until_quiet
+from benchmarks.harness import Row, TookTooLong, be_first_in_line, run_row
 from benchmarks.load.remote import LoadFailed
 
 
@@ -18,7 +19,10 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows to run, or `all`; without one, the list")
     parser.add_argument("--quick", action="store_true", help="a short look that records nothing")
     parser.add_argument(
-        "--wait-quiet", type=float, default=0.0, metavar="SECONDS", help="before each row, wait for a quiet machine"
+        "--wait-quiet", type=float, default=0.0, metavar="SECONDS", help="how long each row may wait for quiet moments"
+    )
+    parser.add_argument(
+        "--first-in-line", action="store_true", help="run both sides before all other work (needs the right to)"
     )
     arguments = parser.parse_args()
     if not arguments.names:
@@ -32,12 +36,14 @@ def main() -> int:
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"there is no row {unknown[0]!r}; `python -m benchmarks` lists them.")
+    if arguments.first_in_line:
+        be_first_in_line()
+    # Told to end, we end as after an error: what was started is ended, folders are removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     failed = 0
     for name in names:
-        if arguments.wait_quiet:
-            print(f"{name}: {wait_until_quiet(arguments.wait_quiet):.2f} cores are busy with others", file=sys.stderr)
         try:
-            report = run_row(known[name], quick=arguments.quick)
+            report = run_row(known[name], quick=arguments.quick, patience_s=arguments.wait_quiet)
         except (TookTooLong, LoadFailed, OSError, RuntimeError, ImportError) as error:
             print(f"{name}: no result. {type(error).__name__}: {error}", file=sys.stderr)
             failed += 1
