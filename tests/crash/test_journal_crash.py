@@ -155,6 +155,29 @@ def test_a_second_kill_while_the_first_is_mended_changes_nothing(
             raise AssertionError(f"{first}, then {second} (SUBLET_CRASH_SEED={SEED}): {error}") from error
 
 
+def test_after_a_failed_sync_nothing_more_is_written(
+    runner: Zygote, stories: dict[str, Story], place: Path, tmp_path: Path
+) -> None:
+    """A second sync would succeed without the pages that the first one lost, so there is none: not by a retry, not by
+    closing the connection, not by the end of the process."""
+    story, log, failed = stories["life"], tmp_path / "calls", 0
+    for point in story.points:
+        if point.call not in ("fdatasync", "fsync") or point.fault != "EIO":
+            continue
+        story.set_out(place)
+        status = runner.run(
+            "life", place, trace="fdatasync,fsync,pwrite64,ftruncate,unlink", inject=("-y", *point.inject), log=log
+        )
+        lines = [line for line in log.read_text().splitlines() if "/home/journal.db" in line]
+        hit = next((n for n, line in enumerate(lines) if "(INJECTED)" in line), None)
+        if hit is None:
+            continue  # another file's sync, such as a backup's
+        # Only closing may fail in silence: all that was answered is in the log, and the next opening moves it.
+        failed += status == program.REFUSED
+        assert not lines[hit + 1 :], f"{point}: " + lines[hit + 1]
+    assert failed >= len(story.books) - 1, "each batch has a sync of its own"
+
+
 def judge(story: Story, point: Point, status: int, place: Path) -> None:
     notes = Diary.read(place / "diary")
     home, anchors = place / "home", place / "anchors"

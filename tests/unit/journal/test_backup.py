@@ -45,6 +45,17 @@ def test_a_backup_that_cannot_be_written_harms_nothing(place: Place) -> None:
         journal.commit([OPENED], at(1))
 
 
+def test_a_backup_that_could_not_be_restored_is_not_made(place: Place) -> None:
+    """It is noticed while there is still a journal to look into, not on the day it is needed."""
+    with place.open() as journal:
+        journal.commit([OPENED, queued("a"), queued("b"), queued("c")], at(1))
+        journal.compact(b"", at(2))
+        journal._db.execute("UPDATE audit SET wall_ns = 0 WHERE seq = 3")
+        with pytest.raises(JournalError, match="record 3 does not fit"):
+            journal.backup(place.root / "b")
+    assert sorted(path.name for path in place.root.iterdir()) == ["anchors", "home"]
+
+
 def test_a_restore_begins_a_new_incarnation_and_says_so(place: Place) -> None:
     """Until an office is opened on it, the journal says that it was restored; then no more."""
     with place.open() as journal:

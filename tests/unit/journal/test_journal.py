@@ -16,7 +16,7 @@ import pytest
 
 from sublet.broker import events as ev
 from sublet.broker import journal as journal_module
-from sublet.broker import journal_schema
+from sublet.broker import journal_opening, journal_schema
 from sublet.broker.events import AUDITED, EVENT_TYPES
 from sublet.broker.journal import BEAT_EVERY_NS, Journal
 from sublet.errors import JournalError, JournalFailed
@@ -92,6 +92,7 @@ def test_a_snapshot_takes_the_place_of_the_events_before_it(place: Place, monkey
         journal.commit([OPENED, queued("a"), granted("a", 1), renewed("a")], at(1))
         journal.compact(b"the first state, in several parts", at(2))
         journal.compact(b"the second state, the same length", at(3))
+        assert journal._db.execute("SELECT count(*) FROM events").fetchone() == (0,), "it takes up room for ever"
         journal.commit([renewed("a", 8)], at(4))
         audited = [record.kind for record in journal.records()]
         assert journal.verify().ok
@@ -111,6 +112,17 @@ def test_audited_events_are_in_the_chain_once_and_others_are_not(place: Place) -
         journal.commit(batch, at(1))
         kinds = [record.kind for record in journal.records()]
     assert kinds[1:] == [kind for e in batch for kind, t in EVENT_TYPES.items() if t is type(e) and t in AUDITED]
+
+
+def test_a_journal_is_in_write_ahead_mode_before_it_has_its_name(place: Place) -> None:
+    """Going over to it later writes a rollback log, and a kill there leaves what a reader cannot mend."""
+    place.home.mkdir(mode=0o700)
+    journal_opening.begin(place.home, None, WALL_NS)
+    assert place.db.read_bytes()[18:20] == b"\2\2"
+    with place.open() as journal:
+        journal.backup(place.root / "b")
+    place.restore(place.root / "b")
+    assert place.db.read_bytes()[18:20] == b"\2\2"
 
 
 def test_an_empty_batch_writes_nothing(place: Place) -> None:
