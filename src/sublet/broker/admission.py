@@ -11,7 +11,7 @@ import msgspec
 from sublet.broker.answers import Refusal, RefusalCode
 from sublet.broker.commands import Acquire
 from sublet.broker.order import kinds_of, position
-from sublet.broker.placement import RoomsByNode, fit, is_class_honoured, largest
+from sublet.broker.placement import RoomsByNode, fit, is_class_honoured, is_model, largest
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now, Quota, Want
 from sublet.broker.rooms import Room
@@ -159,16 +159,32 @@ def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | No
     rooms = _empty_rooms(state, lease)
     if fit(lease.wants, lease.tenant, rooms, mix=policy.share_across_tenants) is not None:
         return None
-    want = lease.wants[0]
+    alone = (want for want in lease.wants if fit((want,), lease.tenant, rooms, mix=True) is None)
+    return _beyond(next(alone, None), lease, rooms)
+
+
+def _beyond(want: Want | None, lease: LeaseRecord, rooms: RoomsByNode) -> Refusal:
+    """Why nothing here could ever carry it: the want that is too much by itself, or all of them together."""
+    do = "Ask for less; `sublet status` shows what there is."
+    if want is None:
+        together = " and ".join(describe(each) for each in lease.wants)
+        return Refusal(code=RefusalCode.TOO_BIG, reason=f"no node has {together} together", do=do)
+    alike = [room for here in rooms.values() for room in here if room.kind is want.kind]
+    if want.model is not None and not any(is_model(want.model, room) for room in alike):
+        return Refusal(
+            code=RefusalCode.UNSUPPORTED,
+            reason=f"no device here is called {want.model!r}",
+            do="`sublet status` shows what they are called; a part of the name will do.",
+        )
     most = max((largest(want, lease.tenant, here, mix=True) for here in rooms.values()), default=0)
-    alike = max((sum(room.kind is want.kind for room in here) for here in rooms.values()), default=0)
+    has = amount_text(want.kind, most) if most else "none"
+    if want.kind is Kind.GPU and most:
+        count = max(sum(room in alike for room in here) for here in rooms.values())
+        has = f"the largest has {count} with {has} each" if count > 1 else f"the largest has {has}"
     return Refusal(
         code=RefusalCode.TOO_BIG,
-        reason=f"{describe(want)} is more than any node has: the largest has {alike} with "
-        f"{amount_text(want.kind, most)} each"
-        if want.kind is Kind.GPU and alike
-        else f"{describe(want)} is more than any node has ({amount_text(want.kind, most) if most else 'none'})",
-        do="Ask for less; `sublet status` shows what there is.",
+        reason=f"{describe(want)} is more than any node has ({has})",
+        do=do,
         would_fit=most or None,
     )
 

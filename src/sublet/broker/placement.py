@@ -14,7 +14,7 @@ from sublet.broker.rooms import Room
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, TenantId
 from sublet.wire.orders import Part
 
-__all__ = ["RoomsByNode", "fit", "fit_on_node", "is_class_honoured", "largest", "replace_amount"]
+__all__ = ["RoomsByNode", "fit", "fit_on_node", "is_class_honoured", "is_model", "largest", "replace_amount"]
 
 RoomsByNode = Mapping[NodeId, Sequence[Room]]
 """Rooms in service, by node. Neither the mapping nor the rooms are changed by anything in here."""
@@ -77,6 +77,11 @@ def is_class_honoured(want: Want) -> bool:
     return want.exclusivity is not Exclusivity.PARTITION
 
 
+def is_model(name: str, room: Room) -> bool:
+    """A part of the name is enough, in any case."""
+    return name.casefold() in room.model.casefold()
+
+
 def _place_one(want: Want, tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> Part | None:
     best: Room | None = None
     for room in rooms:
@@ -90,7 +95,7 @@ def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:
         return False
     if want.kind is not Kind.GPU:
         return True
-    if room.quarantined or (want.model is not None and want.model.casefold() not in room.model.casefold()):
+    if room.quarantined or (want.model is not None and not is_model(want.model, room)):
         return False
     if _is_exclusive(want):
         return room.slices == 0

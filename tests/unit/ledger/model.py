@@ -79,7 +79,7 @@ class Model:
         if self._over(lease, quota, held=[]):
             return "refused quota"
         if self._place(lease, lease.wants, []) is None:
-            return "refused too_big"
+            return self._beyond(lease)
         within = not self._over(lease, quota, self._held(lease.tenant)) and not self._spent(lease)
         if within:
             if self._enter(lease, lease.wants):
@@ -103,6 +103,13 @@ class Model:
                 return "error"
             self._activate(lease)
         return "granted" if lease.status == "active" else "error"
+
+    def _beyond(self, lease: ModelLease) -> str:
+        alone = [want for want in lease.wants if self._place(lease, (want,), []) is None]
+        names = [device.model.lower() for node in self._in_zone(lease) for device in node.devices]
+        if alone and alone[0].model and not any(alone[0].model.lower() in name for name in names):
+            return "refused unsupported"
+        return "refused too_big"
 
     def decline(self, lease: ModelLease) -> str:
         if lease.status != "granted" or not lease.offered:
