@@ -102,12 +102,14 @@ def claim(step: Step, schedule: Schedule, command: cmd.Claim) -> Answer:
     """Take what was set aside. Claiming again what is held already is the same answer again."""
     lease = find(step, command.tenant, command.lease)
     if command.epoch is not None and lease.epoch is not None and command.epoch != lease.epoch:
-        raise StaleEpoch(f"this grant has epoch {lease.epoch}, not {command.epoch}")
+        raise StaleEpoch(
+            f"this grant has epoch {lease.epoch}, not {command.epoch}", do="Look at the lease again, then claim that."
+        )
     match lease.status:
         case LeaseStatus.GRANTED:
             if lease.claim_by_ns is not None and step.now.ns >= lease.claim_by_ns:
                 schedule.lapse(step, lease)
-                raise LeaseNotActive("the claim came too late: the time to take it is over")
+                raise _lapsed(lease)
             step.claim(lease)
             return Granted(lease=lease)
         case LeaseStatus.ACTIVE | LeaseStatus.NOTICED:
@@ -254,6 +256,15 @@ def ended_error(lease: LeaseRecord) -> LeaseEnded:
             kind = LeaseRevoked
     detail = f" ({lease.end.detail})" if lease.end.detail else ""
     return kind(f"the lease {lease.id} has ended: {lease.end.reason}{detail}", end=end)
+
+
+def _lapsed(lease: LeaseRecord) -> LeaseEnded:
+    """What a claim that came too late is told."""
+    if lease.end is not None:
+        return ended_error(lease)
+    return LeaseNotActive(
+        "the offer ran out before this claim", do="The request waits in the line again; claim it when it is ready."
+    )
 
 
 def find(step: Step, tenant: TenantId, lease_id: LeaseId) -> LeaseRecord:

@@ -91,7 +91,7 @@ def revoke(step: Step, command: cmd.Revoke) -> Answer:
     if lease is None:
         raise NotFound(f"there is no lease {_short(command.lease)}", do="`sublet lease ls` shows them.")
     if not 0 <= command.notice_ns <= DURATION_MAX_NS:
-        raise InvalidRequest("the notice must be zero or a time to come")
+        raise InvalidRequest("the notice must be zero or more, and at most ten years", do="Give it in seconds.")
     if lease.status is LeaseStatus.ACTIVE and command.notice_ns:
         step.notice(lease, command.reason, command.notice_ns, command.detail)
     elif lease.status is LeaseStatus.NOTICED and command.notice_ns:
@@ -105,7 +105,7 @@ def drain(step: Step, command: cmd.Drain) -> Answer:
     """Empty a node with notice and keep it empty; or put it back into service and spare who is still there."""
     node = _node(step, command.node)
     if command.notice_ns is not None and not 0 <= command.notice_ns <= DURATION_MAX_NS:
-        raise InvalidRequest("the notice must be zero or a time to come")
+        raise InvalidRequest("the notice must be zero or more, and at most ten years", do="Give it in seconds.")
     if node.draining == command.draining:
         return Done()
     step.emit(ev.NodeDrained(node=node.id, draining=command.draining))

@@ -353,7 +353,7 @@ WEIGHTS = (30, 3, 14, 2, 14, 6, 3, 8, 2, 1, 2, 2, 2, 3, 2)
 
 def _with(command: cmd.Acquire, **changes: object) -> cmd.Acquire:
     fields = {name: getattr(command, name) for name in command.__struct_fields__}
-    return cmd.Acquire(**{**fields, **changes})  # type: ignore[arg-type]
+    return cmd.Acquire(**{**fields, **changes})
 
 
 def _node(rng: random.Random, index: int) -> Inventory:

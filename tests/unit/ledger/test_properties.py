@@ -23,7 +23,7 @@ ENDS = (
 )
 
 BLOCKS = 4
-SEEDS = 160
+SEEDS = 100
 STEPS = 120
 
 
