@@ -20,7 +20,7 @@ from sublet.broker import journal_opening, journal_schema
 from sublet.broker.events import AUDITED, EVENT_TYPES
 from sublet.broker.journal import BEAT_EVERY_NS, Journal
 from sublet.errors import JournalError, JournalFailed
-from tests.unit.journal.making import OPENED, Place, at, ended, ending, granted, queued, renewed
+from tests.unit.journal.making import OPENED, WALL_NS, Place, at, ended, ending, granted, queued, renewed
 
 
 def found_in(journal: Journal) -> list[ev.Event]:
