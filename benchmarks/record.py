@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -75,7 +76,8 @@ def _section(report: Mapping[str, Any]) -> list[str]:
 def _line(found: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> str:
     unit, ours, peer, comparison = found["unit"], found["ours"], found["peer"], found["comparison"]
     if comparison:
-        ratio, spread = f"{comparison['ratio']:.2f}×", f"{comparison['p10']:.2f}× to {comparison['p90']:.2f}×"
+        ratio = times(comparison["ratio"])
+        spread = f"{times(comparison['p10'])} to {times(comparison['p90'])}"
     else:
         ratio, spread = "", f"{number(ours['p10'])} to {number(ours['p90'])}" if ours["n"] > 1 else ""
     tails = [number(side["p99"]) for side in (ours, peer) if side and side["p99"] is not None]
@@ -110,6 +112,11 @@ def _about(report: Mapping[str, Any]) -> str:
     )
 
 
+def times(value: float | None) -> str:
+    """A ratio; a peer or a side that used nothing at all has none."""
+    return "no bound" if value is None else f"{number(value)}×"
+
+
 def number(value: float) -> str:
     """Three digits that matter, thousands set apart."""
     if value == 0:
@@ -123,10 +130,10 @@ def number(value: float) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Five significant digits: more would be noise in the file's history."""
+    """Five significant digits: more would be noise in the file's history. JSON knows no infinity."""
     match value:
         case float():
-            return float(f"{value:.5g}")
+            return float(f"{value:.5g}") if math.isfinite(value) else None
         case dict():
             return {key: _rounded(one) for key, one in value.items()}
         case list() | tuple():

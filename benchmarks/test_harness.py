@@ -17,7 +17,7 @@ from benchmarks.load.paced import Due, Paced
 from benchmarks.machine import Disk, this_machine
 from benchmarks.peers.null import NullServer
 from benchmarks.procs import cpu_seconds, tree
-from benchmarks.record import number, to_dict
+from benchmarks.record import as_text, number, to_dict
 from benchmarks.stats import compare, percentile, summarise
 
 
@@ -175,7 +175,7 @@ def test_processor_time_of_another_process_is_read(tmp_path: Path) -> None:
 
 def test_a_report_is_plain_json_with_few_digits() -> None:
 
-    found = figure("x", "ms", [1.23456789])
+    found = figure("x", "ms", [1.23456789], [0.0], peer_name="nothing")
     goal = Goal(figure="x", at_most=2)
     report = Report(
         row="r",
@@ -195,4 +195,6 @@ def test_a_report_is_plain_json_with_few_digits() -> None:
     )
     made = to_dict(report)
     assert made["figures"][0]["ours"]["median"] == 1.2346
+    assert made["figures"][0]["comparison"]["ratio"] == 0.0
     assert made["verdicts"][0]["said"] == "met"
+    assert "| x, ms | 1.23 | 0 (nothing) | 0× |" in as_text(report)

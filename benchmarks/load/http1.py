@@ -34,8 +34,12 @@ def connect(address: Address, *, timeout_s: float = 10.0) -> socket.socket:
     """A connected socket; the caller decides whether it blocks afterwards."""
     if address.unix:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(timeout_s)
-        sock.connect(address.unix)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(address.unix)
+        except BaseException:
+            sock.close()
+            raise
     else:
         sock = socket.create_connection(("127.0.0.1", address.port), timeout=timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

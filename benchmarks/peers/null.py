@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from benchmarks.load.http1 import Address, Step
+from benchmarks.load.http1 import Address, Step, connect
 from benchmarks.procs import Child, wait_until
 
 __all__ = ["NullServer"]
@@ -37,7 +37,7 @@ class NullServer:
             [sys.executable, "-m", "benchmarks.peers.null", str(socket_path)], name=self.name, pipes=True
         )
         try:
-            wait_until(socket_path.exists, within_s=10, what="the null server did not listen")
+            wait_until(self._listens, within_s=10, what="the null server did not listen")
         except BaseException:
             self.child.end()
             raise
@@ -50,6 +50,13 @@ class NullServer:
             Step(path="/v1/leases", body=body, expect='"answer":"grant"', take=take),
             Step(path="/v1/leases/<<id>>/release", body="{}"),
         ]
+
+    def _listens(self) -> bool:
+        try:
+            connect(self.address).close()
+        except OSError:
+            return False
+        return True
 
     def __enter__(self) -> Self:
         return self
