@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
-from itertools import islice
 
 import msgspec
 
@@ -35,20 +33,16 @@ __all__ = [
     "amount_text",
     "check_request",
     "describe",
-    "estimate_if_queued",
-    "estimate_ns",
     "fingerprint",
+    "never_allowed",
     "never_fits",
+    "not_free",
     "over_quota",
     "over_seconds",
     "smaller",
     "what_would_fit",
     "why_waiting",
 ]
-
-AHEAD_MAX = 1_000
-"""Places in the line beyond which no estimate is made."""
-SLICES_LOOKED_AT = 10_000
 
 
 def fingerprint(command: Acquire) -> str:
@@ -143,8 +137,8 @@ def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
     return f"{used_s:.0f} of {quota.gpu_seconds} GPU-seconds are used in the last {window}"
 
 
-def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | None:
-    """A refusal if the request would not fit even if nobody were here."""
+def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
+    """A refusal if nothing here is of the class asked for, or its tenant may never have so much."""
     for want in lease.wants:
         if not is_class_honoured(want):
             return Refusal(
@@ -156,6 +150,11 @@ def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | No
     beyond = over_quota(lease.wants, quota, Held())
     if beyond is not None:
         return Refusal(code=RefusalCode.QUOTA, reason=beyond, do=QuotaExceeded.default_do)
+    return None
+
+
+def never_fits(lease: LeaseRecord, state: State, policy: Policy) -> Refusal | None:
+    """A refusal if the request would not fit even if nobody were here."""
     rooms = _empty_rooms(state, lease)
     if fit(lease.wants, lease.tenant, rooms, mix=policy.share_across_tenants) is not None:
         return None
@@ -230,7 +229,7 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     pieces = [r for r in state.resources.values() if r.device.kind is want.kind]
     shut = sum(r.state is not SliceState.FREE for r in pieces)
     ahead = position(state, lease, now.ns, policy) - 1
-    said = f"{describe(want)} is not free now"
+    said = not_free(lease.wants)
     if shut:
         said += f" ({shut} of {len(pieces)} out of service)"
     if not ahead:
@@ -238,38 +237,13 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     return f"{said}; 1 request goes first" if ahead == 1 else f"{said}; {ahead} requests go first"
 
 
-def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
-    """Until it may be granted, if holders stay to their deadlines and those ahead use their time once."""
-    quota = state.tenants[lease.tenant].quota
-    if over_seconds(state, lease, now) or over_quota(lease.wants, quota, state.held_by(lease.tenant)):
-        return None
-    if lease.promise:
-        times = [_free_at(state.leases[v], now, policy) for v in lease.victims if v in state.leases]
-        return max((at - now.ns for at in times), default=0)
-    return _estimate(lease, position(state, lease, now.ns, policy) - 1, state, now, policy)
-
-
-def estimate_if_queued(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
-    """The same for a request that is not in the line: as if it were the last of its tier."""
-    ahead = sum(
-        len(line) for tier, lines in state.queue.items() if tier.rank >= lease.tier.rank for line in lines.values()
-    )
-    return _estimate(lease, ahead, state, now, policy)
-
-
-def _estimate(lease: LeaseRecord, ahead: int, state: State, now: Now, policy: Policy) -> int | None:
-    """List scheduling: each turn takes the rooms that come free first, and gives them back one time to live later."""
-    want = lease.wants[0]
-    rooms = [room for here in state.rooms_by_node.values() for room in here if _could(want, room)]
-    if ahead > AHEAD_MAX or want.count > len(rooms):
-        return None
-    free_at = [_room_free_at(room, state, now, policy) for room in rooms]
-    heapq.heapify(free_at)
-    for _ in range(ahead):
-        at = max(heapq.heappop(free_at) for _ in range(want.count))
-        for _ in range(want.count):
-            heapq.heappush(free_at, at + lease.ttl_ns)
-    return max(0, max(heapq.heappop(free_at) for _ in range(want.count)) - now.ns)
+def not_free(wants: tuple[Want, ...]) -> str:
+    """``2 GPUs with 8GiB are not free now``; several kinds have to be free together, on one node."""
+    want = wants[0]
+    if len(wants) > 1:
+        return f"{' and '.join(describe(each) for each in wants)} are not free together now"
+    several = want.count > 1 or (want.kind is Kind.CPU and want.amount > 1)
+    return f"{describe(want)} {'are' if several else 'is'} not free now"
 
 
 def describe(want: Want) -> str:
@@ -316,26 +290,6 @@ def _empty_rooms(state: State, lease: LeaseRecord) -> RoomsByNode:
         for node in state.nodes.values()
         if all(node.labels.get(key) == value for key, value in lease.selector.items())
     }
-
-
-def _could(want: Want, room: Room) -> bool:
-    return room.kind is want.kind and room.capacity >= want.amount and not (room.quarantined and want.kind is Kind.GPU)
-
-
-def _room_free_at(room: Room, state: State, now: Now, policy: Policy) -> int:
-    """When the last of its leases is due to leave."""
-    slices = islice(state.resources[room.resource].slices.values(), SLICES_LOOKED_AT)
-    times = (_free_at(state.leases[p.lease], now, policy) for p in slices if p.lease in state.leases)
-    return max(times, default=now.ns)
-
-
-def _free_at(lease: LeaseRecord, now: Now, policy: Policy) -> int:
-    due = lease.deadline_ns or lease.claim_by_ns or now.ns
-    if lease.notice is not None:
-        due = min(due, lease.notice.take_at_ns)
-    if lease.end is not None:
-        due = lease.end.at_ns
-    return max(now.ns, due) + policy.grace_ns(lease.ttl_ns)
 
 
 _QUOTA_UNITS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sublet.broker import admission
+from sublet.broker import admission, estimate
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted, Offer, Place, Refusal, RefusalCode
@@ -74,7 +74,7 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
             reason=f"this tenant may ask for tier {tenant.tier_max} at most, not {command.tier}",
             do=f"Ask with tier {tenant.tier_max}.",
         )
-    refusal = admission.never_fits(lease, state, policy)
+    refusal = admission.never_allowed(lease, state)
     if refusal is not None:
         return refusal
     if state.live_count + state.queued_count >= policy.leases_max:
@@ -90,6 +90,10 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
         found = fit(lease.wants, lease.tenant, rooms, mix=policy.share_across_tenants)
         if found is not None:
             return _grant_at_once(step, lease, *found)
+    refusal = admission.never_fits(lease, state, policy)
+    if refusal is not None:
+        return refusal
+    if own_limit is None:
         less = admission.smaller(lease, rooms, policy)
         if less is not None:
             return _offer(step, lease, less, rooms)
@@ -230,7 +234,7 @@ def answer_now(step: Step, lease: LeaseRecord) -> Answer:
                 lease=lease,
                 position=position(step.state, lease, step.now.ns, step.policy),
                 reason=admission.why_waiting(lease, step.state, step.now, step.policy),
-                estimate_ns=admission.estimate_ns(lease, step.state, step.now, step.policy),
+                estimate_ns=estimate.estimate_ns(lease, step.state, step.now, step.policy),
             )
         case LeaseStatus.GRANTED if lease.offered:
             want, part = lease.wants[0], lease.parts[0]
@@ -376,10 +380,10 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
     said = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else "nothing alike is free"
     return Refusal(
         code=RefusalCode.CAPACITY,
-        reason=f"{admission.describe(want)} is not free now; {said}",
+        reason=f"{admission.not_free(lease.wants)}; {said}",
         do="Wait for it (wait=...), or ask for less.",
         would_fit=free,
-        estimate_ns=admission.estimate_if_queued(lease, step.state, step.now, step.policy),
+        estimate_ns=estimate.estimate_if_queued(lease, step.state, step.now, step.policy),
     )
 
 

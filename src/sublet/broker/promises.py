@@ -14,7 +14,7 @@ from sublet.broker.state import State
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import Exclusivity, Kind, LeaseId, NodeId, ResourceId
 
-__all__ = ["can_be_kept", "rooms_for", "victims_left"]
+__all__ = ["can_be_kept", "matches", "rooms_for", "victims_left"]
 
 
 def rooms_for(state: State, lease: LeaseRecord) -> RoomsByNode:
@@ -27,7 +27,7 @@ def rooms_for(state: State, lease: LeaseRecord) -> RoomsByNode:
     return {
         node: [adjusted.get(room.resource, room) for room in rooms]
         for node, rooms in state.rooms_by_node.items()
-        if _matches(state, node, selector)
+        if matches(state, node, selector)
     }
 
 
@@ -69,6 +69,7 @@ def _held_on(state: State, victim: LeaseId, resource: ResourceId) -> int:
     return 0 if piece is None else piece.part.amount
 
 
-def _matches(state: State, node: NodeId, selector: dict[str, str]) -> bool:
+def matches(state: State, node: NodeId, selector: dict[str, str]) -> bool:
+    """Whether the node has all these labels."""
     labels = state.nodes[node].labels
     return all(labels.get(key) == value for key, value in selector.items())

@@ -35,6 +35,10 @@ from sublet.wire.orders import Part
 __all__ = ["Books", "Held", "State"]
 
 
+STALE_TIMERS_MAX = 1024
+"""Timers of leases that are over; with more of them the heap is made anew."""
+
+
 class Books(msgspec.Struct, kw_only=True):
     """Everything that is remembered."""
 
@@ -291,6 +295,9 @@ class State:
         if due is not None and (armed is None or due < armed):
             self.armed[lease.id] = due
             heapq.heappush(self.timers, (due, lease.id))
+            if len(self.timers) > 2 * len(self.armed) + STALE_TIMERS_MAX:
+                self.timers = [(at, lease_id) for lease_id, at in self.armed.items()]
+                heapq.heapify(self.timers)
 
 
 def _end_order(lease: LeaseRecord) -> int:

@@ -10,7 +10,7 @@ from sublet.errors import InvalidRequest, LeaseEnded
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import GIB, EndReason, Kind, NodeId, RequestId, ResourceId, Tier
 from sublet.wire.orders import End, Extend, Failed, Grant, Notify, TornDown
-from tests.unit.ledger.bench import ANN, BEN, Bench, device, gpu, inventory, seconds
+from tests.unit.ledger.bench import ANN, BEN, Bench, cores, device, gpu, inventory, seconds
 
 N1 = NodeId("n1")
 
@@ -312,3 +312,24 @@ def test_restarts_that_used_up_a_lease_are_metered_on_one_clock() -> None:
     assert lease.end is not None
     assert lease.end.at_ns == bench.now_ns
     assert bench.ledger.usage_ms(LOCAL_TENANT, bench.now) == 10_000
+
+
+def test_timers_of_leases_that_are_over_do_not_pile_up() -> None:
+    """Each lease is released long before its day is over."""
+    bench = Bench(inventory("n1", device("cpu", Kind.CPU)))
+    for _ in range(3000):
+        lease = bench.granted(cores(1), ttl_s=86_400)
+        bench.now_ns += seconds(11)
+        bench.do(cmd.Tick())
+        bench.release(lease)
+    assert len(bench.state.timers) < 1500
+
+
+def test_the_claim_of_an_offer_that_ran_out_says_where_the_request_is() -> None:
+    bench = Bench(inventory("n1", device("mem0", Kind.MEMORY)))
+    bench.granted(Want(kind=Kind.MEMORY, amount=40 * GIB), tenant=ANN)
+    offer = bench.offered(Want(kind=Kind.MEMORY, amount=30 * GIB, least=GIB), tenant=BEN)
+    bench.at(1030)
+    answer = bench.claim(offer)
+    assert isinstance(answer, LeaseEnded)
+    assert "in the line" in answer.do

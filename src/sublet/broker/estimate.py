@@ -1,0 +1,117 @@
+"""When a request may be granted, if holders leave when they are due and those ahead use their time once.
+
+An estimate is for a person who decides whether to wait. It costs little however full the office is, and where it cannot
+be told for little, it is not told.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from itertools import islice
+
+from sublet.broker.admission import over_quota, over_seconds
+from sublet.broker.order import position
+from sublet.broker.placement import is_model
+from sublet.broker.policy import Policy
+from sublet.broker.promises import matches
+from sublet.broker.records import LeaseRecord, Now, Want
+from sublet.broker.rooms import Room
+from sublet.broker.state import State
+from sublet.lease.states import SliceState
+from sublet.values import Exclusivity, Kind, TenantId
+
+__all__ = ["estimate_if_queued", "estimate_ns"]
+
+AHEAD_MAX = 1_000
+"""Places in the line beyond which no estimate is made."""
+SLICES_MAX = 256
+"""Slices of one resource that are looked at."""
+
+
+def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
+    """For a request in the line."""
+    quota = state.tenants[lease.tenant].quota
+    if over_seconds(state, lease, now) or over_quota(lease.wants, quota, state.held_by(lease.tenant)):
+        return None
+    if lease.promise:
+        times = [_leaves_at(state.leases[v], now, policy) for v in lease.victims if v in state.leases]
+        return max((at - now.ns for at in times), default=0)
+    return _estimate(lease, position(state, lease, now.ns, policy) - 1, state, now, policy)
+
+
+def estimate_if_queued(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
+    """For a request that is not in the line: as if it were the last of its tier."""
+    ahead = sum(
+        len(line) for tier, lines in state.queue.items() if tier.rank >= lease.tier.rank for line in lines.values()
+    )
+    return _estimate(lease, ahead, state, now, policy)
+
+
+def _estimate(lease: LeaseRecord, ahead: int, state: State, now: Now, policy: Policy) -> int | None:
+    if ahead > AHEAD_MAX:
+        return None
+    nodes = [here for node, here in state.rooms_by_node.items() if matches(state, node, lease.selector)]
+    alone = [_on_node(lease, here, state, now, policy) for here in nodes]
+    soonest = min((at for at in alone if at is not None), default=None)
+    if soonest is None:
+        return None
+    in_turn = _after(lease, ahead, (room for here in nodes for room in here), state, now, policy)
+    return max(0, soonest - now.ns, in_turn - now.ns)
+
+
+def _on_node(lease: LeaseRecord, here: Iterable[Room], state: State, now: Now, policy: Policy) -> int | None:
+    """When all its wants are free on this node, if nobody were ahead; None if that cannot be told."""
+    rooms, times = list(here), []
+    for want in lease.wants:
+        free_at = sorted(
+            at for room in rooms if (at := _room_free_at(want, lease.tenant, room, state, now, policy)) is not None
+        )
+        if len(free_at) < want.count:
+            return None
+        times.append(free_at[want.count - 1])
+    return max(times)
+
+
+def _after(lease: LeaseRecord, ahead: int, rooms: Iterable[Room], state: State, now: Now, policy: Policy) -> int:
+    """List scheduling: each turn takes the rooms that come free first, and gives them back one time to live later."""
+    want = lease.wants[0]
+    free_at = [at for room in rooms if (at := _room_free_at(want, lease.tenant, room, state, now, policy)) is not None]
+    heapq.heapify(free_at)
+    for _ in range(ahead):
+        at = max(heapq.heappop(free_at) for _ in range(want.count))
+        for _ in range(want.count):
+            heapq.heappush(free_at, at + lease.ttl_ns)
+    return max(heapq.heappop(free_at) for _ in range(want.count))
+
+
+def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: Now, policy: Policy) -> int | None:
+    """When this much of the room is free; None if it never is, or that cannot be told from those looked at."""
+    if room.kind is not want.kind or room.capacity < want.amount or (want.model and not is_model(want.model, room)):
+        return None
+    gpu, shared = want.kind is Kind.GPU, want.exclusivity is Exclusivity.SHARED
+    if gpu and room.quarantined:
+        return None
+    amount = room.capacity if gpu and not shared else want.amount
+    if room.free >= amount and not (gpu and room.slices):
+        return now.ns
+    slices = islice(state.resources[room.resource].slices.values(), SLICES_MAX)
+    there = [p for p in slices if p.lease in state.leases and p.state is not SliceState.QUARANTINED]
+    leaving = sorted((_leaves_at(state.leases[p.lease], now, policy), p.part.amount) for p in there)
+    strangers = [] if policy.share_across_tenants or not gpu else [p.lease for p in there if p.tenant != tenant]
+    soonest = max((_leaves_at(state.leases[lease], now, policy) for lease in strangers), default=now.ns)
+    free = room.free
+    for at, left in [(now.ns, 0), *leaving]:
+        free += left
+        if free >= amount:
+            return max(at, soonest)
+    return None
+
+
+def _leaves_at(lease: LeaseRecord, now: Now, policy: Policy) -> int:
+    due = lease.deadline_ns or lease.claim_by_ns or now.ns
+    if lease.notice is not None:
+        due = min(due, lease.notice.take_at_ns)
+    if lease.end is not None:
+        due = lease.end.at_ns
+    return max(now.ns, due) + policy.grace_ns(lease.ttl_ns)
