@@ -89,6 +89,8 @@ class Bench:
         """Every order ever given."""
         self.obedient = True
         """The agent carries out each order at once; a test may take this back."""
+        self.checked = True
+        """The books are walked after every command; a test with thousands of leases may do without."""
         self._numbers = itertools.count(1)
         self.do(cmd.OpenOffice(incarnation=1, clock_domain="boot-1"))
         for tenant in (ANN, BEN):
@@ -128,7 +130,8 @@ class Bench:
     def do(self, command: cmd.Command) -> Outcome:
         """Handle one command and check the books."""
         outcome = self.ledger.handle(command, self.now)
-        self.state.check()
+        if self.checked:
+            self.state.check()
         self.history.append((self.now, outcome.events))
         self.unsent += outcome.orders
         self.sent += outcome.orders
@@ -141,7 +144,8 @@ class Bench:
         while self.unsent:
             for report in answers_to(self.unsent.pop(0), self._node_of):
                 outcome = self.ledger.handle(cmd.AgentReport(report=report), self.now)
-                self.state.check()
+                if self.checked:
+                    self.state.check()
                 self.history.append((self.now, outcome.events))
                 self.unsent += outcome.orders
                 self.sent += outcome.orders
