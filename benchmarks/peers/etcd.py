@@ -36,8 +36,7 @@ class Etcd:
     name: Final = "etcd"
 
     def __init__(self, folder: Path) -> None:
-        if not self.installed():
-            raise FileNotFoundError("etcd is not installed; `apt-get install etcd-server` brings it.")
+        self.version()
         client, peer = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         self.address = Address(port=int(client.rpartition(":")[2]))
         command = [
@@ -68,11 +67,10 @@ class Etcd:
             raise
 
     @staticmethod
-    def installed() -> bool:
-        return shutil.which("etcd") is not None
-
-    @staticmethod
     def version() -> str:
+        """What is installed; raises where nothing is."""
+        if shutil.which("etcd") is None:
+            raise FileNotFoundError("etcd is not installed; `apt-get install etcd-server` brings it.")
         said = subprocess.run(["etcd", "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
         match = re.search(r"etcd Version: (\S+)", said)
         return match[1] if match else "unknown"
