@@ -72,12 +72,12 @@ def test_a_device_with_a_quarantined_slice_takes_nobody() -> None:
 
 
 def test_an_exclusive_slice_is_the_whole_device_and_a_shared_one_its_part() -> None:
-    (whole,) = fit_on_node([gpu(4)], ANN, [room("a")], mix=False) or [None]
-    (part,) = fit_on_node([shared(4)], ANN, [room("a")], mix=False) or [None]
+    whole = fit_on_node([gpu(4)], ANN, [room("a")], mix=False)
+    part = fit_on_node([shared(4)], ANN, [room("a")], mix=False)
     assert whole is not None
     assert part is not None
-    assert (whole.amount, whole.millis) == (16 * GIB, 1000)
-    assert (part.amount, part.millis) == (4 * GIB, 250)
+    assert (whole[0].amount, whole[0].millis) == (16 * GIB, 1000)
+    assert (part[0].amount, part[0].millis) == (4 * GIB, 250)
 
 
 def test_several_wants_go_to_one_node_or_nowhere() -> None:
