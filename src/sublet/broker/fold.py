@@ -270,7 +270,6 @@ def _ended(state: State, event: ev.Ended, now: Now) -> None:
         lease.status = next_lease(lease.status, LeaseEvent.END, lease.id)
         state.dequeue(lease)
         state.drop_promise(lease)
-        state.capacity_version += 1  # others may have been kept from room for its sake
     else:
         lease.status = next_lease(lease.status, LeaseEvent.TORN_DOWN, lease.id)
         state.on_node[state.node_of(lease)].pop(lease.id, None)

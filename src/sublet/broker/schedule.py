@@ -29,6 +29,9 @@ ENDS_PER_TICK = 500
 PLANS_PER_SETTLE = 32
 """Waiting requests for which victims are looked for in one pass: half of them the first in line, half in turn, so that
 nobody is out of sight for ever behind requests for which there are no victims."""
+WALK_MAX = 500
+"""Waiting requests that are looked at when something came free; once in every interval all of them are. So a long line
+makes no release slow, and costs whoever stands far back and would fit at most that interval."""
 FORGET_AT_ONCE = 100
 """Ended leases are forgotten in groups of at least so many, unless they are old."""
 
@@ -65,6 +68,11 @@ class Schedule:
     def _lets_past(self, lease: LeaseRecord, node: NodeId) -> bool:
         guards = (self._guarded.get((node, kind)) for kind in kinds_of(lease))
         return all(guard is None or guard[0] < lease.tier.rank or guard[1] == lease.id for guard in guards)
+
+    def _guards_nobody(self, state: State) -> bool:
+        """Whether room is kept for somebody who is no more in the line."""
+        owners = {owner for _, owner in self._guarded.values()} if self._guarded else ()
+        return any(state.leases[owner].status is not LeaseStatus.QUEUED for owner in owners)
 
     def _guard(self, state: State, lease: LeaseRecord) -> None:
         """Its patience is over: the nodes that could have it, if they were empty, are kept for it."""
@@ -105,11 +113,11 @@ class Schedule:
         """Let in whoever can go in now, and look for victims for those who cannot, if it is time to."""
         state, now_ns = step.state, step.now.ns
         due = now_ns >= self._replan_at_ns
-        if state.capacity_version == self._settled_at_version and not due:
+        if state.capacity_version == self._settled_at_version and not due and not self._guards_nobody(state):
             return
         if state.queued_count:
             self._keep_promises(step)
-            self._admit(step)
+            self._admit(step, None if due else WALK_MAX)
         else:
             self._guarded = {}
         if due and state.queued_count:
@@ -169,11 +177,11 @@ class Schedule:
             elif promises.victims_left(state, lease):
                 step.drop_promise(lease)
 
-    def _admit(self, step: Step) -> None:
+    def _admit(self, step: Step, most: int | None) -> None:
         state, now_ns = step.state, step.now.ns
         hopeless: set[tuple[object, ...]] = set()
         self._guarded = {}
-        for lease in InOrder(state, now_ns, self._policy):
+        for lease in islice(InOrder(state, now_ns, self._policy), most):
             if lease.promise:
                 continue
             shape = (lease.wants, tuple(sorted(lease.selector.items())), lease.tenant)

@@ -6,7 +6,8 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Granted
 from sublet.broker.records import LOCAL_TENANT, Quota, Want
-from sublet.errors import InvalidRequest, LeaseEnded
+from sublet.broker.schedule import WALK_MAX
+from sublet.errors import InvalidRequest, LeaseEnded, LeaseNotActive
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import GIB, EndReason, Kind, NodeId, RequestId, ResourceId, Tier
 from sublet.wire.orders import End, Extend, Failed, Grant, Notify, TornDown
@@ -334,3 +335,28 @@ def test_the_claim_of_an_offer_that_ran_out_says_where_the_request_is() -> None:
     answer = bench.claim(offer)
     assert isinstance(answer, LeaseEnded)
     assert "in the line" in answer.do
+
+
+def test_when_the_patient_leaves_what_was_kept_for_him_is_free_at_once() -> None:
+    bench = Bench(gpus=2)
+    bench.granted(tenant=ANN, ttl_s=3600)
+    patient = bench.queued(gpu(8, count=2), tenant=ANN)
+    bench.wait(301)
+    other = bench.queued(tenant=BEN)
+    assert other.status is LeaseStatus.QUEUED
+    bench.release(patient)
+    assert isinstance(bench.claim(other), Granted)
+
+
+def test_behind_a_long_line_of_others_whoever_fits_goes_in_at_the_next_look_at_all() -> None:
+    bench = Bench(inventory("n1", device("cpu", Kind.CPU, 8)))
+    bench.checked = False
+    first = bench.granted(cores(1), tenant=ANN, ttl_s=3600)
+    bench.granted(cores(7), tenant=ANN, ttl_s=3600)
+    for _ in range(WALK_MAX):
+        bench.queued(cores(8), tenant=ANN)
+    last = bench.queued(cores(1), tenant=BEN)
+    bench.release(first)
+    assert isinstance(bench.claim(last), LeaseNotActive)
+    bench.wait(1)
+    assert isinstance(bench.claim(last), Granted)
