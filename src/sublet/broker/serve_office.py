@@ -237,7 +237,7 @@ async def down(service: Service, call: Call) -> Reply:
     live = [lease for lease in service.driver.ledger.state.leases.values() if is_live(lease)]
     if request.how == "idle" and live:
         raise InvalidRequest(
-            "a lease lives" if len(live) == 1 else f"{len(live)} leases live",
+            "1 lease lives" if len(live) == 1 else f"{len(live)} leases live",
             do="Use --drain (end them with notice), --keep (leave them) or --now (end them).",
         )
     if request.how in ("drain", "now"):
