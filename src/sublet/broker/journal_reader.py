@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from sublet.broker.journal_schema import APPLICATION_ID, TABLES, VERSION, checksum, get_meta
+from sublet.broker.journal_schema import APPLICATION_ID, TABLES, VERSION, check_meta, checksum, get_meta
 from sublet.errors import JournalError
 from sublet.observe import audit
 
@@ -133,6 +133,7 @@ class Reader:
                     raise ValueError(found)
             if self.version == VERSION:
                 self._check_schema()
+                check_meta(self._db)
             self.snapshot()
             for _ in self.tail():
                 pass

@@ -18,7 +18,9 @@ __all__ = [
     "MIGRATIONS",
     "TABLES",
     "VERSION",
+    "check_meta",
     "checksum",
+    "close_to_publish",
     "connect_unpublished",
     "create",
     "get_meta",
@@ -42,6 +44,9 @@ TABLES: Final[dict[str, str]] = {
     "snapshot": "CREATE TABLE snapshot (part INTEGER PRIMARY KEY, body BLOB NOT NULL)",
 }
 """The schema of ``VERSION``; what is in the file is compared with it, letter by letter."""
+
+META_KEYS: Final = frozenset(("journal", "incarnation", "clock", "snapshot"))
+"""Which journal this is; its incarnation; the last instant and its clock; which entry the snapshot stands for."""
 
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
 """Version → what makes the next one of it. Each runs in one transaction with the new version number. A journal of the
@@ -88,6 +93,14 @@ def get_meta(db: sqlite3.Connection, key: str) -> str | None:
     if not isinstance(value, str) or zlib.crc32(f"{key}={value}".encode()) != crc:
         raise ValueError(f"the entry {key!r} does not fit its checksum")
     return value
+
+
+def check_meta(db: sqlite3.Connection) -> None:
+    """Every entry has a key we know: one whose key was damaged would else pass for one that is not there."""
+    for (key,) in db.execute("SELECT key FROM meta").fetchall():
+        if key not in META_KEYS:
+            raise ValueError(f"it has an entry {key!r} that no journal has")
+        get_meta(db, key)
 
 
 def put_meta(db: sqlite3.Connection, key: str, value: str) -> None:

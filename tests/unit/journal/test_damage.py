@@ -144,6 +144,7 @@ def test_an_undamaged_journal_is_read_as_it_was_written(killed: tuple[Place, Pat
         "DELETE FROM snapshot",
         "UPDATE meta SET value = '9' WHERE key = 'incarnation'",
         "DELETE FROM meta WHERE key = 'journal'",
+        "UPDATE meta SET key = 'snapshoT' WHERE key = 'snapshot'",
         "CREATE TABLE more (x)",
         "CREATE TRIGGER t AFTER INSERT ON events BEGIN DELETE FROM audit; END",
         "DELETE FROM audit",
