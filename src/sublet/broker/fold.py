@@ -198,6 +198,7 @@ def _renewed(state: State, event: ev.Renewed, now: Now) -> None:
     lease.status = next_lease(lease.status, LeaseEvent.RENEW, lease.id)
     lease.deadline_ns, lease.number, lease.fate = event.deadline_ns, event.number, None
     lease.renewals += 1
+    lease.extended_ns = 0  # a holder that speaks needs no allowance for silence
     if event.ttl_ns is not None:
         lease.ttl_ns = event.ttl_ns
     state.note(lease, event.busy_ns, event.idle, now)

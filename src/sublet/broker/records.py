@@ -151,7 +151,7 @@ class LeaseRecord(msgspec.Struct, kw_only=True):
     idle_since_ns: int | None = None
     busy_ns: int = 0
     extended_ns: int = 0
-    """Time added without a renewal, by restarts on another clock; at most one TTL in a lease's life."""
+    """Time added by restarts on another clock since the last renewal; at most one TTL."""
     fate: EndReason | None = None
     """Why a renewal was refused: what the end will say if the deadline comes."""
     notice: NoticeRecord | None = None

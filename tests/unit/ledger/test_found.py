@@ -360,3 +360,28 @@ def test_behind_a_long_line_of_others_whoever_fits_goes_in_at_the_next_look_at_a
     assert isinstance(bench.claim(last), LeaseNotActive)
     bench.wait(1)
     assert isinstance(bench.claim(last), Granted)
+
+
+def test_a_holder_that_renews_outlives_any_number_of_reboots() -> None:
+    """What boots add counts against a silent holder only; it used to end a living one after some weeks."""
+    bench = Bench()
+    lease = bench.granted()
+    for boot in range(2, 9):
+        opening = cmd.OpenOffice(
+            incarnation=1, clock_domain=f"boot-{boot}", last_ns=bench.now.ns, slack_ns=seconds(100)
+        )
+        bench.do(opening)
+        assert isinstance(bench.renew(lease), Granted)
+    assert lease.status is LeaseStatus.ACTIVE
+
+
+def test_a_silent_holder_gains_one_time_to_live_at_most() -> None:
+    """Three boots of 100 s each would be a whole time to live of 300 s and more; the next one ends it."""
+    bench = Bench()
+    lease = bench.granted()
+    for boot in range(2, 6):
+        bench.do(
+            cmd.OpenOffice(incarnation=1, clock_domain=f"boot-{boot}", last_ns=bench.now.ns, slack_ns=seconds(100))
+        )
+    assert lease.end is not None
+    assert lease.end.reason is EndReason.EXPIRED
