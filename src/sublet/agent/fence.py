@@ -164,13 +164,13 @@ class FenceTable:
 
     def due(self, now_ns: int) -> list[Live]:
         """The live pairs whose deadline has come. They are refused already; the caller ends them."""
-        found: list[Live] = []
+        found: dict[LeaseId, Live] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             deadline_ns, lease = heapq.heappop(self._deadlines)
             live = self._live.get(lease)
-            if live is not None and live.deadline_ns == deadline_ns and live not in found:
-                found.append(live)
-        return found
+            if live is not None and live.deadline_ns == deadline_ns:
+                found[lease] = live
+        return list(found.values())
 
     def next_deadline_ns(self) -> int | None:
         """The earliest deadline of a live pair."""

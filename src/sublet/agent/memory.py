@@ -270,7 +270,7 @@ class MemoryAgent:
         self._let_go(order.lease)
         for part in order.parts:
             self._tear_down(order.lease, order.epoch, part, grace_until_ns=now_ns + order.grace_ns, asked=True)
-        self._advance([down for down in self._teardowns.values() if down.lease == order.lease], now_ns)
+        self._advance(self._of(order), now_ns)
 
     def _verify(self, order: Verify, now_ns: int) -> None:
         for part in order.parts:
@@ -278,7 +278,11 @@ class MemoryAgent:
             if down is None or down.is_settled:
                 self._teardowns.pop((order.lease, part.resource), None)
                 self._tear_down(order.lease, order.epoch, part, grace_until_ns=now_ns, asked=True)
-        self._advance([down for down in self._teardowns.values() if down.lease == order.lease], now_ns)
+        self._advance(self._of(order), now_ns)
+
+    def _of(self, order: End | Verify) -> list[Teardown]:
+        found = (self._teardowns.get((order.lease, part.resource)) for part in order.parts)
+        return [down for down in found if down is not None]
 
     def _tear_down(self, lease: LeaseId, epoch: Epoch, part: Part, *, grace_until_ns: int, asked: bool) -> None:
         down = self._teardowns.get((lease, part.resource))
@@ -337,8 +341,8 @@ class MemoryAgent:
         torn: dict[tuple[LeaseId, Epoch], list[ResourceId]] = {}
         for down in teardowns:
             down.advance(now_ns, self.machine, self.faults, self._timings)
-            if down.phase is Phase.CLEAN and not down.asked and down.lease not in self._ended_here:
-                del self._teardowns[down.lease, down.part.resource]  # nobody will ask
+            if down.phase is Phase.CLEAN and not down.asked:
+                del self._teardowns[down.lease, down.part.resource]  # if the office asks, it looks again
                 continue
             if not (down.is_settled and down.asked) or down.answered:
                 continue
@@ -362,10 +366,7 @@ class MemoryAgent:
             self._report(TornDown(node=self.node, lease=lease, epoch=epoch, resources=tuple(resources)))
 
     def _repeat(self, now_ns: int) -> None:
-        for lease in self._ended_here.given_up(now_ns):
-            for key, down in tuple(self._teardowns.items()):
-                if key[0] == lease and not down.asked and down.phase is Phase.CLEAN:
-                    del self._teardowns[key]
+        self._ended_here.give_up(now_ns)
         for report in (*self._ended_here.due(now_ns), *self._faulted.due(now_ns)):
             self._report(report)
 

@@ -52,12 +52,11 @@ class Repeats(Generic[_Key]):
                 entry.pause_ns = min(2 * entry.pause_ns, MAX_NS)
                 yield entry.report
 
-    def given_up(self, now_ns: int) -> list[_Key]:
-        """What nobody answered for as long as it was to be said. It is not said again."""
+    def give_up(self, now_ns: int) -> None:
+        """What nobody answered for as long as it was to be said is not said again."""
         over = [k for k, entry in self._entries.items() if entry.until_ns is not None and now_ns >= entry.until_ns]
         for key in over:
             del self._entries[key]
-        return over
 
     def next_ns(self) -> int | None:
         """When there is something to say again."""
