@@ -11,6 +11,8 @@ READY := $(VENV)/.ready
 PY    := $(VENV)/bin/python
 JOBS  ?= 2
 TESTS ?=
+SEEDS ?= 1000000
+FROM  ?= 1000
 
 export PYTHON
 
@@ -47,8 +49,9 @@ wheel: $(READY) ## build the wheel, install it where the source is not, and run 
 
 check: lint types test wheel ## all that CI does
 
-soak: $(READY) ## the big numbers: hours, not minutes
-	@sh tools/run_part.sh tests -m soak
+soak: $(READY) ## the big numbers: SEEDS=1000000 simulations, every crash point; hours, not minutes
+	@$(PY) -m sublet.sim --seeds $(SEEDS) --from $(FROM)
+	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
 
 bench: $(READY) ## the benchmarks, each beside its peer in the same run
 	@if [ -f benchmarks/__main__.py ]; then $(PY) -m benchmarks; else echo "There are no benchmarks yet."; fi
