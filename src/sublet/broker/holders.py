@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import islice
+from typing import Final
 
 from sublet.broker import admission, estimate
 from sublet.broker import commands as cmd
@@ -52,6 +54,9 @@ __all__ = [
     "release",
     "renew",
 ]
+
+WAITING_LOOKED_AT: Final = 64
+"""Waiting requests of each tenant and tier that are looked at to see whether somebody wants what a lease holds."""
 
 
 def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
@@ -403,9 +408,11 @@ def _why_not_renewed(step: Step, lease: LeaseRecord, *, active: bool) -> tuple[E
 def _somebody_waits_for(step: Step, lease: LeaseRecord) -> bool:
     kinds = {part.kind for part in lease.parts} - {Kind.BLOCK}
     return any(
-        tenant != lease.tenant and kinds & kinds_of(step.state.leases[line[0][1]])
+        kinds & kinds_of(step.state.leases[waiting])
         for lines in step.state.queue.values()
         for tenant, line in lines.items()
+        if tenant != lease.tenant
+        for _, waiting in islice(line, WAITING_LOOKED_AT)
     )
 
 

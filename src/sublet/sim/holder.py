@@ -24,6 +24,7 @@ from sublet.sim.process import MachineClock
 from sublet.values import EndReason, Epoch, Kind, LeaseId, RequestId, TenantId, Tier
 
 if TYPE_CHECKING:
+    from sublet.sim.office import OfficeProcess
     from sublet.sim.replies import Reply
     from sublet.sim.world import World
 
@@ -336,8 +337,10 @@ class HolderProcess(AskingProcess):
             return Refused(reason=reason, end=LeaseEnd(reason=reason, at=self.manager.stamp(self.clock.now_ns())))
         return Refused(reason=EndReason.QUOTA)
 
-    def news(self, event: ev.Event, at_office_ns: int, since_ns: int) -> None:
-        """The office's stream of events."""
+    def news(self, office: OfficeProcess, event: ev.Event, at_office_ns: int) -> None:
+        """The stream of events of the office it is connected to; a replaced one's is closed with its connection."""
+        if office is not self.world.office_of(self):
+            return
         holder = self.holder
         now_ns = self.clock.now_ns()
         if holder is None:

@@ -311,8 +311,7 @@ class OfficeProcess(Process):
             holder = self._listeners.get(event.lease) if isinstance(event, _NEWS) else None
             if holder is None or not isinstance(event, _NEWS):
                 continue
-            since_ns = self.clock.now_ns() - now.ns
-            self.world.net.send(self, holder, holder.news, event, now.ns, since_ns, lease=event.lease)
+            self.world.net.send(self, holder, holder.news, self, event, now.ns, lease=event.lease)
 
     # ---- time ----
 
