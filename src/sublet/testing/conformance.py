@@ -11,67 +11,20 @@ them real seconds.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
-
 from sublet.agent.machine import FaultName
-from sublet.agent.port import AgentPort
-from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch, SubletError
-from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
-from sublet.wire.orders import (
-    End,
-    EndedHere,
-    Extend,
-    Failed,
-    Fault,
-    Grant,
-    Held,
-    NotHeld,
-    Notify,
-    Part,
-    Report,
-    TornDown,
-    Verify,
-)
+from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch
+from sublet.testing.office_in_short import AgentBench, OfficeInShort, part_of, refused, said
+from sublet.values import EndReason, Epoch, LeaseId, TenantId
+from sublet.wire.orders import EndedHere, Failed, Fault, Held, NotHeld, TornDown
 
 __all__ = ["AgentBench", "AgentConformance"]
 
 A, B = LeaseId("lease-a"), LeaseId("lease-b")
 E5, E6, E7, E8 = Epoch(1, 5), Epoch(1, 6), Epoch(1, 7), Epoch(1, 8)
-ALICE, BOB = TenantId("alice"), TenantId("bob")
-_R = TypeVar("_R")
+BOB = TenantId("bob")
 
 
-class AgentBench(Protocol):
-    """One agent with at least two GPUs, and a way to work on them, to break them and to let time pass."""
-
-    @property
-    def agent(self) -> AgentPort: ...
-
-    @property
-    def reports(self) -> list[Report]:
-        """Everything the agent's sink got, in order. The suite empties it."""
-
-    def now_ns(self) -> int:
-        """The agent's clock."""
-
-    def pass_time(self, seconds: float) -> None:
-        """Let this much time pass, calling ``tick`` whenever the agent asked for it."""
-
-    def work(self, lease: LeaseId, epoch: Epoch) -> None:
-        """Have a guest of this lease touch its hardware; raises what ``check`` raises."""
-
-    def at_work(self, lease: LeaseId) -> bool:
-        """Whether a guest of this lease is on any hardware, as seen by looking at the hardware."""
-
-    def broken_rules(self) -> list[str]:
-        """Moments at which the hardware saw two holders, too much in use, or leftovers of another tenant."""
-
-    def turn_on(self, fault: FaultName, resource: ResourceId | None = None) -> None: ...
-
-    def turn_off(self, fault: FaultName, resource: ResourceId | None = None) -> None: ...
-
-
-class AgentConformance:
+class AgentConformance(OfficeInShort):
     """The contract of ``AgentPort``."""
 
     settle_s: float = 3.0
@@ -87,37 +40,37 @@ class AgentConformance:
     def test_nothing_is_accepted_before_a_grant(self) -> None:
         """An agent that knows no lease lets nobody touch anything."""
         bench = self.make_bench()
-        _refused(bench, A, E5, LeaseNotActive)
+        refused(bench, A, E5, LeaseNotActive)
 
     def test_a_grant_is_held_and_accepts_exactly_its_epoch(self) -> None:
         """The live pair is accepted; the epochs before and after it are stale."""
         bench = self.make_bench()
-        self._grant(bench, A, E6)
-        assert _said(bench, Held) == [Held(node=bench.agent.node, lease=A, epoch=E6, number=1)]
+        self.grant(bench, A, E6)
+        assert said(bench, Held) == [Held(node=bench.agent.node, lease=A, epoch=E6, number=1)]
         bench.work(A, E6)
         assert bench.at_work(A)
-        _refused(bench, A, E5, StaleEpoch)
-        _refused(bench, A, E7, StaleEpoch)
-        _refused(bench, B, E6, LeaseNotActive)
+        refused(bench, A, E5, StaleEpoch)
+        refused(bench, A, E7, StaleEpoch)
+        refused(bench, B, E6, LeaseNotActive)
 
     def test_a_grant_taken_twice_is_held_twice(self) -> None:
         """The first answer may have been lost, so the second order is answered like the first."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
-        self._grant(bench, A, E5)
-        assert [report.number for report in _said(bench, Held)] == [1, 1]
+        self.grant(bench, A, E5)
+        self.grant(bench, A, E5)
+        assert [report.number for report in said(bench, Held)] == [1, 1]
 
     def test_a_newer_epoch_makes_the_older_one_stale(self) -> None:
         """After an attach only the new epoch is accepted, and the old grant, arriving late, does not bring it back."""
         bench = self.make_bench()
-        self._grant(bench, A, E5, number=1)
-        self._grant(bench, A, E6, number=2)
+        self.grant(bench, A, E5, number=1)
+        self.grant(bench, A, E6, number=2)
         bench.work(A, E6)
-        _refused(bench, A, E5, StaleEpoch)
+        refused(bench, A, E5, StaleEpoch)
         bench.reports.clear()
-        self._grant(bench, A, E5, number=1)
+        self.grant(bench, A, E5, number=1)
         assert [type(report) for report in bench.reports] == [NotHeld]
-        _refused(bench, A, E5, StaleEpoch)
+        refused(bench, A, E5, StaleEpoch)
         bench.work(A, E6)
 
     # ---- deadlines ----
@@ -125,117 +78,117 @@ class AgentConformance:
     def test_a_lease_ends_at_its_deadline_by_itself(self) -> None:
         """Nobody calls, and yet nothing outlives the promise; the agent says so until it is answered."""
         bench = self.make_bench()
-        self._grant(bench, A, E5, ttl_s=2)
+        self.grant(bench, A, E5, ttl_s=2)
         bench.work(A, E5)
         bench.pass_time(2 + self.settle_s)
-        _refused(bench, A, E5, LeaseExpired)
+        refused(bench, A, E5, LeaseExpired)
         assert not bench.at_work(A)
-        ends = _said(bench, EndedHere)
+        ends = said(bench, EndedHere)
         assert ends
         assert {(end.lease, end.epoch, end.reason) for end in ends} == {(A, E5, EndReason.EXPIRED)}
         assert len(ends) > 1
-        assert not _said(bench, TornDown), "the office has not asked yet"
-        self._end(bench, A, E5, reason=EndReason.EXPIRED)
+        assert not said(bench, TornDown), "the office has not asked yet"
+        self.end(bench, A, E5, reason=EndReason.EXPIRED)
         bench.pass_time(self.settle_s)
-        assert _said(bench, TornDown)
+        assert said(bench, TornDown)
         bench.reports.clear()
         bench.pass_time(self.give_up_s)
-        assert not _said(bench, EndedHere), "it was answered"
+        assert not said(bench, EndedHere), "it was answered"
 
     def test_an_extension_moves_the_deadline(self) -> None:
         """Once it is held, the lease lives past its old deadline and ends at the new one."""
         bench = self.make_bench()
-        self._grant(bench, A, E5, ttl_s=2)
-        self._extend(bench, A, E5, number=2, ttl_s=6)
-        assert [report.number for report in _said(bench, Held)] == [1, 2]
+        self.grant(bench, A, E5, ttl_s=2)
+        self.extend(bench, A, E5, number=2, ttl_s=6)
+        assert [report.number for report in said(bench, Held)] == [1, 2]
         bench.pass_time(4)
         bench.work(A, E5)
         bench.pass_time(2 + self.settle_s)
-        _refused(bench, A, E5, LeaseExpired)
+        refused(bench, A, E5, LeaseExpired)
 
     def test_an_older_extension_changes_nothing(self) -> None:
         """Two extensions change places on the wire; the newer one stands, and both are answered."""
         bench = self.make_bench()
-        self._grant(bench, A, E5, ttl_s=2)
-        self._extend(bench, A, E5, number=3, ttl_s=8)
-        self._extend(bench, A, E5, number=2, ttl_s=4)
-        assert [report.number for report in _said(bench, Held)] == [1, 3, 2]
+        self.grant(bench, A, E5, ttl_s=2)
+        self.extend(bench, A, E5, number=3, ttl_s=8)
+        self.extend(bench, A, E5, number=2, ttl_s=4)
+        assert [report.number for report in said(bench, Held)] == [1, 3, 2]
         bench.pass_time(6)
         bench.work(A, E5)
 
     def test_a_notice_that_overtakes_an_extension_does_not_swallow_it(self) -> None:
         """The extension has the lower number and comes later; its deadline counts all the same."""
         bench = self.make_bench()
-        self._grant(bench, A, E5, ttl_s=2)
-        self._notify(bench, A, E5, number=3)
-        self._extend(bench, A, E5, number=2, ttl_s=8)
+        self.grant(bench, A, E5, ttl_s=2)
+        self.notify(bench, A, E5, number=3)
+        self.extend(bench, A, E5, number=2, ttl_s=8)
         bench.pass_time(4)
         bench.work(A, E5)
 
     def test_an_extension_after_the_deadline_revives_nothing(self) -> None:
         """It is refused, even if the agent had not looked at its clock since."""
         bench = self.make_bench()
-        self._grant(bench, A, E5, ttl_s=2)
+        self.grant(bench, A, E5, ttl_s=2)
         bench.pass_time(2)
         bench.reports.clear()
-        self._extend(bench, A, E5, number=2, ttl_s=60)
-        assert _said(bench, NotHeld)
-        assert not _said(bench, Held)
-        _refused(bench, A, E5, LeaseExpired)
+        self.extend(bench, A, E5, number=2, ttl_s=60)
+        assert said(bench, NotHeld)
+        assert not said(bench, Held)
+        refused(bench, A, E5, LeaseExpired)
 
     def test_an_extension_of_a_lease_it_never_saw_is_not_answered(self) -> None:
         """After a restart the agent cannot know; the office sends the grant again, and then it can."""
         bench = self.make_bench()
-        self._extend(bench, A, E5, number=2, ttl_s=60)
+        self.extend(bench, A, E5, number=2, ttl_s=60)
         assert not bench.reports
-        self._grant(bench, A, E5, number=3)
-        assert _said(bench, Held)
+        self.grant(bench, A, E5, number=3)
+        assert said(bench, Held)
 
     # ---- the end ----
 
     def test_an_end_fences_at_once_and_is_torn_down_after_looking(self) -> None:
         """No new effect from the first moment on; the resource is reported only when the guest is gone."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
+        self.grant(bench, A, E5)
         bench.work(A, E5)
-        self._end(bench, A, E5, grace_s=1)
-        _refused(bench, A, E5, LeaseRevoked)
-        assert bench.at_work(A) or _said(bench, TornDown)
+        self.end(bench, A, E5, grace_s=1)
+        refused(bench, A, E5, LeaseRevoked)
+        assert bench.at_work(A) or said(bench, TornDown)
         bench.pass_time(1 + self.settle_s)
         assert not bench.at_work(A)
-        torn = _said(bench, TornDown)
+        torn = said(bench, TornDown)
         assert [(report.lease, report.epoch) for report in torn] == [(A, E5)]
-        assert [resource for report in torn for resource in report.resources] == [_part(bench, 0).resource]
+        assert [resource for report in torn for resource in report.resources] == [part_of(bench, 0).resource]
 
     def test_an_end_taken_again_is_answered_again(self) -> None:
         """The report may have been lost."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
+        self.grant(bench, A, E5)
         for _ in range(3):
-            self._end(bench, A, E5)
+            self.end(bench, A, E5)
             bench.pass_time(self.settle_s)
-        assert len(_said(bench, TornDown)) == 3
+        assert len(said(bench, TornDown)) == 3
 
     def test_an_end_for_a_lease_it_never_saw_fences_it(self) -> None:
         """The grant that comes later came too late."""
         bench = self.make_bench()
-        self._end(bench, A, E6)
+        self.end(bench, A, E6)
         bench.pass_time(self.settle_s)
-        assert [report.epoch for report in _said(bench, TornDown)] == [E6]
-        self._grant(bench, A, E5)
-        self._grant(bench, A, E6)
-        assert [report.epoch for report in _said(bench, NotHeld)] == [E5, E6]
-        _refused(bench, A, E6, LeaseEnded)
+        assert [report.epoch for report in said(bench, TornDown)] == [E6]
+        self.grant(bench, A, E5)
+        self.grant(bench, A, E6)
+        assert [report.epoch for report in said(bench, NotHeld)] == [E5, E6]
+        refused(bench, A, E6, LeaseEnded)
 
     def test_a_late_end_of_the_older_lease_leaves_the_newer_alone(self) -> None:
         """A copy of an old order must not hurt who came next."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
-        self._end(bench, A, E5)
+        self.grant(bench, A, E5)
+        self.end(bench, A, E5)
         bench.pass_time(self.settle_s)
-        self._grant(bench, B, E7, tenant=BOB)
+        self.grant(bench, B, E7, tenant=BOB)
         bench.work(B, E7)
-        self._end(bench, A, E5)
+        self.end(bench, A, E5)
         bench.pass_time(self.settle_s)
         bench.work(B, E7)
         assert bench.at_work(B)
@@ -244,18 +197,18 @@ class AgentConformance:
     def test_a_lease_may_come_back_with_a_newer_epoch(self) -> None:
         """An offer was declined, the request went back into the line and was granted again."""
         bench = self.make_bench()
-        self._end(bench, A, E5)
+        self.end(bench, A, E5)
         bench.pass_time(self.settle_s)
-        self._grant(bench, A, E7, number=2)
+        self.grant(bench, A, E7, number=2)
         bench.work(A, E7)
 
     def test_notices_are_held(self) -> None:
         """A notice, and that the lease is spared after all, are answered like any order; the lease goes on."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
-        self._notify(bench, A, E5, number=2)
-        self._notify(bench, A, E5, number=3, take_at_ns=None)
-        assert [report.number for report in _said(bench, Held)] == [1, 2, 3]
+        self.grant(bench, A, E5)
+        self.notify(bench, A, E5, number=2)
+        self.notify(bench, A, E5, number=3, take_at_ns=None)
+        assert [report.number for report in said(bench, Held)] == [1, 2, 3]
         bench.work(A, E5)
 
     # ---- offices that forgot ----
@@ -264,12 +217,12 @@ class AgentConformance:
         """A restored office gives away a device on which a lease still runs: the old one ends, then the new one is
         held, and at no moment are both there."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
+        self.grant(bench, A, E5)
         bench.work(A, E5)
-        self._grant(bench, B, E7, tenant=BOB)
-        _refused(bench, A, E5, LeaseEnded)
+        self.grant(bench, B, E7, tenant=BOB)
+        refused(bench, A, E5, LeaseEnded)
         bench.pass_time(self.settle_s)
-        assert [report.lease for report in _said(bench, Held)] == [A, B]
+        assert [report.lease for report in said(bench, Held)] == [A, B]
         bench.work(B, E7)
         assert not bench.at_work(A)
         assert not bench.broken_rules()
@@ -277,23 +230,23 @@ class AgentConformance:
     def test_orders_of_an_older_incarnation_are_not_obeyed(self) -> None:
         """An office that was replaced by its restored backup, and lives on, commands nobody."""
         bench = self.make_bench()
-        self._grant(bench, A, E5, incarnation=2)
+        self.grant(bench, A, E5, incarnation=2)
         bench.reports.clear()
-        self._end(bench, A, E5, incarnation=1)
-        self._extend(bench, A, E5, number=9, ttl_s=600, incarnation=1)
-        self._grant(bench, B, E8, incarnation=1)
+        self.end(bench, A, E5, incarnation=1)
+        self.extend(bench, A, E5, number=9, ttl_s=600, incarnation=1)
+        self.grant(bench, B, E8, incarnation=1)
         assert not bench.reports
         bench.work(A, E5)
-        _refused(bench, B, E8, LeaseNotActive)
+        refused(bench, B, E8, LeaseNotActive)
 
     def test_after_a_restart_nothing_is_accepted_until_the_grant_comes_again(self) -> None:
         """The tables are empty; the office's journal has the grants."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
+        self.grant(bench, A, E5)
         bench.turn_on(FaultName.AMNESIA)
         bench.pass_time(0.1)
-        _refused(bench, A, E5, LeaseNotActive)
-        self._grant(bench, A, E5)
+        refused(bench, A, E5, LeaseNotActive)
+        self.grant(bench, A, E5)
         bench.work(A, E5)
 
     # ---- when hardware fails ----
@@ -301,197 +254,99 @@ class AgentConformance:
     def test_a_deaf_guest_is_ended_when_its_grace_is_over(self) -> None:
         """Not earlier than the grace, and without its help."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
+        self.grant(bench, A, E5)
         bench.work(A, E5)
         bench.turn_on(FaultName.DEAF_GUEST)
-        self._end(bench, A, E5, grace_s=2)
+        self.end(bench, A, E5, grace_s=2)
         bench.pass_time(1)
         assert bench.at_work(A)
-        assert not _said(bench, TornDown)
+        assert not said(bench, TornDown)
         bench.pass_time(1 + self.settle_s)
         assert not bench.at_work(A)
-        assert _said(bench, TornDown)
+        assert said(bench, TornDown)
 
     def test_no_time_out_leads_to_free(self) -> None:
         """A guest that cannot be ended is given up, softly; only a later full verification says ``TornDown``."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
+        self.grant(bench, A, E5)
         bench.work(A, E5)
         bench.turn_on(FaultName.STUCK_TEARDOWN)
-        self._end(bench, A, E5)
+        self.end(bench, A, E5)
         bench.pass_time(self.give_up_s)
         assert bench.at_work(A)
-        assert not _said(bench, TornDown)
-        assert [failed.hard for failed in _said(bench, Failed)] == [False]
-        self._verify(bench, A, E5)
+        assert not said(bench, TornDown)
+        assert [failed.hard for failed in said(bench, Failed)] == [False]
+        self.verify(bench, A, E5)
         bench.pass_time(self.give_up_s)
-        assert not _said(bench, TornDown), "it is still there"
+        assert not said(bench, TornDown), "it is still there"
         bench.turn_off(FaultName.STUCK_TEARDOWN)
-        self._verify(bench, A, E5)
+        self.verify(bench, A, E5)
         bench.pass_time(self.settle_s)
-        assert [report.epoch for report in _said(bench, TornDown)] == [E5]
+        assert [report.epoch for report in said(bench, TornDown)] == [E5]
         assert not bench.at_work(A)
 
     def test_a_guest_that_outlives_the_agent_is_found(self) -> None:
         """After a restart the agent looks at the hardware, not at its empty memory."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
+        self.grant(bench, A, E5)
         bench.work(A, E5)
         bench.turn_on(FaultName.STUCK_TEARDOWN)
         bench.turn_on(FaultName.AMNESIA)
         bench.pass_time(0.1)
-        self._end(bench, A, E5)
+        self.end(bench, A, E5)
         bench.pass_time(self.give_up_s)
-        assert not _said(bench, TornDown)
-        assert _said(bench, Failed)
+        assert not said(bench, TornDown)
+        assert said(bench, Failed)
 
     def test_a_slow_teardown_is_waited_for(self) -> None:
         """Lateness alone is neither free nor failed."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
+        self.grant(bench, A, E5)
         bench.work(A, E5)
         bench.turn_on(FaultName.DEAF_GUEST)
         bench.turn_on(FaultName.SLOW_TEARDOWN)
-        self._end(bench, A, E5)
+        self.end(bench, A, E5)
         bench.pass_time(self.settle_s)
         assert bench.at_work(A)
-        assert not _said(bench, TornDown)
-        assert not _said(bench, Failed)
+        assert not said(bench, TornDown)
+        assert not said(bench, Failed)
         bench.pass_time(self.give_up_s)
-        assert _said(bench, TornDown)
+        assert said(bench, TornDown)
 
     def test_a_failed_scrub_is_a_hard_failure(self) -> None:
         """Memory that could not be cleared is not given to the next tenant, and looking again does not help."""
         bench = self.make_bench()
-        self._grant(bench, A, E5)
+        self.grant(bench, A, E5)
         bench.work(A, E5)
         bench.turn_on(FaultName.SCRUB_FAILURE)
-        self._end(bench, A, E5)
+        self.end(bench, A, E5)
         bench.pass_time(self.settle_s)
-        assert [failed.hard for failed in _said(bench, Failed)] == [True]
-        assert not _said(bench, TornDown)
+        assert [failed.hard for failed in said(bench, Failed)] == [True]
+        assert not said(bench, TornDown)
 
     def test_a_device_fault_ends_its_leases_and_is_said(self) -> None:
         """The lease on it ends as lost; the other device goes on."""
         bench = self.make_bench()
-        self._grant(bench, A, E5, device=0)
-        self._grant(bench, B, E6, device=1)
-        gpu = _part(bench, 0).resource
+        self.grant(bench, A, E5, device=0)
+        self.grant(bench, B, E6, device=1)
+        gpu = part_of(bench, 0).resource
         bench.turn_on(FaultName.DEVICE_FAULT, gpu)
         bench.pass_time(self.settle_s)
-        assert {fault.resource for fault in _said(bench, Fault)} == {gpu}
-        assert {(end.lease, end.reason) for end in _said(bench, EndedHere)} == {(A, EndReason.DEVICE_LOST)}
-        _refused(bench, A, E5, LeaseEnded)
+        assert {fault.resource for fault in said(bench, Fault)} == {gpu}
+        assert {(end.lease, end.reason) for end in said(bench, EndedHere)} == {(A, EndReason.DEVICE_LOST)}
+        refused(bench, A, E5, LeaseEnded)
         bench.work(B, E6)
-        self._end(bench, A, E5)
+        self.end(bench, A, E5)
         bench.pass_time(self.settle_s)
-        assert [failed.hard for failed in _said(bench, Failed)] == [True]
+        assert [failed.hard for failed in said(bench, Failed)] == [True]
 
     def test_lost_reports_are_given_again(self) -> None:
         """What was said into the void is said again when it is asked again, or by itself where nobody asks."""
         bench = self.make_bench()
-        self._grant(bench, A, E5, ttl_s=2)
+        self.grant(bench, A, E5, ttl_s=2)
         bench.turn_on(FaultName.LOST_REPORTS)
         bench.pass_time(2 + self.settle_s)
         bench.reports.clear()
         bench.turn_off(FaultName.LOST_REPORTS)
         bench.pass_time(self.give_up_s)
-        assert _said(bench, EndedHere)
-
-    # ---- orders in short ----
-
-    def _grant(
-        self,
-        bench: AgentBench,
-        lease: LeaseId,
-        epoch: Epoch,
-        *,
-        number: int = 1,
-        ttl_s: float = 600,
-        tenant: TenantId = ALICE,
-        device: int = 0,
-        incarnation: int | None = None,
-    ) -> None:
-        ttl_ns = round(ttl_s * NS_PER_S)
-        bench.agent.send(
-            Grant(
-                lease=lease,
-                epoch=epoch,
-                number=number,
-                tenant=tenant,
-                parts=(_part(bench, device),),
-                deadline_ns=bench.now_ns() + ttl_ns,
-                ttl_ns=ttl_ns,
-            ),
-            incarnation=incarnation,
-        )
-
-    def _extend(
-        self,
-        bench: AgentBench,
-        lease: LeaseId,
-        epoch: Epoch,
-        *,
-        number: int,
-        ttl_s: float,
-        incarnation: int | None = None,
-    ) -> None:
-        ttl_ns = round(ttl_s * NS_PER_S)
-        order = Extend(lease=lease, epoch=epoch, number=number, deadline_ns=bench.now_ns() + ttl_ns, ttl_ns=ttl_ns)
-        bench.agent.send(order, incarnation=incarnation)
-
-    def _notify(
-        self, bench: AgentBench, lease: LeaseId, epoch: Epoch, *, number: int, take_at_ns: int | None = 1 << 62
-    ) -> None:
-        bench.agent.send(
-            Notify(lease=lease, epoch=epoch, number=number, reason=EndReason.PREEMPTED, take_at_ns=take_at_ns)
-        )
-
-    def _end(
-        self,
-        bench: AgentBench,
-        lease: LeaseId,
-        epoch: Epoch,
-        *,
-        grace_s: float = 0,
-        reason: EndReason = EndReason.PREEMPTED,
-        incarnation: int | None = None,
-    ) -> None:
-        bench.agent.send(
-            End(
-                lease=lease,
-                epoch=epoch,
-                number=99,
-                parts=(_part(bench, 0),),
-                reason=reason,
-                grace_ns=round(grace_s * NS_PER_S),
-            ),
-            incarnation=incarnation,
-        )
-
-    def _verify(self, bench: AgentBench, lease: LeaseId, epoch: Epoch) -> None:
-        bench.reports.clear()
-        bench.agent.send(Verify(lease=lease, epoch=epoch, parts=(_part(bench, 0),)))
-
-
-def _part(bench: AgentBench, index: int) -> Part:
-    gpus = [device for device in bench.agent.inventory().devices if device.kind is Kind.GPU]
-    return Part(
-        resource=gpus[index].id,
-        kind=Kind.GPU,
-        amount=min(GIB, gpus[index].capacity),
-        millis=1000,
-        exclusivity=Exclusivity.SESSION,
-    )
-
-
-def _said(bench: AgentBench, kind: type[_R]) -> list[_R]:
-    return [report for report in bench.reports if isinstance(report, kind)]
-
-
-def _refused(bench: AgentBench, lease: LeaseId, epoch: Epoch, error: type[SubletError]) -> None:
-    try:
-        bench.work(lease, epoch)
-    except error:
-        return
-    raise AssertionError(f"{lease} with epoch {epoch} could touch the hardware; {error.__name__} was due")
+        assert said(bench, EndedHere)

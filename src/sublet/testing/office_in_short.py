@@ -1,0 +1,146 @@
+"""What an agent's tests stand on: the bench an agent is tried on, and the orders of an office in short."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from sublet.agent.machine import FaultName
+from sublet.agent.port import AgentPort
+from sublet.errors import SubletError
+from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import End, Extend, Grant, Notify, Part, Report, Verify
+
+__all__ = ["ALICE", "AgentBench", "OfficeInShort", "part_of", "refused", "said"]
+
+ALICE = TenantId("alice")
+_R = TypeVar("_R")
+
+
+class AgentBench(Protocol):
+    """One agent with at least two GPUs, and a way to work on them, to break them and to let time pass."""
+
+    @property
+    def agent(self) -> AgentPort: ...
+
+    @property
+    def reports(self) -> list[Report]:
+        """Everything the agent's sink got, in order. The suite empties it."""
+
+    def now_ns(self) -> int:
+        """The agent's clock."""
+
+    def pass_time(self, seconds: float) -> None:
+        """Let this much time pass, calling ``tick`` whenever the agent asked for it."""
+
+    def work(self, lease: LeaseId, epoch: Epoch) -> None:
+        """Have a guest of this lease touch its hardware; raises what ``check`` raises."""
+
+    def at_work(self, lease: LeaseId) -> bool:
+        """Whether a guest of this lease is on any hardware, as seen by looking at the hardware."""
+
+    def broken_rules(self) -> list[str]:
+        """Moments at which the hardware saw two holders, too much in use, or leftovers of another tenant."""
+
+    def turn_on(self, fault: FaultName, resource: ResourceId | None = None) -> None: ...
+
+    def turn_off(self, fault: FaultName, resource: ResourceId | None = None) -> None: ...
+
+
+class OfficeInShort:
+    """Sends the orders an office would."""
+
+    def grant(
+        self,
+        bench: AgentBench,
+        lease: LeaseId,
+        epoch: Epoch,
+        *,
+        number: int = 1,
+        ttl_s: float = 600,
+        tenant: TenantId = ALICE,
+        device: int = 0,
+        incarnation: int | None = None,
+    ) -> None:
+        ttl_ns = round(ttl_s * NS_PER_S)
+        bench.agent.send(
+            Grant(
+                lease=lease,
+                epoch=epoch,
+                number=number,
+                tenant=tenant,
+                parts=(part_of(bench, device),),
+                deadline_ns=bench.now_ns() + ttl_ns,
+                ttl_ns=ttl_ns,
+            ),
+            incarnation=incarnation,
+        )
+
+    def extend(
+        self,
+        bench: AgentBench,
+        lease: LeaseId,
+        epoch: Epoch,
+        *,
+        number: int,
+        ttl_s: float,
+        incarnation: int | None = None,
+    ) -> None:
+        ttl_ns = round(ttl_s * NS_PER_S)
+        order = Extend(lease=lease, epoch=epoch, number=number, deadline_ns=bench.now_ns() + ttl_ns, ttl_ns=ttl_ns)
+        bench.agent.send(order, incarnation=incarnation)
+
+    def notify(
+        self, bench: AgentBench, lease: LeaseId, epoch: Epoch, *, number: int, take_at_ns: int | None = 1 << 62
+    ) -> None:
+        bench.agent.send(
+            Notify(lease=lease, epoch=epoch, number=number, reason=EndReason.PREEMPTED, take_at_ns=take_at_ns)
+        )
+
+    def end(
+        self,
+        bench: AgentBench,
+        lease: LeaseId,
+        epoch: Epoch,
+        *,
+        grace_s: float = 0,
+        reason: EndReason = EndReason.PREEMPTED,
+        incarnation: int | None = None,
+    ) -> None:
+        bench.agent.send(
+            End(
+                lease=lease,
+                epoch=epoch,
+                number=99,
+                parts=(part_of(bench, 0),),
+                reason=reason,
+                grace_ns=round(grace_s * NS_PER_S),
+            ),
+            incarnation=incarnation,
+        )
+
+    def verify(self, bench: AgentBench, lease: LeaseId, epoch: Epoch) -> None:
+        bench.reports.clear()
+        bench.agent.send(Verify(lease=lease, epoch=epoch, parts=(part_of(bench, 0),)))
+
+
+def part_of(bench: AgentBench, index: int) -> Part:
+    gpus = [device for device in bench.agent.inventory().devices if device.kind is Kind.GPU]
+    return Part(
+        resource=gpus[index].id,
+        kind=Kind.GPU,
+        amount=min(GIB, gpus[index].capacity),
+        millis=1000,
+        exclusivity=Exclusivity.SESSION,
+    )
+
+
+def said(bench: AgentBench, kind: type[_R]) -> list[_R]:
+    return [report for report in bench.reports if isinstance(report, kind)]
+
+
+def refused(bench: AgentBench, lease: LeaseId, epoch: Epoch, error: type[SubletError]) -> None:
+    try:
+        bench.work(lease, epoch)
+    except error:
+        return
+    raise AssertionError(f"{lease} with epoch {epoch} could touch the hardware; {error.__name__} was due")
