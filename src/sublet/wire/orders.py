@@ -184,7 +184,7 @@ class TornDown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Teardown tried to its bound, or the scrub failed. Only lateness (``hard=False``) may be cleared by verification."""
+    """Teardown tried to its bound, or the scrub failed. Only lateness (not ``hard``) may be cleared by verification."""
 
     node: NodeId
     lease: LeaseId
