@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.sim.mutants import MUTANTS, Mutant, switched_on
+from sublet.sim.rules import RULES
 from sublet.sim.run import hunt
 
 SEEDS_MAX = 120
@@ -34,6 +35,7 @@ CAUGHT_BY = {
 
 def test_every_mutant_of_the_list_is_there() -> None:
     """Z1 to Z19, none left out."""
+    assert all(set(rules.split()) <= set(RULES) for rules in CAUGHT_BY.values())
     assert list(MUTANTS) == [f"Z{number}" for number in range(1, 20)] == list(CAUGHT_BY)
 
 

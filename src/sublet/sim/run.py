@@ -11,6 +11,7 @@ from typing import Final
 
 from sublet.lease.states import LeaseStatus
 from sublet.sim.mutants import MUTANTS, switched_on
+from sublet.sim.rules import RULES
 from sublet.sim.scenario import Mode
 from sublet.sim.watch import Violation
 from sublet.sim.world import World
@@ -39,7 +40,10 @@ class Failure:
         return f"python -m sublet.sim --mode {self.mode} --from {self.seed} --seeds 1{mutant}"
 
     def __str__(self) -> str:
-        return f"seed {self.seed} ({self.mode}): {self.rule}: {self.text}\n  again: {self.repeat}"
+        return (
+            f"seed {self.seed} ({self.mode}): {self.rule}: {self.text}\n"
+            f"  rule:  {RULES[self.rule]}\n  again: {self.repeat}"
+        )
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The onlooker. It sees everything, true time included, trusts no table, and stops the seed at the first broken rule.
 
 What it compares is what was *seen*: effects on the hardware, answers that were given, starts that holders made, reports
-of agents, durable events. The rules have the names of the reliability notes (L for leases, S for scheduling).
+of agents, durable events. ``rules`` says what each of the rules is (L for leases, S for scheduling).
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""The rules that no seed may break, by the short names under which they are reported."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["RULES"]
+
+RULES: Final[dict[str, str]] = {
+    "L1": "at most one lease is on an exclusive device at any instant, as the hardware sees it; nobody reads leftovers",
+    "L2": "an epoch is given out once, rises, and is durable before anybody hears of it",
+    "L3": "the hardware takes effects of live (lease, epoch) pairs only, and epochs on a device never go back",
+    "L4": "a slice becomes free only after an agent looked and found nothing; no teardown touches a live neighbour",
+    "L5": "no lease ends before the time that was promised, and none stays when its time is over",
+    "L6": "a holder's own deadline comes before the agent's and the office's; a promise is held by the agent first",
+    "L7": "after its own deadline a holder starts nothing, and before it silence is no reason to give up",
+    "L8": "no lease comes back after its end, and no late renewal is answered with yes",
+    "L9": "an office that was replaced commands nobody",
+    "L10": "restarts lengthen no lease; a silent holder's lease ends within two times its time to live",
+    "L12": "every lease ends exactly once, for one reason",
+    "L13": "without activity, or beyond the maximum hold while others wait, nothing is renewed",
+    "L15": "a request that is repeated has one effect",
+    "S2": "every request is answered, and nothing goes round in circles",
+    "S3": "once a core is healed, everything comes to rest within a bound and newcomers are served",
+    "S7": "who may not be preempted (minimum run, interactive) is not",
+    "S8": "who is preempted had the notice of the tier, and was not taken before its moment",
+    "S9": "what tenants used is what devices were leased, to the nanosecond",
+    "books": "the invariants of the ledger's own books (S1: never more given out than there is)",
+    "fold": "what the journal comes to is what the office knew",
+    "error": "no part raises what it did not mean to",
+}
