@@ -72,7 +72,7 @@ def runner() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """In memory where that can be: a kill does not lose what was written, so only the calls count, and a slow disk would
+    """In memory if possible: a kill loses nothing that was written, so only the calls count and a slow disk would
     make hundreds of runs slow."""
     memory = "/dev/shm"
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
