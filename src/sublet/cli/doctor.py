@@ -173,7 +173,7 @@ def _check_gpu() -> tuple[str, str] | tuple[str, str, str]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         if isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded):
-            return "note", "no NVIDIA driver: host devices (CPU, with an enforced memory size)"
+            return "note", "no NVIDIA driver: host devices (CPU standing in for cards)"
         return "broken", f"the NVIDIA driver does not answer: {error}", "See `nvidia-smi`."
     try:
         driver = pynvml.nvmlSystemGetDriverVersion()
