@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from sublet.broker import preemption
+from sublet.broker.schedule import Schedule
 from sublet.sim import coverage
 from sublet.sim.run import run_many, run_seed
 
@@ -37,3 +39,17 @@ def test_a_failure_names_the_command_that_repeats_it() -> None:
     assert failure.repeat == "python -m sublet.sim --mode safety --from 0 --seeds 1 --mutant Z13"
     assert failure.repeat in str(failure)
     assert run_seed(0, "safety").failures == []
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "rule"),
+    [(preemption, "victim", "S6"), (Schedule, "_fit", "S4")],
+    ids=["nobody is ever taken", "nobody in the line is ever let in"],
+)
+def test_a_scheduler_that_sits_on_its_hands_is_noticed(
+    part: object, name: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a few seeds, and by the rule that is about it."""
+    monkeypatch.setattr(part, name, lambda *_arguments: None)
+    rules = [failure.rule for seed in range(25) for failure in run_seed(seed, "safety").failures]
+    assert rule in rules, f"only {set(rules)} broke"

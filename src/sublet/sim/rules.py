@@ -22,6 +22,8 @@ RULES: Final[dict[str, str]] = {
     "L15": "a request that is repeated has one effect",
     "S2": "every request is answered, and nothing goes round in circles",
     "S3": "once a core is healed, everything comes to rest within a bound and newcomers are served",
+    "S4": "nothing is free while a request waits that it would fit",
+    "S6": "an interactive request does not wait behind a spot lease for longer than notice and teardown take",
     "S7": "who may not be preempted (minimum run, interactive) is not",
     "S8": "who is preempted had the notice of the tier, and was not taken before its moment",
     "S9": "what tenants used is what devices were leased, to the nanosecond",

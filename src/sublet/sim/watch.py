@@ -16,6 +16,7 @@ from sublet.broker.records import LeaseRecord, Now
 from sublet.errors import LeaseExpired, SubletError
 from sublet.lease.states import LIVE_STATES
 from sublet.sim.account import audit
+from sublet.sim.idle_hands import IdleHands
 from sublet.values import EndReason, Epoch, Kind, LeaseId, RenewMode, ResourceId, Tier
 from sublet.wire.orders import Order, Report, TornDown
 
@@ -51,6 +52,7 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._idle_hands = IdleHands(self.fail, world.scenario.policy)
         self._epochs: dict[Epoch, LeaseId] = {}
         """Every epoch that anybody outside the office ever saw."""
         self._told: dict[LeaseId, Epoch] = {}
@@ -359,6 +361,9 @@ class Watch:
                 if due_ns is not None and now_ns - due_ns > LATE_NS:
                     late_s = (now_ns - due_ns) / _S
                     self.fail("L5", f"the time of {lease.id} ({lease.status}) was over {late_s:.1f} s ago")
+            self._idle_hands.look(office.ledger.state, now_ns)
+        else:
+            self._idle_hands.forget()
         for node in world.nodes:
             if not node.alive or world.now <= node.paused_until:
                 continue

@@ -1,0 +1,92 @@
+"""S4 and S6: nothing lies idle while somebody could use it, and nobody waits behind who should make room.
+
+Asked by a dumb second look at the books, in the cases that need no cleverness: one want, one device. What is only
+passing (an order on its way, a look that comes once a second) is not held against the scheduler: the same thing must
+have been so for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from sublet.broker.policy import Policy
+from sublet.broker.records import LeaseRecord
+from sublet.lease.states import LeaseStatus, SliceState
+from sublet.values import Exclusivity, Kind, LeaseId, Tier
+
+if TYPE_CHECKING:
+    from sublet.broker.state import State
+
+__all__ = ["IdleHands"]
+
+_S: Final = 1_000_000_000
+PATIENCE_NS: Final = 8 * _S
+
+
+class IdleHands:
+    """Remembers since when each waiting lease could have been served."""
+
+    def __init__(self, fail: Callable[[str, str], None], policy: Policy) -> None:
+        self._fail = fail
+        self._policy = policy
+        self._since: dict[tuple[str, LeaseId], int] = {}
+
+    def forget(self) -> None:
+        """The office was not able to act: begin anew."""
+        self._since.clear()
+
+    def look(self, state: State, now_ns: int) -> None:
+        """Once a second, while the office is awake."""
+        patient_ns = now_ns - self._policy.gang_patience_ns
+        found = {("S4", lease.id) for lease in _would_fit(state, patient_ns)}
+        found |= {("S6", lease.id) for lease in _goes_before(state, now_ns)}
+        self._since = {key: self._since.get(key, now_ns) for key in found}
+        for (rule, lease), since_ns in self._since.items():
+            if now_ns - since_ns > PATIENCE_NS:
+                what = "there is room for it" if rule == "S4" else "a spot lease runs on what it could have"
+                self._fail(rule, f"{lease} has waited for {(now_ns - since_ns) / _S:.0f} s although {what}")
+
+
+def _plain(state: State, kind: Kind) -> Iterator[LeaseRecord]:
+    """Waiting requests for one thing of this kind, while nothing is promised to anybody."""
+    if state.promises:
+        return
+    for lease in state.queue_listing():
+        want = lease.wants[0]
+        if len(lease.wants) == 1 and want.kind is kind and want.count == 1 and not lease.selector:
+            yield lease
+
+
+def _would_fit(state: State, patient_ns: int) -> Iterator[LeaseRecord]:
+    """S4: cores are free for it. Whoever has waited for very long may keep others back; then nothing is said."""
+    rooms = [
+        resource.device.capacity - resource.used
+        for resource in state.resources.values()
+        if resource.device.kind is Kind.CPU
+        and resource.state is SliceState.FREE
+        and not state.nodes[resource.node].lost
+    ]
+    if all(lease.asked_at_ns > patient_ns for lease in state.queue_listing()):
+        yield from (lease for lease in _plain(state, Kind.CPU) if any(lease.wants[0].amount <= room for room in rooms))
+
+
+def _goes_before(state: State, now_ns: int) -> Iterator[LeaseRecord]:
+    """S6: an interactive request for a device, a spot lease that has one for itself, and nothing on its way out."""
+    gpus = [resource for resource in state.resources.values() if resource.device.kind is Kind.GPU]
+    if any(piece.state is SliceState.TEARDOWN for gpu in gpus for piece in gpu.slices.values()):
+        return
+    if any(lease.status in (LeaseStatus.NOTICED, LeaseStatus.GRANTED) for lease in state.leases.values()):
+        return
+    victims = [
+        state.leases[piece.lease]
+        for gpu in gpus
+        if gpu.state is SliceState.FREE and len(gpu.slices) == 1
+        for piece in gpu.slices.values()
+        if piece.state is SliceState.LEASED
+    ]
+    spots = [lease for lease in victims if lease.status is LeaseStatus.ACTIVE and lease.tier is Tier.SPOT]
+    for lease in _plain(state, Kind.GPU):
+        goes_first = lease.tier is Tier.INTERACTIVE and lease.wants[0].exclusivity is not Exclusivity.SHARED
+        if goes_first and any(not state.is_cooling(lease.tenant, spot.tenant, now_ns) for spot in spots):
+            yield lease
