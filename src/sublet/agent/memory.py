@@ -12,7 +12,7 @@ growing intervals, until an ``End`` for that epoch arrives. ``TornDown`` and ``F
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, assert_never
 
 from sublet.agent.fence import FenceTable, Live, is_exclusive
@@ -164,9 +164,15 @@ class MemoryAgent:
     # ---- orders ----
 
     def _grant(self, order: Grant, now_ns: int) -> None:
+        live = self.fence.get(order.lease)
         if order.lease in self._ended_here or self.fence.is_over(order.lease, order.epoch, order.parts):
             self._answer(order, held=False)
-        elif self.fence.get(order.lease) is not None:
+        elif live is not None and live.epoch < order.epoch and not _same_hardware(live.parts, order.parts):
+            # An office that was restored gave the name anew, to other hardware. What runs is on the old one, and the
+            # new one may be taken: neither goes on under this name.
+            self._end_here(live, EndReason.OPERATOR, "the office gave its name to other hardware", now_ns)
+            self._answer(order, held=False, detail="an older lease of this name is on other hardware")
+        elif live is not None:
             self._admit(order, now_ns)
         elif (broken := next((p.resource for p in order.parts if p.resource in self._faulted), None)) is not None:
             self._answer(order, held=False, detail=f"{broken} reported an error")
@@ -398,3 +404,7 @@ class MemoryAgent:
     def _report(self, report: Report) -> None:
         if not self.faults.is_on(FaultName.LOST_REPORTS):
             self._sink(report)
+
+
+def _same_hardware(old: Sequence[Part], new: Sequence[Part]) -> bool:
+    return {part.resource for part in old} == {part.resource for part in new}

@@ -12,7 +12,7 @@ them real seconds.
 from __future__ import annotations
 
 from sublet.agent.machine import FaultName
-from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch
+from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch, SubletError
 from sublet.testing.office_in_short import AgentBench, OfficeInShort, part_of, refused, said
 from sublet.values import EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.orders import EndedHere, Failed, Fault, Held, NotHeld, TornDown
@@ -224,6 +224,22 @@ class AgentConformance(OfficeInShort):
         bench.pass_time(self.settle_s)
         assert [report.lease for report in said(bench, Held)] == [A, B]
         bench.work(B, E7)
+        assert not bench.at_work(A)
+        assert not bench.broken_rules()
+
+    def test_a_name_given_anew_to_other_hardware_gets_neither(self) -> None:
+        """A restored office may give a name again. What runs is on the old device, and the new one may be in use."""
+        bench = self.make_bench()
+        self.grant(bench, A, E5, device=0)
+        self.grant(bench, B, E6, device=1)
+        bench.work(B, E6)
+        again = Epoch(2, 1)
+        self.grant(bench, A, again, device=1, incarnation=2)
+        refused(bench, A, again, SubletError)
+        assert said(bench, NotHeld)
+        assert [report.reason for report in said(bench, EndedHere)] == [EndReason.OPERATOR]
+        bench.work(B, E6)
+        bench.pass_time(self.settle_s)
         assert not bench.at_work(A)
         assert not bench.broken_rules()
 
