@@ -271,19 +271,27 @@ class MemoryAgent:
         waiting = self._waiting.get(order.lease)
         if waiting is not None and waiting.epoch <= order.epoch:
             del self._waiting[order.lease]
-        self.fence.end(order.lease, order.epoch, order.parts, order.reason)
+        live, epoch = self.fence.get(order.lease), order.epoch
+        if live is not None and live.epoch.incarnation < self.incarnation:
+            epoch = max(epoch, live.epoch)  # a restored office ends what it knew; what was granted since is over too
+        gone = self.fence.end(order.lease, epoch, order.parts, order.reason)
         self._ended_here.stop(order.lease)
         self._let_go(order.lease)
+        grace_until_ns = now_ns + order.grace_ns
         for part in order.parts:
-            self._tear_down(order.lease, order.epoch, part, grace_until_ns=now_ns + order.grace_ns, asked=True)
+            self._tear_down(order.lease, epoch, part, grace_until_ns=grace_until_ns, asked=True)
+        for part in gone.parts if gone is not None else ():
+            if (order.lease, part.resource) not in self._teardowns:
+                self._tear_down(order.lease, epoch, part, grace_until_ns=grace_until_ns, asked=False)
         self._advance(self._of(order), now_ns)
 
     def _verify(self, order: Verify, now_ns: int) -> None:
         for part in order.parts:
             down = self._teardowns.get((order.lease, part.resource))
             if down is None or down.is_settled:
+                epoch = order.epoch if down is None else max(order.epoch, down.epoch)
                 self._teardowns.pop((order.lease, part.resource), None)
-                self._tear_down(order.lease, order.epoch, part, grace_until_ns=now_ns, asked=True)
+                self._tear_down(order.lease, epoch, part, grace_until_ns=now_ns, asked=True)
         self._advance(self._of(order), now_ns)
 
     def _of(self, order: End | Verify) -> list[Teardown]:
@@ -297,8 +305,8 @@ class MemoryAgent:
             if asked:
                 self._take_over_failure(down)
             self._teardowns[lease, part.resource] = down
-        elif epoch >= down.epoch:
-            down.epoch = epoch
+        else:  # a restored office may ask by an older epoch; what is said of the newer one holds for it too
+            down.epoch = max(down.epoch, epoch)
             down.asked = down.asked or asked
             down.answered = False
 

@@ -86,10 +86,11 @@ class Watch:
 
     def decided(self, office: OfficeProcess, command: cmd.Command, outcome: Outcome, now: Now) -> None:
         """The ledger has handled a command; nothing of it is durable yet."""
-        if office.deposed:
-            return
         assert office.ledger is not None
         state = office.ledger.state
+        if office.deposed:  # what it decides is not judged; but agents that know no better may still obey it
+            self._heard(state, outcome)
+            return
         if outcome.events:
             try:
                 state.check()
@@ -102,6 +103,14 @@ class Watch:
             self._renewed_rightly(state, command, now)
         for event in outcome.events:
             self._event(office, state, event, now)
+        self._heard(state, outcome)
+
+    def _heard(self, state: State, outcome: Outcome) -> None:
+        """Signs of life of holders."""
+        for event in outcome.events:
+            if isinstance(event, ev.Claimed | ev.Renewed):
+                self._word_true[event.lease] = self._world.now
+                self._ttl_ns[event.lease] = state.leases[event.lease].ttl_ns
 
     def _renewed_rightly(self, state: State, command: cmd.Renew, now: Now) -> None:
         lease = state.leases[command.lease]
@@ -121,8 +130,6 @@ class Watch:
             case ev.Claimed() | ev.Renewed():
                 if event.lease in self._over:
                     self.fail("L8", f"{event.lease} had ended, and came back by {type(event).__name__}")
-                self._word_true[event.lease] = self._world.now
-                self._ttl_ns[event.lease] = state.leases[event.lease].ttl_ns
             case ev.Noticed():
                 self._notice_allowed(state.leases[event.lease], event, now)
             case ev.Ending():

@@ -209,6 +209,50 @@ def test_an_office_that_never_heard_of_an_unclean_device_hears_of_it_with_certai
         assert "left by lease a" in failed.detail
 
 
+def test_an_office_that_knows_only_an_older_epoch_of_what_is_left_gets_its_answer() -> None:
+    """Liveness seed 8601: a restored office ended the lease under the epoch of its backup, and was never answered."""
+    rig = Rig(timings=Timings(attempts=1))
+    rig.grant(A, 9, shared(4))
+    rig.agent.touch(A, Epoch(1, 9))
+    rig.faults.turn_on(FaultName.STUCK_TEARDOWN)
+    rig.agent.restart()
+    rig.agent.tick(rig.clock.now_ns())
+    rig.end(A, 5, shared(4))
+    failed = rig.reports[-1]
+    assert isinstance(failed, Failed)
+    assert failed.epoch == Epoch(1, 9), "what is said holds up to this epoch"
+    look_again = Verify(lease=A, epoch=Epoch(1, 5), parts=(shared(4),))
+    rig.agent.send(look_again)
+    rig.faults.turn_off(FaultName.STUCK_TEARDOWN)
+    rig.agent.send(look_again)
+    assert [type(report) for report in rig.reports[-2:]] == [Failed, TornDown], "the newer guest was there at first"
+
+
+def test_a_restored_office_ends_what_was_granted_after_its_backup_as_well() -> None:
+    """It knows an older epoch, and other hardware; everything under that name goes, and is looked at."""
+    rig = Rig()
+    rig.grant(A, 9, shared(4), incarnation=1)
+    rig.agent.touch(A, Epoch(1, 9))
+    core = Part(resource=CPU, kind=Kind.CPU, amount=1)
+    order = End(
+        lease=A, epoch=Epoch(1, 5), number=3, parts=(core,), reason=EndReason.OPERATOR, grace_ns=0, detail="restored"
+    )
+    rig.agent.send(order, incarnation=2)
+    with pytest.raises(LeaseRevoked):
+        rig.agent.touch(A, Epoch(1, 9))
+    rig.pass_time(1)
+    assert rig.machine.residents(GPU) == ()
+    assert isinstance(rig.reports[-1], TornDown)
+
+
+def test_a_late_end_of_an_older_epoch_leaves_the_newer_grant_of_the_same_office_alone() -> None:
+    """The request went back into the line and came again; a copy of its first end arrives now."""
+    rig = Rig()
+    rig.grant(A, 9, shared(4), incarnation=1)
+    rig.end(A, 5, shared(4), incarnation=1)
+    rig.agent.touch(A, Epoch(1, 9))
+
+
 def test_an_operators_word_clears_memory_but_not_a_guest_that_is_seen() -> None:
     """After a failure that the office knows of, a new grant means that somebody vouched; the agent still looks."""
     rig = Rig(timings=Timings(attempts=1))
