@@ -91,8 +91,7 @@ def _torn_down(step: Step, report: orders.TornDown) -> None:
     for resource_id in report.resources:
         resource = step.state.resources.get(resource_id)
         if resource is not None and resource.node == report.node:
-            piece = _slice_of(resource, report.lease, report.epoch)
-            if piece is not None:
+            for piece in _slices_of(resource, report.lease, report.epoch):
                 _verified(step, resource, piece)
     if lease is not None:
         step.finish(lease)
@@ -112,8 +111,7 @@ def _failed(step: Step, report: orders.Failed) -> None:
     lease = step.state.leases.get(report.lease)
     if lease is not None and lease.epoch == report.epoch:
         _over(step, report.lease, report.epoch, EndReason.DEVICE_LOST, report.detail)
-    piece = _slice_of(resource, report.lease, report.epoch)
-    if piece is not None:
+    for piece in _slices_of(resource, report.lease, report.epoch):
         worse = piece.state is SliceState.QUARANTINED and report.hard and not piece.hard
         if piece.state is SliceState.TEARDOWN or worse:
             step.emit(
@@ -136,10 +134,15 @@ def _fault(step: Step, report: orders.Fault) -> None:
     step.emit(ev.ResourceFaulted(resource=resource.id, detail=report.detail or "fault"))
 
 
-def _slice_of(resource: ResourceRecord, lease: LeaseId, epoch: Epoch) -> SliceRecord | None:
-    """The slice a report speaks of, if it is still there: one look, however many leases share the resource."""
+def _slices_of(resource: ResourceRecord, lease: LeaseId, epoch: Epoch) -> list[SliceRecord]:
+    """What a report speaks of: nearly always the slice of just this epoch, found in one look however many there are.
+
+    An agent that met a newer epoch than a restored office knows of reports that one; it holds for the older as well.
+    """
     piece = resource.slices.get(str(epoch))
-    return piece if piece is not None and piece.lease == lease else None
+    if piece is not None and piece.lease == lease:
+        return [piece]
+    return [piece for piece in resource.slices.values() if piece.lease == lease and piece.epoch <= epoch]
 
 
 def _drop_promises_on(step: Step, node: NodeId) -> None:

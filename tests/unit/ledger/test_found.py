@@ -385,3 +385,17 @@ def test_a_silent_holder_gains_one_time_to_live_at_most() -> None:
         )
     assert lease.end is not None
     assert lease.end.reason is EndReason.EXPIRED
+
+
+def test_what_is_said_of_a_newer_epoch_holds_for_the_older() -> None:
+    """A restored office knows an older epoch than the agent met; the agent's word about the newer one frees it."""
+    bench = Bench()
+    bench.obedient = False
+    lease = bench.granted()
+    bench.release(lease)
+    assert lease.epoch is not None
+    resource = lease.parts[0].resource
+    newer = lease.epoch._replace(n=lease.epoch.n + 5)
+    bench.report(TornDown(node=N1, lease=lease.id, epoch=newer, resources=(resource,)))
+    assert not bench.state.resources[resource].slices
+    assert lease.status is LeaseStatus.ENDED
