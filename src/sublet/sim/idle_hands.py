@@ -38,9 +38,12 @@ class IdleHands:
 
     def look(self, state: State, now_ns: int) -> None:
         """Once a second, while the office is awake."""
+        found: set[tuple[str, LeaseId]] = set()
         patient_ns = now_ns - self._policy.gang_patience_ns
-        found = {("S4", lease.id) for lease in _would_fit(state, patient_ns)}
-        found |= {("S6", lease.id) for lease in _goes_before(state, now_ns)}
+        if all(lease.asked_at_ns > patient_ns for lease in state.queue_listing()):
+            # Otherwise somebody has waited for so long that he may keep others back.
+            found |= {("S4", lease.id) for lease in _would_fit(state)}
+            found |= {("S6", lease.id) for lease in _goes_before(state, now_ns)}
         self._since = {key: self._since.get(key, now_ns) for key in found}
         for (rule, lease), since_ns in self._since.items():
             if now_ns - since_ns > PATIENCE_NS:
@@ -58,8 +61,8 @@ def _plain(state: State, kind: Kind) -> Iterator[LeaseRecord]:
             yield lease
 
 
-def _would_fit(state: State, patient_ns: int) -> Iterator[LeaseRecord]:
-    """S4: cores are free for it. Whoever has waited for very long may keep others back; then nothing is said."""
+def _would_fit(state: State) -> Iterator[LeaseRecord]:
+    """S4: cores are free for it."""
     rooms = [
         resource.device.capacity - resource.used
         for resource in state.resources.values()
@@ -67,8 +70,7 @@ def _would_fit(state: State, patient_ns: int) -> Iterator[LeaseRecord]:
         and resource.state is SliceState.FREE
         and not state.nodes[resource.node].lost
     ]
-    if all(lease.asked_at_ns > patient_ns for lease in state.queue_listing()):
-        yield from (lease for lease in _plain(state, Kind.CPU) if any(lease.wants[0].amount <= room for room in rooms))
+    yield from (lease for lease in _plain(state, Kind.CPU) if any(lease.wants[0].amount <= room for room in rooms))
 
 
 def _goes_before(state: State, now_ns: int) -> Iterator[LeaseRecord]:
