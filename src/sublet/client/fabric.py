@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from sublet.client.address import Address, find_address
 from sublet.client.asking import (
@@ -319,11 +319,27 @@ def _at_exit() -> None:
         fabric.close()
 
 
+_kept_still: list[Any] = []
+
+
+def _before_fork() -> None:
+    """Leases keep their fabric's lock: held by another thread in a fork, it would keep the child waiting for ever."""
+    for fabric in list(_fabrics):
+        fabric._lock.acquire()
+        _kept_still.append(fabric._lock)
+
+
+def _go_on() -> None:
+    while _kept_still:
+        _kept_still.pop().release()
+
+
 def _in_child() -> None:
+    _go_on()
     for fabric in list(_fabrics):
         fabric._after_fork()
 
 
 atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_go_on, after_in_child=_in_child)
