@@ -1,0 +1,127 @@
+"""The supervisor's loop: descriptors and moments, in one thread.
+
+It is the smallest thing that does the work. asyncio would cost eight megabytes in a process that is on every machine,
+and its timers stand still while the machine sleeps; these are CLOCK_BOOTTIME, as every deadline is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import select
+from collections.abc import Callable
+from typing import Final
+
+from sublet.clock import Clock
+from sublet.values import NS_PER_S
+
+__all__ = ["READ", "WRITE", "Loop", "Timer"]
+
+READ: Final = select.EPOLLIN
+WRITE: Final = select.EPOLLOUT
+LONGEST_WAIT_S: Final = 1.0
+"""A wait stands still while the machine sleeps, so it is never trusted for longer."""
+READY_MAX: Final = 256
+
+OnReady = Callable[[int], None]
+"""Told which events came (``READ``, ``WRITE``, or what epoll says of a descriptor that broke)."""
+
+
+class Timer:
+    """Something that is to happen at a moment."""
+
+    __slots__ = ("at_ns", "call")
+
+    def __init__(self, at_ns: int, call: Callable[[], None]) -> None:
+        self.at_ns = at_ns
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Not any more; harmless when it has happened."""
+        self.call = None
+
+
+class Loop:
+    """Waits for descriptors and moments, and calls who asked for them, one at a time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._epoll = select.epoll()
+        self._watched: dict[int, OnReady] = {}
+        self._timers: list[tuple[int, int, Timer]] = []
+        self._made = 0
+        self._soon: list[Callable[[], None]] = []
+        self._running = False
+
+    def now_ns(self) -> int:
+        return self.clock.now_ns()
+
+    def watch(self, fd: int, events: int, on_ready: OnReady) -> None:
+        """From now on ``on_ready`` is called when one of the events is there. With no events only a hang-up tells."""
+        self._epoll.register(fd, events)
+        self._watched[fd] = on_ready
+
+    def change(self, fd: int, events: int) -> None:
+        """Wait for other events on a watched descriptor."""
+        self._epoll.modify(fd, events)
+
+    def forget(self, fd: int) -> None:
+        """No longer; to be called before the descriptor is closed. Harmless if it was not watched."""
+        if self._watched.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def at(self, when_ns: int, call: Callable[[], None]) -> Timer:
+        """Call at this moment, or as soon after it as can be."""
+        timer = Timer(when_ns, call)
+        self._made += 1
+        heapq.heappush(self._timers, (when_ns, self._made, timer))
+        return timer
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+        """Call after this long."""
+        return self.at(self.now_ns() + round(seconds * NS_PER_S), call)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call in the next turn, before anything is waited for."""
+        self._soon.append(call)
+
+    def run(self) -> None:
+        """Go on until ``stop``."""
+        self._running = True
+        while self._running:
+            self.turn(LONGEST_WAIT_S)
+
+    def stop(self) -> None:
+        """Return from ``run`` after this turn."""
+        self._running = False
+
+    def turn(self, longest_s: float) -> None:
+        """Wait once, at most for so long, and do what came up."""
+        for fd, events in self._epoll.poll(self._wait_s(longest_s), READY_MAX):
+            on_ready = self._watched.get(fd)
+            if on_ready is not None:  # another one called in this turn may have forgotten it
+                on_ready(events)
+        calls, self._soon = self._soon, []
+        for call in calls:
+            call()
+        self._ring()
+
+    def close(self) -> None:
+        """Let go of the descriptor of the loop itself."""
+        self._epoll.close()
+
+    def _wait_s(self, longest_s: float) -> float:
+        if self._soon:
+            return 0.0
+        while self._timers and self._timers[0][2].call is None:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return longest_s
+        return min(longest_s, max(0.0, (self._timers[0][0] - self.now_ns()) / NS_PER_S))
+
+    def _ring(self) -> None:
+        now_ns = self.now_ns()
+        while self._timers and self._timers[0][0] <= now_ns:
+            timer = heapq.heappop(self._timers)[2]
+            call, timer.call = timer.call, None
+            if call is not None:
+                call()
