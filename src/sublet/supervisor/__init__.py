@@ -1,1 +1,1 @@
-"""What outlives the office: guests, the fence table, deadlines, teardown. Standard library only, one thread, one loop."""
+"""What outlives the office: guests, the fence table, deadlines, teardown. Standard library, one thread, one loop."""
