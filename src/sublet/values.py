@@ -23,6 +23,7 @@ __all__ = [
     "EndReason",
     "Epoch",
     "Exclusivity",
+    "GuestId",
     "Kind",
     "LeaseId",
     "NodeId",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 LeaseId = NewType("LeaseId", str)
+GuestId = NewType("GuestId", str)
 TenantId = NewType("TenantId", str)
 NodeId = NewType("NodeId", str)
 ResourceId = NewType("ResourceId", str)

@@ -1,0 +1,323 @@
+"""What is said about guests: between a holder and the supervisor, and between the office and the supervisor.
+
+A holder's connection is opened with a token at the office's agent, which hands it on with an ``Admit``; from then on
+the supervisor answers it by itself, whether there is an office or not. Questions are answered one by one; news of
+guests (``GuestNews``) and their output come without being asked for, to those who attached.
+
+Standard library only: supervisor, zygotes and guests read these.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+from sublet.values import EndReason, Epoch, GuestId, LeaseId, NodeId, TenantId
+from sublet.wire.orders import Inventory, Order, Report
+
+__all__ = [
+    "OUTPUT_HEAD",
+    "STDERR",
+    "STDOUT",
+    "Admit",
+    "Attach",
+    "Attached",
+    "Configure",
+    "Configured",
+    "Detach",
+    "Done",
+    "EndGuest",
+    "Front",
+    "GuestNews",
+    "GuestSpec",
+    "GuestView",
+    "Guests",
+    "HolderCall",
+    "HolderReply",
+    "ListGuests",
+    "OfficeCall",
+    "OfficeReply",
+    "Orders",
+    "Profile",
+    "Quit",
+    "Reports",
+    "Resize",
+    "Revoke",
+    "SignalGuest",
+    "Start",
+    "Started",
+    "StdioKind",
+]
+
+STDOUT: Final = 1
+STDERR: Final = 2
+OUTPUT_HEAD: Final = struct.Struct("!BQ")
+"""Before each piece of output on its channel: the stream (0: said by Sublet, on stderr) and the offset in the log."""
+
+
+class StdioKind(enum.StrEnum):
+    """What a guest reads from and writes to."""
+
+    PIPES = "pipes"
+    PTY = "pty"
+    """A terminal of its own."""
+    NULL = "null"
+    """Nothing to read; what it writes is logged all the same."""
+
+
+class Profile(enum.StrEnum):
+    """How far a guest is kept apart."""
+
+    LOCAL = "local"
+    """The same user, the caller's environment: the whole tree can be ended and capped, files are not kept from it."""
+    TENANT = "tenant"
+    """A user of its own, namespaces, Landlock, an empty environment."""
+
+
+# ---- between holder and supervisor ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestSpec:
+    """What to run, and how."""
+
+    argv: tuple[str, ...] = ()
+    """A command and its arguments; or, with ``entry``, nothing."""
+    entry: str = ""
+    """A Python callable, as ``package.module:name``; it runs in ``python``, forked from a warm one where possible."""
+    args: str = ""
+    """The callable's arguments: a JSON object."""
+    python: str = ""
+    """The interpreter of an entry point; empty: the one Sublet runs in."""
+    imports: tuple[str, ...] = ()
+    """What a warm interpreter should have imported."""
+    cwd: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    """The whole environment in profile ``local``; what is added to the empty one in profile ``tenant``."""
+    stdio: StdioKind = StdioKind.PIPES
+    rows: int = 24
+    cols: int = 80
+    name: str = ""
+    grace_ns: int = 0
+    """How long it may take to leave when it is stopped alone; 0: the lease's own grace."""
+    umask: int = 0o022
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Run this under the connection's (lease, epoch)."""
+
+    spec: GuestSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """It runs."""
+
+    guest: GuestId
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """Send me its output from this offset of its log on, and take what I send for its stdin."""
+
+    guest: GuestId
+    offset: int = 0
+    """-1: only what comes from now on."""
+    follow: bool = True
+    """False: what there is, then ``Detach``."""
+    stdin: bool = False
+    lossless: bool = False
+    """The guest waits for this reader rather than let it miss something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """The channels, as numbers of this connection; 0 where there is none."""
+
+    output: int
+    stdin: int
+    view: GuestView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detach:
+    """No more output of this guest on this connection."""
+
+    guest: GuestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize:
+    """The window has another size now."""
+
+    guest: GuestId
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalGuest:
+    """Send this signal: to its main process, or (``tree``) to every process it has."""
+
+    guest: GuestId
+    number: int
+    tree: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndGuest:
+    """SIGTERM, then the grace, then the end of the whole tree. The lease stays."""
+
+    guest: GuestId
+    grace_ns: int = -1
+    """-1: its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListGuests:
+    """What runs, and what ran under leases that are remembered; empty fields ask for all one may see."""
+
+    lease: str = ""
+    guest: str = ""
+    ended: bool = False
+    """Also those that are gone and whose log is still kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestView:
+    """A guest as people see it. Wall times in nanoseconds; 0: not yet."""
+
+    id: GuestId
+    lease: LeaseId
+    epoch: Epoch
+    tenant: TenantId
+    name: str
+    argv: tuple[str, ...]
+    profile: Profile
+    state: str
+    pid: int
+    processes: int
+    started_at: int
+    ended_at: int
+    exit_code: int
+    """Of its main process: 128+n for signal n; -1 while it runs."""
+    reason: str
+    """Why it was ended, if it did not end by itself."""
+    cpu_ns: int
+    peak_bytes: int
+    log_bytes: int
+    log_dropped: int
+    """Bytes of its output that the log no longer has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guests:
+    """The answer to ``ListGuests``."""
+
+    guests: tuple[GuestView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestNews:
+    """Something happened to a guest one is attached to."""
+
+    guest: GuestId
+    what: str
+    """``exited`` (its main process), ``gone`` (its last), ``notice`` or ``spared``."""
+    exit_code: int = -1
+    reason: EndReason | None = None
+    take_at_ns: int = 0
+    """Of a notice: when the lease is taken, CLOCK_BOOTTIME."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """It was done."""
+
+
+HolderCall = Start | Attach | Detach | Resize | SignalGuest | EndGuest | ListGuests
+HolderReply = Started | Attached | Guests | Done
+
+
+# ---- between office and supervisor ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """Whose connection it is and what it may do, as the agent read it from the token."""
+
+    tenant: TenantId
+    operator: bool
+    profile: Profile
+    lease: LeaseId | None = None
+    epoch: Epoch | None = None
+    operations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configure:
+    """An office takes over. It says who it is and what the machine has."""
+
+    office: str
+    incarnation: int
+    node: NodeId
+    inventory: Inventory
+    state_folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """What the supervisor is, and what it still has."""
+
+    pid: int
+    version: str
+    started_ns: int
+    live: tuple[LeaseId, ...]
+    guests: int
+    lines: tuple[str, ...] = ()
+    """For ``sublet doctor``: which protection is active, and why not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """A batch, in order."""
+
+    orders: tuple[Order, ...]
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """A batch, in order."""
+
+    reports: tuple[Report, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """Serve the connection whose descriptor comes with this."""
+
+    front: Front
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoke:
+    """Cut every connection of this tenant: its rights changed."""
+
+    tenant: TenantId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quit:
+    """End: at once (guests are ended first), or when the last lease is over."""
+
+    now: bool
+
+
+OfficeCall = Configure | Admit | Revoke | ListGuests | EndGuest | Quit
+OfficeReply = Configured | Guests | Done
