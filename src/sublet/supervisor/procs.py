@@ -9,7 +9,6 @@ it; but a process that lives through the whole pass is in it, because the kernel
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,8 +19,9 @@ __all__ = ["NS_PER_TICK", "PAGE_BYTES", "Identity", "Procs", "Stat", "Table", "p
 NS_PER_TICK: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STAT_MAX: Final = 1024
-_ENVIRON_MAX: Final = 1 << 20
-"""A mark further back than this is not found; the environment may be as long as the guest likes."""
+_FIELDS: Final = 22
+"""So many of them are wanted, counted from the state on."""
+_ENVIRON_PIECE: Final = 1 << 16
 _GONE: Final = frozenset(b"ZXx")
 _STOPPED: Final = frozenset(b"Tt")
 
@@ -200,22 +200,31 @@ def pidfd_send_signal(pidfd: int, number: int) -> bool:
     return True
 
 
+def _read_all(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return b"".join(iter(lambda: file.read(_ENVIRON_PIECE), b""))
+    except OSError:
+        return b""
+
+
 def _parse(raw: bytes) -> Stat | None:
     """One line of /proc/<pid>/stat. The name in it may hold anything, brackets and line ends too, so it is cut out."""
     head, bracket, tail = raw.rpartition(b")")
-    fields = tail.split()
-    if not bracket or len(fields) < 22:
+    f = tail.split(None, _FIELDS)
+    if not bracket or len(f) < _FIELDS:
         return None
-    with contextlib.suppress(ValueError):
+    try:
         return Stat(
-            pid=int(head.partition(b" ")[0]),
-            ppid=int(fields[1]),
-            pgrp=int(fields[2]),
-            session=int(fields[3]),
-            state=fields[0][0],
-            threads=int(fields[17]),
-            start_ticks=int(fields[19]),
-            cpu_ticks=int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14]),
-            rss_pages=int(fields[21]),
+            int(head[: head.index(b" ")]),
+            int(f[1]),
+            int(f[2]),
+            int(f[3]),
+            f[0][0],
+            int(f[17]),
+            int(f[19]),
+            int(f[11]) + int(f[12]) + int(f[13]) + int(f[14]),
+            int(f[21]),
         )
-    return None
+    except ValueError:
+        return None
