@@ -1,0 +1,308 @@
+"""One control group: the box of a guest, which the kernel keeps whatever those in it do to hide.
+
+Nothing here waits: what is not done at once is asked again by the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from sublet.supervisor.cgroups_places import CONTROLLERS, Files, Place
+from sublet.supervisor.limits import BASIC_DEVICES, Limits, Usage
+from sublet.supervisor.procs import pidfd_open, pidfd_send_signal
+from sublet.values import GuestId, LeaseId
+
+__all__ = ["Group", "Hierarchies"]
+
+_CPU_PERIOD_US: Final = 100_000
+_KILL_ROUNDS: Final = 16
+"""While frozen nothing can fork, so the second round already finds nothing new; the rest is for what thaws late."""
+_REMOVE_ROUNDS: Final = 3
+_KEEPS: Final = ("memory", "cpuacct", "freezer")
+"""The v1 controllers a group is made in without limits: to count, and to end. To join one costs 0.25 ms."""
+
+
+class Hierarchies(NamedTuple):
+    """Where groups are made."""
+
+    v2: Place | None
+    v1: Mapping[str, str]
+    """Controller → the folder below which its groups are."""
+    files: Files
+
+
+class Group:
+    """The box of one guest (or of one lease, around those of its guests)."""
+
+    def __init__(self, where: Hierarchies, name: str, lease: LeaseId, guest: GuestId | None) -> None:
+        self.name = name
+        """``sublet-<office>/<lease>/<guest>``: what a note of it says."""
+        self.lease = lease
+        self.guest = guest
+        self._where = where
+        self._files = where.files
+        self._v2 = f"{where.v2.base}/{name}" if where.v2 is not None else None
+
+    def create(self, limits: Limits | None = None) -> None:
+        """Make it, with these limits; harmless where it is there already. ``OSError`` where the kernel refuses."""
+        if self._v2 is not None:
+            self._make_v2()
+        for controller in self._wanted_v1():
+            self._make_v1(controller)
+        if limits is not None:
+            self.set_limits(limits)
+
+    def join_paths(self) -> list[str]:
+        """The files into which a process writes ``0`` to be in it; what it starts is born in it."""
+        return [f"{folder}/cgroup.procs" for folder in self._made()]
+
+    def add(self, pid: int) -> None:
+        """Put a process into it (with all its threads, not with its children)."""
+        for path in self.join_paths():
+            self._files.write(path, str(pid))
+
+    def pids(self) -> list[int]:
+        """The processes in it and in the groups below it. Those that only wait to be asked for their exit are not."""
+        found = list[int]()
+        for folder in self._below(self._main()):
+            found += [int(pid) for pid in (self._files.read(f"{folder}/cgroup.procs") or "").split()]
+        return list(dict.fromkeys(found))
+
+    def is_empty(self) -> bool:
+        """Whether no process is in it."""
+        if self._v2 is not None:
+            events = self._files.read(f"{self._v2}/cgroup.events")
+            return events is None or _value(events, "populated") == 0
+        return not self.pids()
+
+    def set_limits(self, limits: Limits) -> list[str]:
+        """Cap it; returns what cannot be capped here, by name. To be called before anything joins."""
+        asked = {
+            "memory": bool(limits.memory_bytes),
+            "pids": bool(limits.pids_max),
+            "cpu": bool(limits.cores),
+            "cpuset": bool(limits.cpus),
+            "devices": limits.devices is not None,
+        }
+        return [name for name, is_asked in asked.items() if is_asked and not self._cap(name, limits)]
+
+    def kill(self) -> None:
+        """SIGKILL for everything in it. It returns at once; whether they are gone, ``is_empty`` says."""
+        if self._v2 is not None and self._tried(f"{self._v2}/cgroup.kill", "1"):
+            return
+        self.freeze()
+        try:
+            self._kill_each()
+        finally:
+            self.thaw()
+
+    def signal(self, number: int) -> None:
+        """This signal to everything in it now; what is forked meanwhile may miss it."""
+        self._signal_each(self.pids(), number)
+
+    def freeze(self) -> bool:
+        """Let everything in it stand still, soon; False where that cannot be had."""
+        if self._v2 is not None:
+            return self._tried(f"{self._v2}/cgroup.freeze", "1")
+        return "freezer" in self._where.v1 and self._tried(f"{self._v1('freezer')}/freezer.state", "FROZEN")
+
+    def thaw(self) -> bool:
+        """Go on."""
+        if self._v2 is not None:
+            return self._tried(f"{self._v2}/cgroup.freeze", "0")
+        return "freezer" in self._where.v1 and self._tried(f"{self._v1('freezer')}/freezer.state", "THAWED")
+
+    def usage(self) -> Usage:
+        """What its processes used, those that have ended included. Zero where it is not counted."""
+        v1 = self._where.v1
+        cpu_ns = self._number(self._v1("cpuacct"), "cpuacct.usage") if "cpuacct" in v1 else 0
+        if self._v2 is not None:
+            cpu_ns = _value(self._files.read(f"{self._v2}/cpu.stat") or "", "usage_usec") * 1000
+        if "memory" in v1:
+            folder = self._v1("memory")
+            now, peak = self._number(folder, "memory.usage_in_bytes"), self._number(folder, "memory.max_usage_in_bytes")
+            kills = _value(self._files.read(f"{folder}/memory.oom_control") or "", "oom_kill")
+        elif self._v2 is not None:
+            now, peak = self._number(self._v2, "memory.current"), self._number(self._v2, "memory.peak")
+            kills = _value(self._files.read(f"{self._v2}/memory.events") or "", "oom_kill")
+        else:
+            now, peak, kills = 0, 0, 0
+        return Usage(cpu_ns=cpu_ns, memory_bytes=now, memory_peak_bytes=max(peak, now), oom_kills=kills)
+
+    def remove(self) -> list[str]:
+        """Take it away, with what was made below it; returns the folders that would not go (processes are in them)."""
+        left = list[str]()
+        for _ in range(_REMOVE_ROUNDS):
+            left = [
+                folder for top in self._made() for folder in reversed(list(self._below(top))) if not self._gone(folder)
+            ]
+            if not left:
+                break
+        return left
+
+    def open_events(self) -> int | None:
+        """A descriptor that epoll reports (EPOLLPRI) when the last process is gone or the first has come; v2 only."""
+        if self._v2 is None:
+            return None
+        try:
+            return os.open(f"{self._v2}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+
+    # ---- folders ----
+
+    def _v1(self, controller: str) -> str:
+        return f"{self._where.v1[controller]}/{self.name}"
+
+    def _made(self) -> list[str]:
+        """Its folders, one for each hierarchy it was made in; controllers mounted together share theirs."""
+        folders = [self._v2] if self._v2 is not None else []
+        folders += [self._v1(controller) for controller in self._where.v1]
+        return [folder for folder in dict.fromkeys(folders) if self._files.has(folder)]
+
+    def _main(self) -> str:
+        """The folder whose processes are *the* processes of the group: v2, the freezer, or what there is."""
+        if self._v2 is not None:
+            return self._v2
+        known = [name for name in ("freezer", *_KEEPS, *CONTROLLERS) if name in self._where.v1]
+        return self._v1(known[0])
+
+    def _below(self, top: str) -> Iterator[str]:
+        """The folder and all below it, each before what it holds."""
+        yield top
+        for folder in self._files.folders(top):
+            yield from self._below(folder)
+
+    def _wanted_v1(self) -> list[str]:
+        """Where the lease is limited, its guests must be; else only where something is counted or ended."""
+        parent = os.path.dirname(self.name)
+        v1 = self._where.v1
+        main = {os.path.dirname(self._main())} if self._v2 is None else set[str]()
+        return [
+            name
+            for name in v1
+            if name in _KEEPS
+            or f"{v1[name]}/{parent}" in main
+            or (self.guest is not None and self._files.has(f"{v1[name]}/{parent}"))
+        ]
+
+    def _make_v2(self) -> None:
+        assert self._where.v2 is not None
+        folder, controllers = self._where.v2.base, self._where.v2.controllers
+        parts = self.name.split("/")
+        for depth, part in enumerate(parts):
+            folder = f"{folder}/{part}"
+            self._files.make(folder)
+            if controllers and depth < 2:  # office and lease hold groups, not processes, and hand everything on
+                self._files.write(
+                    f"{folder}/cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(controllers))
+                )
+
+    def _make_v1(self, controller: str) -> None:
+        folder = self._where.v1[controller]
+        for part in self.name.split("/"):
+            above, folder = folder, f"{folder}/{part}"
+            self._files.make(folder)
+            if controller == "cpuset":  # nothing can join before it says which cores and which memory it means
+                for name in ("cpuset.cpus", "cpuset.mems"):
+                    if not (self._files.read(f"{folder}/{name}") or "").strip():
+                        self._files.write(f"{folder}/{name}", (self._files.read(f"{above}/{name}") or "").strip())
+
+    def _gone(self, folder: str) -> bool:
+        try:
+            self._files.remove(folder)
+        except OSError:
+            return False
+        return True
+
+    # ---- limits ----
+
+    def _cap(self, controller: str, limits: Limits) -> bool:
+        v2 = self._where.v2
+        if controller in self._where.v1:
+            self._make_v1(controller)
+            return all(
+                self._tried(f"{self._v1(controller)}/{name}", text) for name, text in _caps_v1(controller, limits)
+            )
+        if v2 is not None and controller in v2.controllers:
+            return all(self._tried(f"{self._v2}/{name}", text) for name, text in _caps_v2(controller, limits))
+        return False
+
+    # ---- signals ----
+
+    def _kill_each(self) -> None:
+        killed = set[int]()
+        for _ in range(_KILL_ROUNDS):
+            fresh = [pid for pid in self.pids() if pid not in killed]
+            if not fresh:
+                break
+            self._signal_each(fresh, signal.SIGKILL)
+            killed.update(fresh)
+
+    def _signal_each(self, pids: Iterable[int], number: int) -> None:
+        """Through pidfds, and only to those still listed after theirs was opened: so no stranger with their number."""
+        held = {pid: fd for pid in pids if (fd := pidfd_open(pid)) is not None}
+        try:
+            still = held.keys() & set(self.pids())
+            for pid in still:
+                pidfd_send_signal(held[pid], number)
+        finally:
+            for fd in held.values():
+                os.close(fd)
+
+    # ---- files ----
+
+    def _tried(self, path: str, text: str) -> bool:
+        try:
+            self._files.write(path, text)
+        except OSError:
+            return False
+        return True
+
+    def _number(self, folder: str, name: str) -> int:
+        text = (self._files.read(f"{folder}/{name}") or "").strip()
+        return int(text) if text.isdigit() else 0
+
+
+def _caps_v1(controller: str, limits: Limits) -> list[tuple[str, str]]:
+    match controller:
+        case "memory":
+            return [("memory.limit_in_bytes", str(limits.memory_bytes))]
+        case "pids":
+            return [("pids.max", str(limits.pids_max))]
+        case "cpu":
+            quota = str(limits.cores * _CPU_PERIOD_US)
+            return [("cpu.cfs_period_us", str(_CPU_PERIOD_US)), ("cpu.cfs_quota_us", quota)]
+        case "cpuset":
+            return [("cpuset.cpus", _listed(limits.cpus))]
+        case _:
+            allowed = (*BASIC_DEVICES, *(limits.devices or ()))
+            return [("devices.deny", "a"), *(("devices.allow", device.text) for device in allowed)]
+
+
+def _caps_v2(controller: str, limits: Limits) -> list[tuple[str, str]]:
+    match controller:
+        case "memory":
+            return [("memory.max", str(limits.memory_bytes))]
+        case "pids":
+            return [("pids.max", str(limits.pids_max))]
+        case "cpu":
+            return [("cpu.max", f"{limits.cores * _CPU_PERIOD_US} {_CPU_PERIOD_US}")]
+        case _:
+            return [("cpuset.cpus", _listed(limits.cpus))]
+
+
+def _listed(cpus: Iterable[int]) -> str:
+    return ",".join(str(cpu) for cpu in sorted(cpus))
+
+
+def _value(text: str, name: str) -> int:
+    """One number of a file of ``name value`` lines; 0 where it is not told."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return 0

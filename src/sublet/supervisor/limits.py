@@ -1,0 +1,70 @@
+"""What a guest may use, and what it has used; and the part of it that holds without control groups.
+
+Without groups a cap is the kernel's cap on *one* process: enough against a mistake, not against malice, and
+``describe`` of the groups says so. Memory is not capped that way: a limit on addresses breaks what maps more than it
+uses (every CUDA program), so it is measured and left to the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["BASIC_DEVICES", "Device", "Limits", "Usage", "pin"]
+
+
+class Device(NamedTuple):
+    """A device node, as the device group knows it."""
+
+    kind: str
+    """``c`` or ``b``."""
+    major: int
+    minor: int | None = None
+    """None: all of this major number."""
+
+    @property
+    def text(self) -> str:
+        """As the kernel wants it."""
+        return f"{self.kind} {self.major}:{'*' if self.minor is None else self.minor} rwm"
+
+
+BASIC_DEVICES = (
+    *(Device("c", 1, minor) for minor in (3, 5, 7, 8, 9)),  # null, zero, full, random, urandom
+    *(Device("c", 5, minor) for minor in (0, 1, 2)),  # tty, console, ptmx
+    Device("c", 136),  # pts
+)
+"""What every program may open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Caps of a group; 0, empty and None leave the matter open."""
+
+    memory_bytes: int = 0
+    pids_max: int = 0
+    cores: int = 0
+    """So many cores' worth of time, on any of them."""
+    cpus: tuple[int, ...] = ()
+    """These cores and no others."""
+    devices: tuple[Device, ...] | None = None
+    """These devices besides ``BASIC_DEVICES``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What was used so far."""
+
+    cpu_ns: int = 0
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    oom_kills: int = 0
+    """How often the kernel ended a process for want of memory."""
+
+
+def pin(cpus: tuple[int, ...]) -> None:
+    """Keep this process, and what it starts, on these cores. A program may take it back; a cpuset it may not."""
+    if cpus:
+        with contextlib.suppress(OSError):  # cores that this process may not use
+            os.sched_setaffinity(0, cpus)
