@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
 from sublet.broker.answers import Refusal, RefusalCode
 from sublet.broker.commands import Acquire
 from sublet.broker.order import kinds_of, position
-from sublet.broker.placement import RoomsByNode, fit, is_class_honoured, is_model, largest
+from sublet.broker.placement import RoomsByNode, fit, fit_on_node, is_class_honoured, is_model, largest, largest_each
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now, Quota, Want
 from sublet.broker.rooms import Room
@@ -34,12 +35,14 @@ __all__ = [
     "check_request",
     "describe",
     "fingerprint",
+    "most_ever",
     "never_allowed",
     "never_fits",
     "not_free",
     "over_quota",
     "over_seconds",
     "smaller",
+    "together",
     "what_would_fit",
     "why_waiting",
 ]
@@ -166,8 +169,7 @@ def _beyond(want: Want | None, lease: LeaseRecord, rooms: RoomsByNode) -> Refusa
     """Why nothing here could ever carry it: the want that is too much by itself, or all of them together."""
     do = "Ask for less; `sublet status` shows what there is."
     if want is None:
-        together = " and ".join(describe(each) for each in lease.wants)
-        return Refusal(code=RefusalCode.TOO_BIG, reason=f"no node has {together} together", do=do)
+        return Refusal(code=RefusalCode.TOO_BIG, reason=f"no node has {together(lease.wants)} together", do=do)
     alike = [room for here in rooms.values() for room in here if room.kind is want.kind]
     if want.model is not None and not any(is_model(want.model, room) for room in alike):
         return Refusal(
@@ -189,25 +191,37 @@ def _beyond(want: Want | None, lease: LeaseRecord, rooms: RoomsByNode) -> Refusa
 
 
 def smaller(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> tuple[Want, ...] | None:
-    """The largest wants that fit now and are not below what the holder would take; None if there are none."""
+    """The largest wants that fit on one of these nodes and are not below what the holder would take, or None.
+
+    For a request that does not fit there as it is. Wants of one request are of different kinds, so within a node none
+    takes room from another, and each may be as large as it can.
+    """
+    if all(want.least is None for want in lease.wants):
+        return None
+    mix = policy.share_across_tenants
+    found = (_smaller_on(lease, here, mix=mix) for here in rooms.values())
+    return max((less for less in found if less is not None), key=lambda less: [w.amount for w in less], default=None)
+
+
+def most_ever(lease: LeaseRecord, state: State, policy: Policy) -> tuple[Want, ...] | None:
+    """The largest wants that the holder would take and that would fit if nobody were here; None if there are none."""
+    return smaller(lease, _empty_rooms(state, lease), policy)
+
+
+def _smaller_on(lease: LeaseRecord, here: Sequence[Room], *, mix: bool) -> tuple[Want, ...] | None:
     wants = list(lease.wants)
     for index, want in enumerate(wants):
         if want.least is None:
             continue
-        most = max(
-            (largest(want, lease.tenant, here, mix=policy.share_across_tenants) for here in rooms.values()), default=0
-        )
-        amount = min(want.amount, most)
+        amount = min(want.amount, largest_each(want, lease.tenant, here, mix=mix))
         if amount < want.least:
             return None
-        if want.kind is not Kind.CPU and amount > MIB:
+        if want.kind is not Kind.CPU and MIB < amount < want.amount:
             amount -= amount % MIB  # people compare round numbers
             amount = max(amount, want.least)
         wants[index] = msgspec.structs.replace(want, amount=amount)
     found = tuple(wants)
-    if found == lease.wants or fit(found, lease.tenant, rooms, mix=policy.share_across_tenants) is None:
-        return None
-    return found
+    return None if fit_on_node(found, lease.tenant, here, mix=mix) is None else found
 
 
 def what_would_fit(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> int | None:
@@ -229,7 +243,7 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     pieces = [r for r in state.resources.values() if r.device.kind is want.kind]
     shut = sum(r.state is not SliceState.FREE for r in pieces)
     ahead = position(state, lease, now.ns, policy) - 1
-    said = not_free(lease.wants)
+    said = not_free(lease)
     if shut:
         said += f" ({shut} of {len(pieces)} out of service)"
     if not ahead:
@@ -237,13 +251,19 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     return f"{said}; 1 request goes first" if ahead == 1 else f"{said}; {ahead} requests go first"
 
 
-def not_free(wants: tuple[Want, ...]) -> str:
+def not_free(lease: LeaseRecord) -> str:
     """``2 GPUs with 8GiB are not free now``; several kinds have to be free together, on one node."""
-    want = wants[0]
+    wants, want = lease.wants, lease.wants[0]
+    beyond = f"{together(lease.asked)} is more than any node has; " if lease.asked else ""
     if len(wants) > 1:
-        return f"{' and '.join(describe(each) for each in wants)} are not free together now"
+        return f"{beyond}{together(wants)} are not free together now"
     several = want.count > 1 or (want.kind is Kind.CPU and want.amount > 1)
-    return f"{describe(want)} {'are' if several else 'is'} not free now"
+    return f"{beyond}{describe(want)} {'are' if several else 'is'} not free now"
+
+
+def together(wants: tuple[Want, ...]) -> str:
+    """``2 GPUs with 8GiB and 4 cores``."""
+    return " and ".join(describe(each) for each in wants)
 
 
 def describe(want: Want) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sublet.broker import commands as cmd
-from sublet.broker import holders, operators, reports
+from sublet.broker import holders, keeping, operators, reports
 from sublet.broker.answers import Answer, Done, Outcome, Place
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now
@@ -110,8 +110,8 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.Acquire: holders.acquire,
     cmd.Claim: holders.claim,
     cmd.Decline: holders.decline,
-    cmd.Renew: holders.renew,
-    cmd.NoteActivity: holders.note_activity,
+    cmd.Renew: keeping.renew,
+    cmd.NoteActivity: keeping.note_activity,
     cmd.Attach: holders.attach,
     cmd.Release: holders.release,
     cmd.Tick: _tick,

@@ -7,14 +7,24 @@ empty device that is large enough, so that large things stay whole for those who
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 
 from sublet.broker.records import Want
 from sublet.broker.rooms import Room
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, TenantId
 from sublet.wire.orders import Part
 
-__all__ = ["RoomsByNode", "fit", "fit_on_node", "is_class_honoured", "is_model", "largest", "replace_amount"]
+__all__ = [
+    "RoomsByNode",
+    "fit",
+    "fit_on_node",
+    "is_class_honoured",
+    "is_model",
+    "largest",
+    "largest_each",
+    "replace_amount",
+]
 
 RoomsByNode = Mapping[NodeId, Sequence[Room]]
 """Rooms in service, by node. Neither the mapping nor the rooms are changed by anything in here."""
@@ -49,15 +59,13 @@ def fit_on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], 
 
 def largest(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> int:
     """The largest amount of this kind and class that fits into one of these rooms; 0 if none does."""
-    smallest = replace_amount(want, 1)
-    return max(
-        (
-            room.capacity if _is_exclusive(want) else room.free
-            for room in rooms
-            if room.free > 0 and _admits(smallest, tenant, room, mix=mix)
-        ),
-        default=0,
-    )
+    return max(_amounts(want, tenant, rooms, mix=mix), default=0)
+
+
+def largest_each(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> int:
+    """The same for ``count`` of these rooms, in each of them."""
+    found = nlargest(want.count, _amounts(want, tenant, rooms, mix=mix))
+    return found[-1] if len(found) == want.count else 0
 
 
 def replace_amount(want: Want, amount: int) -> Want:
@@ -80,6 +88,15 @@ def is_class_honoured(want: Want) -> bool:
 def is_model(name: str, room: Room) -> bool:
     """A part of the name is enough, in any case."""
     return name.casefold() in room.model.casefold()
+
+
+def _amounts(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> Iterator[int]:
+    smallest = replace_amount(want, 1)
+    return (
+        room.capacity if _is_exclusive(want) else room.free
+        for room in rooms
+        if room.free > 0 and _admits(smallest, tenant, room, mix=mix)
+    )
 
 
 def _place_one(want: Want, tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> Part | None:

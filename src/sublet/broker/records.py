@@ -126,6 +126,9 @@ class LeaseRecord(msgspec.Struct, kw_only=True):
     """None waits without bound."""
     selector: dict[str, str] = {}
     """Labels the node must have."""
+    asked: tuple[Want, ...] = ()
+    """What was asked for, where no node could ever have so much: ``wants`` is then the most there is, and what is
+    granted of it is an offer."""
     renew: RenewMode = RenewMode.WHILE_BUSY
     name: str | None = None
     labels: dict[str, str] = {}

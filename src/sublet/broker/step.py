@@ -38,8 +38,11 @@ class Step:
     # ---- the way in ----
 
     def grant(self, lease: LeaseRecord, node: NodeId, parts: Sequence[Part], *, offered: bool = False) -> None:
-        """Set hardware aside under a new epoch. Victims that are no more needed keep theirs."""
-        victims = lease.victims
+        """Set hardware aside under a new epoch. Victims that are no more needed keep theirs.
+
+        What is less than was asked for is an offer, also when it comes out of the line.
+        """
+        victims, offered = lease.victims, offered or bool(lease.asked)
         window_ns = self.policy.offer_valid_ns if offered else self.policy.claim_window_ns
         self.emit(
             ev.Granted(

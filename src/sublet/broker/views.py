@@ -94,7 +94,7 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
                 model=want.model,
                 least=want.least,
             )
-            for want in lease.wants
+            for want in lease.asked or lease.wants
         ],
         epoch=lease.epoch,
         node=lease.node,

@@ -198,6 +198,18 @@ def test_an_offer_may_be_declined_and_the_waiting_goes_on(script: Script) -> Non
     assert script.asked[1] == "POST /v1/leases/l-1/decline"
 
 
+def test_an_offer_may_come_out_of_the_line(script: Script) -> None:
+    """Who asked for more than there is waits for the most there is, and is asked when it is his turn."""
+    seen: list[Offer] = []
+
+    def take(offered: Offer) -> bool:
+        seen.append(offered)
+        return True
+
+    acquire(script, place(), offer(), grant(), hooks=Hooks(on_offer=take))
+    assert seen == [Offer(kind=Kind.GPU, asked=1 << 30, offered=1 << 29, valid=30.0)]
+
+
 def test_declining_without_waiting_ends_with_the_offer_in_the_error(script: Script) -> None:
     with pytest.raises(CapacityExceeded) as caught:
         acquire(

@@ -7,8 +7,11 @@ list of slices, every use of a quota from the list of what was ever held.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from sublet.broker.policy import Policy
 from sublet.broker.records import Quota, Want
@@ -51,6 +54,8 @@ class ModelLease:
     status: str = "queued"
     grant: int = 0
     offered: bool = False
+    beyond: bool = False
+    """It asked for more than there is, and stands in line for the most there is."""
     claim_by_ns: int = 0
     deadline_ns: int = 0
 
@@ -78,17 +83,22 @@ class Model:
             return "refused unsupported"
         if self._over(lease, quota, held=[]):
             return "refused quota"
-        if self._place(lease, lease.wants, []) is None:
-            return self._beyond(lease)
+        whole = lease.wants
+        if self._place(lease, whole, []) is None:
+            most = self._smaller(lease, [], self._in_zone(lease))
+            if most is None:
+                return self._beyond(lease)
+            lease.wants, lease.beyond = most, True
         within = not self._over(lease, quota, self._held(lease.tenant)) and not self._spent(lease)
         if within:
-            if self._enter(lease, lease.wants):
+            if not lease.beyond and self._enter(lease, lease.wants):
                 self._activate(lease)
                 return "granted"
-            less = self._smaller(lease)
-            if less is not None and self._enter(lease, less):
-                lease.offered = True
-                lease.claim_by_ns = self.now_ns + self.policy.offer_valid_ns
+            open_nodes = [node for node in self._in_zone(lease) if self._may_use(lease, node)]
+            less = self._smaller(lease, self.spots, open_nodes)
+            if less is not None:
+                assert self._enter(lease, less)
+                self._offer(lease)
                 return "offer"
         if not wait:
             return "refused capacity" if within else "refused quota"
@@ -114,7 +124,7 @@ class Model:
     def decline(self, lease: ModelLease) -> str:
         if lease.status != "granted" or not lease.offered:
             return "error"
-        if lease.wait_until_ns is not None and lease.wait_until_ns <= self.now_ns:
+        if lease.beyond or (lease.wait_until_ns is not None and lease.wait_until_ns <= self.now_ns):
             self._end(lease)
         else:
             self._back(lease)
@@ -179,6 +189,8 @@ class Model:
                 continue
             if self._enter(lease, lease.wants):
                 lease.claim_by_ns = self.now_ns + self.policy.claim_window_ns
+                if lease.beyond:
+                    self._offer(lease)
             elif self.now_ns - lease.asked_ns >= self.policy.gang_patience_ns:
                 for node in self._in_zone(lease):
                     if self._place_on(node, lease.tenant, lease.wants, []) is not None:
@@ -237,8 +249,12 @@ class Model:
         lease.status, lease.offered = "active", False
         lease.deadline_ns = self.now_ns + lease.ttl_ns
 
+    def _offer(self, lease: ModelLease) -> None:
+        lease.offered = True
+        lease.claim_by_ns = self.now_ns + self.policy.offer_valid_ns
+
     def _lapse(self, lease: ModelLease) -> None:
-        may_wait = lease.wait_until_ns is None or lease.wait_until_ns > self.now_ns
+        may_wait = not lease.beyond and (lease.wait_until_ns is None or lease.wait_until_ns > self.now_ns)
         if lease.offered and may_wait:
             self._back(lease)
         else:
@@ -324,26 +340,20 @@ class Model:
             return not here
         return all(not spot.alone and spot.tenant == tenant for spot in here)
 
-    def _smaller(self, lease: ModelLease) -> tuple[Want, ...] | None:
-        wants = list(lease.wants)
-        for index, want in enumerate(wants):
-            if want.least is not None:
-                most = 0
-                for device in [d for node in self._in_zone(lease) if self._may_use(lease, node) for d in node.devices]:
-                    one = Want(kind=want.kind, amount=1, exclusivity=want.exclusivity, model=want.model)
-                    if self._fits(one, lease.tenant, device, self.spots):
-                        free = device.capacity - sum(s.amount for s in self.spots if s.device == device.id)
-                        most = max(most, free)
-                if min(most, want.amount) < want.least:
-                    return None
-                wants[index] = Want(
-                    kind=want.kind,
-                    amount=min(most, want.amount),
-                    count=want.count,
-                    exclusivity=want.exclusivity,
-                    model=want.model,
-                )
-        return tuple(wants) if any(a.amount != b.amount for a, b in zip(wants, lease.wants, strict=True)) else None
+    def _smaller(self, lease: ModelLease, taken: list[Spot], nodes: Sequence[Inventory]) -> tuple[Want, ...] | None:
+        """Every combination of sizes is tried on every node, and the largest that fits is taken."""
+        found: list[tuple[Want, ...]] = []
+        for node in nodes:
+            free = [d.capacity - sum(s.amount for s in taken if s.device == d.id) for d in node.devices]
+            sizes = [
+                [want.amount] + [size for size in free if want.least is not None and want.least <= size < want.amount]
+                for want in lease.wants
+            ]
+            for amounts in itertools.product(*sizes):
+                less = tuple(replace(want, amount=a) for want, a in zip(lease.wants, amounts, strict=True))
+                if self._place_on(node, lease.tenant, less, taken) is not None:
+                    found.append(less)
+        return max(found, key=lambda less: [want.amount for want in less], default=None)
 
 
 def _alone(want: Want) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from sublet.broker import admission
@@ -310,4 +311,6 @@ def test_a_contradiction_is_refused_before_anything_changes(wants: tuple[Want, .
     ],
 )
 def test_what_is_missing_is_said_in_a_sentence(wants: tuple[Want, ...], said: str) -> None:
-    assert admission.not_free(wants) == said
+    bench = Bench(inventory("n1", device("gpu0"), device("cpu", Kind.CPU)))
+    lease = bench.granted(cores(1))
+    assert admission.not_free(msgspec.structs.replace(lease, wants=wants)) == said

@@ -1,0 +1,60 @@
+"""The lease that a holder speaks of, or the error that says why it cannot be spoken of so."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sublet.broker.records import LeaseRecord
+from sublet.broker.step import Step
+from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, NotFound, StaleEpoch
+from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.lease.value import LeaseEnd
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, TenantId
+
+__all__ = ["ended_error", "find", "find_live", "must_be_live"]
+
+
+def find(step: Step, tenant: TenantId, lease_id: LeaseId) -> LeaseRecord:
+    """The tenant's own lease. Another tenant's looks like none at all."""
+    lease = step.state.leases.get(lease_id)
+    if lease is None or lease.tenant != tenant:
+        raise NotFound(f"there is no lease {lease_id[:64]}", do="`sublet lease ls` shows yours.")
+    return lease
+
+
+def find_live(step: Step, tenant: TenantId, lease_id: LeaseId, epoch: Epoch) -> LeaseRecord:
+    """The lease, if this epoch of it is live now."""
+    lease = find(step, tenant, lease_id)
+    must_be_live(step, lease)
+    if lease.epoch != epoch:
+        raise StaleEpoch(f"epoch {Epoch(*epoch)} of lease {lease_id} is not the live one")
+    return lease
+
+
+def must_be_live(step: Step, lease: LeaseRecord) -> None:
+    """Raises unless it is live; the holder of a lease whose time is over is told so, timer or no timer."""
+    if lease.status in (LeaseStatus.ENDING, LeaseStatus.ENDED):
+        raise ended_error(lease)
+    if lease.status not in LIVE_STATES:
+        raise LeaseNotActive(f"the lease {lease.id} is {lease.status}", do="Claim it first.")
+    due = step.state.due_at(lease)
+    if due is not None and step.now.ns >= due:  # its timer has not fired yet, but its time is over all the same
+        step.end_when_due(lease)
+        raise ended_error(lease)
+
+
+def ended_error(lease: LeaseRecord) -> LeaseEnded:
+    """What a call on an ended lease is told."""
+    assert lease.end is not None
+    at = datetime.fromtimestamp(lease.end.wall_ns / NS_PER_S, UTC).isoformat(timespec="milliseconds")
+    end = LeaseEnd(reason=lease.end.reason, at=at.replace("+00:00", "Z"), detail=lease.end.detail)
+    kind: type[LeaseEnded]
+    match lease.end.reason:
+        case EndReason.EXPIRED | EndReason.IDLE:
+            kind = LeaseExpired
+        case EndReason.RELEASED | EndReason.WITHDRAWN | EndReason.REFUSED | EndReason.HOLDER_GONE:
+            kind = LeaseNotActive
+        case _:
+            kind = LeaseRevoked
+    detail = f" ({lease.end.detail})" if lease.end.detail else ""
+    return kind(f"the lease {lease.id} has ended: {lease.end.reason}{detail}", end=end)

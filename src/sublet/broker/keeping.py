@@ -1,0 +1,101 @@
+"""What keeps a lease: renewals, and the holder's word on whether anything runs."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from sublet.broker import admission
+from sublet.broker import commands as cmd
+from sublet.broker import events as ev
+from sublet.broker.answers import Answer, Done, Granted
+from sublet.broker.finding import find_live
+from sublet.broker.order import kinds_of
+from sublet.broker.records import LeaseRecord
+from sublet.broker.schedule import Schedule
+from sublet.broker.step import Step, extend_order
+from sublet.errors import InvalidRequest, LeaseRevoked, QuotaExceeded
+from sublet.values import EndReason, Kind, RenewMode, format_duration
+
+__all__ = ["activity", "note_activity", "renew"]
+
+WAITING_LOOKED_AT: Final = 64
+"""Waiting requests of each tenant and tier that are looked at to see whether somebody wants what a lease holds."""
+
+
+def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
+    """Move the deadline, or say why not. A renewal after the end changes nothing."""
+    lease = find_live(step, command.tenant, command.lease, command.epoch)
+    if command.busy_ns < 0:
+        raise InvalidRequest("busy time cannot be negative")
+    policy, now = step.policy, step.now
+    ttl_ns = lease.ttl_ns if command.ttl_ns is None else command.ttl_ns
+    if not policy.ttl_min_ns <= ttl_ns <= policy.ttl_max_ns:
+        raise InvalidRequest("the new time to live is out of bounds", do="Leave it out to keep the old one.")
+    refused = _why_not_renewed(step, lease, active=command.active)
+    if refused is not None:
+        reason, why = refused
+        if command.busy_ns or not command.active:
+            step.emit(activity(step, lease, command.busy_ns, idle=not command.active))
+        if lease.fate is not reason:
+            step.emit(ev.FateSealed(lease=lease.id, reason=reason))
+        kind = QuotaExceeded if reason is EndReason.QUOTA else LeaseRevoked
+        raise kind(f"the renewal was refused: {why}", do="It runs to its deadline; save what matters now.")
+    deadline_ns = max(lease.deadline_ns or 0, now.ns + ttl_ns)
+    step.emit(
+        ev.Renewed(
+            lease=lease.id,
+            deadline_ns=deadline_ns,
+            number=lease.number + 1,
+            busy_ns=_plausible(step, lease, command.busy_ns),
+            idle=not command.active,
+            ttl_ns=command.ttl_ns,
+        )
+    )
+    step.orders.append(extend_order(lease, now.ns))
+    step.hold = (lease.id, lease.number)
+    return Granted(lease=lease)
+
+
+def note_activity(step: Step, schedule: Schedule, command: cmd.NoteActivity) -> Answer:
+    """The lease became busy or idle; its deadline stays."""
+    lease = find_live(step, command.tenant, command.lease, command.epoch)
+    if command.busy_ns < 0:
+        raise InvalidRequest("busy time cannot be negative")
+    step.emit(activity(step, lease, command.busy_ns, idle=not command.active))
+    return Done(lease=lease)
+
+
+def activity(step: Step, lease: LeaseRecord, busy_ns: int, *, idle: bool) -> ev.ActivityNoted:
+    """The fact of what a holder says of its work."""
+    return ev.ActivityNoted(lease=lease.id, busy_ns=_plausible(step, lease, busy_ns), idle=idle)
+
+
+def _why_not_renewed(step: Step, lease: LeaseRecord, *, active: bool) -> tuple[EndReason, str] | None:
+    if lease.renew is RenewMode.WHILE_BUSY and not active:
+        return EndReason.IDLE, "nothing runs under it"
+    over = admission.over_seconds(step.state, lease, step.now)
+    if over is not None:
+        return EndReason.QUOTA, over
+    assert lease.claimed_at_ns is not None
+    held_ns = step.now.ns - lease.claimed_at_ns
+    if held_ns >= step.policy.max_hold_ns and _somebody_waits_for(step, lease):
+        return EndReason.FAIR_SHARE, f"it was held for {format_duration(held_ns)} and others wait"
+    return None
+
+
+def _somebody_waits_for(step: Step, lease: LeaseRecord) -> bool:
+    kinds = {part.kind for part in lease.parts} - {Kind.BLOCK}
+    return any(
+        kinds & kinds_of(step.state.leases[waiting])
+        for lines in step.state.queue.values()
+        for tenant, line in lines.items()
+        if tenant != lease.tenant
+        for _, waiting in islice(line, WAITING_LOOKED_AT)
+    )
+
+
+def _plausible(step: Step, lease: LeaseRecord, busy_ns: int) -> int:
+    """Nobody can have been busy for longer than they held it."""
+    assert lease.granted_at_ns is not None
+    return max(0, min(busy_ns, step.now.ns - lease.granted_at_ns - lease.busy_ns))
