@@ -1,0 +1,149 @@
+"""What a link tells whoever holds it. Descriptors in a happening belong to whoever takes it: use them or close them."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypeAlias
+
+from sublet.errors import SubletError
+
+__all__ = [
+    "BUFFER_COST",
+    "Buffer",
+    "Called",
+    "Closed",
+    "Credit",
+    "Data",
+    "Event",
+    "Happening",
+    "Hello",
+    "Opened",
+    "Over",
+    "Pong",
+    "Refused",
+    "Replied",
+    "Welcome",
+]
+
+BUFFER_COST: Final = 64 * 1024
+"""What a buffer in shared memory costs of the channel's credit, whatever its size: it holds a descriptor open, so the
+number of those under way is bounded like everything else."""
+
+
+class Hello(NamedTuple):
+    """Somebody connected. Answer with ``welcome`` or ``end``, or hand it over with the descriptor."""
+
+    oldest: int
+    newest: int
+    """The versions it speaks."""
+    body: bytes
+    """Who it is: a token, for example."""
+
+
+class Welcome(NamedTuple):
+    """The other side takes us; from here on ``version`` holds."""
+
+    version: int
+    body: bytes
+
+
+class Called(NamedTuple):
+    """A request. Answer it once, with ``reply`` or ``refuse``."""
+
+    call: int
+    body: bytes
+    fds: tuple[int, ...]
+
+
+class Replied(NamedTuple):
+    """The answer to our call."""
+
+    call: int
+    body: bytes
+    fds: tuple[int, ...]
+
+
+class Refused(NamedTuple):
+    """Our call was refused."""
+
+    call: int
+    error: SubletError
+
+
+class Event(NamedTuple):
+    """Something to know, about a channel or (0) the connection as a whole."""
+
+    channel: int
+    body: bytes
+    fds: tuple[int, ...]
+
+
+class Opened(NamedTuple):
+    """The other side opened a channel. It can send nothing before we grant, except with the credit it gave us."""
+
+    channel: int
+    body: bytes
+    """What it is for."""
+    fds: tuple[int, ...]
+
+
+class Data(NamedTuple):
+    """A piece of a stream. Say ``consumed(channel, cost)`` when it is done with."""
+
+    channel: int
+    data: bytes
+
+    @property
+    def cost(self) -> int:
+        """Of the credit we granted."""
+        return len(self.data)
+
+
+class Buffer(NamedTuple):
+    """A piece of a stream that lies in shared memory: for ``shared.map``. Close ``fd`` when it is mapped."""
+
+    channel: int
+    fd: int
+    offset: int
+    length: int
+
+    @property
+    def cost(self) -> int:
+        """Of the credit we granted."""
+        return BUFFER_COST
+
+
+class Credit(NamedTuple):
+    """We may send so many more bytes: see ``may_send``."""
+
+    channel: int
+    amount: int
+
+
+class Closed(NamedTuple):
+    """Nothing more comes on this channel."""
+
+    channel: int
+    reason: str
+    """Empty for the plain end of a stream."""
+    is_whole: bool
+    """Whether the other side stopped reading as well, so that sending is of no use any more."""
+
+
+class Pong(NamedTuple):
+    """The answer to our ping."""
+
+    body: bytes
+
+
+class Over(NamedTuple):
+    """The link is over; it is the last thing that happens. Send what output is left, then close the socket."""
+
+    error: SubletError | None
+    """None where the other side simply hung up between two frames."""
+    by_peer: bool
+    """Whether the other side ended it. False: it broke a rule, or did not read, and we ended it."""
+
+
+Happening: TypeAlias = (
+    Hello | Welcome | Called | Replied | Refused | Event | Opened | Data | Buffer | Credit | Closed | Pong | Over
+)

@@ -1,0 +1,126 @@
+"""Large things in shared memory: written once, sealed, and then only read.
+
+A buffer is an anonymous file in memory (memfd). Its writer fills it and publishes it: from then on the kernel lets
+nobody, the writer included, change it, shrink it or grow it. A descriptor of it goes to the other side as ``Buffer``.
+
+The other side trusts none of that and looks: ``map`` takes only descriptors whose seals are all there (a file that
+could still shrink would end the reader with SIGBUS; one that could still change could be swapped after it was
+checked), whose memory is all there (what is not would be taken from the reader's own allowance at the first touch),
+and whose pages are ordinary ones (huge pages may be missing, which is SIGBUS again). Then it maps them read-only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from types import TracebackType
+from typing import Final
+
+from sublet.errors import InvalidRequest
+from sublet.values import GIB
+
+__all__ = ["SHARED_MAX", "SharedBuffer", "map_shared"]
+
+SHARED_MAX: Final = 64 * GIB
+"""Bytes of one buffer. Its memory is counted where it was written."""
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+BLOCK: Final = 512
+"""What ``st_blocks`` counts in."""
+
+
+class SharedBuffer:
+    """A buffer that is being written. Fill ``view``, then ``publish``; or ``close``, and it was never there."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        """Rather use ``create``."""
+        self.size = size
+        self._fd = fd
+        self._map = mmap.mmap(fd, size)
+        self._view = memoryview(self._map)
+
+    @classmethod
+    def create(cls, size: int, *, name: str = "sublet") -> SharedBuffer:
+        """A buffer of so many bytes, all zero. Its memory is taken here and now, so that filling it cannot fail."""
+        if not 0 < size <= SHARED_MAX:
+            raise InvalidRequest(f"a shared buffer cannot have {size} bytes", do=f"Use 1 to {SHARED_MAX} bytes.")
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            return cls(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes, to be written. Let go of everything made from it before ``publish``."""
+        return self._view
+
+    def publish(self) -> int:
+        """Seal it. Hands over the descriptor: the caller sends and closes it."""
+        if self._fd < 0:
+            raise ValueError("this buffer was published or closed before")
+        self._unmap()
+        fd, self._fd = self._fd, -1
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def close(self) -> None:
+        """Give it up. Harmless twice, and after ``publish``."""
+        if self._fd >= 0:
+            self._unmap()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _unmap(self) -> None:
+        self._view.release()
+        try:
+            self._map.close()
+        except BufferError:
+            self._view = memoryview(self._map)
+            raise ValueError("something still holds a part of the buffer's view; release it first") from None
+
+    def __enter__(self) -> SharedBuffer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def map_shared(fd: int, offset: int, length: int) -> memoryview:
+    """The bytes of a published buffer, read-only, without copying. ``fd`` stays the caller's and may be closed after.
+
+    The memory stays as long as the view, or anything made from it. Raises ``InvalidRequest`` for a descriptor through
+    which a peer could still do harm.
+    """
+    _check(fd, offset, length)
+    start = offset - offset % mmap.ALLOCATIONGRANULARITY
+    # Private, though nothing is ever written: kernels before 6.7 refuse a shared mapping of what is sealed
+    # against writing. The pages are the same ones either way.
+    mapped = mmap.mmap(fd, offset - start + length, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=start)
+    return memoryview(mapped)[offset - start :]
+
+
+def _check(fd: int, offset: int, length: int) -> None:
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise _refused("it is no memory file") from None
+    if seals & SEALS != SEALS:
+        raise _refused("it is not sealed against shrinking, growing and writing")
+    found = os.fstat(fd)
+    if os.fstatvfs(fd).f_bsize != mmap.PAGESIZE:
+        raise _refused("it is made of huge pages")
+    if found.st_blocks * BLOCK < found.st_size:
+        raise _refused("part of its memory was never taken")
+    if not 0 < length <= SHARED_MAX or offset < 0 or offset + length > found.st_size:
+        raise _refused(f"{length} bytes from {offset} on are not within its {found.st_size}")
+
+
+def _refused(why: str) -> InvalidRequest:
+    return InvalidRequest(f"a shared buffer is refused: {why}", do="Make it with sublet.wire.shared.SharedBuffer.")

@@ -1,0 +1,105 @@
+"""A link on a socket: bytes and descriptors to and from the kernel, and nothing more.
+
+Descriptors go out with the first byte of their frame, once, however the kernel cuts what it takes; and they come in
+close-on-exec. No call here waits, whether the socket is blocking or not. Nothing is raised for what a peer or the
+network does: it comes as ``Over`` among the happenings.
+
+With a time-out set on the socket Python itself would wait; set none.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from typing import Final, NamedTuple
+
+from sublet.wire.frames import FDS_MAX, broken, close_all
+from sublet.wire.happenings import Happening
+from sublet.wire.link import Link
+
+__all__ = ["RECEIVE_MAX", "Peer", "peer_of", "receive_some", "send_some"]
+
+RECEIVE_MAX: Final = 256 * 1024
+"""Bytes taken from a socket at a time, so that one busy connection does not keep the others waiting."""
+SENDS_MAX: Final = 16
+"""Calls to the kernel for one ``send_some``, for the same reason."""
+
+_FD_BYTES: Final = struct.calcsize("i")
+_ANCILLARY: Final = socket.CMSG_SPACE(FDS_MAX * _FD_BYTES)
+_CREDENTIALS: Final = struct.Struct("iII")
+_GONE: Final = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNABORTED, errno.ETIMEDOUT))
+
+
+class Peer(NamedTuple):
+    """Who is on the other side of a unix socket, as the kernel noted when it connected."""
+
+    pid: int
+    """By now it may be somebody else's; and 0 where the peer is in a pid namespace that we do not see."""
+    uid: int
+    gid: int
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Who connected. Only for unix sockets."""
+    return Peer(*_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
+
+
+def send_some(sock: socket.socket, link: Link) -> bool:
+    """Send what the socket takes now; True if nothing is left. Where it is not, call again when it can be written.
+
+    When the other side is gone what is left is dropped: that it is gone is told by reading, after its last words.
+    """
+    for _ in range(SENDS_MAX):
+        pieces, fds = link.next_output()
+        if not pieces:
+            return True
+        try:
+            count = _send(sock, pieces, fds)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:  # too many descriptors of this user are under way: later
+                return False
+            if error.errno not in _GONE and not (fds and error.errno == errno.EBADF):
+                raise
+            link.drop_output()
+            return True
+        link.sent(count)
+    return not link.has_output
+
+
+def receive_some(sock: socket.socket, link: Link, max_bytes: int = RECEIVE_MAX) -> list[Happening]:
+    """Take what is there, at most so much; what happened. An empty list also says that nothing was there."""
+    try:
+        data, ancillary, flags, _ = sock.recvmsg(max_bytes, _ANCILLARY, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+    except (BlockingIOError, InterruptedError):
+        return link.news()
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return link.receive_end()
+    fds = _fds_in(ancillary)
+    if flags & socket.MSG_CTRUNC:
+        close_all(fds)
+        return link.cut(broken("descriptors were lost: too many came at once, or too many are open here"))
+    if not data:
+        close_all(fds)
+        return link.receive_end()
+    return link.receive(data, fds)
+
+
+def _send(sock: socket.socket, pieces: list[memoryview], fds: tuple[int, ...]) -> int:
+    if not fds:
+        return sock.sendmsg(pieces, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))]
+    return sock.sendmsg(pieces, beside, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def _fds_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(data) - len(data) % _FD_BYTES
+            fds += struct.unpack(f"{whole // _FD_BYTES}i", data[:whole])
+    return fds
