@@ -44,7 +44,7 @@ class Groups:
         self.office = office
         self.places = tuple(places)
         self.files = files or Files()
-        self.v2 = next((place for place in self.places if place.is_v2 and not place.why_not), None)
+        self.v2 = self._usable_v2()
         self.v1 = self._usable_v1()
 
     @classmethod
@@ -150,6 +150,16 @@ class Groups:
     def _why_not(self) -> str:
         refused = [place.why_not for place in self.places if place.why_not]
         return refused[0] if refused else "no hierarchy of control groups is mounted"
+
+    def _usable_v2(self) -> Place | None:
+        """The unified hierarchy, if it hands controllers on or nothing else could freeze a guest.
+
+        Beside a freezer of v1 it is left alone: joining it waits for a grace period of the kernel (5 to 20 ms, if
+        nobody joined anything for a while), and joining a group of v1 by ``tasks`` does not.
+        """
+        usable = next((place for place in self.places if place.is_v2 and not place.why_not), None)
+        has_freezer = any("freezer" in place.controllers and not place.why_not for place in self.places)
+        return usable if usable is not None and (usable.controllers or not has_freezer) else None
 
     def _usable_v1(self) -> dict[str, str]:
         """Controller → folder. What the unified hierarchy does as well, and at no cost, is left to it."""

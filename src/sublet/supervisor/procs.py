@@ -149,6 +149,10 @@ class Procs:
         pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry.startswith(wanted))
         return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
+    def text(self, pid: int, name: str) -> str:
+        """One of the files of a process; empty where it may not be read."""
+        return os.fsdecode(_read_all(f"{self.root}/{pid}/{name}"))
+
     def send(self, identity: Identity, number: int) -> bool:
         """Signal this very process; False if it has ended or is not ours to signal."""
         pidfd = pidfd_open(identity.pid)

@@ -1,0 +1,135 @@
+"""What a new supervisor does before anything else: it ends what its predecessor left.
+
+The guests of a supervisor that died have been sent SIGKILL by the kernel (PDEATHSIG), but not what they started. It is
+found by the office's control groups, by the office's mark in the initial environment, and from there by descent and by
+session. What cleared its environment, left its session and lost its parent is not found where there were no groups;
+that is said in ``sublet doctor``, and what holds a device is still found by the device.
+
+    sweep = Sweep(procs, groups, spare={office_pid})
+    while not sweep.again() and attempts_left():
+        ...                                # wait a little, in the loop
+    sweep.found, sweep.left                # lease -> processes
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.group import Group
+from sublet.supervisor.procs import Identity, Procs, Stat, Table
+from sublet.supervisor.stuck import why_alive
+from sublet.supervisor.tree import LEASE_MARK, OFFICE_MARK
+from sublet.values import LeaseId
+
+__all__ = ["Sweep"]
+
+_STOP_ROUNDS: Final = 6
+
+
+class Sweep:
+    """Finds and ends what is left of the guests of one office, attempt by attempt."""
+
+    def __init__(self, procs: Procs, groups: Groups, *, spare: Iterable[int] = (), me: int | None = None) -> None:
+        self.found: dict[LeaseId, set[Identity]] = {}
+        """All that was met, by lease."""
+        self.left: dict[LeaseId, list[Identity]] = {}
+        """What the last attempt still saw."""
+        self.groups_left: list[str] = []
+        """Folders of groups that would not go."""
+        self._procs = procs
+        self._groups = [groups, *groups.elsewhere()]
+        self._office = groups.office
+        self._me = os.getpid() if me is None else me
+        self._spare = frozenset(spare)
+        """The office that has just started, which may itself have been started from inside a guest."""
+        self._sessions: dict[int, LeaseId] = {}
+
+    def again(self) -> bool:
+        """One attempt: look, stop, kill, look. True when nothing was left and the groups are gone."""
+        for group in self._all_groups():
+            group.kill()
+        stopped = dict[Identity, None]()
+        for _ in range(_STOP_ROUNDS):
+            fresh = [stat.identity for stat in self._look() if stat.identity not in stopped]
+            for identity in fresh:
+                self._procs.send(identity, signal.SIGSTOP)
+                stopped[identity] = None
+            if not fresh:
+                break
+        for identity in stopped:
+            self._procs.send(identity, signal.SIGKILL)
+        self._look()
+        self.groups_left = self._remove_groups() if not self.left else []
+        return not self.left and not self.groups_left
+
+    def leases(self) -> list[LeaseId]:
+        """The leases of which anything was found, or of which at least a group was left."""
+        named = {group.lease for group in self._all_groups()} | self.found.keys()
+        return sorted(named)
+
+    def why_left(self, lease: LeaseId) -> str:
+        """What keeps those that could not be ended."""
+        return "; ".join(filter(None, (why_alive(self._procs, identity) for identity in self.left.get(lease, []))))
+
+    # ---- looking ----
+
+    def _all_groups(self) -> list[Group]:
+        return [group for groups in self._groups for group in groups.found()]
+
+    def _look(self) -> list[Stat]:
+        table = self._procs.table()
+        owners = self._marked(table)
+        for group in self._all_groups():
+            owners.update((pid, group.lease) for pid in group.pids())
+        self._spread(table, owners)
+        spared = {self._me, *self._spare}
+        spared |= {stat.pid for stat in table.below(spared)}
+        there = [stat for pid in owners if pid not in spared and (stat := table.stats.get(pid)) and not stat.is_gone]
+        self.left = {}
+        for stat in there:
+            lease = owners[stat.pid]
+            self.found.setdefault(lease, set()).add(stat.identity)
+            self.left.setdefault(lease, []).append(stat.identity)
+        return there
+
+    def _marked(self, table: Table) -> dict[int, LeaseId]:
+        owners = {}
+        for stat in table.stats.values():
+            if stat.is_gone:
+                continue
+            marks = self._procs.marks(stat.pid, "SUBLET_")
+            if marks.get(OFFICE_MARK) == self._office and LEASE_MARK in marks:
+                owners[stat.pid] = LeaseId(marks[LEASE_MARK])
+        return owners
+
+    def _spread(self, table: Table, owners: dict[int, LeaseId]) -> None:
+        """What descends from them, and what is in a session that one of them leads or led."""
+        for pid in self._led_by(table, owners):
+            self._sessions.setdefault(pid, owners[pid])
+        for stat in table.stats.values():
+            if stat.session in self._sessions:
+                owners.setdefault(stat.pid, self._sessions[stat.session])
+        waiting = list(owners)
+        while waiting:
+            parent = waiting.pop()
+            for child in table.children(parent):
+                if child.pid not in owners:
+                    owners[child.pid] = owners[parent]
+                    waiting.append(child.pid)
+
+    def _led_by(self, table: Table, owners: dict[int, LeaseId]) -> Iterator[int]:
+        """A session is a guest's only if a process of the guest's made it; a terminal's session is the person's."""
+        return (pid for pid in owners if (stat := table.stats.get(pid)) is not None and stat.session == pid)
+
+    def _remove_groups(self) -> list[str]:
+        left = []
+        for groups in self._groups:
+            for group in (*groups.found(), *groups.leases()):
+                left += group.remove()
+        for groups in self._groups[1:]:
+            left += groups.remove()
+        return left

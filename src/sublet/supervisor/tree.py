@@ -1,0 +1,270 @@
+"""Process trees: which process belongs to which guest, whatever it does to hide, and how a whole tree is ended.
+
+The supervisor is a child subreaper, so nothing that its guests start can leave the ground below it: what loses its
+parent becomes the supervisor's own child. Every process below it is therefore somebody's, and is told apart in this
+order:
+
+1. it is in the guest's control group, where there is one;
+2. it is the guest's first process, or was known as the guest's at the last look;
+3. it descends from one of those;
+4. it is an orphan of a session in which the guest's processes were at the last look;
+5. it is an orphan whose initial environment names the guest (and whose user is the guest's).
+
+What remains below the supervisor is a *stranger*: it cleared its environment, made a session of its own and forked
+twice, all between two looks. Whose it is cannot be told, so it is ended, and until it is gone no guest is verified.
+
+A tree without a group is ended in two steps, stop and kill: what stands still cannot fork, so a program that forks
+faster than it can be counted loses. Nothing here waits; the caller looks again until nothing is left.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Final, NamedTuple
+
+from sublet.supervisor.group import Group
+from sublet.supervisor.limits import Usage
+from sublet.supervisor.procs import NS_PER_TICK, PAGE_BYTES, Identity, Procs, Stat, Table
+from sublet.supervisor.stuck import why_alive
+from sublet.values import GuestId, LeaseId
+
+__all__ = ["GUEST_MARK", "LEASE_MARK", "OFFICE_MARK", "Look", "Tree", "Trees", "marks_of"]
+
+OFFICE_MARK: Final = "SUBLET_OFFICE"
+LEASE_MARK: Final = "SUBLET_LEASE"
+GUEST_MARK: Final = "SUBLET_GUEST"
+"""Variables of a guest's initial environment by which it and its children are known."""
+
+_STOP_ROUNDS: Final = 6
+"""Looks within one attempt to end a tree. A tree that stands still is done after two."""
+_ASLEEP_IN_KERNEL: Final = ord("D")
+
+
+class Tree:
+    """The processes of one guest."""
+
+    __slots__ = (
+        *("group", "guest", "known", "lease", "outside", "root", "sessions", "uid"),
+        *("_cpu_ns", "_exited_ns", "_peak_bytes"),
+    )
+
+    def __init__(
+        self, guest: GuestId, lease: LeaseId, root: Identity, *, group: Group | None = None, uid: int | None = None
+    ) -> None:
+        self.guest = guest
+        self.lease = lease
+        self.root = root
+        """Its first process, a session of its own."""
+        self.group = group
+        self.uid = uid
+        """Whose processes they are; an orphan of another user is not believed its marks. None: anybody's."""
+        self.known: Set[Identity] = frozenset((root,))
+        """Its processes at the last look."""
+        self.sessions: Set[int] = frozenset((root.pid,))
+        """Theirs. A session's number is not given anew as long as a process is in it."""
+        self.outside: Set[Identity] = frozenset()
+        """Those of them that have left the group, as root may."""
+        self._exited_ns = 0
+        self._cpu_ns = 0
+        self._peak_bytes = 0
+
+    def exited(self, cpu_ns: int, peak_bytes: int) -> None:
+        """The supervisor has waited for one of its processes, and ``wait4`` said what it had used."""
+        self._exited_ns += cpu_ns
+        self._peak_bytes = max(self._peak_bytes, peak_bytes)
+
+    def seen(self, members: Iterable[Stat], foreign_session: int, inside: Set[int]) -> None:
+        """Remember what a look has shown."""
+        members = list(members)
+        self.known = frozenset(stat.identity for stat in members)
+        self.sessions = frozenset(stat.session for stat in members) - {foreign_session}
+        if self.group is not None:
+            self.outside = frozenset(stat.identity for stat in members if stat.pid not in inside)
+        self._cpu_ns = max(self._cpu_ns, self._exited_ns + sum(stat.cpu_ticks for stat in members) * NS_PER_TICK)
+        self._peak_bytes = max(self._peak_bytes, _resident(members))
+
+    def usage(self, members: Iterable[Stat] = ()) -> Usage:
+        """What it has used: by its group where there is one, else as far as the looks have shown.
+
+        Without a group, pages that several processes share count in each, and the time of a process that nobody
+        waited for is not known.
+        """
+        if self.group is not None:
+            return self.group.usage()
+        now = _resident(members)
+        peak = max(self._peak_bytes, now)
+        return Usage(cpu_ns=max(self._cpu_ns, self._exited_ns), memory_bytes=now, memory_peak_bytes=peak)
+
+
+class Look(NamedTuple):
+    """Who is there, at one moment."""
+
+    table: Table
+    members: Mapping[GuestId, list[Stat]]
+    """The living processes of each guest. Those that only wait to be asked for their exit are left out."""
+    strangers: list[Stat]
+    """Living processes below the supervisor that are nobody's."""
+
+    def of(self, tree: Tree) -> list[Stat]:
+        return self.members.get(tree.guest, [])
+
+
+class Trees:
+    """All trees of one supervisor. One look serves them all: it costs a pass over the process table."""
+
+    def __init__(self, procs: Procs, me: int) -> None:
+        self.procs = procs
+        self.me = me
+        """The supervisor's pid."""
+        self.trees: dict[GuestId, Tree] = {}
+        self.helpers: dict[int, Identity] = {}
+        """Processes of the supervisor's own, such as zygotes; what is below them, or in their session, is theirs."""
+
+    def add(self, tree: Tree) -> None:
+        """A guest was started."""
+        self.trees[tree.guest] = tree
+
+    def drop(self, guest: GuestId) -> None:
+        """It was verified to be gone."""
+        self.trees.pop(guest, None)
+
+    def help(self, identity: Identity) -> None:
+        """This child of the supervisor is its own, and a session of its own."""
+        self.helpers[identity.pid] = identity
+
+    def dismiss(self, pid: int) -> None:
+        """It has ended; what it left below the supervisor is from now on a stranger."""
+        self.helpers.pop(pid, None)
+
+    def look(self) -> Look:
+        """One pass: who is there, whose they are, and which are nobody's."""
+        table = self.procs.table()
+        inside = {tree.guest: frozenset(tree.group.pids()) if tree.group else frozenset[int]() for tree in self._all()}
+        owners = self._claimed(table, inside)
+        strangers = self._claim_orphans(table, owners)
+        self._descend(table, owners)
+        members = self._members(table, owners)
+        mine = table.stats.get(self.me)
+        for tree in self._all():
+            tree.seen(members[tree.guest], mine.session if mine else 0, inside[tree.guest])
+        lost = [stat for stat in table.below(strangers) if not stat.is_gone and stat.pid not in owners]
+        return Look(table, members, lost)
+
+    def pids(self, tree: Tree) -> list[int]:
+        """The living processes of one guest, by a look of its own."""
+        return [stat.pid for stat in self.look().of(tree)]
+
+    def signal(self, tree: Tree, number: int) -> int:
+        """This signal to every process of the guest; how many it reached. What is forked meanwhile may miss it."""
+        return sum(self.procs.send(stat.identity, number) for stat in self.look().of(tree))
+
+    def kill(self, trees: Iterable[Tree]) -> None:
+        """SIGKILL for all of these trees. Returns at once; whether they are gone, the next looks say.
+
+        Several at a time cost hardly more than one. To be called again as long as a look shows any of them.
+        """
+        trees = list(trees)
+        for tree in trees:
+            if tree.group is not None:
+                tree.group.kill()
+        loose = [tree for tree in trees if tree.group is None or tree.outside]
+        if loose:
+            self._stop_and_kill(lambda look: [stat for tree in loose for stat in look.of(tree)])
+
+    def kill_strangers(self) -> None:
+        """The same for those that are nobody's."""
+        self._stop_and_kill(lambda look: look.strangers)
+
+    def why_alive(self, members: Iterable[Stat]) -> str:
+        """What to say of processes that were killed and are still there."""
+        return "; ".join(filter(None, (why_alive(self.procs, stat.identity) for stat in members)))
+
+    # ---- whose is it ----
+
+    def _all(self) -> Iterable[Tree]:
+        return self.trees.values()
+
+    def _claimed(self, table: Table, inside: Mapping[GuestId, Set[int]]) -> dict[int, GuestId | None]:
+        """Rules 1 and 2: pid → guest, or None for what is the supervisor's own."""
+        owners: dict[int, GuestId | None] = {self.me: None}
+        owners.update({pid: None for pid, identity in self.helpers.items() if table.find(identity)})
+        owners.update({tree.root.pid: tree.guest for tree in self._all() if table.find(tree.root)})
+        for tree in self._all():
+            for pid in inside[tree.guest]:
+                owners[pid] = tree.guest
+        for tree in self._all():
+            for identity in tree.known:
+                if table.find(identity):
+                    owners.setdefault(identity.pid, tree.guest)
+        return owners
+
+    def _claim_orphans(self, table: Table, owners: dict[int, GuestId | None]) -> list[int]:
+        """Rules 4 and 5, for the supervisor's children; returns those that are nobody's."""
+        by_session: dict[int, GuestId | None] = {pid: None for pid in self.helpers}
+        by_session.update({number: tree.guest for tree in self._all() for number in tree.sessions})
+        strangers = []
+        for stat in table.children(self.me):
+            if stat.pid in owners or stat.is_gone:
+                continue
+            if stat.session in by_session:
+                owners[stat.pid] = by_session[stat.session]
+            elif (guest := self._marked(stat.pid)) is not None:
+                owners[stat.pid] = guest
+            else:
+                strangers.append(stat.pid)
+        return strangers
+
+    def _marked(self, pid: int) -> GuestId | None:
+        """Whom its environment names. It can say what it likes, but not under another user's name."""
+        tree = self.trees.get(GuestId(self.procs.marks(pid, GUEST_MARK).get(GUEST_MARK, "")))
+        if tree is None or (tree.uid is not None and self.procs.uid(pid) != tree.uid):
+            return None
+        return tree.guest
+
+    def _descend(self, table: Table, owners: dict[int, GuestId | None]) -> None:
+        """Rule 3: what is not claimed by itself is its parent's."""
+        waiting = [pid for pid in owners if pid != self.me]
+        while waiting:
+            parent = waiting.pop()
+            for child in table.children(parent):
+                if child.pid not in owners:
+                    owners[child.pid] = owners[parent]
+                    waiting.append(child.pid)
+
+    def _members(self, table: Table, owners: Mapping[int, GuestId | None]) -> dict[GuestId, list[Stat]]:
+        members: dict[GuestId, list[Stat]] = {tree.guest: [] for tree in self._all()}
+        for pid, guest in owners.items():
+            stat = table.stats.get(pid) or self.procs.stat(pid)  # in a group since the pass
+            if guest is not None and stat is not None and not stat.is_gone:
+                members[guest].append(stat)
+        return members
+
+    # ---- ending ----
+
+    def _stop_and_kill(self, choose: Callable[[Look], list[Stat]]) -> None:
+        stopped = dict[Identity, None]()
+        for _ in range(_STOP_ROUNDS):
+            chosen = choose(self.look())
+            fresh = [stat.identity for stat in chosen if stat.identity not in stopped]
+            for identity in fresh:
+                self.procs.send(identity, signal.SIGSTOP)
+                stopped[identity] = None
+            if not fresh and all(_stands_still(stat) for stat in chosen):
+                break
+        for identity in stopped:
+            self.procs.send(identity, signal.SIGKILL)
+
+
+def _stands_still(stat: Stat) -> bool:
+    """Whether it cannot fork before it has seen the next signal."""
+    return stat.is_stopped or stat.state == _ASLEEP_IN_KERNEL
+
+
+def _resident(members: Iterable[Stat]) -> int:
+    return sum(stat.rss_pages for stat in members) * PAGE_BYTES
+
+
+def marks_of(office: str, lease: LeaseId, guest: GuestId) -> dict[str, str]:
+    """What is added to a guest's environment so that its processes are known again."""
+    return {OFFICE_MARK: office, LEASE_MARK: lease, GUEST_MARK: guest}
