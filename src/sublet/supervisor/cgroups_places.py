@@ -2,8 +2,8 @@
 
 There are three kinds of machine: one unified hierarchy (v2), one hierarchy for each controller (v1), and both, where
 the unified one has no controllers and can still end, freeze and count. In each, the place is looked for from our own
-group upwards, so that whatever confines this process confines the guests as well, as far as that can be had: in a unified
-hierarchy a group with processes in it cannot hand controllers on, and then the nearest group above that can is taken.
+group upwards, so that whatever confines this process confines the guests as well, as far as that can be had: in a
+unified hierarchy a group with processes in it cannot hand controllers on, and then the nearest above that can is taken.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from sublet.supervisor.cgroups_places import CONTROLLERS, Files, Place
+from sublet.supervisor.cgroups_places import Files, Place
 from sublet.supervisor.limits import BASIC_DEVICES, Limits, Usage
 from sublet.supervisor.procs import pidfd_open, pidfd_send_signal
 from sublet.values import GuestId, LeaseId

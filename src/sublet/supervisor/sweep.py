@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from sublet.supervisor.cgroups import Groups
@@ -33,7 +33,15 @@ _STOP_ROUNDS: Final = 6
 class Sweep:
     """Finds and ends what is left of the guests of one office, attempt by attempt."""
 
-    def __init__(self, procs: Procs, groups: Groups, *, spare: Iterable[int] = (), me: int | None = None) -> None:
+    def __init__(
+        self,
+        procs: Procs,
+        groups: Groups,
+        *,
+        noted: Mapping[Identity, LeaseId] | None = None,
+        spare: Iterable[int] = (),
+        me: int | None = None,
+    ) -> None:
         self.found: dict[LeaseId, set[Identity]] = {}
         """All that was met, by lease."""
         self.left: dict[LeaseId, list[Identity]] = {}
@@ -44,6 +52,8 @@ class Sweep:
         self._groups = [groups, *groups.elsewhere()]
         self._office = groups.office
         self._me = os.getpid() if me is None else me
+        self._noted = dict(noted or {})
+        """First processes of guests, as the predecessor noted them."""
         self._spare = frozenset(spare)
         """The office that has just started, which may itself have been started from inside a guest."""
         self._sessions: dict[int, LeaseId] = {}
@@ -83,6 +93,7 @@ class Sweep:
     def _look(self) -> list[Stat]:
         table = self._procs.table()
         owners = self._marked(table)
+        owners.update((identity.pid, lease) for identity, lease in self._noted.items() if table.find(identity))
         for group in self._all_groups():
             owners.update((pid, group.lease) for pid in group.pids())
         self._spread(table, owners)
@@ -107,9 +118,9 @@ class Sweep:
         return owners
 
     def _spread(self, table: Table, owners: dict[int, LeaseId]) -> None:
-        """What descends from them, and what is in a session that one of them leads or led."""
-        for pid in self._led_by(table, owners):
-            self._sessions.setdefault(pid, owners[pid])
+        """What is in a session of theirs, and what descends from any of them."""
+        for number, lease in self._theirs(table, owners):
+            self._sessions.setdefault(number, lease)
         for stat in table.stats.values():
             if stat.session in self._sessions:
                 owners.setdefault(stat.pid, self._sessions[stat.session])
@@ -121,9 +132,12 @@ class Sweep:
                     owners[child.pid] = owners[parent]
                     waiting.append(child.pid)
 
-    def _led_by(self, table: Table, owners: dict[int, LeaseId]) -> Iterator[int]:
-        """A session is a guest's only if a process of the guest's made it; a terminal's session is the person's."""
-        return (pid for pid in owners if (stat := table.stats.get(pid)) is not None and stat.session == pid)
+    def _theirs(self, table: Table, owners: dict[int, LeaseId]) -> Iterator[tuple[int, LeaseId]]:
+        """Their sessions, unless somebody else leads one: then it is a person's terminal."""
+        for pid, lease in owners.items():
+            stat = table.stats.get(pid)
+            if stat is not None and stat.session and (stat.session in owners or stat.session not in table.stats):
+                yield stat.session, lease
 
     def _remove_groups(self) -> list[str]:
         left = []

@@ -201,7 +201,7 @@ class Trees:
 
     def _claim_orphans(self, table: Table, owners: dict[int, GuestId | None]) -> list[int]:
         """Rules 4 and 5, for the supervisor's children; returns those that are nobody's."""
-        by_session: dict[int, GuestId | None] = {pid: None for pid in self.helpers}
+        by_session: dict[int, GuestId | None] = dict.fromkeys(self.helpers)
         by_session.update({number: tree.guest for tree in self._all() for number in tree.sessions})
         strangers = []
         for stat in table.children(self.me):
