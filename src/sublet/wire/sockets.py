@@ -14,6 +14,7 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
+from sublet.errors import Disconnected
 from sublet.wire.frames import FDS_MAX, broken, close_all
 from sublet.wire.happenings import Happening
 from sublet.wire.link import Link
@@ -49,6 +50,7 @@ def send_some(sock: socket.socket, link: Link) -> bool:
     """Send what the socket takes now; True if nothing is left. Where it is not, call again when it can be written.
 
     When the other side is gone what is left is dropped: that it is gone is told by reading, after its last words.
+    Sending may end the link as well (see ``Link.over``).
     """
     for _ in range(SENDS_MAX):
         pieces, fds = link.next_output()
@@ -59,9 +61,9 @@ def send_some(sock: socket.socket, link: Link) -> bool:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
-            if error.errno == errno.ETOOMANYREFS:  # too many descriptors of this user are under way: later
-                return False
-            if error.errno not in _GONE and not (fds and error.errno == errno.EBADF):
+            if error.errno == errno.ETOOMANYREFS:
+                link.cut(Disconnected("too many descriptors are under way to programs that do not take them"))
+            elif error.errno not in _GONE:
                 raise
             link.drop_output()
             return True

@@ -1,0 +1,201 @@
+"""A connection for programs that simply wait: connect, ask, get the answer, and take what else happens in order.
+
+For those that also watch a terminal: ``fileno`` and ``wants_write`` say what to poll for, ``pump`` does what can be
+done now and never waits. What happened while an answer was waited for is kept and comes with the next ``pump`` or
+``wait``, in order.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final
+
+from sublet.clock import Clock, SystemClock
+from sublet.errors import CapacityExceeded, Disconnected
+from sublet.values import NS_PER_S
+from sublet.wire.frames import close_all
+from sublet.wire.happenings import (
+    Buffer,
+    Called,
+    Event,
+    Happening,
+    Opened,
+    Over,
+    Refused,
+    Replied,
+    Welcome,
+)
+from sublet.wire.link import Link
+from sublet.wire.sockets import receive_some, send_some
+
+__all__ = ["KEPT_MAX", "PATIENCE_S", "Conversation"]
+
+PATIENCE_S: Final = 10.0
+"""How long an answer may take where nothing else is said."""
+KEPT_MAX: Final = 4096
+"""Happenings kept while an answer is waited for."""
+LONGEST_WAIT_S: Final = 1.0
+"""A wait stands still while the machine sleeps, so it is never trusted for longer."""
+
+
+class Conversation:
+    """One connection of a program that does one thing at a time. Owns the socket."""
+
+    def __init__(self, sock: socket.socket, link: Link, *, clock: Clock | None = None) -> None:
+        """Rather use ``connect``; this is for a socket that is already connected."""
+        self.link = link
+        """For streams and events: ``open_channel``, ``send_data``, ``consumed``, … Then ``pump``."""
+        self._sock = sock
+        self._clock = clock or SystemClock()
+        self._kept: list[Happening] = []
+        sock.setblocking(False)
+
+    @classmethod
+    def connect(
+        cls, path: str, hello: bytes = b"", *, timeout_s: float = PATIENCE_S, clock: Clock | None = None
+    ) -> Conversation:
+        """Connect to a unix socket and be welcomed. Raises ``Disconnected``, or the error one is turned away with."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(path)
+        except OSError as error:
+            sock.close()
+            words = error.strerror or "it took too long"
+            raise Disconnected(f"nobody answers at {path}: {words}", sent=False) from error
+        made = cls(sock, Link.connecting(hello), clock=clock)
+        try:
+            made.greet(timeout_s)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def greet(self, timeout_s: float = PATIENCE_S) -> Welcome:
+        """Wait to be welcomed."""
+        found = self._until(lambda one: isinstance(one, Welcome), timeout_s, "welcome")
+        assert isinstance(found, Welcome)
+        return found
+
+    def call(self, body: bytes, fds: Sequence[int] = (), *, timeout_s: float = PATIENCE_S) -> Replied:
+        """Ask and wait for the answer. Raises the error it was refused with, or ``Disconnected``; then whether the
+        call had an effect is not known."""
+        call = self.link.call(body, fds)
+        try:
+            found = self._until(
+                lambda one: isinstance(one, Replied | Refused) and one.call == call, timeout_s, "answer"
+            )
+        except BaseException:
+            self.link.abandon(call)
+            raise
+        if isinstance(found, Refused):
+            raise found.error
+        assert isinstance(found, Replied)
+        return found
+
+    def fileno(self) -> int:
+        """For ``poll``: always for reading, and for writing while ``wants_write``."""
+        return self._sock.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something still waits to be sent."""
+        return self.link.has_output
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether ``pump`` has something at once, so that there is nothing to poll for first."""
+        return bool(self._kept)
+
+    def pump(self) -> list[Happening]:
+        """Send and receive what can be now; what happened, in order. Never waits."""
+        self._turn()
+        kept, self._kept = self._kept, []
+        return kept
+
+    def wait(self, timeout_s: float) -> list[Happening]:
+        """What happened, as soon as something has; an empty list after the time-out, or when it is over and said."""
+        until_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)
+        while not (happened := self.pump()) and self.link.over is None:
+            if not self._wait_ready(until_ns):
+                break
+        return happened
+
+    def flush(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Wait until everything is sent; False if that took too long. What comes meanwhile is kept."""
+        until_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)
+        self._turn()
+        while self.link.has_output:
+            if not self._wait_ready(until_ns):
+                return False
+            self._turn()
+        return True
+
+    def close(self) -> None:
+        """Say what still can be said without waiting, and hang up. Descriptors nobody took are closed. Harmless
+        twice."""
+        if self._sock.fileno() < 0:
+            return
+        self.link.end()
+        send_some(self._sock, self.link)
+        self.link.drop_output()
+        self._sock.close()
+        for one in self._kept:
+            _let_go(one)
+        self._kept = []
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _turn(self) -> None:
+        if self._sock.fileno() < 0:
+            return
+        send_some(self._sock, self.link)
+        self._kept += receive_some(self._sock, self.link) if self.link.over is None else self.link.news()
+        send_some(self._sock, self.link)
+        if len(self._kept) > KEPT_MAX:
+            said = CapacityExceeded(f"more than {KEPT_MAX} things happened before an answer came")
+            self._kept += self.link.cut(said)
+
+    def _until(self, is_it: Callable[[Happening], bool], timeout_s: float, what: str) -> Happening:
+        until_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)
+        seen = 0
+        while True:
+            self._turn()
+            for index in range(seen, len(self._kept)):
+                if is_it(self._kept[index]):
+                    return self._kept.pop(index)
+            seen = len(self._kept)
+            if self.link.over is not None:
+                raise self._ended(self.link.over)
+            if not self._wait_ready(until_ns):
+                raise Disconnected(f"no {what} came within {timeout_s:g} s")
+
+    def _ended(self, over: Over) -> Exception:
+        return over.error or Disconnected("the other side hung up")
+
+    def _wait_ready(self, until_ns: int) -> bool:
+        """Wait until there is something to do; False when the time is up."""
+        left_s = (until_ns - self._clock.now_ns()) / NS_PER_S
+        if left_s <= 0:
+            return False
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self.link.has_output else 0))
+        poll.poll(1 + int(min(left_s, LONGEST_WAIT_S) * 1000))
+        return True
+
+
+def _let_go(one: Happening) -> None:
+    match one:
+        case Called() | Replied() | Event() | Opened():
+            close_all(one.fds)
+        case Buffer():
+            close_all((one.fd,))
+        case _:
+            pass
