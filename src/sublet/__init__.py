@@ -20,6 +20,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   observe/                events once; metrics, bills and the audit chain folded from them
 #   broker/                 who gets what: the pure ledger, and around it journal, service, signing
 #   agent/                  the hardware of a machine; memory.py keeps every rule without any hardware
+#   guest/                  what runs inside: where a program stands, how it is begun, warm interpreters
 #   client/                 what programs hold: connect, leases, renewal, transport
 #   aio                     the same for asyncio
 #   engines/                where broker and agents are put together
@@ -55,6 +56,7 @@ if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens
         Unauthorized,
         Unsupported,
     )
+    from sublet.guest.current import current
     from sublet.lease.policy import RenewalPolicy
     from sublet.lease.renewal import RenewalManager
     from sublet.lease.states import LeaseStatus
@@ -100,6 +102,7 @@ __all__ = [
     "__version__",
     "aio",
     "connect",
+    "current",
     "errors",
 ]
 
@@ -138,6 +141,7 @@ _LAZY: Final[dict[str, str]] = {
     "Unauthorized": "sublet.errors",
     "Unsupported": "sublet.errors",
     "connect": "sublet.client.fabric",
+    "current": "sublet.guest.current",
 }
 """Public name → the module that defines it. Each also stands in ``__all__``."""
 

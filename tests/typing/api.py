@@ -46,6 +46,18 @@ def blocking() -> None:
     manager.register(lease, sublet.RenewalPolicy(renew_at_fraction=0.7))
 
 
+def inside_a_guest() -> None:
+    here = sublet.current()
+    assert_type(here.epoch, sublet.Epoch)
+    assert_type(here.remaining, float)
+    assert_type(here.deadline, float)
+    assert_type(here.devices, tuple[str, ...])
+    assert_type(here.end, sublet.LeaseEnd | None)
+    if here.noticed is not None:
+        assert_type(here.noticed.reason, sublet.EndReason)
+    here.check(here.epoch)
+
+
 def errors(error: sublet.CapacityExceeded | sublet.LeaseRevoked) -> None:
     if isinstance(error, sublet.CapacityExceeded):
         assert_type(error.estimate, float | None)

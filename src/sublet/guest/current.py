@@ -1,0 +1,128 @@
+"""``sublet.current()``: what a program may know of the lease it runs under, while it runs.
+
+All of it is read from the guest's page, which the supervisor keeps. Looking costs some microseconds and no message; and
+what it says binds nobody, because the resource checks the fence itself. It is there to decide what is worth beginning::
+
+    here = sublet.current()
+    while here.remaining > 30 and not here.noticed:
+        step()
+    save()
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from sublet.errors import LeaseEnded, Unsupported
+from sublet.lease.value import LeaseEnd, rfc3339
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, format_duration
+from sublet.wire.page import PageReader, PageState, PageView
+
+__all__ = ["PAGE_VARIABLE", "Current", "GuestNotice", "current", "end_of"]
+
+PAGE_VARIABLE = "SUBLET_PAGE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestNotice:
+    """The lease will be taken: save what is worth saving."""
+
+    reason: EndReason
+    take_at: float
+    """When, in seconds of this process's CLOCK_BOOTTIME; it may have passed, and then the grace runs."""
+    detail: str = ""
+
+
+class Current:
+    """The lease this program runs under, as of the moment of asking. From ``sublet.current()``."""
+
+    def __init__(self, page: PageReader) -> None:
+        self._page = page
+
+    @property
+    def lease(self) -> LeaseId:
+        return self._page.read().lease
+
+    @property
+    def epoch(self) -> Epoch:
+        """Its fencing number. A guest that was suspended and went on has another one."""
+        return self._page.read().epoch
+
+    @property
+    def remaining(self) -> float:
+        """Seconds to the deadline as it stands, 0 when it has passed; it grows when the holder renews.
+
+        It is never more than the supervisor would say, and in a time namespace of its own up to a second less.
+        """
+        now_ns = self._page.now_ns()
+        return max(0, self._page.read().deadline_ns - now_ns) / NS_PER_S
+
+    @property
+    def deadline(self) -> float:
+        """The same as an instant: seconds of this process's CLOCK_BOOTTIME, or somewhat earlier."""
+        return self._own(self._page.read().deadline_ns)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of the lease, by name."""
+        return self._page.read().devices
+
+    @property
+    def noticed(self) -> GuestNotice | None:
+        """Whether it will be taken, when and why; None while nobody said so."""
+        view = self._page.read()
+        if view.state is PageState.LIVE:
+            return None
+        at_ns = view.take_at_ns or view.deadline_ns
+        return GuestNotice(reason=view.reason or EndReason.EXPIRED, take_at=self._own(at_ns), detail=view.detail)
+
+    @property
+    def end(self) -> LeaseEnd | None:
+        """How it ended, once it has."""
+        view = self._page.read()
+        over = view.state is PageState.OVER or self._page.now_ns() >= view.deadline_ns
+        return end_of(view) if over else None
+
+    def check(self, epoch: Epoch | None = None) -> None:
+        """Raise if nothing may be done under the lease any more: ``LeaseExpired``, ``LeaseRevoked``, ``LeaseNotActive``.
+
+        With the ``epoch`` that something was begun under, also ``StaleEpoch`` if that is not the live one.
+        """
+        view = self._page.read()
+        try:
+            self._page.check(view.lease, view.epoch if epoch is None else epoch)
+        except LeaseEnded as error:
+            error.end = end_of(view)
+            raise
+
+    def _own(self, at_ns: int) -> float:
+        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) + at_ns - self._page.now_ns()) / NS_PER_S
+
+    def __repr__(self) -> str:
+        view, left = self._page.read(), format_duration(round(self.remaining * NS_PER_S))
+        return f"<lease {view.lease} (epoch {view.epoch}), {view.state}, {left} left>"
+
+
+def current() -> Current:
+    """The lease this program runs under. Raises ``Unsupported`` outside a guest."""
+    path = os.environ.get(PAGE_VARIABLE, "")
+    if not path:
+        raise Unsupported(
+            "this program does not run under a lease, so there is no current one",
+            do="Start it with `sublet run --gpu 2GiB -- python ...`; where the lease is held, ask the lease itself.",
+        )
+    found = _known.get(path)
+    if found is None:
+        found = _known[path] = Current(PageReader(path))
+    return found
+
+
+_known: dict[str, Current] = {}
+"""By path: a program has one page, whatever a test makes of its environment."""
+
+
+def end_of(view: PageView) -> LeaseEnd:
+    """The end that a page tells of, or will tell of if nothing happens."""
+    return LeaseEnd(reason=view.reason or EndReason.EXPIRED, at=rfc3339(time.time_ns()), detail=view.detail)

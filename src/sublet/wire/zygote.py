@@ -1,0 +1,138 @@
+"""What supervisor and zygote say to each other, and how an interpreter that has no Sublet comes to run our code.
+
+A zygote is started with one end of a unix socket pair. It greets, imports, proves itself and says ``Ready`` or
+``Discarded`` (events). From then on each ``Fork`` is a call with descriptors; the answer is ``Forked`` or a refusal.
+
+The descriptors of a ``Fork``: stdin, stdout, stderr; ``go``, from which the guest reads one byte before it does
+anything, so that it can be noted first; ``failure``, into which it writes what went wrong before its program began, and
+which closes when it begins; then the ``cgroup.procs`` files to join, open for writing. The kernel judges a join by who
+*opened* the file, so a guest of an ordinary user comes into a group that only the supervisor may fill.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = [
+    "FORK_FDS",
+    "GO",
+    "LEASE_ENDED",
+    "ROOM",
+    "Discarded",
+    "Fork",
+    "Forked",
+    "Limit",
+    "Ready",
+    "Stamp",
+    "python_argv",
+    "zygote_env",
+]
+
+FORK_FDS: Final = 5
+"""stdin, stdout, stderr, go, failure."""
+GO: Final = b"!"
+LEASE_ENDED: Final = 76
+"""Exit status of a program whose lease ended."""
+
+ROOM: Final = "SUBLET_ROOM"
+"""A variable of a zygote that holds nothing but room, for the marks of the guest it becomes: /proc shows the
+environment a process was *started* with, and that is where a new supervisor looks for guests nobody knows."""
+ROOM_BYTES: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A resource limit of one process, by the number of ``resource.RLIMIT_…``."""
+
+    resource: int
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Make a guest."""
+
+    argv: tuple[str, ...] = ()
+    """What stands after ``python`` on its command line: a script, ``-m module`` or ``-c command``, and arguments."""
+    entry: str = ""
+    """Or a callable, as ``package.module:name``."""
+    args: str = ""
+    """Its arguments: a JSON object."""
+    env: dict[str, str] = field(default_factory=dict)
+    """The whole environment, with SUBLET_PAGE."""
+    cwd: str = "/"
+    umask: int = 0o022
+    terminal: bool = False
+    """Whether stdin is a terminal that it shall own."""
+    limits: tuple[Limit, ...] = ()
+    cpus: tuple[int, ...] = ()
+    """It runs on these cores only; empty: wherever the zygote may."""
+    uid: int = -1
+    gid: int = -1
+    groups: tuple[int, ...] = ()
+    """Who it becomes; -1: who the zygote is. Only a zygote that imports nothing a user may write can be root's."""
+    mark: str = "SUBLET_"
+    """Variables that begin so are shown in /proc/<pid>/environ, as far as there is room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """It is there and waits for ``go``. It is a child of the supervisor, or will be before it reads."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """A file or folder that the zygote's imports came from, as it was before they did."""
+
+    path: str
+    mtime_ns: int
+    """-1: it was not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The zygote has proved itself."""
+
+    python: str
+    """Its version."""
+    modules: int
+    took_ns: int
+    stamps: tuple[Stamp, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded:
+    """The zygote failed its proof and ends. A plain start is needed."""
+
+    reason: str
+
+
+_STARTER: Final = """\
+import sys
+if sys.path and not sys.path[0]: del sys.path[0]
+from importlib.util import module_from_spec as make, spec_from_file_location as at
+spec = at("sublet", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]])
+sys.modules["sublet"] = module = make(spec)
+spec.loader.exec_module(module)
+from importlib import import_module
+import_module(sys.argv[2]).main(sys.argv[3:])
+"""
+"""Loads the very Sublet that the supervisor runs into an interpreter that may have none, or another one. Its folder is
+*not* put on the search path: it may be full of packages that are not this interpreter's."""
+
+
+def python_argv(python: str, module: str, *arguments: str, options: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The command line that runs ``main(arguments)`` of one of our modules in any interpreter of a fitting version."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return (python, *options, "-c", _STARTER, folder, module, *arguments)
+
+
+def zygote_env(env: dict[str, str]) -> dict[str, str]:
+    """The environment to start a zygote with: what it was asked for, and room for marks."""
+    return {**env, ROOM: " " * ROOM_BYTES}
