@@ -14,7 +14,7 @@ import pytest
 
 from sublet.agent.machine import Machine
 from sublet.agent.memory import MemoryAgent
-from sublet.agent.teardown import Timings
+from sublet.agent.pretended import Timings
 from sublet.broker import commands as cmd
 from sublet.broker.events import Event
 from sublet.broker.ledger import Ledger

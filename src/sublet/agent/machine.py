@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.agent.fence import is_exclusive
+from sublet.lease.fence import is_exclusive
 from sublet.values import Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Inventory, Part
 

@@ -13,9 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sublet.agent.fence import FenceTable, Live
 from sublet.agent.machine import Machine
-from sublet.agent.memory import MemoryAgent
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker import promises
@@ -26,7 +24,9 @@ from sublet.broker.schedule import Schedule
 from sublet.broker.state import State
 from sublet.broker.step import Step
 from sublet.errors import LeaseExpired
+from sublet.lease.fence import FenceTable, Live
 from sublet.lease.holder import Holder
+from sublet.lease.node import Node
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.lease.value import LeaseEnd
@@ -108,9 +108,10 @@ def _epoch_from_wall_clock(_original: Any) -> Any:
 
 def _obeys_old_offices(kinds: tuple[type[Order], ...]) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
-        def send(self: MemoryAgent, order: Order, *, incarnation: int | None = None) -> None:
+        def send(self: Node, order: Order, *, now_ns: int, incarnation: int | None = None) -> None:
             replaced = incarnation is not None and incarnation < self.incarnation
-            original(self, order, incarnation=None if replaced and isinstance(order, kinds) else incarnation)
+            obeyed = replaced and isinstance(order, kinds)
+            original(self, order, now_ns=now_ns, incarnation=None if obeyed else incarnation)
 
         return send
 
@@ -205,7 +206,7 @@ def _no_request_timeout(_original: Any) -> Any:
 
 
 def _own_ttl(_original: Any) -> Any:
-    def deadline_ns(self: MemoryAgent, order: Grant | Extend, now_ns: int) -> int:
+    def deadline_ns(self: Node, order: Grant | Extend, now_ns: int) -> int:
         return now_ns + 15 * _S
 
     return deadline_ns
@@ -292,12 +293,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "Z6": Mutant(
         "a replaced office ends leases (stands for a deposed broker that revokes)",
         "etcd #12528",
-        ((MemoryAgent, "send", _obeys_old_offices((End,))),),
+        ((Node, "send", _obeys_old_offices((End,))),),
     ),
     "Z7": Mutant(
         "a replaced office renews leases (stands for a deposed broker that renews)",
         "etcd #15247",
-        ((MemoryAgent, "send", _obeys_old_offices((Extend, Grant))),),
+        ((Node, "send", _obeys_old_offices((Extend, Grant))),),
     ),
     "Z8": Mutant(
         "every restart gives leases their whole time again", "etcd #9395", ((Ledger, "handle", _time_anew(1)),)
@@ -313,7 +314,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "Z13": Mutant(
         "the agent counts by a TTL of its own, not by the lease's",
         "fabric8 #7258",
-        ((MemoryAgent, "_deadline_ns", _own_ttl),),
+        ((Node, "_deadline_ns", _own_ttl),),
     ),
     "Z14": Mutant(
         "silence is taken for a refusal", "etcd #2660, consul #912", ((Holder, "_unanswered", _silence_is_loss),)

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from sublet.agent.teardown import Timings
+from sublet.agent.pretended import Timings
 from sublet.broker.policy import Policy
 from sublet.broker.records import Want
 from sublet.values import GIB, Exclusivity, Kind, NodeId, ResourceId

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sublet.agent.fence import is_exclusive
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Granted, Outcome
 from sublet.broker.records import LeaseRecord, Now
 from sublet.errors import LeaseExpired, SubletError
+from sublet.lease.fence import is_exclusive
 from sublet.lease.states import LIVE_STATES
 from sublet.sim.account import audit
 from sublet.sim.idle_hands import IdleHands
@@ -21,8 +21,8 @@ from sublet.values import EndReason, Epoch, Kind, LeaseId, RenewMode, ResourceId
 from sublet.wire.orders import Order, Report, TornDown
 
 if TYPE_CHECKING:
-    from sublet.agent.fence import Live
     from sublet.broker.state import State
+    from sublet.lease.fence import Live
     from sublet.lease.holder import Holder
     from sublet.sim.holder import HolderProcess
     from sublet.sim.node import NodeProcess
@@ -145,7 +145,7 @@ class Watch:
                     self._told.pop(lease_id, None)
             case ev.TornDown():
                 self._was_verified(event.resource, event.lease, event.epoch)
-            case ev.Cleared(by="verified") if event.lease is not None:
+            case ev.Cleared(by="office") if event.lease is not None:
                 if (event.lease, event.resource) not in self._torn:
                     self.fail("L4", f"{event.resource} was cleared of {event.lease} and no agent had looked")
             case _:

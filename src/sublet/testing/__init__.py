@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sublet.agent.machine import Effect, FaultName, Faults, Machine
 from sublet.agent.memory import MemoryAgent
-from sublet.agent.teardown import Timings
+from sublet.agent.pretended import Timings
 from sublet.testing.bench import MemoryBench
 from sublet.testing.clock import HeldClock
 from sublet.testing.conformance import AgentBench, AgentConformance

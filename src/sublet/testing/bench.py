@@ -5,7 +5,7 @@ from __future__ import annotations
 from sublet.agent.machine import FaultName, Faults, Machine
 from sublet.agent.memory import MemoryAgent
 from sublet.agent.port import AgentPort
-from sublet.agent.teardown import Timings
+from sublet.agent.pretended import Timings
 from sublet.testing.clock import HeldClock
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, NodeId, ResourceId
 from sublet.wire.orders import Device, Inventory, Report

@@ -6,9 +6,9 @@ import pytest
 
 from sublet.agent.machine import FaultName, Faults, Machine
 from sublet.agent.memory import MemoryAgent
-from sublet.agent.repeats import Repeats
-from sublet.agent.teardown import Timings
+from sublet.agent.pretended import Timings
 from sublet.errors import LeaseExpired, LeaseNotActive, LeaseRevoked
+from sublet.lease.repeats import Repeats
 from sublet.testing import HeldClock, preempt
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.orders import (

@@ -52,6 +52,11 @@ class Repeats(Generic[_Key]):
                 entry.pause_ns = min(2 * entry.pause_ns, MAX_NS)
                 yield entry.report
 
+    def again(self, now_ns: int) -> None:
+        """Somebody has come who may not have heard: say everything again, at short intervals at first."""
+        for entry in self._entries.values():
+            entry.next_ns, entry.pause_ns = now_ns, FIRST_NS
+
     def give_up(self, now_ns: int) -> None:
         """What nobody answered for as long as it was to be said is not said again."""
         over = [k for k, entry in self._entries.items() if entry.until_ns is not None and now_ns >= entry.until_ns]

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from sublet.agent.fence import FenceTable, is_exclusive
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, StaleEpoch
+from sublet.lease.fence import FenceTable, is_exclusive
 from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Part
 

@@ -1,0 +1,148 @@
+"""Pretended hardware behind the port of the law: who is told leaves, who is killed is gone, if ``Faults`` let it.
+
+``Machine`` is the account of who is where. Here is what takes time: a guest that was told needs a while to leave, a
+kill a while to work, and looking a while to find out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sublet.agent.machine import FaultName, Faults, Machine
+from sublet.lease.hardware import Clean, Leftover, NotYet, Unclean, Verdict
+from sublet.lease.teardown import Bounds
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Notify, Part
+
+__all__ = ["PretendedHardware", "Timings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """How long the steps of a teardown take on pretended hardware, and how often they are tried."""
+
+    leave_ns: int = 0
+    """From being told to having left, for a guest that listens."""
+    kill_ns: int = 0
+    kill_slow_ns: int = 20 * NS_PER_S
+    """The same under ``slow_teardown``."""
+    retry_ns: int = 1 * NS_PER_S
+    """Between one attempt to kill and the next."""
+    attempts: int = 5
+    """Attempts to kill before the resource is given up (and quarantined by the office)."""
+    verify_ns: int = 0
+    """Looking and scrubbing."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """What of it is the law's."""
+        return Bounds(retry_ns=self.retry_ns, attempts=self.attempts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leaving:
+    at_ns: int
+    epoch: Epoch
+    by_itself: bool
+
+
+class PretendedHardware:
+    """A ``Machine`` that can be told, killed and looked at."""
+
+    def __init__(self, machine: Machine, faults: Faults, timings: Timings) -> None:
+        self._machine = machine
+        self._faults = faults
+        self._timings = timings
+        self._leaving: dict[tuple[ResourceId, LeaseId], _Leaving] = {}
+        self._looking: dict[tuple[ResourceId, LeaseId], int] = {}
+
+    def advance(self, now_ns: int) -> list[LeaseId]:
+        """Who was on the way out and has arrived."""
+        gone = []
+        for (resource, lease), leaving in tuple(self._leaving.items()):
+            if leaving.at_ns <= now_ns:
+                del self._leaving[resource, lease]
+                if self._lets_go(resource, leaving) and self._machine.is_there(resource, lease, leaving.epoch):
+                    self._machine.leave(resource, lease)
+                    gone.append(lease)
+        return gone
+
+    def next_ns(self) -> int | None:
+        """When the next one arrives."""
+        return min((leaving.at_ns for leaving in self._leaving.values()), default=None)
+
+    # ---- the port ----
+
+    def grant(self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int) -> None:
+        return
+
+    def extend(self, lease: LeaseId, epoch: Epoch, deadline_ns: int) -> None:
+        return
+
+    def notice(self, lease: LeaseId, notice: Notify | None) -> None:
+        return
+
+    def warn(self, lease: LeaseId, epoch: Epoch, deadline_ns: int) -> None:
+        return
+
+    def spare(self, lease: LeaseId, epoch: Epoch) -> None:
+        return
+
+    def tell(self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int) -> None:
+        for device in self._machine.inventory.devices:
+            self._tell_one(device.id, lease, epoch, kill_at_ns, now_ns)
+
+    def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> int | None:
+        if self._faults.is_on(FaultName.STUCK_TEARDOWN, resource):
+            return None
+        slow = self._faults.is_on(FaultName.SLOW_TEARDOWN, resource)
+        takes_ns = self._timings.kill_slow_ns if slow else self._timings.kill_ns
+        self._go(resource, lease, _Leaving(at_ns=now_ns + takes_ns, epoch=epoch, by_itself=False), now_ns)
+        return now_ns + takes_ns
+
+    def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
+        return self._machine.is_there(resource, lease, epoch)
+
+    def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> Verdict:
+        found_ns = self._looking.setdefault((resource, lease), now_ns) + self._timings.verify_ns
+        if now_ns < found_ns:
+            return NotYet(what="it is still being looked at", again_ns=found_ns)
+        del self._looking[resource, lease]
+        if (wrong := self.fault(resource)) is not None:
+            return Unclean(detail=wrong, hard=True)
+        if self._machine.is_dirty(resource, lease) and self._faults.is_on(FaultName.SCRUB_FAILURE, resource):
+            return Unclean(detail="device memory could not be cleared", hard=True)
+        self._machine.scrub(resource, lease)
+        return Clean()
+
+    def forget(self, resource: ResourceId, lease: LeaseId) -> None:
+        self._machine.scrub(resource, lease)
+
+    def leftovers(self) -> list[Leftover]:
+        found = self._machine.leftovers()
+        return [Leftover(lease=guest.lease, epoch=guest.epoch, part=guest.part) for guest in found]
+
+    def fault(self, resource: ResourceId) -> str | None:
+        return "the device reported an error" if self._faults.is_on(FaultName.DEVICE_FAULT, resource) else None
+
+    # ---- within ----
+
+    def _tell_one(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, kill_at_ns: int, now_ns: int) -> None:
+        leaving = _Leaving(at_ns=now_ns + self._timings.leave_ns, epoch=epoch, by_itself=True)
+        if leaving.at_ns < kill_at_ns and self._machine.is_there(resource, lease, epoch):
+            self._go(resource, lease, leaving, now_ns)
+
+    def _go(self, resource: ResourceId, lease: LeaseId, leaving: _Leaving, now_ns: int) -> None:
+        if not self._lets_go(resource, leaving):
+            return
+        if leaving.at_ns <= now_ns:
+            self._leaving.pop((resource, lease), None)
+            self._machine.leave(resource, lease)
+        else:
+            self._leaving[resource, lease] = leaving
+
+    def _lets_go(self, resource: ResourceId, leaving: _Leaving) -> bool:
+        """Nothing moves a guest that is stuck, and a deaf one does not go by itself."""
+        stuck = self._faults.is_on(FaultName.STUCK_TEARDOWN, resource)
+        deaf = leaving.by_itself and self._faults.is_on(FaultName.DEAF_GUEST, resource)
+        return not (stuck or deaf)

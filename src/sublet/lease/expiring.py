@@ -1,0 +1,96 @@
+"""The local notice: when a lease's deadline is near and nobody has moved it, its guests are told to save and leave.
+
+Saving needs no office. At the deadline everything is killed, so what is to be saved must begin before it, by the lead:
+the grace, or one and a half times what the last save took. If the deadline is moved after all, the lease is spared, and
+may be warned again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Final
+
+from sublet.lease.policy import lead_ns
+from sublet.values import NS_PER_S, LeaseId
+
+__all__ = ["GRACE_MAX_NS", "Expiring", "grace_ns"]
+
+GRACE_MAX_NS: Final = 5 * NS_PER_S
+
+
+def grace_ns(ttl_ns: int) -> int:
+    """What a guest has to save and leave, unless more is asked for."""
+    return min(GRACE_MAX_NS, ttl_ns // 10)
+
+
+@dataclass(slots=True)
+class _Entry:
+    deadline_ns: int
+    grace_ns: int
+    save_ns: int = 0
+    warned: bool = False
+
+    @property
+    def warn_at_ns(self) -> int:
+        return self.deadline_ns - lead_ns(self.grace_ns, self.save_ns)
+
+
+class Expiring:
+    """Which live leases are to be warned, and when."""
+
+    def __init__(self) -> None:
+        self._entries: dict[LeaseId, _Entry] = {}
+        self._moments: list[tuple[int, LeaseId]] = []
+
+    def __contains__(self, lease: object) -> bool:
+        """Whether it was warned, and the warning stands."""
+        entry = self._entries.get(lease)  # type: ignore[call-overload]  # any object may be asked for
+        return entry is not None and entry.warned
+
+    def moved(self, lease: LeaseId, deadline_ns: int, ttl_ns: int, now_ns: int) -> bool:
+        """The lease has this deadline now. Returns whether it was warned, and is spared."""
+        entry = self._entries.setdefault(lease, _Entry(deadline_ns, grace_ns(ttl_ns)))
+        entry.deadline_ns, entry.grace_ns = deadline_ns, grace_ns(ttl_ns)
+        return self._arm(lease, entry, now_ns)
+
+    def saved(self, lease: LeaseId, save_ns: int, now_ns: int) -> bool:
+        """The lease's last save took so long. Returns whether it was warned, and is spared."""
+        entry = self._entries.get(lease)
+        if entry is None:
+            return False
+        entry.save_ns = save_ns
+        return self._arm(lease, entry, now_ns)
+
+    def drop(self, lease: LeaseId) -> None:
+        """It is over; harmless if it was not known."""
+        self._entries.pop(lease, None)
+
+    def due(self, now_ns: int) -> list[LeaseId]:
+        """Whom to warn now; each is named once."""
+        found = []
+        while (next_ns := self.next_ns()) is not None and next_ns <= now_ns:
+            lease = heapq.heappop(self._moments)[1]
+            self._entries[lease].warned = True
+            found.append(lease)
+        return found
+
+    def next_ns(self) -> int | None:
+        """When somebody is to be warned."""
+        while self._moments:
+            at_ns, lease = self._moments[0]
+            entry = self._entries.get(lease)
+            if entry is not None and not entry.warned and entry.warn_at_ns == at_ns:
+                return at_ns
+            heapq.heappop(self._moments)
+        return None
+
+    def _arm(self, lease: LeaseId, entry: _Entry, now_ns: int) -> bool:
+        if entry.warned and now_ns >= entry.warn_at_ns:
+            return False  # not moved far enough: the warning stands
+        spared, entry.warned = entry.warned, False
+        heapq.heappush(self._moments, (entry.warn_at_ns, lease))
+        if len(self._moments) > 64 + 4 * len(self._entries):  # mostly moments that were moved since
+            self._moments = [(known.warn_at_ns, name) for name, known in self._entries.items() if not known.warned]
+            heapq.heapify(self._moments)
+        return spared

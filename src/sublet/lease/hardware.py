@@ -1,0 +1,114 @@
+"""What the law of a node asks of the hardware: who is told, what is ended, what is still there.
+
+``Node`` decides, whatever implements this obeys and looks. Real hardware is process trees, groups, folders and devices;
+pretended hardware keeps an account of who would be where. Both are asked the same questions in the same order, so that
+what is proved of the one holds for the other.
+
+No method may raise for what it meets, and none may wait: what takes time is begun, and seen to be over by ``is_there``
+and ``look``. Each may be called again with the same arguments, and twice is once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Notify, Part
+
+__all__ = ["Clean", "Hardware", "Leftover", "NotYet", "Unclean", "Verdict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clean:
+    """It was looked at, and scrubbed, and nothing is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotYet:
+    """Something is still there, and may go by itself."""
+
+    what: str
+    """What is still there, for people: it is what they read if it never goes."""
+    again_ns: int | None = None
+    """When to look again; None: after the usual pause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unclean:
+    """It cannot be had clean."""
+
+    detail: str
+    hard: bool = False
+    """A fault of the device or of the scrub: looking again does not mend it, only an operator may."""
+
+
+Verdict = Clean | NotYet | Unclean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """What an earlier keeper of this node left on a resource: a guest, or what it had in memory."""
+
+    lease: LeaseId
+    epoch: Epoch
+    part: Part
+
+
+class Hardware(Protocol):
+    """One node's hardware, as the law sees it."""
+
+    # ---- while a lease lives ----
+
+    def grant(
+        self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int, /
+    ) -> None:
+        """This pair is live from now on. If an older epoch of the lease was live until now, its guests go on under
+        this one; those of an epoch that was ended before do not.
+        """
+
+    def extend(self, lease: LeaseId, epoch: Epoch, deadline_ns: int, /) -> None:
+        """The deadline of a live pair has moved."""
+
+    def notice(self, lease: LeaseId, notice: Notify | None, /) -> None:
+        """The office announces that the lease will be taken; None: what it announced does not hold any more."""
+
+    def warn(self, lease: LeaseId, epoch: Epoch, deadline_ns: int, /) -> None:
+        """The deadline is near and nobody has moved it: guests save and leave now (a line, SIGTERM). The pair is still
+        live, and what has not left by the deadline is killed then.
+        """
+
+    def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
+        """The deadline was moved after a warning, which does not hold any more. There may be another."""
+
+    # ---- when it is over ----
+
+    def tell(
+        self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int, /
+    ) -> None:
+        """The lease is over up to this epoch: nothing of it starts any more, its connections are cut, and its guests
+        are told to leave, once. With ``kill_at_ns`` now or earlier there is no time to: ``kill`` follows at once.
+        """
+
+    def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> int | None:
+        """End every guest of the lease, up to this epoch, that uses the resource. Whether it worked is seen by
+        ``is_there``. Returns when to look for that at the latest; None: after the usual pause.
+        """
+
+    def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> bool:
+        """Whether a guest of the lease, up to this epoch, uses the resource."""
+
+    def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
+        """No guest is there any more: is anything else left, and can it be scrubbed?"""
+
+    def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:
+        """An operator vouched for the resource: whatever this lease left on it is not counted any more."""
+
+    # ---- at any time ----
+
+    def leftovers(self) -> Iterable[Leftover]:
+        """What is there although nobody was granted anything yet: asked once, before the first order."""
+
+    def fault(self, resource: ResourceId, /) -> str | None:
+        """What the device itself reports as wrong (Xid, ECC, vanished), in words; None if nothing is."""

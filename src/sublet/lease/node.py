@@ -1,0 +1,384 @@
+"""The law of a node: which order has which effect, what is done without being told, and what is said of it.
+
+It enforces deadlines, fences, tears down step by step and looks before it says ``TornDown``; it repeats what it has to
+say until it sees that it was heard. It knows no process and no device: what it decides is carried out by a
+``Hardware``, real or pretended, and time is handed in. Its tables live as long as it does. A new one accepts nothing,
+clears away what it finds, and the office sends the grants of its journal again.
+
+Three reports, three acknowledgements. ``Held`` needs none: the office repeats the order. ``EndedHere`` is repeated, at
+growing intervals, until an ``End`` for that epoch arrives. ``TornDown`` and ``Failed`` answer an ``End`` or a
+``Verify`` and are given again each time that order comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, assert_never
+
+from sublet.lease.expiring import Expiring
+from sublet.lease.fence import FenceTable, Live, is_exclusive
+from sublet.lease.hardware import Hardware
+from sublet.lease.repeats import Repeats
+from sublet.lease.teardown import Bounds, Teardown
+from sublet.lease.teardowns import Teardowns
+from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.wire.orders import (
+    End,
+    EndedHere,
+    Extend,
+    Fault,
+    Grant,
+    Held,
+    Inventory,
+    NotHeld,
+    Notify,
+    Order,
+    Part,
+    Report,
+    Verify,
+)
+
+__all__ = ["Node"]
+
+UNHEARD_KEPT_NS: Final = 3600 * NS_PER_S
+"""An office that said nothing about a lease for this long does not know it: it was restored from an older backup."""
+
+
+class Node:
+    """Keeps every rule of one node, over hardware that obeys."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        hardware: Hardware,
+        *,
+        report: Callable[[Report], None],
+        same_clock: bool = True,
+        bounds: Bounds | None = None,
+    ) -> None:
+        """``report`` may be called from inside any method, so it must only queue. ``same_clock`` says that the office's
+        instants are this node's too (one machine, one boot): deadlines are then taken as they are; otherwise what
+        remains is counted from the arrival of the order.
+        """
+        self.inventory = inventory
+        self.fence = FenceTable()
+        self.refused_orders = 0
+        """Orders of an older incarnation of the office, which were not obeyed."""
+        self.incarnation = 0
+        """The newest incarnation of the office that it has met."""
+        self._hardware = hardware
+        self._capacity = {device.id: device.capacity for device in inventory.devices}
+        self._report = report
+        self._same_clock = same_clock
+        self._tenants: dict[LeaseId, TenantId] = {}
+        self._notices: dict[LeaseId, Notify] = {}
+        self._waiting: dict[LeaseId, Grant] = {}
+        self._expiring = Expiring()
+        self._ended_here: Repeats[LeaseId] = Repeats()
+        self._faulted: Repeats[ResourceId] = Repeats()
+        self._teardowns = Teardowns(
+            self.name, hardware, bounds if bounds is not None else Bounds(), report, self._ended_here
+        )
+        # Whoever watched before may have left guests, or their memory. The office need not know of them (it may be a
+        # restored one), so nothing is granted on their resources before they are cleared away.
+        for left in hardware.leftovers():
+            self._teardowns.begin(left.lease, left.epoch, left.part, grace_until_ns=0, asked=False)
+
+    # ---- what is called ----
+
+    @property
+    def name(self) -> NodeId:
+        """Which node this is; every report names it."""
+        return self.inventory.node
+
+    def send(self, order: Order, *, now_ns: int, incarnation: int | None = None) -> None:
+        """Take an order, as ``AgentPort.send`` has it. ``tick`` says afterwards when there is more to do."""
+        if incarnation is not None:
+            if incarnation < self.incarnation:
+                self.refused_orders += 1
+                return
+            if incarnation > self.incarnation:
+                self.incarnation = incarnation
+                self._teardowns.nobody_was_told()
+        self._end_what_is_due(now_ns)  # first: nothing is extended after its deadline
+        match order:
+            case Grant():
+                self._grant(order, now_ns)
+            case Extend():
+                self._extend(order, now_ns)
+            case Notify():
+                self._notify(order)
+            case End():
+                self._end(order, now_ns)
+            case Verify():
+                self._verify(order, now_ns)
+            case _:
+                assert_never(order)
+        self._take_waiting(now_ns)
+
+    def tick(self, now_ns: int) -> int | None:
+        """Do what is due: deadlines, warnings, the next step of a teardown, reports to repeat. Returns the next instant
+        at which there is something to do; None if nothing is waiting. Calling it early is harmless, late is late.
+        """
+        self._end_what_is_due(now_ns)
+        self._warn_who_expires(now_ns)
+        self._look_at_devices(now_ns)
+        self._teardowns.advance(self._teardowns, now_ns)
+        self._take_waiting(now_ns)
+        self._repeat(now_ns)
+        return self._next_wake_ns(now_ns)
+
+    def poke(self, now_ns: int, lease: LeaseId | None = None) -> int | None:
+        """The hardware has changed (a guest of this lease is gone; None: anything): what waited for that goes on at
+        once, not when its next step is due. Returns what ``tick`` returns.
+        """
+        self._teardowns.poke(lease, now_ns)
+        return self.tick(now_ns)
+
+    def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> Live:
+        """May an effect of this (lease, epoch) happen now? To be asked by whatever is about to touch the hardware.
+
+        Returns only for a live pair before its deadline. Otherwise raises ``StaleEpoch`` (another epoch is live),
+        ``LeaseExpired``, ``LeaseRevoked`` or ``LeaseNotActive`` (over, or never known here). Between the deadline and
+        the next ``tick`` the answer is already no.
+        """
+        return self.fence.check(lease, epoch, now_ns)
+
+    def saved(self, lease: LeaseId, save_ns: int, now_ns: int) -> None:
+        """The last save of this lease took so long: it is warned that much earlier (see ``lease.policy.lead_ns``)."""
+        live = self.fence.get(lease)
+        if live is not None and self._expiring.saved(lease, save_ns, now_ns):
+            self._hardware.spare(lease, live.epoch)
+
+    def say_again(self, now_ns: int) -> None:
+        """An office has come that may not have heard: what is still true is said again at the next ``tick``."""
+        self._ended_here.again(now_ns)
+        self._faulted.again(now_ns)
+
+    # ---- what can be seen ----
+
+    @property
+    def tenants(self) -> Mapping[LeaseId, TenantId]:
+        """Whose the live leases are."""
+        return MappingProxyType(self._tenants)
+
+    @property
+    def notices(self) -> Mapping[LeaseId, Notify]:
+        """What the office has announced, and not taken back."""
+        return MappingProxyType(self._notices)
+
+    def is_expiring(self, lease: LeaseId) -> bool:
+        """Whether it was warned that its deadline is near, and is not spared yet."""
+        return lease in self._expiring
+
+    def teardowns(self) -> tuple[Teardown, ...]:
+        """What is being taken off the hardware, or could not be."""
+        return tuple(self._teardowns)
+
+    # ---- orders ----
+
+    def _grant(self, order: Grant, now_ns: int) -> None:
+        live = self.fence.get(order.lease)
+        if order.lease in self._ended_here or self.fence.is_over(order.lease, order.epoch, order.parts):
+            self._answer(order, held=False)
+        elif live is not None and live.epoch < order.epoch and not _same_hardware(live.parts, order.parts):
+            # An office that was restored gave the name anew, to other hardware. What runs is on the old one, and the
+            # new one may be taken: neither goes on under this name.
+            self._end_here(live, EndReason.OPERATOR, "the office gave its name to other hardware", now_ns)
+            self._answer(order, held=False, detail="an older lease of this name is on other hardware")
+        elif live is not None:
+            self._admit(order, now_ns)
+        elif (broken := next((p.resource for p in order.parts if p.resource in self._faulted), None)) is not None:
+            self._answer(order, held=False, detail=f"{broken} reported an error")
+        elif (dirty := self._teardowns.given_up(order.parts, order.epoch)) is not None:
+            self._answer(order, held=False, detail=dirty.detail)
+        else:
+            self._waiting[order.lease] = order
+            self._push_out_older(order, now_ns)
+
+    def _push_out_older(self, order: Grant, now_ns: int) -> None:
+        """An older lease on an exclusive part is one that the office forgot, as after a restore: the newer grant wins,
+        but gets the hardware only when the older one is verified to be off it."""
+        for part in order.parts:
+            if part.kind is not Kind.GPU:  # only devices are ever exclusive, and cores may have very many leases
+                continue
+            for lease, other in tuple(self.fence.on(part.resource).items()):
+                live = self.fence.get(lease)
+                if live is not None and live.epoch < order.epoch and (is_exclusive(part) or is_exclusive(other)):
+                    self._end_here(live, EndReason.OPERATOR, "the office gave its hardware to a newer lease", now_ns)
+
+    def _take_waiting(self, now_ns: int) -> None:
+        for order in tuple(self._waiting.values()):
+            if self.fence.is_over(order.lease, order.epoch, order.parts):
+                del self._waiting[order.lease]
+                self._answer(order, held=False)
+            elif not any(self._in_the_way(order.lease, part) for part in order.parts):
+                del self._waiting[order.lease]
+                self._admit(order, now_ns)
+
+    def _in_the_way(self, lease: LeaseId, part: Part) -> bool:
+        """Whether somebody is still on the resource, or not yet verified to be off it."""
+        own = self._teardowns.get(lease, part.resource)
+        if own is not None and own.holds(part.resource):
+            return True  # what it had before a restart is being cleared away
+        leaving = self._teardowns.leaving(part.resource)
+        there = self.fence.on(part.resource)
+        if is_exclusive(part):
+            return bool(leaving or there)
+        if part.kind is Kind.GPU and any(is_exclusive(other) for other in (*leaving, *there.values())):
+            return True
+        in_use = self.fence.in_use(part.resource) + sum(other.amount for other in leaving)
+        return in_use + part.amount > self._capacity.get(part.resource, 0)
+
+    def _admit(self, order: Grant, now_ns: int) -> None:
+        before = self.fence.get(order.lease)
+        deadline_ns = self._deadline_ns(order, now_ns)
+        self.fence.admit(order.lease, order.epoch, (self.incarnation, order.number), deadline_ns, order.parts)
+        self._tenants[order.lease] = order.tenant
+        self._now_in_force(before, order, now_ns)
+        self._answer(order, held=True)
+
+    def _extend(self, order: Extend, now_ns: int) -> None:
+        before = self.fence.get(order.lease)
+        number, deadline_ns = (self.incarnation, order.number), self._deadline_ns(order, now_ns)
+        if self.fence.extend(order.lease, order.epoch, number, deadline_ns):
+            self._now_in_force(before, order, now_ns)
+            self._answer(order, held=True)
+        elif not self._never_seen(order):
+            self._answer(order, held=False)
+
+    def _now_in_force(self, before: Live | None, order: Grant | Extend, now_ns: int) -> None:
+        """Tell the hardware what the order has changed, if anything: it may be a copy, or older than another."""
+        live = self.fence.get(order.lease)
+        if live is None or live is before:
+            return
+        if before is None or (before.epoch, before.parts) != (live.epoch, live.parts):
+            self._hardware.grant(live.lease, self._tenants[live.lease], live.epoch, live.parts, live.deadline_ns)
+        else:
+            self._hardware.extend(live.lease, live.epoch, live.deadline_ns)
+        if self._expiring.moved(live.lease, live.deadline_ns, order.ttl_ns, now_ns):
+            self._hardware.spare(live.lease, live.epoch)
+
+    def _notify(self, order: Notify) -> None:
+        news = self.fence.notify(order.lease, order.epoch, (self.incarnation, order.number))
+        if news and order.take_at_ns is not None:
+            self._notices[order.lease] = order
+            self._hardware.notice(order.lease, order)
+        elif news and self._notices.pop(order.lease, None) is not None:
+            self._hardware.notice(order.lease, None)
+        if news is not None:
+            self._answer(order, held=True)
+        elif not self._never_seen(order):
+            self._answer(order, held=False)
+
+    def _never_seen(self, order: Extend | Notify) -> bool:
+        """As after a restart: not refused, only not answered until the grant comes again."""
+        return (
+            order.lease not in self._ended_here
+            and self.fence.get(order.lease) is None
+            and not self.fence.is_over(order.lease, order.epoch, ())
+        )
+
+    def _end(self, order: End, now_ns: int) -> None:
+        waiting = self._waiting.get(order.lease)
+        if waiting is not None and waiting.epoch <= order.epoch:
+            del self._waiting[order.lease]
+        live, epoch = self.fence.get(order.lease), order.epoch
+        if live is not None and live.epoch.incarnation < self.incarnation:
+            epoch = max(epoch, live.epoch)  # a restored office ends what it knew; what was granted since is over too
+        gone = self.fence.end(order.lease, epoch, order.parts, order.reason)
+        self._ended_here.stop(order.lease)
+        self._let_go(order.lease)
+        until_ns = now_ns + order.grace_ns
+        if self._begin_end(order, epoch, gone, until_ns):
+            self._hardware.tell(order.lease, epoch, order.reason, until_ns, order.detail, now_ns)
+        self._teardowns.advance(self._teardowns.of(order.lease, order.parts), now_ns)
+
+    def _begin_end(self, order: End, epoch: Epoch, gone: Live | None, until_ns: int) -> bool:
+        """Take the lease off the parts that the office names, and off those it had here; whether anything is new."""
+        lease, is_new = order.lease, False
+        for part in order.parts:
+            is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=True)
+        for part in gone.parts if gone is not None else ():
+            if self._teardowns.get(lease, part.resource) is None:
+                is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=False)
+        return is_new
+
+    def _verify(self, order: Verify, now_ns: int) -> None:
+        for part in order.parts:
+            self._teardowns.look_again(order.lease, order.epoch, part, now_ns)
+        self._teardowns.advance(self._teardowns.of(order.lease, order.parts), now_ns)
+
+    # ---- what it does by itself ----
+
+    def _end_what_is_due(self, now_ns: int) -> None:
+        for live in self.fence.due(now_ns):
+            self._end_here(live, EndReason.EXPIRED, "its deadline came", now_ns)
+
+    def _end_here(self, live: Live, reason: EndReason, detail: str, now_ns: int) -> None:
+        """At once and without grace: nothing outlives its promise."""
+        self.fence.end(live.lease, live.epoch, live.parts, reason)
+        self._let_go(live.lease)
+        for part in live.parts:
+            self._teardowns.begin(live.lease, live.epoch, part, grace_until_ns=now_ns, asked=False)
+        self._hardware.tell(live.lease, live.epoch, reason, now_ns, detail, now_ns)
+        report = EndedHere(node=self.name, lease=live.lease, epoch=live.epoch, reason=reason, detail=detail)
+        self._ended_here.say(live.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
+
+    def _let_go(self, lease: LeaseId) -> None:
+        if self.fence.get(lease) is None:
+            self._notices.pop(lease, None)
+            self._tenants.pop(lease, None)
+            self._expiring.drop(lease)
+
+    def _warn_who_expires(self, now_ns: int) -> None:
+        for lease in self._expiring.due(now_ns):
+            live = self.fence.get(lease)
+            if live is not None:
+                self._hardware.warn(lease, live.epoch, live.deadline_ns)
+
+    def _look_at_devices(self, now_ns: int) -> None:
+        for resource in self._capacity:
+            wrong = self._hardware.fault(resource)
+            if wrong is None:
+                self._faulted.stop(resource)
+            elif resource not in self._faulted:
+                self._faulted.say(resource, Fault(node=self.name, resource=resource, detail=wrong), now_ns)
+                for lease in tuple(self.fence.on(resource)):
+                    live = self.fence.get(lease)
+                    if live is not None:
+                        self._end_here(live, EndReason.DEVICE_LOST, f"{resource}: {wrong}", now_ns)
+
+    def _repeat(self, now_ns: int) -> None:
+        self._ended_here.give_up(now_ns)
+        for report in (*self._ended_here.due(now_ns), *self._faulted.due(now_ns)):
+            self._report(report)
+
+    def _next_wake_ns(self, now_ns: int) -> int | None:
+        wakes = (
+            self._teardowns.next_ns(),
+            self.fence.next_deadline_ns(),
+            self._expiring.next_ns(),
+            self._ended_here.next_ns(),
+            self._faulted.next_ns(),
+        )
+        wake_ns = min((at_ns for at_ns in wakes if at_ns is not None), default=None)
+        return None if wake_ns is None else max(wake_ns, now_ns + 1)
+
+    # ---- small helpers ----
+
+    def _deadline_ns(self, order: Grant | Extend, now_ns: int) -> int:
+        return order.deadline_ns if self._same_clock else now_ns + order.ttl_ns
+
+    def _answer(self, order: Grant | Extend | Notify, *, held: bool, detail: str = "this lease is over here") -> None:
+        name, lease, epoch, number = self.name, order.lease, order.epoch, order.number
+        if held:
+            told = isinstance(order, Notify)
+            self._report(Held(node=name, lease=lease, epoch=epoch, number=number, told=told))
+        else:
+            self._report(NotHeld(node=name, lease=lease, epoch=epoch, number=number, detail=detail))
+
+
+def _same_hardware(old: Sequence[Part], new: Sequence[Part]) -> bool:
+    return {part.resource for part in old} == {part.resource for part in new}

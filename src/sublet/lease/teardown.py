@@ -1,0 +1,138 @@
+"""How one lease is taken off one resource: told, killed, looked at, scrubbed, and only then ``TornDown``.
+
+A step at a time, so that each can be slow, fail or be met by a restart. Killing is tried to a bound, and so is looking;
+no time-out leads to clean, only to failed. What failed for lateness may come clean later (``Verify``); a fault of the
+device or of the scrub may not.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from sublet.lease.hardware import Clean, Hardware, NotYet, Unclean
+from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId
+from sublet.wire.orders import Part
+
+__all__ = ["Bounds", "Phase", "Teardown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How long it is tried before the resource is given up (and quarantined by the office)."""
+
+    retry_ns: int = 1 * NS_PER_S
+    """Between one attempt and the next, unless the hardware says when."""
+    attempts: int = 5
+    """To kill. Looking goes on for as long as these attempts take together."""
+
+    @property
+    def patience_ns(self) -> int:
+        """How long it is looked whether what is left goes by itself."""
+        return self.attempts * self.retry_ns
+
+
+class Phase(enum.StrEnum):
+    """Where the teardown is."""
+
+    TOLD = "told"
+    """The guest knows, and has its grace to save and leave."""
+    KILLING = "killing"
+    VERIFYING = "verifying"
+    CLEAN = "clean"
+    """Nothing is left: it was looked at."""
+    FAILED = "failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Teardown:
+    """One lease, up to one epoch, on one resource."""
+
+    lease: LeaseId
+    epoch: Epoch
+    part: Part
+    grace_until_ns: int
+    asked: bool = False
+    """Whether the office asked; until it does, nobody is told the outcome."""
+    answered: bool = False
+    """Whether the outcome was told since the office last asked."""
+    phase: Phase = Phase.TOLD
+    due_ns: int | None = None
+    """When the next step is due, at the latest; None before the first step and after the last."""
+    attempts: int = 0
+    look_until_ns: int | None = None
+    detail: str = ""
+    hard: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is an outcome."""
+        return self.phase in (Phase.CLEAN, Phase.FAILED)
+
+    def holds(self, resource: ResourceId) -> bool:
+        """Whether nobody else may have the resource yet."""
+        return self.part.resource == resource and self.phase is not Phase.CLEAN
+
+    def advance(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
+        """Take every step that is due."""
+        while not self.is_settled and (self.due_ns is None or self.due_ns <= now_ns):
+            match self.phase:
+                case Phase.TOLD:
+                    self._wait(now_ns, hardware)
+                case Phase.KILLING:
+                    self._kill(now_ns, hardware, bounds)
+                case _:
+                    self._look(now_ns, hardware, bounds)
+
+    def poke(self, now_ns: int, hardware: Hardware) -> None:
+        """The hardware has changed. What was waited for may have come; if it has not, no attempt is used up."""
+        if not self.is_settled and not self._is_there(hardware):
+            self.due_ns = now_ns
+
+    def fail(self, detail: str, *, hard: bool) -> None:
+        """It cannot be had clean."""
+        self.detail, self.hard = detail, hard
+        self._go(Phase.FAILED, None)
+
+    def _wait(self, now_ns: int, hardware: Hardware) -> None:
+        if not self._is_there(hardware):
+            self._go(Phase.VERIFYING, now_ns)
+        elif now_ns >= self.grace_until_ns:
+            self._go(Phase.KILLING, now_ns)
+        else:
+            self.due_ns = self.grace_until_ns
+
+    def _kill(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
+        again_ns: int | None = None
+        if self._is_there(hardware) and self.attempts < bounds.attempts:
+            self.attempts += 1
+            again_ns = hardware.kill(self.part.resource, self.lease, self.epoch, now_ns)
+        if not self._is_there(hardware):
+            self._go(Phase.VERIFYING, now_ns)
+        elif again_ns is None and self.attempts >= bounds.attempts:
+            self.fail(f"the guest could not be ended in {self.attempts} attempts", hard=False)
+        else:
+            self.due_ns = max(now_ns + 1, again_ns if again_ns is not None else now_ns + bounds.retry_ns)
+
+    def _look(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
+        if self._is_there(hardware):
+            self._go(Phase.KILLING, now_ns)
+            return
+        if self.look_until_ns is None:
+            self.look_until_ns = now_ns + bounds.patience_ns
+        match hardware.look(self.part.resource, self.lease, self.epoch, now_ns):
+            case Clean():
+                self._go(Phase.CLEAN, None)
+            case Unclean(detail=detail, hard=hard):
+                self.fail(detail, hard=hard)
+            case NotYet(what=what) if now_ns >= self.look_until_ns:
+                self.fail(what, hard=False)
+            case NotYet(again_ns=again_ns):
+                next_ns = again_ns if again_ns is not None else now_ns + bounds.retry_ns
+                self.due_ns = max(now_ns + 1, min(next_ns, self.look_until_ns))
+
+    def _is_there(self, hardware: Hardware) -> bool:
+        return hardware.is_there(self.part.resource, self.lease, self.epoch)
+
+    def _go(self, phase: Phase, due_ns: int | None) -> None:
+        self.phase, self.due_ns = phase, due_ns

@@ -1,0 +1,140 @@
+"""Everything that is being taken off one node's hardware, what stands in whose way, and what the office is told of it.
+
+``TornDown`` and ``Failed`` answer an ``End`` or a ``Verify`` and are given again each time that order comes. What was
+clean is forgotten at once: asked again, it is looked at again. What failed stays until it comes clean or an operator
+vouches for it, and is never lost on an office that does not know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+
+from sublet.lease.hardware import Hardware
+from sublet.lease.teardown import Bounds, Phase, Teardown
+from sublet.values import Epoch, LeaseId, NodeId, ResourceId
+from sublet.wire.orders import Failed, Part, Report, TornDown
+
+__all__ = ["Teardowns"]
+
+
+class Teardowns:
+    """The teardowns of one node, one for each lease and resource."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        hardware: Hardware,
+        bounds: Bounds,
+        report: Callable[[Report], None],
+        unheard: Container[LeaseId],
+    ) -> None:
+        """``unheard``: the leases whose end the office was told of, and has not answered yet."""
+        self._node = node
+        self._hardware = hardware
+        self._bounds = bounds
+        self._report = report
+        self._unheard = unheard
+        self._all: dict[tuple[LeaseId, ResourceId], Teardown] = {}
+
+    def __iter__(self) -> Iterator[Teardown]:
+        return iter(tuple(self._all.values()))
+
+    def get(self, lease: LeaseId, resource: ResourceId) -> Teardown | None:
+        """What is being done about this lease on this resource."""
+        return self._all.get((lease, resource))
+
+    def of(self, lease: LeaseId, parts: Sequence[Part]) -> list[Teardown]:
+        """The teardowns of the lease on these parts."""
+        found = (self._all.get((lease, part.resource)) for part in parts)
+        return [down for down in found if down is not None]
+
+    def leaving(self, resource: ResourceId) -> list[Part]:
+        """The parts on this resource that nobody else may have yet."""
+        return [down.part for down in self._all.values() if down.holds(resource)]
+
+    def next_ns(self) -> int | None:
+        """When the next step is due."""
+        return min((down.due_ns for down in self._all.values() if down.due_ns is not None), default=None)
+
+    def begin(self, lease: LeaseId, epoch: Epoch, part: Part, *, grace_until_ns: int, asked: bool) -> bool:
+        """Take the lease off this part, or go on with it; whether it is new."""
+        down = self._all.get((lease, part.resource))
+        if down is not None:  # a restored office may ask by an older epoch; what is said of the newer one holds too
+            down.epoch = max(down.epoch, epoch)
+            down.asked = down.asked or asked
+            down.answered = False
+            return False
+        down = Teardown(lease=lease, epoch=epoch, part=part, grace_until_ns=grace_until_ns, asked=asked)
+        if asked:
+            self._take_over_failure(down)
+        self._all[lease, part.resource] = down
+        return True
+
+    def look_again(self, lease: LeaseId, epoch: Epoch, part: Part, now_ns: int) -> None:
+        """From the start, unless it is still being done."""
+        down = self._all.get((lease, part.resource))
+        if down is None or down.is_settled:
+            self._all.pop((lease, part.resource), None)
+            epoch = epoch if down is None else max(epoch, down.epoch)
+            self.begin(lease, epoch, part, grace_until_ns=now_ns, asked=True)
+
+    def given_up(self, wanted: Sequence[Part], epoch: Epoch) -> Teardown | None:
+        """A failed teardown in the way of a grant. If the office was told of it, the operator has vouched for the
+        resource since, and that clears whatever is not seen to be there still. If not, the end of the refused lease
+        will tell it (see ``_take_over_failure``)."""
+        resources = {part.resource for part in wanted}
+        for key, down in tuple(self._all.items()):
+            if down.phase is Phase.FAILED and down.part.resource in resources and down.epoch <= epoch:
+                if not down.answered or self._hardware.is_there(down.part.resource, down.lease, down.epoch):
+                    return down
+                self._hardware.forget(down.part.resource, down.lease)
+                del self._all[key]
+        return None
+
+    def nobody_was_told(self) -> None:
+        """A restored office: it may not know what its predecessor was told."""
+        for down in self._all.values():
+            down.asked = down.answered = False
+
+    def advance(self, teardowns: Iterable[Teardown], now_ns: int) -> None:
+        """Take every step that is due, and say what came of it."""
+        torn: dict[tuple[LeaseId, Epoch], list[ResourceId]] = {}
+        for down in teardowns:
+            down.advance(now_ns, self._hardware, self._bounds)
+            if down.phase is Phase.CLEAN and not down.asked:
+                del self._all[down.lease, down.part.resource]  # if the office asks, it looks again
+            elif down.is_settled and down.asked and not down.answered:
+                down.answered = True
+                if down.phase is Phase.CLEAN:
+                    torn.setdefault((down.lease, down.epoch), []).append(down.part.resource)
+                    del self._all[down.lease, down.part.resource]  # asked again, it looks again
+                else:
+                    self._report(self._failed(down))
+        for (lease, epoch), resources in torn.items():
+            self._report(TornDown(node=self._node, lease=lease, epoch=epoch, resources=tuple(resources)))
+
+    def poke(self, lease: LeaseId | None, now_ns: int) -> None:
+        """The hardware has changed, for this lease or for any: see at once whether a step is done."""
+        concerned = [down for down in self._all.values() if lease is None or down.lease == lease]
+        for down in concerned:
+            down.poke(now_ns, self._hardware)
+        self.advance(concerned, now_ns)
+
+    def _take_over_failure(self, down: Teardown) -> None:
+        """What an earlier lease left unclean, and this office was never told, is told with the end of this one: of an
+        ``End`` alone the agent can be sure that it is repeated until the answer was heard."""
+        for other in self._all.values():
+            unheard = other.phase is Phase.FAILED and not other.asked
+            if unheard and other.lease not in self._unheard and other.part.resource == down.part.resource:
+                other.asked = other.answered = True
+                down.fail(f"{other.detail} (left by lease {other.lease})", hard=other.hard)
+
+    def _failed(self, down: Teardown) -> Failed:
+        return Failed(
+            node=self._node,
+            lease=down.lease,
+            epoch=down.epoch,
+            resource=down.part.resource,
+            detail=down.detail,
+            hard=down.hard,
+        )
