@@ -8,7 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sublet.cli.call import NoOffice, Office
 from sublet.cli.declare import Opt, UsageError
@@ -19,6 +19,9 @@ from sublet.client.home import home_dir
 from sublet.client.office import ensure_office
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.values import Kind, format_size
+
+if TYPE_CHECKING:
+    from sublet.agent.inventory import HostGpus
 
 __all__ = ["OfficeDiffers", "OfficeInUse", "down", "up"]
 
@@ -35,9 +38,9 @@ class OfficeInUse(SubletError):
     """It has live leases, and nobody said what becomes of them."""
 
 
-def host_gpus_of(text: str) -> tuple[int, ...]:
-    """``2x16GiB``: the memory of each host device."""
-    from sublet.engines.machine import parse_host_gpus
+def host_gpus_of(text: str) -> HostGpus:
+    """``2x16GiB``: so many host devices of this size."""
+    from sublet.agent.inventory import parse_host_gpus
 
     return parse_host_gpus(text)
 
@@ -48,12 +51,13 @@ def up(
         bool, Opt("--foreground", help="Stay in this terminal and end with Ctrl-C, instead of going to the background.")
     ] = False,
     host_gpus: Annotated[
-        tuple[int, ...] | None,
+        Any,  # a HostGpus, or None: annotations are read at each start, and its class would have to be loaded for it
         Opt(
             "--host-gpus",
-            metavar="NxSIZE",
+            metavar="NxSIZE[@NAME]",
             parse=host_gpus_of,
-            help="Declare host devices, such as 2x16GiB. Without a GPU the default is one with half of the memory.",
+            help="Lend host devices, such as 2x16GiB, and no GPU. With a name, such as 2x16GiB@lab, they are the same "
+            "devices for every office of this machine. Without a GPU the default is one with half of the memory.",
         ),
     ] = None,
     embedded: Annotated[
@@ -82,14 +86,14 @@ def up(
                 f"an office runs already for {visible(running['home'])}: pid {running['pid']}",
                 do="Use that one, or end it with `sublet down` first.",
             )
-        return _serve(None if host_gpus is None else _exact(host_gpus), embedded=embedded)
+        return _serve(None if host_gpus is None else str(host_gpus), embedded=embedded)
     _check_same(running, host_gpus)
     if running is not None and running["embedded"]:
         _replace(office, running)
         running = None
     if running is None:
         words = ["up", "--foreground"]
-        ensure_office(home_dir(), words=words if host_gpus is None else [*words, "--host-gpus", _exact(host_gpus)])
+        ensure_office(home_dir(), words=words if host_gpus is None else [*words, "--host-gpus", str(host_gpus)])
     view: Json = office.get("/v1/status")
     _check_same(view, host_gpus)  # somebody else may have been quicker, with other settings
     if as_json:
@@ -147,15 +151,18 @@ def _status_or_none(office: Office) -> Json | None:
     return view
 
 
-def _check_same(running: Json | None, host_gpus: tuple[int, ...] | None) -> None:
+def _check_same(running: Json | None, host_gpus: HostGpus | None) -> None:
     """An office that runs must have what is asked for now, or it is not the one that is meant."""
     if running is None or host_gpus is None:
         return
-    sizes = tuple(d["capacity"] for d in running["devices"] if d["kind"] == Kind.GPU and d["host"])
-    if sizes != host_gpus:
+    there = {d["id"]: d["capacity"] for d in running["devices"] if d["kind"] == Kind.GPU}
+    wanted = {str(device.id): device.capacity for device in host_gpus.devices()}
+    if there != wanted:
+        said, meant = _sizes(there), _sizes(wanted)
+        if said == meant:  # the same sizes under other names
+            said, meant = " and ".join(there), " and ".join(wanted)
         raise OfficeDiffers(
-            f"the office that runs (pid {running['pid']}) has other settings: "
-            f"host devices {_sizes(sizes)}, not {_sizes(host_gpus)}",
+            f"the office that runs (pid {running['pid']}) has other settings: devices {said}, not {meant}",
             do="Use it as it is, or end it with `sublet down` and start it anew.",
         )
 
@@ -176,12 +183,8 @@ def _serve(host_gpus: str | None, *, embedded: bool) -> int:
     return run_office(home, host_gpus=host_gpus, embedded=embedded, ready=say)
 
 
-def _exact(sizes: tuple[int, ...]) -> str:
-    """As it is handed on: a size for people is rounded."""
-    return f"{len(sizes)}x{sizes[0]}"
-
-
-def _sizes(sizes: tuple[int, ...]) -> str:
+def _sizes(devices: dict[str, int]) -> str:
+    sizes = list(devices.values())
     return " and ".join(f"{sizes.count(size)}x{format_size(size)}" for size in sorted(set(sizes))) or "none"
 
 

@@ -24,6 +24,7 @@ from typing import Final
 import uvloop
 
 from sublet import __version__
+from sublet.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.agent.memory import MemoryAgent
 from sublet.broker.access import AccessList
 from sublet.broker.commands import OpenOffice
@@ -40,7 +41,6 @@ from sublet.broker.signing import Signer
 from sublet.broker.state import Books, State
 from sublet.client.home import home_dir, make_private_dir, runtime_dir, socket_path
 from sublet.clock import Clock, SystemClock
-from sublet.engines.machine import machine_inventory, parse_host_gpus
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.observe.bills import Rates, parse_rates
 from sublet.values import NS_PER_S

@@ -58,6 +58,11 @@ class Device:
     """What people ask for by name; "host device, no GPU" is said where it is one."""
     host: bool = False
     """True for a host device: a CPU standing in for a GPU."""
+    partition: bool = False
+    """True for a part of a card that the hardware itself keeps apart (MIG)."""
+    machine_id: str = ""
+    """What it is called on the whole machine, where one office at a time may lend it; the parts of one card share it.
+    Empty where it is no thing that another office could also have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

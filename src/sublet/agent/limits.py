@@ -1,0 +1,84 @@
+"""How much of the machine this process may use: its cores, its memory, its disk, as the kernel will grant them.
+
+A container or a service has less than the machine: a set of cores, a quota of processor time, a bound on memory. Each
+bound holds for everything below it, so they are read from this process's own control group up to the root, and the
+least of them counts. Both kinds of control groups (v1 and v2) are looked at, since a machine may have both.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sublet.values import GIB
+
+__all__ = ["block_bytes", "memory_bytes", "usable_cores"]
+
+_GROUPS: Final = "sys/fs/cgroup"
+_MEMORY_FILES: Final = ("memory.max", "memory.limit_in_bytes")
+
+
+def usable_cores(root: str = "/") -> int:
+    """Whole cores, at least one: those this process may run on, and no more than its quota of time is worth."""
+    cores = len(os.sched_getaffinity(0))
+    for folder in _own_groups(Path(root), "cpu"):
+        quota = _quota(folder)
+        if quota is not None:
+            cores = min(cores, math.floor(quota))
+    return max(1, cores)
+
+
+def memory_bytes(root: str = "/") -> int:
+    """The memory this process may count on: that of the machine, or of its control groups if that is less."""
+    least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for folder in _own_groups(Path(root), "memory"):
+        for name in _MEMORY_FILES:
+            text = _text(folder / name)
+            if text.isdigit():  # "max" is no bound
+                least = min(least, int(text))
+    return least
+
+
+def block_bytes(folder: Path) -> int:
+    """What may be lent of the disk behind a folder: whole GiB that are free now, and at least one."""
+    found = os.statvfs(folder)
+    return max(GIB, found.f_bavail * found.f_frsize // GIB * GIB)
+
+
+def _own_groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's groups that may bound ``controller``, from the innermost to the root."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        named = controllers.split(",")
+        if controllers and controller not in named:
+            continue
+        tops = (root / _GROUPS, root / _GROUPS / "unified") if not controllers else _tops(root, controllers, controller)
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for top in tops:
+            for depth in range(len(parts), -1, -1):
+                yield top.joinpath(*parts[:depth])
+
+
+def _tops(root: Path, controllers: str, controller: str) -> tuple[Path, ...]:
+    """Where a v1 hierarchy is mounted: under the name of its controllers, or of one of them."""
+    return tuple(root / _GROUPS / name for name in dict.fromkeys((controllers, controller)))
+
+
+def _quota(folder: Path) -> float | None:
+    """Cores' worth of time, or None without a bound."""
+    limit, _, period = _text(folder / "cpu.max").partition(" ")
+    if not limit:
+        limit, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    if not limit.isdigit() or not period.isdigit() or int(period) == 0:  # "max" in v2, "-1" in v1
+        return None
+    return int(limit) / int(period)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
