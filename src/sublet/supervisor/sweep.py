@@ -43,7 +43,7 @@ class Sweep:
         me: int | None = None,
     ) -> None:
         self.found: dict[LeaseId, set[Identity]] = {}
-        """All that was met, by lease."""
+        """All that was met, by lease; with nothing in it where only an empty group was left."""
         self.left: dict[LeaseId, list[Identity]] = {}
         """What the last attempt still saw."""
         self.groups_left: list[str] = []
@@ -60,7 +60,9 @@ class Sweep:
 
     def again(self) -> bool:
         """One attempt: look, stop, kill, look. True when nothing was left and the groups are gone."""
+        self._look()  # first, so that it is known what there was
         for group in self._all_groups():
+            self.found.setdefault(group.lease, set())
             group.kill()
         stopped = dict[Identity, None]()
         for _ in range(_STOP_ROUNDS):
@@ -75,11 +77,6 @@ class Sweep:
         self._look()
         self.groups_left = self._remove_groups() if not self.left else []
         return not self.left and not self.groups_left
-
-    def leases(self) -> list[LeaseId]:
-        """The leases of which anything was found, or of which at least a group was left."""
-        named = {group.lease for group in self._all_groups()} | self.found.keys()
-        return sorted(named)
 
     def why_left(self, lease: LeaseId) -> str:
         """What keeps those that could not be ended."""
