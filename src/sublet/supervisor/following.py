@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from sublet.supervisor.logs import GuestLog, LogReader, LogRecord
+from sublet.supervisor.logs import GuestLog, LogReader, LogRecord, Replay
 
 __all__ = ["REPLAY_BYTES", "Follower", "Following"]
 
@@ -76,23 +76,25 @@ class Following:
         if self._reader is None:
             self._reader = LogReader(self._log.folder, self.position)
         known = self._log.offset  # before anybody is called, who may make Sublet say something more
-        replay = self._reader.read(room)
+        try:
+            replay = self._reader.read(room)
+        except OSError:  # to this follower it is lost, which it is told; the guest and the loop go on
+            replay = Replay(0, (), at_end=True)
         self._miss(replay.dropped)
         for record in _joined(replay.records):
             self._hand(record)
-        if replay.at_end and self.position < known:  # what the log does not have by now, it will never have
+        if replay.at_end:  # what the log does not have by now, it will never have
             self._miss(known - self.position)
-            self._let_go()
-        if not self.is_behind:
-            self._let_go()
-        return self._could_go_on()
+        return self._goes_on(at_end=replay.at_end)
 
     def close(self) -> None:
         """It gets nothing more."""
         self.active = False
         self._let_go()
 
-    def _could_go_on(self) -> bool:
+    def _goes_on(self, *, at_end: bool) -> bool:
+        if at_end or not self.is_behind:  # what comes may be given live, past the reader
+            self._let_go()
         return self.active and self.is_behind and self.follower.room() > 0
 
     def _hand(self, record: LogRecord) -> None:

@@ -327,7 +327,7 @@ def _starts(folder: str) -> list[int]:
     """Where the segments of a folder begin, oldest first."""
     try:
         names = os.listdir(folder)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     stems = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
     return sorted(int(stem) for stem in stems if stem.isdecimal())
