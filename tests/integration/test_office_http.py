@@ -482,3 +482,35 @@ def test_a_device_keeps_what_its_leases_hold(tmp_path: Path, monkeypatch: pytest
 
     asyncio.run(story())
     shutil.rmtree(runtime_dir(home), ignore_errors=True)
+
+
+def test_the_audit_log_says_whose_doing_it_was(start: Start) -> None:
+    """A tenant's request, an operator who takes the lease of another, and what the office did by itself."""
+    office = start()
+    token = office.ask("POST", "/v1/tenants", {"id": "ann"}).json["token"]
+    body = {"request_id": "a", "wants": [{"kind": "gpu", "amount": GIB}]}
+    lease = office.ask("POST", "/v1/leases", body, token).json["lease"]["id"]
+    assert office.ask("POST", f"/v1/leases/{lease}/revoke", {"detail": "maintenance"}).status == 200
+
+    def records() -> list[Any]:
+        found: list[Any] = office.ask("GET", f"/v1/audit?of={lease}").json
+        return found
+
+    until = time.monotonic() + PATIENCE_S
+    while records()[-1]["kind"] != "ended" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [(one["kind"], one["by"]) for one in records()] == [
+        ("queued", "tenant:ann"),
+        ("granted", "tenant:ann"),
+        ("claimed", "tenant:ann"),
+        ("ending", "operator:local"),
+        ("torn_down", "office"),
+        ("ended", "office"),
+    ]
+    assert records()[3]["event"]["end"]["detail"] == "maintenance"
+    newest = office.ask("GET", "/v1/audit?limit=2").json
+    assert [one["seq"] for one in newest] == sorted(one["seq"] for one in newest)
+    assert len(newest) == 2
+    assert office.ask("GET", "/v1/audit", None, token).status == 401
+    assert office.ask("GET", "/v1/audit?limit=many").status == 400
+    assert office.ask("GET", "/v1/audit/verify").json["ok"] is True

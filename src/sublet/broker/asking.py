@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Final, TypeVar
 
+from sublet.broker.access import Caller
 from sublet.broker.commands import Acquire
 from sublet.broker.policy import Policy
 from sublet.broker.records import Quota, Want
@@ -15,7 +16,6 @@ from sublet.values import (
     LeaseId,
     RenewMode,
     RequestId,
-    TenantId,
     Tier,
     parse_duration_ns,
     parse_size,
@@ -33,7 +33,7 @@ _QUOTA_MAX: Final = 1 << 62
 _Choice = TypeVar("_Choice", bound=enum.StrEnum)
 
 
-def acquire_command(request: AcquireRequest, tenant: TenantId, lease: LeaseId, policy: Policy) -> Acquire:
+def acquire_command(request: AcquireRequest, caller: Caller, lease: LeaseId, policy: Policy) -> Acquire:
     """The command of an acquire message, under a lease id that was not used before."""
     wants = tuple(_want(want) for want in request.wants)
     if not wants:
@@ -48,7 +48,8 @@ def acquire_command(request: AcquireRequest, tenant: TenantId, lease: LeaseId, p
     else:
         ttl_ns = parse_duration_ns(request.ttl, "ttl")
     return Acquire(
-        tenant=tenant,
+        tenant=caller.tenant,
+        operator=caller.operator,
         lease=lease,
         request_id=request_id(request.request_id),
         wants=wants,

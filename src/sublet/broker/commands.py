@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from sublet.broker.records import Quota, Want
@@ -9,6 +11,7 @@ from sublet.values import EndReason, Epoch, LeaseId, NodeId, RenewMode, RequestI
 from sublet.wire.orders import Inventory, Report
 
 __all__ = [
+    "OFFICE",
     "Acquire",
     "AddTenant",
     "AgentReport",
@@ -30,8 +33,38 @@ __all__ = [
 ]
 
 
+OFFICE: Final = "office"
+"""Who acts where nobody asked: time, an agent, the scheduler."""
+
+
 class _Command(msgspec.Struct, frozen=True, kw_only=True):
-    pass
+    @property
+    def actor(self) -> str:
+        """Whose doing is what comes of it, as the audit records say it."""
+        return OFFICE
+
+
+class _Tenants(_Command, frozen=True, kw_only=True):
+    """Asked by a tenant about what is its own."""
+
+    tenant: TenantId
+    operator: bool = False
+    """Whether the caller has an operator's rights; it decides nothing here and is only recorded."""
+
+    @property
+    def actor(self) -> str:
+        return f"operator:{self.tenant}" if self.operator else f"tenant:{self.tenant}"
+
+
+class _Operators(_Command, frozen=True, kw_only=True):
+    """Asked by an operator about anybody's."""
+
+    by: TenantId | None = None
+    """None: the office itself, on its way out."""
+
+    @property
+    def actor(self) -> str:
+        return OFFICE if self.by is None else f"operator:{self.by}"
 
 
 class OpenOffice(_Command, frozen=True, kw_only=True):
@@ -47,8 +80,7 @@ class OpenOffice(_Command, frozen=True, kw_only=True):
     """The journal came out of a backup: no lease in it may go on."""
 
 
-class Acquire(_Command, frozen=True, kw_only=True):
-    tenant: TenantId
+class Acquire(_Tenants, frozen=True, kw_only=True):
     lease: LeaseId
     """A fresh id, made by the driver; an accepted request is known by it."""
     request_id: RequestId
@@ -64,24 +96,21 @@ class Acquire(_Command, frozen=True, kw_only=True):
     holder: str = ""
 
 
-class Claim(_Command, frozen=True, kw_only=True):
+class Claim(_Tenants, frozen=True, kw_only=True):
     """Take a grant that came out of the queue, or an offer."""
 
-    tenant: TenantId
     lease: LeaseId
     epoch: Epoch | None = None
     """The grant that is meant; an older one is refused."""
 
 
-class Decline(_Command, frozen=True, kw_only=True):
+class Decline(_Tenants, frozen=True, kw_only=True):
     """Say no to an offer: back into the line, if the request may still wait."""
 
-    tenant: TenantId
     lease: LeaseId
 
 
-class Renew(_Command, frozen=True, kw_only=True):
-    tenant: TenantId
+class Renew(_Tenants, frozen=True, kw_only=True):
     lease: LeaseId
     epoch: Epoch
     active: bool = True
@@ -91,34 +120,35 @@ class Renew(_Command, frozen=True, kw_only=True):
     ttl_ns: int | None = None
 
 
-class NoteActivity(_Command, frozen=True, kw_only=True):
+class NoteActivity(_Tenants, frozen=True, kw_only=True):
     """The holder says that its lease became busy or idle, without renewing."""
 
-    tenant: TenantId
     lease: LeaseId
     epoch: Epoch
     active: bool
     busy_ns: int = 0
 
 
-class Attach(_Command, frozen=True, kw_only=True):
-    tenant: TenantId
+class Attach(_Tenants, frozen=True, kw_only=True):
     lease: LeaseId
     request_id: RequestId
     holder: str = ""
 
 
-class Release(_Command, frozen=True, kw_only=True):
+class Release(_Tenants, frozen=True, kw_only=True):
     """Give it back, or leave the queue."""
 
-    tenant: TenantId
     lease: LeaseId
     busy_ns: int = 0
     gone: bool = False
     """The driver says that the holder left the line without a word. Once it was granted, this changes nothing."""
 
+    @property
+    def actor(self) -> str:
+        return OFFICE if self.gone else super().actor
 
-class Revoke(_Command, frozen=True, kw_only=True):
+
+class Revoke(_Operators, frozen=True, kw_only=True):
     """Operator: take it, at once or with notice."""
 
     lease: LeaseId
@@ -127,7 +157,7 @@ class Revoke(_Command, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class AddTenant(_Command, frozen=True, kw_only=True):
+class AddTenant(_Operators, frozen=True, kw_only=True):
     tenant: TenantId
     token_hash: str
     quota: Quota = Quota()
@@ -135,7 +165,7 @@ class AddTenant(_Command, frozen=True, kw_only=True):
     operator: bool = False
 
 
-class SetTenant(_Command, frozen=True, kw_only=True):
+class SetTenant(_Operators, frozen=True, kw_only=True):
     """Change what is given; None leaves a field as it is."""
 
     tenant: TenantId
@@ -145,16 +175,15 @@ class SetTenant(_Command, frozen=True, kw_only=True):
     token_hash: str | None = None
 
 
-class ClearFence(_Command, frozen=True, kw_only=True):
+class ClearFence(_Operators, frozen=True, kw_only=True):
     """Ask for a new verification, or (``vouch``) take the operator's word for it."""
 
     resource: ResourceId
     lease: LeaseId | None = None
     vouch: bool = False
-    by: str = "operator"
 
 
-class Drain(_Command, frozen=True, kw_only=True):
+class Drain(_Operators, frozen=True, kw_only=True):
     node: NodeId
     draining: bool = True
     notice_ns: int | None = None

@@ -2,7 +2,7 @@
 
 One frozen type per fact. ``AUDITED`` names those that go into the audit chain: every change of state of a lease, a
 slice, a node or a tenant, once. What is not audited (a renewal, an activity note) moves a deadline or a counter, and
-the record of the lease's end carries its total.
+the record of the lease's end carries its total. Every audited fact says whose doing it was.
 """
 
 from __future__ import annotations
@@ -48,18 +48,24 @@ __all__ = [
 ]
 
 
-class _Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    pass
+class _Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """What has its usual value is not written down, so a default is part of the format: it may never change."""
 
 
-class OfficeOpened(_Fact, frozen=True, kw_only=True, tag="office_opened"):
+class _Audited(_Fact, frozen=True, kw_only=True):
+    by: str = ""
+    """Whose doing it was: ``tenant:ID``, ``operator:ID``, or ``office`` for what time, an agent or the scheduler did.
+    Empty in records that are older than this field."""
+
+
+class OfficeOpened(_Audited, frozen=True, kw_only=True, tag="office_opened"):
     """A broker opened the journal. Epochs of its incarnation follow."""
 
     incarnation: int
     clock_domain: str
 
 
-class Rebased(_Fact, frozen=True, kw_only=True, tag="rebased"):
+class Rebased(_Audited, frozen=True, kw_only=True, tag="rebased"):
     """The clock is another one (reboot, other machine): leases go on with their persisted remaining time."""
 
     clock_domain: str
@@ -69,44 +75,44 @@ class Rebased(_Fact, frozen=True, kw_only=True, tag="rebased"):
     """The most that this may have added to the life of each lease."""
 
 
-class NodeJoined(_Fact, frozen=True, kw_only=True, tag="node_joined"):
+class NodeJoined(_Audited, frozen=True, kw_only=True, tag="node_joined"):
     inventory: Inventory
 
 
-class NodeLost(_Fact, frozen=True, kw_only=True, tag="node_lost"):
+class NodeLost(_Audited, frozen=True, kw_only=True, tag="node_lost"):
     node: NodeId
     detail: str = ""
 
 
-class NodeReturned(_Fact, frozen=True, kw_only=True, tag="node_returned"):
+class NodeReturned(_Audited, frozen=True, kw_only=True, tag="node_returned"):
     """The node answers again; what was on it must be verified first."""
 
     node: NodeId
 
 
-class NodeDrained(_Fact, frozen=True, kw_only=True, tag="node_drained"):
+class NodeDrained(_Audited, frozen=True, kw_only=True, tag="node_drained"):
     node: NodeId
     draining: bool
 
 
-class ResourceFaulted(_Fact, frozen=True, kw_only=True, tag="resource_faulted"):
+class ResourceFaulted(_Audited, frozen=True, kw_only=True, tag="resource_faulted"):
     """The device reported a fault: no new lease until an operator clears it."""
 
     resource: ResourceId
     detail: str
 
 
-class TenantSet(_Fact, frozen=True, kw_only=True, tag="tenant_set"):
+class TenantSet(_Audited, frozen=True, kw_only=True, tag="tenant_set"):
     tenant: TenantRecord
 
 
-class Queued(_Fact, frozen=True, kw_only=True, tag="queued"):
+class Queued(_Audited, frozen=True, kw_only=True, tag="queued"):
     """A request was accepted. It may be granted in the same step."""
 
     lease: LeaseRecord
 
 
-class Granted(_Fact, frozen=True, kw_only=True, tag="granted"):
+class Granted(_Audited, frozen=True, kw_only=True, tag="granted"):
     """Hardware is set aside under a new epoch."""
 
     lease: LeaseId
@@ -117,14 +123,14 @@ class Granted(_Fact, frozen=True, kw_only=True, tag="granted"):
     offered: bool = False
 
 
-class Ungranted(_Fact, frozen=True, kw_only=True, tag="ungranted"):
+class Ungranted(_Audited, frozen=True, kw_only=True, tag="ungranted"):
     """An offer was declined or ran out; the request goes back into the line and its slices are torn down."""
 
     lease: LeaseId
     detail: str
 
 
-class Claimed(_Fact, frozen=True, kw_only=True, tag="claimed"):
+class Claimed(_Audited, frozen=True, kw_only=True, tag="claimed"):
     lease: LeaseId
     deadline_ns: int
     number: int
@@ -147,14 +153,14 @@ class ActivityNoted(_Fact, frozen=True, kw_only=True, tag="activity"):
     idle: bool
 
 
-class FateSealed(_Fact, frozen=True, kw_only=True, tag="fate_sealed"):
+class FateSealed(_Audited, frozen=True, kw_only=True, tag="fate_sealed"):
     """A renewal was refused; the lease runs to its deadline and then ends for this reason."""
 
     lease: LeaseId
     reason: EndReason
 
 
-class Attached(_Fact, frozen=True, kw_only=True, tag="attached"):
+class Attached(_Audited, frozen=True, kw_only=True, tag="attached"):
     """A new epoch for the same lease: the old one is fenced."""
 
     lease: LeaseId
@@ -164,20 +170,20 @@ class Attached(_Fact, frozen=True, kw_only=True, tag="attached"):
     holder: str = ""
 
 
-class Noticed(_Fact, frozen=True, kw_only=True, tag="noticed"):
+class Noticed(_Audited, frozen=True, kw_only=True, tag="noticed"):
     lease: LeaseId
     notice: NoticeRecord
     number: int
 
 
-class Spared(_Fact, frozen=True, kw_only=True, tag="spared"):
+class Spared(_Audited, frozen=True, kw_only=True, tag="spared"):
     """The reason for the notice went away."""
 
     lease: LeaseId
     number: int
 
 
-class Promised(_Fact, frozen=True, kw_only=True, tag="promised"):
+class Promised(_Audited, frozen=True, kw_only=True, tag="promised"):
     """These parts go to this request and to nobody else, as soon as the victims have left them."""
 
     lease: LeaseId
@@ -186,13 +192,13 @@ class Promised(_Fact, frozen=True, kw_only=True, tag="promised"):
     victims: tuple[LeaseId, ...]
 
 
-class PromiseDropped(_Fact, frozen=True, kw_only=True, tag="promise_dropped"):
+class PromiseDropped(_Audited, frozen=True, kw_only=True, tag="promise_dropped"):
     """The victims are gone and the parts did not come free (quarantined), or the request went away."""
 
     lease: LeaseId
 
 
-class Ending(_Fact, frozen=True, kw_only=True, tag="ending"):
+class Ending(_Audited, frozen=True, kw_only=True, tag="ending"):
     """Over for the holder; slices go to teardown. Carries the totals of what is not audited one by one."""
 
     lease: LeaseId
@@ -203,14 +209,14 @@ class Ending(_Fact, frozen=True, kw_only=True, tag="ending"):
     renewals: int = 0
 
 
-class Ended(_Fact, frozen=True, kw_only=True, tag="ended"):
+class Ended(_Audited, frozen=True, kw_only=True, tag="ended"):
     """The last state. From the queue directly, or once every slice is verified, quarantined or lost."""
 
     lease: LeaseId
     end: EndRecord
 
 
-class TornDown(_Fact, frozen=True, kw_only=True, tag="torn_down"):
+class TornDown(_Audited, frozen=True, kw_only=True, tag="torn_down"):
     """TORN_DOWN(epoch): verified, so the slice is free."""
 
     resource: ResourceId
@@ -218,7 +224,7 @@ class TornDown(_Fact, frozen=True, kw_only=True, tag="torn_down"):
     epoch: Epoch
 
 
-class Quarantined(_Fact, frozen=True, kw_only=True, tag="quarantined"):
+class Quarantined(_Audited, frozen=True, kw_only=True, tag="quarantined"):
     resource: ResourceId
     lease: LeaseId
     epoch: Epoch
@@ -226,15 +232,14 @@ class Quarantined(_Fact, frozen=True, kw_only=True, tag="quarantined"):
     hard: bool
 
 
-class Cleared(_Fact, frozen=True, kw_only=True, tag="cleared"):
-    """A quarantine ended. ``lease`` and ``epoch`` are None where the device itself was at fault."""
+class Cleared(_Audited, frozen=True, kw_only=True, tag="cleared"):
+    """A quarantine ended: by a verification (then by the office) or by an operator's word. ``lease`` and ``epoch`` are
+    None where the device itself was at fault."""
 
     resource: ResourceId
     lease: LeaseId | None
     epoch: Epoch | None = None
     """One lease may have several slices here: one of them coming clean says nothing of the others."""
-    by: str
-    """``verified``, or the operator who vouches."""
 
 
 class Forgotten(_Fact, frozen=True, kw_only=True, tag="forgotten"):
@@ -274,4 +279,4 @@ Event = (
 
 EVENT_TYPES: Final[dict[str, type]] = {str(t.__struct_config__.tag): t for t in Event.__args__}
 
-AUDITED: Final[frozenset[type]] = frozenset(EVENT_TYPES.values()) - {Renewed, ActivityNoted, Forgotten}
+AUDITED: Final[frozenset[type]] = frozenset(t for t in EVENT_TYPES.values() if issubclass(t, _Audited))

@@ -39,6 +39,7 @@ def must_be_live(step: Step, lease: LeaseRecord) -> None:
         raise LeaseNotActive(f"the lease {lease.id} is {lease.status}", do="Claim it first.")
     due = step.state.due_at(lease)
     if due is not None and step.now.ns >= due:  # its timer has not fired yet, but its time is over all the same
+        step.as_office()
         step.end_when_due(lease)
         raise ended_error(lease)
 

@@ -305,6 +305,14 @@ class Journal:
         """The audited entries with a higher number than ``after``; bills are folded from these."""
         return self._reader.records(after)
 
+    def latest(self, most: int, naming: str = "") -> list[audit.Record]:
+        """The newest audited entries, oldest first. It may run in a thread of its own while the office writes."""
+        reader = Reader(self.path)
+        try:
+            return reader.latest(most, naming)
+        finally:
+            reader.close()
+
     def verify(self) -> AuditReport:
         """Walk the whole chain. It may run in a thread of its own while the office writes."""
         verdict = verify_file(self.path, self.anchors)

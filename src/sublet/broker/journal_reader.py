@@ -8,6 +8,7 @@ a backup, never by guessing.
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 import struct
 from collections.abc import Iterator
@@ -235,6 +236,17 @@ class Reader:
             if len(rows) < _PAGE_ROWS:
                 return
             after = rows[-1][0]
+
+    def latest(self, most: int, naming: str = "") -> list[audit.Record]:
+        """The newest records of the chain, oldest first; only those that name this lease, tenant or device, if one is
+        given. Not checked: who wants proof walks the whole chain."""
+        with not_opened(self.path):
+            rows = self._db.execute(
+                "SELECT seq, ns, wall_ns, kind, body, hash FROM audit WHERE instr(body, CAST(?1 AS BLOB)) "
+                "ORDER BY seq DESC LIMIT ?2",
+                (json.dumps(naming, ensure_ascii=False) if naming else "{", most),
+            ).fetchall()
+        return [audit.Record(*row) for row in reversed(rows)]
 
     def copy_to(self, target: sqlite3.Connection) -> None:
         """A consistent copy, also while the office writes."""

@@ -40,7 +40,7 @@ class Ledger:
 
     def handle(self, command: cmd.Command, now: Now) -> Outcome:
         """Carry out one command."""
-        step = Step(self.state, self.policy, now)
+        step = Step(self.state, self.policy, now, command.actor)
         answer: Answer | SubletError
         try:
             answer = _HANDLERS[type(command)](step, self._schedule, command)
@@ -48,6 +48,7 @@ class Ledger:
             answer = error
         if type(command) is cmd.AgentReport and type(command.report) is Held:
             self._unconfirmed.confirm(command.report)
+        step.as_office()
         self._schedule.settle(step)
         if type(command) in _BRINGS_AGENTS:
             self._unconfirmed.rebuild(step)

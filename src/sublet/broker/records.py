@@ -1,6 +1,8 @@
 """What the ledger remembers: wants, leases, slices, resources, nodes, tenants.
 
 These are plain records. They change in one place only, ``state.State.apply``, and they are what a snapshot stores.
+Where most fields of most records have their usual value, these are not written down; so a default is part of the
+format and may never change.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Now(NamedTuple):
     wall_ns: int
 
 
-class Want(msgspec.Struct, frozen=True, kw_only=True):
+class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a request: ``count`` times ``amount`` of one kind, all on one node, all or nothing."""
 
     kind: Kind
@@ -106,7 +108,7 @@ class EndRecord(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class LeaseRecord(msgspec.Struct, kw_only=True):
+class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One lease, from the request to its end."""
 
     # what was asked

@@ -101,7 +101,7 @@ def _verified(step: Step, resource: ResourceRecord, piece: SliceRecord) -> None:
     if piece.state is SliceState.TEARDOWN:
         step.emit(ev.TornDown(resource=resource.id, lease=piece.lease, epoch=piece.epoch))
     elif piece.state is SliceState.QUARANTINED and not piece.hard:  # mere lateness: it came clean after all
-        step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, epoch=piece.epoch, by="verified"))
+        step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, epoch=piece.epoch))
 
 
 def _failed(step: Step, report: orders.Failed) -> None:

@@ -240,6 +240,15 @@ def _table() -> tuple[Route, ...]:
             answers={200: wire.AuditReport},
         ),
         route(
+            "GET",
+            "/v1/audit",
+            Right.OPERATOR,
+            office.audit_log,
+            "The newest records of the audit chain, oldest first",
+            answers={200: list[wire.AuditEntry]},
+            query={"limit": "how many at most (1000)", "of": "only records that name this lease, tenant or resource"},
+        ),
+        route(
             "POST",
             "/v1/backup",
             Right.OPERATOR,

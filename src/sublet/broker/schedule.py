@@ -94,6 +94,7 @@ class Schedule:
     def lapse(self, step: Step, lease: LeaseRecord) -> None:
         """The time of this lease, in whatever state it is, has come."""
         now_ns = step.now.ns
+        step.as_office()
         match lease.status:
             case LeaseStatus.QUEUED:
                 step.end(lease, EndReason.REFUSED, "it was not granted within the time it could wait")
@@ -132,6 +133,7 @@ class Schedule:
         """Look for victims at once for a newcomer; behind others it has to wait until they have had their look."""
         waiting = (other for other in InOrder(step.state, step.now.ns, self._policy) if not other.promise)
         if next(waiting, None) is lease:
+            step.as_office()
             self._make_room(step, lease)
 
     def _to_plan_for(self, state: State, now_ns: int) -> list[LeaseRecord]:

@@ -69,7 +69,7 @@ async def acquire(service: Service, call: Call) -> Reply:
     if service.draining:
         raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
     lease = LeaseId("l-" + secrets.token_hex(8))
-    command = acquire_command(request, call.caller.tenant, lease, service.driver.ledger.policy)
+    command = acquire_command(request, call.caller, lease, service.driver.ledger.policy)
 
     def render(answer: Answer, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer:
         return _answer(service, answer, now)
@@ -91,14 +91,16 @@ async def acquire(service: Service, call: Call) -> Reply:
 
 async def claim(service: Service, call: Call) -> Reply:
     request: ClaimRequest = call.body
-    command = cmd.Claim(tenant=call.caller.tenant, lease=LeaseId(call.id), epoch=request.epoch)
+    command = cmd.Claim(
+        tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id), epoch=request.epoch
+    )
     grant = await service.driver.submit(command, _render_grant(service, call.id))
     grant.token = _token(service, request.token, grant.lease.id, grant.lease.epoch)
     return json_reply(grant)
 
 
 async def decline(service: Service, call: Call) -> Reply:
-    command = cmd.Decline(tenant=call.caller.tenant, lease=LeaseId(call.id))
+    command = cmd.Decline(tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id))
     return json_reply(await service.driver.submit(command, lambda answer, now: _current(service, call.id, now)))
 
 
@@ -106,6 +108,7 @@ async def attach(service: Service, call: Call) -> Reply:
     request: AttachRequest = call.body
     command = cmd.Attach(
         tenant=call.caller.tenant,
+        operator=call.caller.operator,
         lease=LeaseId(call.id),
         request_id=request_id(request.request_id),
         holder=text(request.holder, "holder"),
@@ -122,6 +125,7 @@ async def renew(service: Service, call: Call) -> Reply:
     request: RenewRequest = call.body
     command = cmd.Renew(
         tenant=call.caller.tenant,
+        operator=call.caller.operator,
         lease=LeaseId(call.id),
         epoch=request.epoch,
         active=request.active,
@@ -163,6 +167,7 @@ async def renewals(service: Service, call: Call) -> Reply:
 def _renew_item(call: Call, item: RenewItem) -> cmd.Renew:
     return cmd.Renew(
         tenant=call.caller.tenant,
+        operator=call.caller.operator,
         lease=LeaseId(item.lease),
         epoch=item.epoch,
         active=item.active,
@@ -174,6 +179,7 @@ async def activity(service: Service, call: Call) -> Reply:
     request: ActivityRequest = call.body
     command = cmd.NoteActivity(
         tenant=call.caller.tenant,
+        operator=call.caller.operator,
         lease=LeaseId(call.id),
         epoch=request.epoch,
         active=request.active,
@@ -184,7 +190,9 @@ async def activity(service: Service, call: Call) -> Reply:
 
 async def release(service: Service, call: Call) -> Reply:
     request: ReleaseRequest = call.body
-    command = cmd.Release(tenant=call.caller.tenant, lease=LeaseId(call.id), busy_ns=busy_ns(request.busy))
+    command = cmd.Release(
+        tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id), busy_ns=busy_ns(request.busy)
+    )
     return json_reply(await service.driver.submit(command, _render_view(service, call.id)))
 
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from sublet.broker import commands as cmd
 from sublet.broker.access import new_token, token_hash
-from sublet.broker.asking import choice, quota
+from sublet.broker.asking import choice, number, quota, text
 from sublet.broker.records import TenantRecord
 from sublet.broker.service import Call, Reply, Service, is_live, json_reply
-from sublet.broker.views import device_view, fence_views, node_view, rfc3339, seconds, tenant_view
+from sublet.broker.views import audit_entry, device_view, fence_views, node_view, rfc3339, seconds, tenant_view
 from sublet.errors import InvalidRequest, NotFound
 from sublet.observe.metrics import CONTENT_TYPE
 from sublet.values import LeaseId, NodeId, ResourceId, TenantId, Tier, parse_duration_ns, valid_name
@@ -36,6 +36,7 @@ from sublet.wire.http import (
 __all__ = [
     "add_tenant",
     "audit",
+    "audit_log",
     "backup",
     "clear_fence",
     "document",
@@ -54,6 +55,8 @@ __all__ = [
 
 _TOKEN_BYTES: Final = 32
 _DETAIL_MAX: Final = 500
+_RECORDS_MAX: Final = 1000
+"""Records of the audit chain in one answer."""
 
 
 # ---- looking ----
@@ -117,6 +120,7 @@ async def add_tenant(service: Service, call: Call) -> Reply:
     request: TenantRequest = call.body
     token = new_token(secrets.token_bytes(_TOKEN_BYTES))
     command = cmd.AddTenant(
+        by=call.caller.tenant,
         tenant=TenantId(valid_name(request.id, "tenant name")),
         token_hash=token_hash(token),
         operator=bool(request.operator),
@@ -133,6 +137,7 @@ async def set_tenant(service: Service, call: Call) -> Reply:
         raise InvalidRequest("a tenant cannot be renamed", do="Add a new tenant and retire the old one.")
     token = new_token(secrets.token_bytes(_TOKEN_BYTES)) if request.new_token else None
     command = cmd.SetTenant(
+        by=call.caller.tenant,
         tenant=TenantId(call.id),
         operator=request.operator,
         token_hash=None if token is None else token_hash(token),
@@ -174,6 +179,7 @@ def _tenant(service: Service, record: TenantRecord) -> TenantView:
 async def revoke(service: Service, call: Call) -> Reply:
     request: RevokeRequest = call.body
     command = cmd.Revoke(
+        by=call.caller.tenant,
         lease=service.lease(call).id,
         notice_ns=parse_duration_ns(request.notice, "notice", zero_ok=True),
         detail=request.detail[:_DETAIL_MAX],
@@ -208,7 +214,8 @@ async def drain(service: Service, call: Call) -> Reply:
     if node not in service.driver.ledger.state.nodes:
         raise NotFound(f"there is no node {call.id}", do="See `sublet status`.")
     notice_ns = None if request.notice is None else parse_duration_ns(request.notice, "notice", zero_ok=True)
-    await service.driver.submit(cmd.Drain(node=node, draining=request.draining, notice_ns=notice_ns))
+    command = cmd.Drain(by=call.caller.tenant, node=node, draining=request.draining, notice_ns=notice_ns)
+    await service.driver.submit(command)
     return json_reply(node_view(service.driver.ledger.state.nodes[node]))
 
 
@@ -217,6 +224,13 @@ async def drain(service: Service, call: Call) -> Reply:
 
 async def audit(service: Service, call: Call) -> Reply:
     return json_reply(await asyncio.to_thread(service.archive.verify))
+
+
+async def audit_log(service: Service, call: Call) -> Reply:
+    """The newest records of the chain, oldest first: what happened, and whose doing it was."""
+    most = int(number(call.query, "limit", most=_RECORDS_MAX)) or _RECORDS_MAX
+    records = await asyncio.to_thread(service.archive.latest, most, text(call.query.get("of", ""), "name"))
+    return json_reply([audit_entry(record) for record in records])
 
 
 async def backup(service: Service, call: Call) -> Reply:
@@ -241,7 +255,7 @@ async def down(service: Service, call: Call) -> Reply:
             do="Use --drain (end them with notice), --keep (leave them) or --now (end them).",
         )
     if request.how in ("drain", "now"):
-        service.drain_and_stop(notice=request.how == "drain")
+        service.drain_and_stop(notice=request.how == "drain", by=call.caller.tenant)
     else:
         service.stop()
     return json_reply(DownAnswer(leases=len(live)))

@@ -24,7 +24,7 @@ from sublet.errors import CapacityExceeded, NotFound
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.audit import Record
 from sublet.observe.bills import Rates
-from sublet.values import LeaseId
+from sublet.values import LeaseId, TenantId
 from sublet.wire.http import AuditReport, LeaseView
 
 __all__ = ["JSON", "Call", "Identity", "Reply", "Service", "is_live", "json_reply"]
@@ -42,6 +42,9 @@ class Archive(Protocol):
 
     def records(self, after: int = 0) -> Iterator[Record]:
         """The audited entries after this one."""
+
+    def latest(self, most: int, naming: str = "") -> list[Record]:
+        """The newest audited entries, oldest first; may run in a thread of its own."""
 
     def verify(self) -> AuditReport:
         """Walk the chain; may run in a thread of its own."""
@@ -113,15 +116,15 @@ class Service:
     _stop_when_empty: bool = field(default=False, init=False)
     _watchers: dict[LeaseId, set[asyncio.Future[None]]] = field(default_factory=dict, init=False)
 
-    def drain_and_stop(self, *, notice: bool) -> None:
+    def drain_and_stop(self, *, notice: bool, by: TenantId) -> None:
         """End every lease (with the notice of its tier, or at once), empty the queue, then end the office."""
         state, policy = self.driver.ledger.state, self.driver.ledger.policy
         for lease in list(state.leases.values()):
             if lease.status is LeaseStatus.QUEUED:
-                self.driver.post(Revoke(lease=lease.id, detail=_CLOSES))
+                self.driver.post(Revoke(by=by, lease=lease.id, detail=_CLOSES))
             elif is_live(lease) and (lease.status is not LeaseStatus.NOTICED or not notice):
                 notice_ns = policy.notice_for_ns(lease.tier) if notice else 0
-                self.driver.post(Revoke(lease=lease.id, notice_ns=notice_ns, detail=_CLOSES))
+                self.driver.post(Revoke(by=by, lease=lease.id, notice_ns=notice_ns, detail=_CLOSES))
         self._stop_when_empty = True
         self.driver.post(Tick())
         if not state.live_count and not state.queued_count:  # then nothing will happen that could tell us

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from sublet.broker import events as ev
+from sublet.broker.commands import OFFICE
 from sublet.broker.policy import Policy
 from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, Now
 from sublet.broker.state import State
@@ -23,8 +26,10 @@ __all__ = ["Step"]
 class Step:
     """The state, the moment, and what came of the command."""
 
-    def __init__(self, state: State, policy: Policy, now: Now) -> None:
+    def __init__(self, state: State, policy: Policy, now: Now, by: str = OFFICE) -> None:
         self.state, self.policy, self.now = state, policy, now
+        self.by = by
+        """Whose doing it is."""
         self.events: list[ev.Event] = []
         self.orders: list[Order] = []
         self.hold: tuple[str, int] | None = None
@@ -32,8 +37,14 @@ class Step:
 
     def emit(self, event: ev.Event) -> None:
         """Take a fact into the state and into the journal."""
+        if type(event) in ev.AUDITED:
+            event = replace(event, by=self.by)
         self.state.apply(event, self.now)
         self.events.append(event)
+
+    def as_office(self) -> None:
+        """What follows is nobody's request: a time that came, or what the scheduler makes of the new situation."""
+        self.by = OFFICE
 
     # ---- the way in ----
 

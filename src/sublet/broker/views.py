@@ -6,11 +6,15 @@ import functools
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 
+import msgspec
+
 from sublet.broker.answers import Offer, Place, Refusal
 from sublet.broker.records import EndRecord, LeaseRecord, NodeRecord, Now, Quota, ResourceRecord, TenantRecord
 from sublet.lease.states import LeaseStatus, SliceState
+from sublet.observe.audit import Record
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, ResourceId
 from sublet.wire.http import (
+    AuditEntry,
     DeviceView,
     EndView,
     FenceView,
@@ -28,6 +32,7 @@ from sublet.wire.http import (
 )
 
 __all__ = [
+    "audit_entry",
     "device_view",
     "end_view",
     "fence_views",
@@ -210,6 +215,14 @@ def fence_views(resource: ResourceRecord) -> Iterator[FenceView]:
                 detail=piece.detail,
                 hard=piece.hard,
             )
+
+
+def audit_entry(record: Record) -> AuditEntry:
+    """A record as an operator reads it."""
+    event = msgspec.json.decode(record.body, type=dict)
+    event.pop("type", None)
+    by = event.pop("by", "")
+    return AuditEntry(seq=record.seq, at=rfc3339(record.wall_ns), kind=record.kind, by=by, event=event)
 
 
 def quota_view(quota: Quota) -> QuotaView:

@@ -29,6 +29,7 @@ COMMANDS: Final[dict[str, str]] = {
     "fence ls": "upkeep:fence_ls",
     "fence clear": "upkeep:fence_clear",
     "drain": "upkeep:drain",
+    "audit log": "upkeep:audit_log",
     "audit verify": "upkeep:audit_verify",
     "backup": "upkeep:backup",
     "restore": "upkeep:restore",

@@ -9,13 +9,13 @@ from typing import Annotated
 from sublet.cli.call import Office
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
-from sublet.cli.parsing import AsJson, duration_or_zero
+from sublet.cli.parsing import AsJson, count, duration_or_zero
 from sublet.cli.show import Json, document, epoch, plural, table, visible
 from sublet.client.home import home_dir
 from sublet.errors import JournalError
 from sublet.values import format_size
 
-__all__ = ["audit_verify", "backup", "drain", "fence_clear", "fence_ls", "restore"]
+__all__ = ["audit_log", "audit_verify", "backup", "drain", "fence_clear", "fence_ls", "restore"]
 
 
 def fence_ls(*, as_json: AsJson = False) -> int:
@@ -95,6 +95,35 @@ def audit_verify(*, as_json: AsJson = False) -> int:
         print(f"The audit chain holds: {plural(report['records'], 'record')}, head {report['head']}.")
         print("  Note the head outside this machine: then nobody can shorten the chain unseen.")
     return DONE
+
+
+def audit_log(
+    *,
+    of: Annotated[str | None, Opt("--of", metavar="ID", help="Only what names this lease, tenant or resource.")] = None,
+    lines: Annotated[int, Opt("--lines", metavar="COUNT", parse=count, help="How many at most; 20 if not said.")] = 20,
+    as_json: AsJson = False,
+) -> int:
+    """Show the newest records of the audit chain: what happened, and whose doing it was."""
+    found: list[Json] = Office.reach().get("/v1/audit", patience=600.0, limit=lines, of=of)
+    if as_json:
+        document(found)
+    elif not found:
+        print("No record is of that." if of else "Nothing was recorded yet.")
+    else:
+        rows = [
+            [str(one["seq"]), one["at"], one["by"] or "not recorded", one["kind"], visible(_about(one["event"]))]
+            for one in found
+        ]
+        print(table(["SEQ", "AT", "BY", "WHAT", "OF"], rows))
+    return DONE
+
+
+def _about(event: Json) -> str:
+    """What a record is about, in a few words."""
+    named = [event.get(key) for key in ("lease", "tenant", "resource", "node")]
+    names = [str(one["id"] if isinstance(one, dict) else one) for one in named if one]
+    end = event.get("end") or event.get("notice") or {}
+    return " ".join(names + [end[key] for key in ("reason",) if key in end])
 
 
 def backup(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.agent.machine import FaultName
 from sublet.broker import commands as cmd
-from sublet.broker.records import LeaseRecord
+from sublet.broker.records import LOCAL_TENANT, LeaseRecord
 from sublet.lease.states import LIVE_STATES, SliceState
 from sublet.sim.office import OfficeProcess
 from sublet.sim.process import Process
@@ -293,4 +293,4 @@ class FaultPlan:
                 for piece in held:
                     machine.leave(resource.id, piece.lease)
                     machine.scrub(resource.id, piece.lease)
-            office.submit(cmd.ClearFence(resource=resource.id, vouch=said), None)
+            office.submit(cmd.ClearFence(by=LOCAL_TENANT, resource=resource.id, vouch=said), None)

@@ -9,7 +9,7 @@ This is the one part of ``wire`` that uses msgspec.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +23,7 @@ __all__ = [
     "AcquireRequest",
     "ActivityRequest",
     "AttachRequest",
+    "AuditEntry",
     "AuditReport",
     "BackupAnswer",
     "BackupRequest",
@@ -422,6 +423,20 @@ class AuditReport(_Message, kw_only=True):
     records: int
     head: str
     problem: str | None = None
+
+
+class AuditEntry(_Message, kw_only=True):
+    """One record of the audit chain."""
+
+    seq: int
+    at: str
+    kind: str
+    """What happened: the type of the event."""
+    by: str
+    """Whose doing it was: ``tenant:ID``, ``operator:ID``, or ``office`` for what time, an agent or the scheduler did.
+    Empty where the record is older than this field."""
+    event: dict[str, Any]
+    """The event as it is hashed; what has its usual value is left out."""
 
 
 class News(_Message, kw_only=True):

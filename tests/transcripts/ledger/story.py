@@ -16,7 +16,7 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Done, Granted, Offer, Place, Refusal
 from sublet.broker.ledger import Ledger
-from sublet.broker.records import EndRecord, LeaseRecord, Quota, Want
+from sublet.broker.records import LOCAL_TENANT, EndRecord, LeaseRecord, Quota, Want
 from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
@@ -311,7 +311,7 @@ class Teller:
         yield self.answer(self.bench.do(cmd.Drain(node=NodeId(plain[0]), draining=False)).answer)
 
     def do_clear(self, plain: list[str], words: Words) -> Iterator[str]:
-        command = cmd.ClearFence(resource=ResourceId(plain[0]), vouch="vouch" in plain, by="the operator's word")
+        command = cmd.ClearFence(resource=ResourceId(plain[0]), vouch="vouch" in plain, by=LOCAL_TENANT)
         yield self.answer(self.bench.do(command).answer)
 
     def do_used(self, plain: list[str], words: Words) -> Iterator[str]:

@@ -59,6 +59,9 @@ class RememberedJournal:
     def records(self, after: int = 0) -> Iterator[Record]:
         return iter(())
 
+    def latest(self, most: int, naming: str = "") -> list[Record]:
+        return []
+
     def verify(self) -> AuditReport:
         return AuditReport(ok=True, records=0, head="00")
 

@@ -20,6 +20,7 @@ from sublet.broker import journal_opening, journal_schema
 from sublet.broker.events import AUDITED, EVENT_TYPES
 from sublet.broker.journal import BEAT_EVERY_NS, Journal
 from sublet.errors import JournalError, JournalFailed
+from sublet.observe import audit
 from tests.unit.journal.making import OPENED, WALL_NS, Place, at, ended, ending, granted, queued, renewed
 
 
@@ -313,3 +314,38 @@ def test_the_log_stays_within_what_was_laid_out(place: Place) -> None:
             journal.commit([renewed("a", n), queued(f"l{n}")], at(n))
         assert log.stat().st_size <= laid_out
         assert place.db.stat().st_size > 1_000_000, "nothing was moved out of the log"
+
+
+def test_a_record_from_before_actors_were_written_is_read_and_its_hash_holds(place: Place) -> None:
+    """The body of that time, letter by letter: every field was written, and `by` only where somebody vouched."""
+    old = (
+        b'{"type":"granted","lease":"a","node":"n","epoch":[1,1],"parts":[],"claim_by_ns":5,"offered":false}',
+        b'{"type":"cleared","resource":"n/gpu0","lease":null,"epoch":null,"by":"verified"}',
+    )
+    with place.open() as journal:
+        journal.commit([OPENED], at(1))
+    db = sqlite3.connect(place.db)
+    head = db.execute("SELECT hash FROM audit ORDER BY seq DESC").fetchone()[0]
+    seq = db.execute("SELECT max(seq) FROM audit").fetchone()[0]
+    for kind, body in zip(("granted", "cleared"), old, strict=True):
+        seq += 1
+        head = audit.link(head, seq, 2, 2, kind, body)
+        db.execute("INSERT INTO audit VALUES (?, 2, 2, ?, ?, ?)", (seq, kind, body, head))
+    db.commit()
+    db.close()
+    with place.open() as journal:
+        *_, granted_then, cleared_then = [entry.event for entry in journal.recover().entries]
+        assert isinstance(granted_then, ev.Granted)
+        assert isinstance(cleared_then, ev.Cleared)
+        assert (granted_then.by, granted_then.offered, cleared_then.by) == ("", False, "verified")
+        assert journal.verify().ok
+
+
+def test_the_newest_records_are_shown_and_those_that_name_something(place: Place) -> None:
+    with place.open() as journal:
+        journal.commit([OPENED, queued("a"), queued("ab")], at(1))
+        journal.commit([granted("a", 1), renewed("a"), granted("ab", 2)], at(2))
+        assert [record.kind for record in journal.latest(2)] == ["granted", "granted"]
+        assert [record.kind for record in journal.latest(9, "a")] == ["queued", "granted"]
+        assert journal.latest(9, "nobody") == []
+        assert [record.seq for record in journal.latest(99)] == sorted(record.seq for record in journal.latest(99))
