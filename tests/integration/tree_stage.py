@@ -17,9 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.group import Group
 from sublet.supervisor.limits import Limits
 from sublet.supervisor.prctl import is_child_subreaper, set_child_subreaper
 from sublet.supervisor.procs import Identity, Procs, Stat
@@ -131,6 +133,7 @@ class Stage:
         """All that is below this process ends, known or not."""
 
         def is_empty() -> bool:
+            below = list[Stat]()
             for _ in range(3):
                 below = [stat for stat in self.procs.table().below([os.getpid()]) if stat.pid != os.getpid()]
                 for stat in below:
@@ -140,7 +143,7 @@ class Stage:
 
         until("an empty stage", is_empty)
         for group in (*self.groups.found(), *self.groups.leases()):
-            until("a removed group", lambda group=group: not group.remove())
+            until("a removed group", partial(_is_removed, group))
         assert self.groups.remove() == []
 
 
@@ -259,10 +262,14 @@ def zombies(stage: Stage) -> None:
     """An ended child nobody asked for is not alive; a process whose first thread has ended is."""
     seen, told = os.pipe()
 
+    def tell_and_stay() -> None:
+        os.write(told, b"x")
+        time.sleep(1000)
+
     def headless() -> None:
         if os.fork() == 0:
             os._exit(0)
-        threading.Thread(target=lambda: (os.write(told, b"x"), time.sleep(1000))).start()
+        threading.Thread(target=tell_and_stay).start()
         ctypes.CDLL(None).syscall(EXIT[platform.machine()], 0)
 
     tree = stage.guest(headless)
@@ -296,6 +303,7 @@ def frozen(stage: Stage) -> None:
     os.mkdir(foreign)
     tree = stage.guest(f"{LONG} & wait")
     stage.asleep(tree, 1)
+    look = stage.trees.look()
     try:
         for pid in stage.members(tree):
             _write(f"{foreign}/cgroup.procs", str(pid))
@@ -410,6 +418,10 @@ def swept(stage: Stage) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
+
+
+def _is_removed(group: Group) -> bool:
+    return not group.remove()
 
 
 def _write(path: str, text: str) -> None:

@@ -39,6 +39,7 @@ GUEST_MARK: Final = "SUBLET_GUEST"
 _STOP_ROUNDS: Final = 6
 """Looks within one attempt to end a tree. A tree that stands still is done after two."""
 _ASLEEP_IN_KERNEL: Final = ord("D")
+_NOBODY: Final = GuestId("")
 
 
 class Tree:
@@ -46,7 +47,7 @@ class Tree:
 
     __slots__ = (
         *("group", "guest", "known", "lease", "outside", "root", "sessions", "uid"),
-        *("_cpu_ns", "_exited_ns", "_peak_bytes"),
+        *("_cpu_ns", "_exited_ns", "_inherited", "_peak_bytes"),
     )
 
     def __init__(
@@ -65,6 +66,8 @@ class Tree:
         """Theirs. A session's number is not given anew as long as a process is in it."""
         self.outside: Set[Identity] = frozenset()
         """Those of them that have left the group, as root may."""
+        self._inherited = frozenset[int]()
+        """The session it was started in, if it was seen before it made its own: that of a zygote, or ours."""
         self._exited_ns = 0
         self._cpu_ns = 0
         self._peak_bytes = 0
@@ -78,7 +81,8 @@ class Tree:
         """Remember what a look has shown."""
         members = list(members)
         self.known = frozenset(stat.identity for stat in members)
-        self.sessions = frozenset(stat.session for stat in members) - {foreign_session}
+        self._inherited |= {stat.session for stat in members if stat.identity == self.root} - {self.root.pid}
+        self.sessions = frozenset(stat.session for stat in members) - self._inherited - {foreign_session}
         if self.group is not None:
             self.outside = frozenset(stat.identity for stat in members if stat.pid not in inside)
         self._cpu_ns = max(self._cpu_ns, self._exited_ns + sum(stat.cpu_ticks for stat in members) * NS_PER_TICK)
@@ -207,7 +211,7 @@ class Trees:
         for stat in table.children(self.me):
             if stat.pid in owners or stat.is_gone:
                 continue
-            if stat.session in by_session:
+            if stat.session in by_session and _may_be_in(stat, table, owners, by_session[stat.session]):
                 owners[stat.pid] = by_session[stat.session]
             elif (guest := self._marked(stat.pid)) is not None:
                 owners[stat.pid] = guest
@@ -254,6 +258,14 @@ class Trees:
                 break
         for identity in stopped:
             self.procs.send(identity, signal.SIGKILL)
+
+
+def _may_be_in(stat: Stat, table: Table, owners: Mapping[int, GuestId | None], guest: GuestId | None) -> bool:
+    """Whether the session is still the one that was seen: its leader has ended, or is known.
+
+    A leader that is not known made the session anew, under a number that had become free.
+    """
+    return stat.session not in table.stats or owners.get(stat.session, _NOBODY) == guest
 
 
 def _stands_still(stat: Stat) -> bool:

@@ -1,0 +1,333 @@
+"""Control groups on pretended machines: v2 only, v1 only, both, and none; a folder that behaves as the kernel's."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.cgroups_places import Files
+from sublet.supervisor.limits import BASIC_DEVICES, Device, Limits, Usage
+from sublet.values import GuestId, LeaseId
+
+V1: Final = ("memory", "pids", "cpu", "cpuset", "devices", "freezer", "cpuacct")
+V1_FILES: Final = {
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
+    "pids": ("pids.max",),
+    "cpu": ("cpu.cfs_period_us", "cpu.cfs_quota_us"),
+    "cpuset": ("cpuset.cpus", "cpuset.mems"),
+    "devices": ("devices.deny", "devices.allow"),
+    "freezer": ("freezer.state",),
+    "cpuacct": ("cpuacct.usage",),
+}
+V2_FILES: Final = (
+    *("cgroup.controllers", "cgroup.subtree_control", "cgroup.kill", "cgroup.freeze", "cgroup.events", "cpu.stat"),
+    *("memory.max", "memory.current", "memory.peak", "memory.events", "pids.max", "cpu.max", "cpuset.cpus"),
+)
+LEASE: Final = LeaseId("l1")
+GUEST: Final = GuestId("g1")
+
+
+class Machine(Files):
+    """Folders below ``root`` that answer like hierarchies of control groups."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.said: list[tuple[str, str]] = []
+        self.locked: set[str] = set()
+        self.own: list[str] = []
+        self.mounts: list[str] = []
+        (root / "proc/self").mkdir(parents=True)
+
+    def v1(self, name: str, own: str = "/") -> None:
+        self._mount(f"cg/{name}", f"cgroup cgroup rw,{name}", f"1:{name}:{own}", own)
+
+    def v2(self, where: str, controllers: str, own: str = "/") -> None:
+        point = self._mount(where, "cgroup2 cgroup2 rw", f"0::{own}", own)
+        (point / "cgroup.controllers").write_text(controllers)
+
+    def _mount(self, where: str, kind: str, line: str, own: str) -> Path:
+        point = self.root / where
+        (self.root / where).mkdir(parents=True)
+        self._furnish(str(point))
+        self.mounts.append(f"30 20 0:{len(self.mounts)} / {point} rw - {kind}\n")
+        self.own.append(line + "\n")
+        (self.root / "proc/self/mountinfo").write_text("20 1 0:1 / / rw - ext4 x rw\n" + "".join(self.mounts))
+        (self.root / "proc/self/cgroup").write_text("".join(self.own))
+        folder = point
+        for part in own.strip("/").split("/") if own != "/" else []:
+            folder /= part
+            self.make(str(folder))
+        return point
+
+    def probe(self) -> Groups:
+        return Groups.probe("k3", proc=str(self.root / "proc"), files=self)
+
+    def put(self, path: str, text: str) -> None:
+        (self.root / path).write_text(text)
+
+    def get(self, path: str) -> str:
+        return (self.root / path).read_text()
+
+    # ---- as the kernel does it ----
+
+    def make(self, folder: str) -> None:
+        if any(folder.startswith(locked) for locked in self.locked):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        if not os.path.exists(folder):
+            super().make(folder)
+            self._furnish(folder)
+
+    def _furnish(self, folder: str) -> None:
+        name = os.path.relpath(folder, self.root).split("/")[1:2]
+        files = V1_FILES.get(name[0] if name else "", V2_FILES)
+        for file in ("cgroup.procs", *(("tasks",) if files is not V2_FILES else ()), *files):
+            Path(folder, file).touch()
+        above = Path(folder).parent / "cgroup.subtree_control"
+        if files is V2_FILES and above.exists():
+            Path(folder, "cgroup.controllers").write_text(above.read_text())
+
+    def remove(self, folder: str) -> None:
+        if self.folders(folder) or self.read(f"{folder}/cgroup.procs"):
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        for entry in os.scandir(folder):
+            os.unlink(entry.path)
+        super().remove(folder)
+
+    def write(self, path: str, text: str) -> None:
+        self.said.append((os.path.relpath(path, self.root), text))
+        name, folder = os.path.basename(path), os.path.dirname(path)
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "No such file", path)
+        if name == "cgroup.subtree_control":
+            is_root = not os.path.exists(f"{os.path.dirname(folder)}/cgroup.procs")
+            if self.read(f"{folder}/cgroup.procs") and not is_root:
+                raise OSError(errno.EBUSY, "Device or resource busy")
+            there = {*(self.read(path) or "").split(), *(part.lstrip("+") for part in text.split())}
+            if not there <= set((self.read(f"{folder}/cgroup.controllers") or "").split()):
+                raise OSError(errno.ENOENT, "No such file")
+            text = " ".join(sorted(there))
+        elif name == "cgroup.procs":
+            text = (self.read(path) or "") + text + "\n"
+        Path(path).write_text(text)
+
+    def may_write(self, path: str) -> bool:
+        return path not in self.locked and not any(path.startswith(f"{locked}/") for locked in self.locked)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def limited(groups: Groups, limits: Limits) -> list[str]:
+    lease, guest = groups.group(LEASE), groups.group(LEASE, GUEST)
+    assert lease is not None
+    assert guest is not None
+    lease.create()
+    left = lease.set_limits(limits)
+    guest.create()
+    return left
+
+
+ALL: Final = Limits(memory_bytes=1 << 30, pids_max=99, cores=2, cpus=(3, 1), devices=(Device("c", 195),))
+
+
+def test_a_machine_without_groups_says_so(machine: Machine) -> None:
+    groups = machine.probe()
+    assert not groups.is_active
+    assert groups.group(LEASE, GUEST) is None
+    assert not (groups.found() or groups.elsewhere() or groups.bases())
+    first, *rest = groups.describe()
+    assert first.text == "by descent, session and environment only: no hierarchy of control groups is mounted"
+    assert not any(said.is_active for said in (first, *rest))
+
+
+def test_none_is_a_choice(machine: Machine) -> None:
+    groups = Groups.none("k3")
+    assert not groups.is_active
+    assert groups.group(LEASE) is None
+
+
+def test_v2_hands_its_controllers_down_to_the_guest(machine: Machine) -> None:
+    machine.v2("cg", "cpu cpuset memory pids hugetlb")
+    groups = machine.probe()
+    assert limited(groups, ALL) == ["devices"]
+    assert machine.get("cg/cgroup.subtree_control") == "cpu cpuset memory pids"
+    assert machine.get("cg/sublet-k3/l1/g1/cgroup.controllers") == "cpu cpuset memory pids"
+    lease = "cg/sublet-k3/l1"
+    assert machine.get(f"{lease}/memory.max") == str(1 << 30)
+    assert machine.get(f"{lease}/pids.max") == "99"
+    assert machine.get(f"{lease}/cpu.max") == "200000 100000"
+    assert machine.get(f"{lease}/cpuset.cpus") == "1,3"
+    active = {said.part: said.is_active for said in groups.describe()}
+    assert active.pop("devices") is False
+    assert all(active.values())
+
+
+def test_v2_kills_counts_and_goes(machine: Machine) -> None:
+    machine.v2("cg", "memory")
+    group = machine.probe().group(LEASE, GUEST)
+    assert group is not None
+    group.create()
+    assert [os.path.relpath(path, machine.root) for path in group.join_paths()] == ["cg/sublet-k3/l1/g1/cgroup.procs"]
+    group.add(4242)
+    machine.make(str(machine.root / "cg/sublet-k3/l1/g1/inner"))
+    machine.put("cg/sublet-k3/l1/g1/inner/cgroup.procs", "4243\n4242\n")
+    assert group.pids() == [4242, 4243]
+    assert not group.is_empty()
+    group.kill()
+    assert machine.get("cg/sublet-k3/l1/g1/cgroup.kill") == "1"
+    machine.put("cg/sublet-k3/l1/g1/cpu.stat", "usage_usec 12\nuser_usec 7\n")
+    machine.put("cg/sublet-k3/l1/g1/memory.current", "5\n")
+    machine.put("cg/sublet-k3/l1/g1/memory.peak", "9\n")
+    machine.put("cg/sublet-k3/l1/g1/memory.events", "oom 3\noom_kill 2\n")
+    assert group.usage() == Usage(cpu_ns=12_000, memory_bytes=5, memory_peak_bytes=9, oom_kills=2)
+    left = [os.path.relpath(path, machine.root) for path in group.remove()]
+    assert left == ["cg/sublet-k3/l1/g1/inner", "cg/sublet-k3/l1/g1"]
+    for folder in left:
+        machine.put(f"{folder}/cgroup.procs", "")
+    assert group.is_empty()
+    assert group.remove() == []
+    assert group.remove() == []
+
+
+def test_v2_looks_upwards_for_a_group_that_hands_controllers_on(machine: Machine) -> None:
+    """Our own holds processes, so it cannot; the one above it can."""
+    machine.v2("cg", "memory pids", own="/user/scope")
+    machine.put("cg/user/scope/cgroup.procs", "1\n")
+    machine.put("cg/user/cgroup.controllers", "memory pids")
+    machine.put("cg/user/scope/cgroup.controllers", "memory pids")
+    groups = machine.probe()
+    assert groups.v2 is not None
+    assert os.path.relpath(groups.v2.base, machine.root) == "cg/user"
+    assert groups.has("memory")
+
+
+def test_v2_without_the_right_to_go_up_ends_but_does_not_limit(machine: Machine) -> None:
+    machine.v2("cg", "memory", own="/user/scope")
+    machine.put("cg/user/scope/cgroup.procs", "1\n")
+    machine.put("cg/user/scope/cgroup.controllers", "memory")
+    machine.locked.add(str(machine.root / "cg/user/cgroup.procs"))
+    groups = machine.probe()
+    assert groups.is_active
+    assert not groups.has("memory")
+    said = {said.part: said for said in groups.describe()}
+    assert said["ending a guest as a whole"].is_active
+    assert said["memory"].text.endswith("does not hand the controller memory on to groups below it")
+
+
+def test_v1_makes_a_guest_where_it_is_counted_ended_or_limited(machine: Machine) -> None:
+    for name in V1:
+        machine.v1(name, own="/us" if name == "memory" else "/")
+    for name in ("cpus", "mems"):
+        machine.put(f"cg/cpuset/cpuset.{name}", "0-3\n")
+    groups = machine.probe()
+    assert limited(groups, Limits(cpus=(1,), devices=(Device("c", 195, 0),))) == []
+    group = groups.group(LEASE, GUEST)
+    assert group is not None
+    joined = {os.path.relpath(path, machine.root) for path in group.join_paths()}
+    folders = ("cpuset", "devices", "freezer", "cpuacct", "memory/us")
+    assert joined == {f"cg/{folder}/sublet-k3/l1/g1/tasks" for folder in folders}
+    assert machine.get("cg/cpuset/sublet-k3/l1/g1/cpuset.cpus") == "1"
+    assert machine.get("cg/cpuset/sublet-k3/l1/g1/cpuset.mems") == "0-3"
+    said = [text for path, text in machine.said if path.endswith(("devices.allow", "devices.deny"))]
+    assert said == ["a", *(device.text for device in BASIC_DEVICES), "c 195:0 rwm"]
+
+
+def test_v1_limits(machine: Machine) -> None:
+    for name in V1:
+        machine.v1(name)
+    groups = machine.probe()
+    machine.put("cg/cpuset/cpuset.cpus", "0-3")
+    assert limited(groups, ALL) == []
+    assert machine.get("cg/memory/sublet-k3/l1/memory.limit_in_bytes") == str(1 << 30)
+    assert machine.get("cg/pids/sublet-k3/l1/pids.max") == "99"
+    assert machine.get("cg/cpu/sublet-k3/l1/cpu.cfs_quota_us") == "200000"
+    assert all(said.is_active for said in groups.describe())
+
+
+def test_v1_kills_while_frozen_and_thaws(machine: Machine) -> None:
+    for name in ("freezer", "memory"):
+        machine.v1(name)
+    group = machine.probe().group(LEASE, GUEST)
+    assert group is not None
+    group.create()
+    group.kill()
+    assert [text for path, text in machine.said if path.endswith("freezer.state")] == ["FROZEN", "THAWED"]
+
+
+def test_v1_counts(machine: Machine) -> None:
+    for name in ("cpuacct", "memory"):
+        machine.v1(name)
+    group = machine.probe().group(LEASE, GUEST)
+    assert group is not None
+    group.create()
+    machine.put("cg/cpuacct/sublet-k3/l1/g1/cpuacct.usage", "123\n")
+    machine.put("cg/memory/sublet-k3/l1/g1/memory.usage_in_bytes", "7\n")
+    machine.put("cg/memory/sublet-k3/l1/g1/memory.max_usage_in_bytes", "8\n")
+    machine.put("cg/memory/sublet-k3/l1/g1/memory.oom_control", "under_oom 0\noom_kill 1\n")
+    assert group.usage() == Usage(cpu_ns=123, memory_bytes=7, memory_peak_bytes=8, oom_kills=1)
+
+
+def test_a_process_that_left_one_hierarchy_is_still_in_the_group(machine: Machine) -> None:
+    for name in ("freezer", "memory"):
+        machine.v1(name)
+    group = machine.probe().group(LEASE, GUEST)
+    assert group is not None
+    group.create()
+    group.add(4242)
+    machine.put("cg/freezer/sublet-k3/l1/g1/cgroup.procs", "")
+    assert group.pids() == [4242]
+
+
+@pytest.mark.parametrize("is_lonely", [True, False])
+def test_both_the_unified_one_is_used_where_nothing_else_freezes(machine: Machine, is_lonely: bool) -> None:
+    machine.v1("memory")
+    if not is_lonely:
+        machine.v1("freezer")
+    machine.v2("cg/unified", "")
+    groups = machine.probe()
+    assert (groups.v2 is not None) is is_lonely
+    assert groups.has("memory")
+    [end] = [said for said in groups.describe() if said.part == "ending a guest as a whole"]
+    assert ("cgroup v2" in end.text) is is_lonely
+
+
+def test_what_may_not_be_written_is_not_used_and_the_reason_is_told(machine: Machine) -> None:
+    machine.v1("memory")
+    machine.v1("pids")
+    machine.locked.add(str(machine.root / "cg/memory"))
+    groups = machine.probe()
+    said = {said.part: said for said in groups.describe()}
+    assert said["pids"].is_active
+    assert not said["memory"].is_active
+    assert said["memory"].text == f"no right to make groups in {machine.root}/cg/memory"
+    assert limited(groups, Limits(memory_bytes=1)) == ["memory"]
+
+
+def test_groups_are_found_again_here_and_elsewhere(machine: Machine) -> None:
+    machine.v1("freezer")
+    groups = machine.probe()
+    limited(groups, Limits())
+    later = Groups.probe("k3", proc=str(machine.root / "proc"), files=machine)
+    assert [(group.lease, group.guest) for group in later.found()] == [(LEASE, GUEST)]
+    assert [group.name for group in later.leases()] == ["sublet-k3/l1"]
+    assert later.remove() != []
+    machine.make(str(machine.root / "cg/freezer/scope"))
+    for part in ("", "/l7", "/l7/g7"):
+        machine.make(str(machine.root / f"cg/freezer/scope/sublet-k3{part}"))
+    machine.make(str(machine.root / "cg/freezer/scope/sublet-other"))
+    [elsewhere] = later.elsewhere()
+    assert [group.name for group in elsewhere.found()] == ["sublet-k3/l7/g7"]
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden"])
+def test_a_name_that_is_no_name_is_refused(machine: Machine, name: str) -> None:
+    machine.v1("freezer")
+    with pytest.raises(ValueError, match="cannot name a control group"):
+        machine.probe().group(LeaseId(name))
