@@ -1,0 +1,40 @@
+"""What stands between one tenant's guest and everybody else.
+
+probe.py        what this machine and these rights allow, each part tried for real
+abilities.py    the answer, and how ``sublet doctor`` says it
+plan.py         which steps, in which order; what must hold and cannot is a refusal (pure)
+enter.py        the steps, done between fork and exec
+root.py         the file system a guest sees
+landlock.py     what of it the guest may touch, a second time, by another mechanism
+init.py         the two processes that stand over a process namespace
+syscalls.py     the calls Python lacks
+uids.py         one user number for one tenant, for good
+environment.py  what a tenant's guest finds in its environment
+cleaning.py     removing what a guest left, which may be hostile
+"""
+
+from sublet.supervisor.isolation.abilities import Abilities, Finding, Part
+from sublet.supervisor.isolation.cleaning import Left, remove_tree
+from sublet.supervisor.isolation.enter import EnterFailed, enter
+from sublet.supervisor.isolation.environment import clean_env
+from sublet.supervisor.isolation.plan import Ids, Plan, Policy, Profile, Refusal, Wish, plan
+from sublet.supervisor.isolation.uids import Uids
+
+__all__ = [
+    "Abilities",
+    "EnterFailed",
+    "Finding",
+    "Ids",
+    "Left",
+    "Part",
+    "Plan",
+    "Policy",
+    "Profile",
+    "Refusal",
+    "Uids",
+    "Wish",
+    "clean_env",
+    "enter",
+    "plan",
+    "remove_tree",
+]
