@@ -156,6 +156,11 @@ class Node:
         self._ended_here.again(now_ns)
         self._faulted.again(now_ns)
 
+    def inventory_changed(self, inventory: Inventory) -> None:
+        """The office that has come counts the machine anew. What is live stays, whatever it counts."""
+        self.inventory = inventory
+        self._capacity = {device.id: device.capacity for device in inventory.devices}
+
     # ---- what can be seen ----
 
     @property

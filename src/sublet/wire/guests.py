@@ -37,6 +37,7 @@ __all__ = [
     "HolderCall",
     "HolderReply",
     "ListGuests",
+    "NotStarted",
     "OfficeCall",
     "OfficeReply",
     "Orders",
@@ -118,6 +119,16 @@ class Started:
 
     guest: GuestId
     pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotStarted:
+    """It could not be run; nothing of it is left."""
+
+    exit_code: int
+    """What a shell would answer: 127 if there is no such command, 126 otherwise."""
+    message: str
+    do: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +252,7 @@ class Done:
 
 
 HolderCall = Start | Attach | Detach | Resize | SignalGuest | EndGuest | ListGuests
-HolderReply = Started | Attached | Guests | Done
+HolderReply = Started | NotStarted | Attached | Guests | Done
 
 
 # ---- between office and supervisor ----
@@ -281,6 +292,8 @@ class Configured:
     guests: int
     lines: tuple[str, ...] = ()
     """For ``sublet doctor``: which protection is active, and why not."""
+    is_new: bool = True
+    """Whether its tables are empty, so that it has to be told of every live lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,9 +313,12 @@ class Reports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admit:
-    """Serve the connection whose descriptor comes with this."""
+    """Serve the connection whose descriptor comes with this, and whose greeting the agent has read."""
 
     front: Front
+    oldest: int
+    newest: int
+    """The versions that the other side speaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

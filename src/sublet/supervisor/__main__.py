@@ -1,0 +1,56 @@
+"""``python -m sublet.supervisor SETTINGS``: started by an office, never by hand."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+
+from sublet.clock import SystemClock
+from sublet.supervisor.service import SOCKET_NAME, Supervisor, settings_from
+
+__all__ = ["main"]
+
+BACKLOG = 128
+
+
+def main(text: str) -> int:
+    """Be the supervisor; the exit status. 75 if there is one already."""
+    settings = settings_from(text)
+    os.makedirs(settings.runtime, mode=0o700, exist_ok=True)
+    lock = os.open(os.path.join(settings.runtime, "supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 75
+    os.chdir("/")
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    supervisor = Supervisor(settings, SystemClock())
+    path = os.path.join(settings.runtime, SOCKET_NAME)
+    listening = _listen(path)
+    try:
+        supervisor.serve(listening)
+    finally:
+        os.unlink(path)
+    return 0
+
+
+def _listen(path: str) -> socket.socket:
+    """Whoever holds the lock is the only one, so a socket that lies there is stale."""
+    if os.path.lexists(path):
+        os.unlink(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    mask = os.umask(0o177)
+    try:
+        listening.bind(path)
+    finally:
+        os.umask(mask)
+    listening.listen(BACKLOG)
+    return listening
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,86 @@
+"""One connection in the supervisor's loop: its socket, its link, and when each is to be looked at.
+
+What is said through the link goes out at the end of the turn, so that ten answers are one system call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+
+from sublet.errors import SubletError
+from sublet.supervisor.loop import READ, WRITE, Loop
+from sublet.wire.happenings import Happening, Over
+from sublet.wire.link import Link
+from sublet.wire.sockets import receive_some, send_some
+
+__all__ = ["Connection"]
+
+
+class Connection:
+    """Owns the socket. ``heard`` is told everything that happens on the link; the last thing is ``Over``."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, link: Link, heard: Callable[[Happening], None]) -> None:
+        sock.setblocking(False)
+        self.link = link
+        self._loop = loop
+        self._sock = sock
+        self._heard = heard
+        self._watching = READ
+        self._is_open = True
+        self._will_push = False
+        loop.watch(sock.fileno(), READ, self._ready)
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def push(self) -> None:
+        """What was said is to go out, at the end of this turn."""
+        if self._is_open and not self._will_push:
+            self._will_push = True
+            self._loop.soon(self._push)
+
+    def cut(self, error: SubletError | None = None) -> None:
+        """Hang up, on both sides and on every duplicate of the descriptor."""
+        if self._is_open:
+            self.link.end(error)
+            self._send()
+            self._shut()
+            self._heard(Over(error, by_peer=False))
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            self._push()
+        if self._is_open and events & ~WRITE:
+            self._receive()
+
+    def _receive(self) -> None:
+        for happening in receive_some(self._sock, self.link):
+            if isinstance(happening, Over):
+                self._send()
+                self._shut()
+            self._heard(happening)
+        self.push()
+
+    def _push(self) -> None:
+        self._will_push = False
+        if self._is_open:
+            wanted = (READ if self.link.wants_input else 0) | (0 if self._send() else WRITE)
+            if wanted != self._watching:
+                self._watching = wanted
+                self._loop.change(self._sock.fileno(), wanted)
+
+    def _send(self) -> bool:
+        try:
+            return send_some(self._sock, self.link)
+        except OSError:  # the reading side will find out, and says so
+            return True
+
+    def _shut(self) -> None:
+        self._is_open = False
+        self._loop.forget(self._sock.fileno())
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()

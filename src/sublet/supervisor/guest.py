@@ -1,0 +1,105 @@
+"""One guest: a process tree under a lease, what it says, and how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sublet.lease.states import GuestEvent, GuestState, next_guest
+from sublet.supervisor.logs import GuestLog
+from sublet.supervisor.reaper import Exit
+from sublet.supervisor.stdio import Stdio
+from sublet.supervisor.tree import Tree
+from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
+from sublet.wire.guests import GuestNews, GuestSpec, GuestView, Profile
+
+__all__ = ["Guest"]
+
+
+class Guest:
+    """Its state follows the guest's table; it is ``GONE`` only when a look has shown that nothing of it runs."""
+
+    def __init__(
+        self,
+        *,
+        id: GuestId,  # noqa: A002 - what it is called everywhere
+        lease: LeaseId,
+        epoch: Epoch,
+        tenant: TenantId,
+        profile: Profile,
+        spec: GuestSpec,
+        tree: Tree,
+        stdio: Stdio,
+        log: GuestLog,
+        wall_ns: int,
+    ) -> None:
+        self.id = id
+        self.lease = lease
+        self.epoch = epoch
+        self.tenant = tenant
+        self.profile = profile
+        self.spec = spec
+        self.tree = tree
+        self.stdio = stdio
+        self.log = log
+        self.state = GuestState.STARTING
+        self.exit_code = -1
+        """Of its main process; -1 while that runs."""
+        self.reason: EndReason | None = None
+        """Why it was ended, if it did not end by itself."""
+        self.processes = 1
+        """At the last look."""
+        self.started_wall_ns = wall_ns
+        self.ended_wall_ns = 0
+        self.kills = 0
+        """How often its end was forced."""
+        self.listeners: list[Callable[[GuestNews], None]] = []
+
+    @property
+    def is_gone(self) -> bool:
+        return self.state is GuestState.GONE
+
+    @property
+    def main_runs(self) -> bool:
+        """Whether its first process is still there: what it leaves behind runs on under the lease."""
+        return self.exit_code < 0
+
+    def now(self, event: GuestEvent) -> None:
+        """Something happened to it, as the table knows."""
+        self.state = next_guest(self.state, event, f"guest {self.id}")
+
+    def exited(self, how: Exit) -> None:
+        """Its main process ended."""
+        self.exit_code = how.code
+        self.tree.exited(how.cpu_ns, how.peak_bytes)
+        if self.reason is None and self.tree.usage().oom_kills:
+            self.reason = EndReason.OUT_OF_MEMORY
+        self.tell(GuestNews(guest=self.id, what="exited", exit_code=self.exit_code, reason=self.reason))
+
+    def tell(self, news: GuestNews) -> None:
+        """Everybody who is attached hears of it."""
+        for listener in tuple(self.listeners):
+            listener(news)
+
+    def view(self) -> GuestView:
+        """As people see it."""
+        used = self.tree.usage()
+        return GuestView(
+            id=self.id,
+            lease=self.lease,
+            epoch=self.epoch,
+            tenant=self.tenant,
+            name=self.spec.name,
+            argv=self.spec.argv or (self.spec.entry,),
+            profile=self.profile,
+            state=self.state.value if self.main_runs or self.is_gone else "left behind",
+            pid=self.tree.root.pid,
+            processes=0 if self.is_gone else self.processes,
+            started_at=self.started_wall_ns,
+            ended_at=self.ended_wall_ns,
+            exit_code=self.exit_code,
+            reason="" if self.reason is None else self.reason.value,
+            cpu_ns=used.cpu_ns,
+            peak_bytes=used.memory_peak_bytes,
+            log_bytes=self.log.offset,
+            log_dropped=self.log.dropped,
+        )

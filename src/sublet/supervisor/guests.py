@@ -1,0 +1,296 @@
+"""All guests of one supervisor: started, watched, told, ended, and looked for until nothing of them runs.
+
+A guest is *gone* when a look over the process table has shown that none of its processes is there, and no stranger
+(whose might have been its own) either. Looks happen when somebody ended; between them nothing is assumed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sublet.clock import Clock
+from sublet.errors import CapacityExceeded, NotFound, QuotaExceeded
+from sublet.lease.states import GuestEvent, GuestState
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.guest import Guest
+from sublet.supervisor.launch import Launch
+from sublet.supervisor.logs import GuestLog
+from sublet.supervisor.loop import READ, Loop
+from sublet.supervisor.notes import GuestNote, Notes
+from sublet.supervisor.reaper import Exit, Reaper
+from sublet.supervisor.spawn import Child, SpawnFailed, read_failure, spawn
+from sublet.supervisor.tenancy import Tenancy
+from sublet.supervisor.tree import Tree, Trees
+from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId
+from sublet.wire.guests import GuestNews, GuestSpec, Profile
+
+__all__ = ["ENDED_KEPT", "GUESTS_MAX", "GUESTS_PER_TENANT_MAX", "Guests", "what_to_do"]
+
+GUESTS_MAX: Final = 2048
+"""Guests that run at once on one machine."""
+GUESTS_PER_TENANT_MAX: Final = 512
+ENDED_KEPT: Final = 256
+"""Ended guests that are still listed, with their logs."""
+KILL_AGAIN_S: Final = 0.5
+"""Between two attempts to end one guest alone (the end of a lease has its own rhythm)."""
+DRAIN_NS: Final = 2 * NS_PER_S
+"""How long what a guest left in its pipes may take to be read by those who want all of it."""
+ENDED_ALONE_GRACE_NS: Final = 5 * NS_PER_S
+
+Begun = Callable[[Guest, SpawnFailed | None], None]
+
+
+@dataclass(slots=True)
+class _Starting:
+    guest: Guest
+    child: Child
+    begun: Begun
+
+
+class Guests:
+    """Guests by id, and everything that is done to them."""
+
+    def __init__(
+        self, *, loop: Loop, clock: Clock, trees: Trees, groups: Groups, notes: Notes, launch: Launch, logs: str
+    ) -> None:
+        self.by_id: dict[GuestId, Guest] = {}
+        self.on_gone: Callable[[LeaseId], None] = lambda _: None
+        """Told when the last process of a guest of this lease is gone."""
+        self.strangers = 0
+        """Processes below the supervisor that are nobody's; while there are any, nothing is verified."""
+        self._loop = loop
+        self._clock = clock
+        self._trees = trees
+        self._groups = groups
+        self._notes = notes
+        self._launch = launch
+        self._logs = logs
+        self._reaper = Reaper(loop, self.look_soon)
+        self._starting: dict[int, _Starting] = {}
+        self._ended: deque[GuestId] = deque()
+        self._will_look = False
+
+    # ---- starting ----
+
+    def start(self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun) -> None:
+        """Run it; ``begun`` is told when it runs, or why it cannot. Raises for what can be said at once."""
+        self._check_room(tenancy.tenant)
+        id_ = GuestId("g-" + secrets.token_hex(5))
+        folder = os.path.join(self._logs, id_)
+        prepared = self._launch.prepare(
+            tenancy, profile, spec, id_, lambda: GuestLog(folder, self._clock), lambda: self._all_read(id_)
+        )
+        try:
+            child = spawn(prepared.plan)
+        except OSError as error:
+            prepared.stdio.close()
+            prepared.log.close()
+            raise CapacityExceeded(f"no process could be started: {error.strerror}") from None
+        tree = self._tree(id_, tenancy.lease, child.pid, prepared.uid)
+        guest = Guest(
+            id=id_,
+            lease=tenancy.lease,
+            epoch=tenancy.epoch,
+            tenant=tenancy.tenant,
+            profile=profile,
+            spec=spec,
+            tree=tree,
+            stdio=prepared.stdio,
+            log=prepared.log,
+            wall_ns=self._clock.wall_ns(),
+        )
+        tenancy.guests[id_] = self.by_id[id_] = guest
+        self._trees.add(tree)
+        self._reaper.expect(child.pid, lambda how: self._main_exited(guest, how))
+        self._note(guest, tenancy)
+        guest.stdio.started()
+        self._starting[child.failure] = _Starting(guest, child, begun)
+        self._loop.watch(child.failure, READ, lambda _: self._began(child.failure))
+        child.go()
+
+    def _check_room(self, tenant: TenantId) -> None:
+        running = [guest for guest in self.by_id.values() if not guest.is_gone]
+        if len(running) >= GUESTS_MAX:
+            raise CapacityExceeded(
+                f"{GUESTS_MAX} guests run on this machine, and that is the most", do="Wait until some have ended."
+            )
+        if sum(guest.tenant == tenant for guest in running) >= GUESTS_PER_TENANT_MAX:
+            raise QuotaExceeded(
+                f"tenant {tenant} has {GUESTS_PER_TENANT_MAX} guests running, and that is the most",
+                do="End some with `sublet stop`, or run several commands in one guest.",
+            )
+
+    def _tree(self, id_: GuestId, lease: LeaseId, pid: int, uid: int | None) -> Tree:
+        identity = self._trees.procs.identity(pid)
+        assert identity is not None, "a child that was not waited for is always there"
+        return Tree(id_, lease, identity, group=self._groups.group(lease, id_), uid=uid)
+
+    def _note(self, guest: Guest, tenancy: Tenancy) -> None:
+        group = guest.tree.group
+        self._notes.write(
+            GuestNote(
+                guest=guest.id,
+                lease=guest.lease,
+                epoch=guest.epoch,
+                tenant=guest.tenant,
+                profile=guest.profile,
+                parts=tenancy.parts,
+                pid=guest.tree.root.pid,
+                start_ticks=guest.tree.root.start_ticks,
+                group=group.name if group is not None else "",
+            )
+        )
+
+    def _began(self, failure: int) -> None:
+        """The pipe closed at the exec, or says why there was none."""
+        starting = self._starting.pop(failure)
+        self._loop.forget(failure)
+        guest = starting.guest
+        failed = read_failure(failure, guest.spec.argv[0] if guest.spec.argv else guest.spec.entry)
+        os.close(failure)
+        if failed is not None:
+            guest.exit_code = failed.exit_code
+        elif guest.state is GuestState.STARTING:
+            guest.now(GuestEvent.STARTED)
+        starting.begun(guest, failed)
+
+    # ---- seeing ----
+
+    def get(self, id_: str, tenant: TenantId | None) -> Guest:
+        """The guest, if it is this tenant's (None: anybody's)."""
+        guest = self.by_id.get(GuestId(id_))
+        if guest is None or (tenant is not None and guest.tenant != tenant):
+            raise NotFound(f"there is no guest {id_}", do="`sublet ps` lists yours; `--all` shows ended ones too.")
+        return guest
+
+    def of(self, tenant: TenantId | None, *, lease: str = "", guest: str = "", ended: bool = False) -> Iterator[Guest]:
+        """Those of the tenant that fit, oldest first."""
+        for found in self.by_id.values():
+            if tenant is not None and found.tenant != tenant:
+                continue
+            if (lease and found.lease != lease) or (guest and found.id != guest):
+                continue
+            if ended or guest or not found.is_gone:
+                yield found
+
+    def look_soon(self) -> None:
+        """Somebody ended: look who is left, once in this turn."""
+        if not self._will_look and any(not guest.is_gone for guest in self.by_id.values()):
+            self._will_look = True
+            self._loop.soon(self._look)
+
+    def look_after(self) -> None:
+        """Once in a while: what cannot be capped here is measured, and whoever ended unnoticed is found."""
+        self.look_soon()
+
+    def _look(self) -> None:
+        self._will_look = False
+        look = self._trees.look()
+        self.strangers = len(look.strangers)
+        if look.strangers:
+            self._trees.kill_strangers()
+        for guest in tuple(self.by_id.values()):
+            if guest.is_gone:
+                continue
+            guest.processes = len(look.of(guest.tree))
+            if not guest.processes and not guest.main_runs and not self.strangers:
+                self._gone(guest)
+
+    def _main_exited(self, guest: Guest, how: Exit) -> None:
+        failed = guest.exit_code >= 0  # it never ran: the failure pipe said so, and why
+        if not failed:
+            guest.exited(how)
+
+    def _gone(self, guest: Guest) -> None:
+        """Nothing of it runs. What it still had to say is read to the end."""
+        guest.now(GuestEvent.EXITED)
+        guest.ended_wall_ns = self._clock.wall_ns()
+        self._trees.drop(guest.id)
+        if guest.tree.group is not None:
+            guest.tree.group.remove()
+        self._notes.drop(guest.id)
+        if guest.stdio.is_done:
+            self._all_read(guest.id)
+        else:
+            guest.stdio.drain_until(self._loop.now_ns() + DRAIN_NS)
+        self._keep(guest)
+        self.on_gone(guest.lease)
+
+    def _all_read(self, id_: GuestId) -> None:
+        """Its outputs are at their end. If nothing of it runs any more, that was all."""
+        guest = self.by_id.get(id_)
+        if guest is not None and guest.is_gone:
+            guest.stdio.close()
+            guest.tell(GuestNews(guest=id_, what="gone", exit_code=guest.exit_code, reason=guest.reason))
+
+    def _keep(self, guest: Guest) -> None:
+        self._ended.append(guest.id)
+        while len(self._ended) > ENDED_KEPT:
+            oldest = self.by_id.pop(self._ended.popleft())
+            self._launch.remove(os.path.join(self._logs, oldest.id))
+
+    # ---- ending ----
+
+    def tell(self, guests: Iterable[Guest], line: str, reason: EndReason | None) -> None:
+        """A line on stderr and SIGTERM, for whole trees."""
+        for guest in guests:
+            guest.stdio.say(line)
+            if reason is not None:
+                guest.reason = guest.reason or reason
+                if guest.state is not GuestState.ENDING:
+                    guest.now(GuestEvent.END)
+            self._trees.signal(guest.tree, signal.SIGTERM)
+
+    def signal(self, guest: Guest, number: int, *, tree: bool) -> None:
+        """To its main process, or to all it has; harmless once it is gone."""
+        if tree:
+            self._trees.signal(guest.tree, number)
+        else:
+            self._trees.procs.send(guest.tree.root, number)
+
+    def kill(self, guests: Iterable[Guest], reason: EndReason) -> None:
+        """Their end, now. Whether they are gone is seen by the next look."""
+        chosen = [guest for guest in guests if not guest.is_gone]
+        for guest in chosen:
+            guest.reason = guest.reason or reason
+            guest.kills += 1
+            if guest.state is not GuestState.ENDING:
+                guest.now(GuestEvent.END)
+        if chosen:
+            self._trees.kill(guest.tree for guest in chosen)
+            self._reaper.reap()
+            self.look_soon()
+
+    def end_alone(self, guest: Guest, grace_ns: int) -> None:
+        """End one guest under a lease that goes on."""
+        if guest.is_gone:
+            return
+        if grace_ns < 0:
+            grace_ns = guest.spec.grace_ns or ENDED_ALONE_GRACE_NS
+        if grace_ns:
+            self.tell([guest], "sublet: this command is being stopped", EndReason.OPERATOR)
+        self._loop.at(self._loop.now_ns() + grace_ns, lambda: self._force(guest))
+
+    def _force(self, guest: Guest) -> None:
+        if not guest.is_gone:
+            self.kill([guest], EndReason.OPERATOR)
+            self._loop.after(KILL_AGAIN_S, lambda: self._force(guest))
+
+    def why_alive(self, guests: Iterable[Guest]) -> str:
+        """What to say of guests that were killed and are still there."""
+        look = self._trees.look()
+        return self._trees.why_alive(stat for guest in guests for stat in look.of(guest.tree))
+
+
+def what_to_do(failed: SpawnFailed) -> str:
+    """For a person whose command did not come to run."""
+    return {
+        "exec": "Check the spelling and the PATH; a script needs a first line with #! and the right to be executed.",
+        "folder": "Choose a working folder that exists and that you may enter.",
+    }.get(failed.step, "`sublet doctor` says what this machine allows.")

@@ -1,0 +1,318 @@
+"""A holder's connection: what it asks is answered here, whether there is an office or not.
+
+Who it is and what it may do was read from its token when it came (``Front``). That never suffices: to start something
+its (lease, epoch) must be live now, and what belongs to another tenant is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from sublet.errors import InvalidRequest, SubletError, Unauthorized
+from sublet.lease.node import Node
+from sublet.supervisor.connections import Connection
+from sublet.supervisor.following import Following
+from sublet.supervisor.guest import Guest
+from sublet.supervisor.guests import Guests, what_to_do
+from sublet.supervisor.loop import Loop
+from sublet.supervisor.premises import Premises
+from sublet.supervisor.spawn import SpawnFailed
+from sublet.values import TenantId
+from sublet.wire.codec import dumps, loads
+from sublet.wire.guests import (
+    OUTPUT_HEAD,
+    Attach,
+    Attached,
+    Detach,
+    Done,
+    EndGuest,
+    Front,
+    GuestNews,
+    GuestSpec,
+    HolderCall,
+    HolderReply,
+    ListGuests,
+    NotStarted,
+    Resize,
+    SignalGuest,
+    Start,
+    Started,
+)
+from sublet.wire.guests import (
+    Guests as GuestList,
+)
+from sublet.wire.happenings import Called, Closed, Credit, Data, Happening, Hello, Over
+from sublet.wire.link import Link
+
+__all__ = ["HolderLink"]
+
+PIECE_MAX: Final = 64 * 1024
+"""Bytes of output in one frame."""
+RUN: Final = "run"
+LOGS: Final = "logs"
+
+
+class HolderLink:
+    """Serves one connection until it is cut, or hangs up."""
+
+    def __init__(
+        self,
+        *,
+        loop: Loop,
+        sock: socket.socket,
+        hello: Hello,
+        front: Front,
+        node: Node,
+        premises: Premises,
+        guests: Guests,
+        on_over: Callable[[HolderLink], None],
+    ) -> None:
+        self.front = front
+        self._node = node
+        self._premises = premises
+        self._guests = guests
+        self._on_over = on_over
+        self._now_ns = loop.now_ns
+        self._attached: dict[str, _Attached] = {}
+        link = Link.adopted(hello)
+        self._connection = Connection(loop, sock, link, self._heard)
+        self._link = link
+        link.welcome()
+        self._connection.push()
+
+    def cut(self, error: SubletError) -> None:
+        """The lease is over, or its rights are."""
+        self._connection.cut(error)
+
+    # ---- what comes ----
+
+    def _heard(self, happening: Happening) -> None:
+        match happening:
+            case Called():
+                self._called(happening)
+            case Data():
+                self._typed(happening)
+            case Credit():
+                self._credited(happening)
+            case Closed():
+                self._closed(happening)
+            case Over():
+                self._over()
+            case _:
+                pass
+
+    def _called(self, called: Called) -> None:
+        try:
+            self._answer(called.call, loads(HolderCall, called.body))
+        except SubletError as error:
+            self._link.refuse(called.call, error)
+        self._connection.push()
+
+    def _answer(self, call: int, asked: HolderCall) -> None:
+        match asked:
+            case Start():
+                self._start(call, asked.spec)
+            case Attach():
+                self._reply(call, self._attach(asked))
+            case ListGuests():
+                self._reply(call, self._list(asked))
+            case Detach():
+                self._detach(asked.guest)
+                self._reply(call, Done())
+            case Resize():
+                self._mine(asked.guest, RUN).stdio.resize(asked.rows, asked.cols)
+                self._reply(call, Done())
+            case SignalGuest():
+                self._signal(asked)
+                self._reply(call, Done())
+            case EndGuest():
+                self._guests.end_alone(self._mine(asked.guest, RUN), asked.grace_ns)
+                self._reply(call, Done())
+            case _:
+                assert_never(asked)
+
+    def _reply(self, call: int, reply: HolderReply) -> None:
+        self._link.reply(call, dumps(reply))
+
+    # ---- rights ----
+
+    @property
+    def _sees(self) -> TenantId | None:
+        """Whose guests it may know of; None: everybody's."""
+        return None if self.front.operator else self.front.tenant
+
+    def _may(self, operation: str) -> None:
+        if not self.front.operator and operation not in self.front.operations:
+            raise Unauthorized(f"this connection may not {operation}", do="Ask for a token that allows it.")
+
+    def _mine(self, guest: str, operation: str) -> Guest:
+        found = self._guests.get(guest, self._sees)
+        self._may(operation)
+        return found
+
+    # ---- what is asked ----
+
+    def _start(self, call: int, spec: GuestSpec) -> None:
+        self._may(RUN)
+        lease, epoch = self.front.lease, self.front.epoch
+        if lease is None or epoch is None:
+            raise InvalidRequest("this connection is not of a lease", do="Connect with the lease's capability token.")
+        self._node.check(lease, epoch, self._now_ns())
+        tenancy = self._premises.tenancies[lease]
+
+        def begun(guest: Guest, failed: SpawnFailed | None) -> None:
+            if failed is None:
+                self._reply(call, Started(guest=guest.id, pid=guest.tree.root.pid))
+            else:
+                self._reply(call, NotStarted(exit_code=failed.exit_code, message=str(failed), do=what_to_do(failed)))
+            self._connection.push()
+
+        self._guests.start(tenancy, self.front.profile, spec, begun)
+
+    def _attach(self, asked: Attach) -> Attached:
+        guest = self._mine(asked.guest, RUN if asked.stdin else LOGS)
+        self._detach(guest.id)
+        output = self._link.open_channel()
+        stdin = output if asked.stdin else 0
+        attached = _Attached(self._link, self._connection, guest, output)
+        self._attached[guest.id] = attached
+        attached.follow(asked)
+        return Attached(output=output, stdin=stdin, view=guest.view())
+
+    def _detach(self, guest: str) -> None:
+        attached = self._attached.pop(guest, None)
+        if attached is not None:
+            attached.close()
+
+    def _list(self, asked: ListGuests) -> GuestList:
+        found = self._guests.of(self._sees, lease=asked.lease, guest=asked.guest, ended=asked.ended)
+        return GuestList(guests=tuple(guest.view() for guest in found))
+
+    def _signal(self, asked: SignalGuest) -> None:
+        try:
+            number = signal.Signals(asked.number)
+        except ValueError:
+            raise InvalidRequest(f"{asked.number} is no signal", do="`kill -l` lists them.") from None
+        self._guests.signal(self._mine(asked.guest, RUN), number, tree=asked.tree)
+
+    # ---- streams ----
+
+    def _of(self, channel: int) -> _Attached | None:
+        return next((one for one in self._attached.values() if one.channel == channel), None)
+
+    def _typed(self, data: Data) -> None:
+        attached = self._of(data.channel)
+        if attached is not None:
+            attached.typed(data)
+
+    def _credited(self, credit: Credit) -> None:
+        attached = self._of(credit.channel)
+        if attached is not None:
+            attached.resume()
+
+    def _closed(self, closed: Closed) -> None:
+        attached = self._of(closed.channel)
+        if attached is not None:
+            attached.input_ended()
+            if closed.is_whole:
+                self._detach(attached.guest.id)
+
+    def _over(self) -> None:
+        for guest in tuple(self._attached):
+            self._detach(guest)
+        self._on_over(self)
+
+
+class _Attached:
+    """One guest's streams on this connection: a follower of its output, and the way to its input."""
+
+    def __init__(self, link: Link, connection: Connection, guest: Guest, channel: int) -> None:
+        self.guest = guest
+        self.channel = channel
+        self._link = link
+        self._connection = connection
+        self._following: Following | None = None
+        self._waiting = bytearray()
+        """Input that the guest has no room for yet; the holder was granted no more than this may be."""
+        self._input_over = False
+        self._stdin = False
+
+    def follow(self, asked: Attach) -> None:
+        """Begin."""
+        self._stdin = asked.stdin
+        if asked.stdin:
+            self.guest.stdio.on_stdin_room = self._feed
+        self.guest.listeners.append(self._news)
+        self._following = self.guest.stdio.attach(self, asked.offset, lossless=asked.lossless, follow=asked.follow)
+
+    def close(self) -> None:
+        """End; the guest goes on."""
+        if self._following is not None:
+            self.guest.stdio.detach(self._following)
+            self._following = None
+        if self._news in self.guest.listeners:
+            self.guest.listeners.remove(self._news)
+        if self._stdin:
+            self.guest.stdio.on_stdin_room = None
+        self._link.close(self.channel)
+        self._connection.push()
+
+    def resume(self) -> None:
+        """The holder has room again."""
+        if self._following is not None:
+            self.guest.stdio.resume(self._following)
+
+    # ---- a follower of its output ----
+
+    def room(self) -> int:
+        may = self._link.may_send(self.channel)
+        return may - OUTPUT_HEAD.size * (1 + may // PIECE_MAX) if may > OUTPUT_HEAD.size else 0
+
+    def take(self, stream: int, offset: int, data: bytes) -> None:
+        for start in range(0, len(data), PIECE_MAX):
+            piece = data[start : start + PIECE_MAX]
+            self._link.send_data(self.channel, OUTPUT_HEAD.pack(stream, offset + start) + piece)
+        self._connection.push()
+
+    def gap(self, offset: int, dropped: int) -> None:
+        self._link.event(
+            dumps(GuestNews(guest=self.guest.id, what="gap", detail=f"{dropped} bytes are no longer kept")),
+            channel=self.channel,
+        )
+        self._connection.push()
+
+    def end(self) -> None:
+        self._link.finish(self.channel)
+        self._connection.push()
+
+    # ---- its input ----
+
+    def typed(self, data: Data) -> None:
+        """What the holder sends for stdin."""
+        if self._stdin and not self._input_over:
+            self._waiting += data.data
+            self._feed()
+        else:
+            self._link.consumed(self.channel, data.cost)
+
+    def input_ended(self) -> None:
+        """Nothing more comes for stdin."""
+        if self._stdin and not self._input_over:
+            self._input_over = True
+            self._feed()
+
+    def _feed(self) -> None:
+        if self._waiting:
+            accepted = self.guest.stdio.feed(bytes(self._waiting))
+            del self._waiting[:accepted]
+            self._link.consumed(self.channel, accepted)
+            self._connection.push()
+        if self._input_over and not self._waiting:
+            self.guest.stdio.close_stdin()
+
+    def _news(self, news: GuestNews) -> None:
+        self._link.event(dumps(news), channel=self.channel)
+        self._connection.push()

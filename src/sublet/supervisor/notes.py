@@ -1,0 +1,76 @@
+"""What the next supervisor must know if this one dies: which guests there were, and on which hardware.
+
+One small file for each guest, in a folder that a reboot empties, as it empties the process table. It is written before
+the guest runs and taken away when its last process was seen to be gone, so a note without a guest is possible and
+harmless, and a guest without a note is not. Nothing is synced to disk: the page cache outlives a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+from sublet.errors import InvalidRequest
+from sublet.values import Epoch, GuestId, LeaseId, TenantId
+from sublet.wire.codec import dumps, loads
+from sublet.wire.guests import Profile
+from sublet.wire.orders import Part
+
+__all__ = ["GuestNote", "Notes"]
+
+_SUFFIX = ".note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestNote:
+    """One guest, as it has to be found and ended by somebody who never met it."""
+
+    guest: GuestId
+    lease: LeaseId
+    epoch: Epoch
+    tenant: TenantId
+    profile: Profile
+    parts: tuple[Part, ...]
+    pid: int
+    start_ticks: int
+    """When the process started, in the kernel's ticks: with the pid it names one process for good."""
+    group: str
+    """Its control group, if it has one."""
+
+
+class Notes:
+    """The folder of notes."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+
+    def write(self, note: GuestNote) -> None:
+        """From here on it will be found."""
+        path = self._path(note.guest)
+        with open(path + "~", "wb") as file:
+            file.write(dumps(note))
+        os.replace(path + "~", path)
+
+    def drop(self, guest: GuestId) -> None:
+        """It is gone; harmless if there was none."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(guest))
+
+    def read_all(self) -> tuple[list[GuestNote], list[str]]:
+        """Every note, and the names of files that are none."""
+        notes: list[GuestNote] = []
+        damaged: list[str] = []
+        for name in sorted(os.listdir(self.folder)):
+            if not name.endswith(_SUFFIX):  # one that was being written: its guest never ran
+                continue
+            try:
+                with open(os.path.join(self.folder, name), "rb") as file:
+                    notes.append(loads(GuestNote, file.read()))
+            except (OSError, InvalidRequest):
+                damaged.append(name)
+        return notes, damaged
+
+    def _path(self, guest: GuestId) -> str:
+        return os.path.join(self.folder, guest + _SUFFIX)

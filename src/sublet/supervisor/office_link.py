@@ -1,0 +1,121 @@
+"""The office's connection: orders come in, reports go out, holders are handed over.
+
+There is one office at a time. One that comes later takes over, which is how an office that was killed and started anew
+goes on with what runs.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+from sublet.errors import InvalidRequest, SubletError
+from sublet.supervisor.connections import Connection
+from sublet.supervisor.loop import Loop
+from sublet.wire.codec import dumps, loads
+from sublet.wire.frames import close_all
+from sublet.wire.guests import (
+    Admit,
+    Configure,
+    Configured,
+    Done,
+    EndGuest,
+    Guests,
+    ListGuests,
+    OfficeCall,
+    OfficeReply,
+    Orders,
+    Quit,
+    Reports,
+    Revoke,
+)
+from sublet.wire.happenings import Called, Event, Happening, Hello, Over
+from sublet.wire.link import Link
+
+__all__ = ["OfficeLink", "Served"]
+
+
+class Served(Protocol):
+    """What the supervisor does for an office."""
+
+    def configure(self, link: OfficeLink, asked: Configure) -> Configured: ...
+
+    def obey(self, orders: Orders) -> None: ...
+
+    def admit(self, asked: Admit, fd: int) -> None: ...
+
+    def revoke(self, asked: Revoke) -> None: ...
+
+    def list_guests(self, asked: ListGuests) -> Guests: ...
+
+    def end_guest(self, asked: EndGuest) -> None: ...
+
+    def quit(self, asked: Quit) -> None: ...
+
+
+class OfficeLink:
+    """One connection of an office."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, served: Served, on_over: Callable[[OfficeLink], None]) -> None:
+        self._served = served
+        self._on_over = on_over
+        self._link = Link.accepting()
+        self._is_configured = False
+        self._connection = Connection(loop, sock, self._link, self._heard)
+
+    def report(self, reports: Reports) -> None:
+        """Say it; whether it was heard is known by what the office does."""
+        self._link.event(dumps(reports))
+        self._connection.push()
+
+    def cut(self, error: SubletError) -> None:
+        """Another office took over."""
+        self._connection.cut(error)
+
+    def _heard(self, happening: Happening) -> None:
+        match happening:
+            case Hello():
+                self._link.welcome()
+            case Called():
+                self._called(happening)
+            case Event():
+                self._served.obey(loads(Orders, happening.body))
+            case Over():
+                self._on_over(self)
+            case _:
+                pass
+
+    def _called(self, called: Called) -> None:
+        try:
+            asked = loads(OfficeCall, called.body)
+            if not self._is_configured and not isinstance(asked, Configure):
+                raise InvalidRequest("an office has to say first who it is", do="Send Configure.")
+            self._link.reply(called.call, dumps(self._answer(asked, called.fds)))
+        except SubletError as error:
+            self._link.refuse(called.call, error)
+        finally:
+            close_all(called.fds)
+        self._connection.push()
+
+    def _answer(self, asked: OfficeCall, fds: tuple[int, ...]) -> OfficeReply:
+        match asked:
+            case Configure():
+                configured = self._served.configure(self, asked)
+                self._is_configured = True
+                return configured
+            case Admit():
+                if len(fds) != 1:
+                    raise InvalidRequest(f"an admission comes with one descriptor, not {len(fds)}")
+                self._served.admit(asked, fds[0])
+            case Revoke():
+                self._served.revoke(asked)
+            case ListGuests():
+                return self._served.list_guests(asked)
+            case EndGuest():
+                self._served.end_guest(asked)
+            case Quit():
+                self._served.quit(asked)
+            case _:
+                assert_never(asked)
+        return Done()

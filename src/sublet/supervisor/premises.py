@@ -1,0 +1,175 @@
+"""The hardware of this machine as the law of the node asks for it: real processes, folders and groups.
+
+The law (``lease.node``) decides; here it is done. What takes time is begun here and seen to be over by ``is_there``,
+which is asked again when a guest is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sublet.lease.hardware import Clean, Leftover, NotYet, Verdict
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.guest import Guest
+from sublet.supervisor.guests import Guests
+from sublet.supervisor.tenancy import Tenancy
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.wire.guests import GuestNews
+from sublet.wire.orders import Notify, Part
+
+__all__ = ["Premises"]
+
+KILL_AGAIN_NS: Final = (20_000_000, 100_000_000, 500_000_000, 1 * NS_PER_S, 2 * NS_PER_S)
+"""How long after each attempt to end a guest it is looked at the latest. One that exits is seen at once."""
+LOOK_AGAIN_NS: Final = 50_000_000
+
+
+class Premises:
+    """Every lease that is on this machine, until nothing of it is left. Implements ``lease.hardware.Hardware``."""
+
+    def __init__(
+        self,
+        *,
+        guests: Guests,
+        groups: Groups,
+        office: str,
+        now_ns: Callable[[], int],
+        cut: Callable[[LeaseId], None],
+        leftovers: Iterable[Leftover] = (),
+    ) -> None:
+        """``cut`` ends every connection of a lease."""
+        self.tenancies: dict[LeaseId, Tenancy] = {}
+        self.still_left: Callable[[LeaseId], str] = lambda _: ""
+        """What a predecessor's guests of this lease still have here, in words; empty if nothing."""
+        self._guests = guests
+        self._groups = groups
+        self._office = office
+        self._now_ns = now_ns
+        self._cut = cut
+        self._leftovers = tuple(leftovers)
+        self._kills: dict[LeaseId, int] = {}
+
+    # ---- while a lease lives ----
+
+    def grant(
+        self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int, /
+    ) -> None:
+        tenancy = self.tenancies.get(lease)
+        if tenancy is None:
+            tenancy = Tenancy(
+                lease=lease, tenant=tenant, epoch=epoch, parts=parts, deadline_ns=deadline_ns, office=self._office
+            )
+            self.tenancies[lease] = tenancy
+            return
+        if tenancy.epoch != epoch:  # attached: another program holds it now, and the first one's connections are over
+            self._cut(lease)
+        tenancy.epoch, tenancy.deadline_ns = epoch, deadline_ns
+        for guest in tenancy.running():
+            guest.epoch = epoch
+        tenancy.show(self._now_ns())
+
+    def extend(self, lease: LeaseId, epoch: Epoch, deadline_ns: int, /) -> None:
+        tenancy = self.tenancies.get(lease)
+        if tenancy is not None:
+            tenancy.deadline_ns = deadline_ns
+            tenancy.show(self._now_ns())
+
+    def notice(self, lease: LeaseId, notice: Notify | None, /) -> None:
+        tenancy = self.tenancies.get(lease)
+        if tenancy is None:
+            return
+        tenancy.notice = notice
+        tenancy.show(self._now_ns())
+        for guest in tenancy.running():
+            if notice is None:
+                guest.stdio.say("sublet: the lease is not taken after all")
+                guest.tell(GuestNews(guest=guest.id, what="spared"))
+            else:
+                self._announce(guest, notice)
+
+    def _announce(self, guest: Guest, notice: Notify) -> None:
+        take_at_ns = notice.take_at_ns or 0
+        left_s = max(0.0, (take_at_ns - self._now_ns()) / NS_PER_S)
+        because = f": {notice.detail}" if notice.detail else ""
+        guest.stdio.say(f"sublet: this lease is taken in {left_s:.0f} s ({notice.reason}{because}); save now")
+        guest.tell(
+            GuestNews(guest=guest.id, what="notice", reason=notice.reason, take_at_ns=take_at_ns, detail=notice.detail)
+        )
+
+    def warn(self, lease: LeaseId, epoch: Epoch, deadline_ns: int, /) -> None:
+        tenancy = self.tenancies.get(lease)
+        if tenancy is None:
+            return
+        left_s = max(0.0, (deadline_ns - self._now_ns()) / NS_PER_S)
+        line = f"sublet: this lease runs out in {left_s:.1f} s and is not being renewed; save and leave now"
+        self._guests.tell(tenancy.running(), line, None)
+        for guest in tenancy.running():
+            guest.tell(GuestNews(guest=guest.id, what="notice", reason=EndReason.EXPIRED, take_at_ns=deadline_ns))
+
+    def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
+        tenancy = self.tenancies.get(lease)
+        for guest in tenancy.running() if tenancy is not None else ():
+            guest.stdio.say("sublet: the lease was renewed after all")
+            guest.tell(GuestNews(guest=guest.id, what="spared"))
+
+    # ---- when it is over ----
+
+    def tell(
+        self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int, /
+    ) -> None:
+        tenancy = self.tenancies.get(lease)
+        if tenancy is None or tenancy.over is not None:
+            return
+        tenancy.over, tenancy.detail = reason, detail
+        tenancy.show(now_ns)
+        because = f": {detail}" if detail else ""
+        line = f"sublet: the lease is over ({reason}{because})"
+        grace_s = (kill_at_ns - now_ns) / NS_PER_S
+        if grace_s > 0:
+            line += f"; what still runs in {grace_s:.1f} s is ended"
+        self._guests.tell(tenancy.running(), line, reason)
+
+    def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> int | None:
+        tenancy = self.tenancies.get(lease)
+        if tenancy is None:
+            return now_ns + LOOK_AGAIN_NS
+        attempt = self._kills.get(lease, 0)
+        self._kills[lease] = attempt + 1
+        self._guests.kill(tenancy.running(), tenancy.over or EndReason.EXPIRED)
+        return now_ns + KILL_AGAIN_NS[min(attempt, len(KILL_AGAIN_NS) - 1)]
+
+    def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> bool:
+        tenancy = self.tenancies.get(lease)
+        if tenancy is not None and any(guest.epoch <= epoch for guest in tenancy.running()):
+            return True
+        return bool(self.still_left(lease))
+
+    def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
+        if self._guests.strangers:
+            return NotYet(
+                what=f"{self._guests.strangers} processes run here and hide whose they are",
+                again_ns=now_ns + LOOK_AGAIN_NS,
+            )
+        tenancy = self.tenancies.get(lease)
+        if tenancy is None or tenancy.epoch > epoch:
+            return Clean()
+        left = tenancy.close(self._groups)
+        if left:
+            return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
+        self._kills.pop(lease, None)
+        self.tenancies.pop(lease)
+        return Clean()
+
+    def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:
+        tenancy = self.tenancies.get(lease)
+        if tenancy is not None and tenancy.over is not None and not any(tenancy.running()):
+            del self.tenancies[lease]
+
+    # ---- at any time ----
+
+    def leftovers(self) -> Iterable[Leftover]:
+        return self._leftovers
+
+    def fault(self, resource: ResourceId, /) -> str | None:
+        return None

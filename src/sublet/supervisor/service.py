@@ -1,0 +1,312 @@
+"""The supervisor itself: its parts put together, its turn, its life.
+
+It lives as long as anything it must look after: an office, a live lease, a guest, a teardown. Its death is survived by
+nothing of that, and by nobody's promise: guests are sent SIGKILL by the kernel, and what they started is found by the
+next supervisor before anything becomes free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from sublet.clock import Clock
+from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, SubletError, Unauthorized
+from sublet.lease.hardware import Leftover
+from sublet.lease.node import Node
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.guests import Guests
+from sublet.supervisor.holder_link import HolderLink
+from sublet.supervisor.launch import Launch
+from sublet.supervisor.loop import READ, Loop, Timer
+from sublet.supervisor.notes import GuestNote, Notes
+from sublet.supervisor.office_link import OfficeLink
+from sublet.supervisor.prctl import set_child_subreaper
+from sublet.supervisor.premises import Premises
+from sublet.supervisor.procs import Identity, Procs
+from sublet.supervisor.sweep import Sweep
+from sublet.supervisor.tree import Trees
+from sublet.values import NS_PER_S, LeaseId, TenantId
+from sublet.wire.codec import loads
+from sublet.wire.guests import (
+    Admit,
+    Configure,
+    Configured,
+    EndGuest,
+    ListGuests,
+    Orders,
+    Quit,
+    Reports,
+    Revoke,
+)
+from sublet.wire.guests import (
+    Guests as GuestList,
+)
+from sublet.wire.happenings import Hello
+from sublet.wire.orders import Report
+from sublet.wire.sockets import peer_of
+
+__all__ = ["SOCKET_NAME", "Settings", "Supervisor", "settings_from"]
+
+SOCKET_NAME: Final = "supervisor.sock"
+BEAT_S: Final = 1.0
+"""How often pages get the present time, and it is asked whether anybody still needs this process."""
+ALONE_S: Final = 60.0
+"""So long it waits for an office while nothing is left to look after."""
+SWEEP_TRIES: Final = 200
+SWEEP_PAUSE_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a supervisor is started with."""
+
+    office: str
+    """The office's id, which marks everything that is its."""
+    runtime: str
+    """The folder that a reboot empties: sockets, notes, pages."""
+    state: str
+    """The folder that stays: the logs of guests."""
+    package: str
+    """Where the package lies."""
+    version: str
+
+
+class Supervisor:
+    """One for each office and machine."""
+
+    def __init__(self, settings: Settings, clock: Clock, groups: Groups | None = None) -> None:
+        set_child_subreaper()
+        self.settings = settings
+        self.clock = clock
+        self.loop = Loop(clock)
+        self.node: Node | None = None
+        self._started_ns = clock.now_ns()
+        self._groups = Groups.probe(settings.office) if groups is None else groups
+        self._notes = Notes(os.path.join(settings.runtime, "notes"))
+        self._procs = Procs()
+        self._trees = Trees(self._procs, os.getpid())
+        self._launch = Launch(
+            loop=self.loop,
+            office=settings.office,
+            folder=os.path.join(settings.runtime, "leases"),
+            groups=self._groups,
+            package=settings.package,
+        )
+        self.guests = Guests(
+            loop=self.loop,
+            clock=clock,
+            trees=self._trees,
+            groups=self._groups,
+            notes=self._notes,
+            launch=self._launch,
+            logs=os.path.join(settings.state, "guests"),
+        )
+        self.guests.on_gone = self._guest_gone
+        self._office: OfficeLink | None = None
+        self._holders: set[HolderLink] = set()
+        self._reports: list[Report] = []
+        self._timer: Timer | None = None
+        self._alone_since_ns = self._started_ns
+        self._may_quit = False
+        self._sweep, noted = self._clear_away()
+        self.premises = Premises(
+            guests=self.guests,
+            groups=self._groups,
+            office=settings.office,
+            now_ns=self.loop.now_ns,
+            cut=self._cut,
+            leftovers=noted,
+        )
+        self.premises.still_left = self._still_left
+
+    # ---- life ----
+
+    def serve(self, listening: socket.socket) -> None:
+        """Until nobody needs it any more."""
+        listening.setblocking(False)
+        self._listening = listening
+        self.loop.watch(listening.fileno(), READ, self._accept)
+        self._beat()
+        self.loop.run()
+
+    def _accept(self, events: int) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            sock, _ = self._listening.accept()
+            if peer_of(sock).uid != os.getuid():
+                sock.close()
+                return
+            OfficeLink(self.loop, sock, self, self._office_gone)
+
+    def _office_gone(self, link: OfficeLink) -> None:
+        if self._office is link:
+            self._office = None
+            self._alone_since_ns = self.loop.now_ns()
+
+    def _beat(self) -> None:
+        now_ns = self.loop.now_ns()
+        for tenancy in self.premises.tenancies.values():
+            tenancy.show(now_ns)
+        self.guests.look_after()
+        if not self._is_needed(now_ns):
+            self.loop.stop()
+        self.loop.after(BEAT_S, self._beat)
+
+    def _is_needed(self, now_ns: int) -> bool:
+        if any(True for _ in self.guests.of(None)):
+            return True
+        if self.node is not None and (len(self.node.fence) or self.node.teardowns()):
+            return True
+        if self._may_quit:
+            return False
+        return self._office is not None or now_ns - self._alone_since_ns < ALONE_S * NS_PER_S
+
+    # ---- what a predecessor left ----
+
+    def _clear_away(self) -> tuple[Sweep, list[Leftover]]:
+        """End what is left of guests whose supervisor died. What would not go in time is looked for again later; until
+        then its resources are not free."""
+        notes, _ = self._notes.read_all()
+        noted = {Identity(note.pid, note.start_ticks): note.lease for note in notes}
+        sweep = Sweep(self._procs, self._groups, noted=noted, spare={os.getppid()})
+        for _ in range(SWEEP_TRIES):
+            if sweep.again():
+                break
+            time.sleep(SWEEP_PAUSE_S)
+        for note in notes:
+            if note.lease not in sweep.left:
+                self._notes.drop(note.guest)
+        return sweep, _leftovers(notes)
+
+    def _still_left(self, lease: LeaseId) -> str:
+        if lease not in self._sweep.left:
+            return ""
+        self._sweep.again()
+        return self._sweep.why_left(lease) if lease in self._sweep.left else ""
+
+    # ---- for the office ----
+
+    def configure(self, link: OfficeLink, asked: Configure) -> Configured:
+        if asked.office != self.settings.office:
+            raise InvalidRequest(
+                f"this is the supervisor of office {self.settings.office}, not of {asked.office}",
+                do="Stop it with `sublet down`, or use another SUBLET_HOME.",
+            )
+        is_new = self.node is None
+        if self.node is None:
+            self.node = Node(asked.inventory, self.premises, report=self._report)
+        else:
+            self.node.inventory_changed(asked.inventory)
+            self.node.say_again(self.loop.now_ns())
+        if self._office is not None:
+            self._office.cut(Disconnected("another office of the same home took over"))
+        self._office, self._may_quit = link, False
+        self._step()
+        return Configured(
+            pid=os.getpid(),
+            version=self.settings.version,
+            started_ns=self._started_ns,
+            live=tuple(live.lease for live in self.node.fence),
+            guests=sum(1 for _ in self.guests.of(None)),
+            lines=tuple(
+                f"{said.part}: {'active' if said.is_active else 'NOT active'}, {said.text}"
+                for said in self._groups.describe()
+            ),
+            is_new=is_new,
+        )
+
+    def obey(self, orders: Orders) -> None:
+        if self.node is None:
+            return
+        now_ns = self.loop.now_ns()
+        for order in orders.orders:
+            self.node.send(order, now_ns=now_ns, incarnation=orders.incarnation)
+        self._step()
+
+    def admit(self, asked: Admit, fd: int) -> None:
+        if self.node is None:
+            raise LeaseNotActive("no office has said yet what this machine has")
+        front = asked.front
+        holder = HolderLink(
+            loop=self.loop,
+            sock=socket.socket(fileno=os.dup(fd)),
+            hello=Hello(asked.oldest, asked.newest, b""),
+            front=front,
+            node=self.node,
+            premises=self.premises,
+            guests=self.guests,
+            on_over=self._holders.discard,
+        )
+        self._holders.add(holder)
+
+    def revoke(self, asked: Revoke) -> None:
+        self._cut_those(asked.tenant, None, Unauthorized("the rights of this tenant have changed"))
+
+    def list_guests(self, asked: ListGuests) -> GuestList:
+        found = self.guests.of(None, lease=asked.lease, guest=asked.guest, ended=asked.ended)
+        return GuestList(guests=tuple(guest.view() for guest in found))
+
+    def end_guest(self, asked: EndGuest) -> None:
+        self.guests.end_alone(self.guests.get(asked.guest, None), asked.grace_ns)
+
+    def quit(self, asked: Quit) -> None:
+        self._may_quit = True
+        if asked.now:
+            self.loop.stop()  # guests are sent SIGKILL as this process ends
+
+    # ---- the law's turn ----
+
+    def _report(self, report: Report) -> None:
+        self._reports.append(report)
+
+    def _guest_gone(self, lease: LeaseId) -> None:
+        if self.node is not None:
+            self._arm(self.node.poke(self.loop.now_ns(), lease))
+            self._say()
+
+    def _step(self) -> None:
+        if self.node is not None:
+            self._arm(self.node.tick(self.loop.now_ns()))
+            self._say()
+
+    def _arm(self, wake_ns: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake_ns is not None:
+            self._timer = self.loop.at(wake_ns, self._step)
+
+    def _say(self) -> None:
+        if self._reports and self._office is not None:
+            reports, self._reports = self._reports, []
+            self._office.report(Reports(reports=tuple(reports)))
+        elif self._office is None:
+            self._reports.clear()  # what is still true is said again when an office comes
+
+    def _cut(self, lease: LeaseId) -> None:
+        self._cut_those(None, lease, LeaseNotActive(f"lease {lease} is held by another program now"))
+
+    def _cut_those(self, tenant: TenantId | None, lease: LeaseId | None, error: SubletError) -> None:
+        for holder in tuple(self._holders):
+            if (tenant is None or holder.front.tenant == tenant) and (lease is None or holder.front.lease == lease):
+                holder.cut(error)
+
+
+def _leftovers(notes: list[GuestNote]) -> list[Leftover]:
+    """Each lease and resource once, under the newest epoch."""
+    found: dict[tuple[LeaseId, str], Leftover] = {}
+    for note in notes:
+        for part in note.parts:
+            key = (note.lease, part.resource)
+            if key not in found or found[key].epoch < note.epoch:
+                found[key] = Leftover(lease=note.lease, epoch=note.epoch, part=part)
+    return list(found.values())
+
+
+def settings_from(text: str) -> Settings:
+    """What the office that starts it has written on the command line."""
+    return loads(Settings, text.encode())

@@ -1,0 +1,131 @@
+"""What one lease has on this machine: its folder, its page, its group, its guests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.guest import Guest
+from sublet.supervisor.limits import Limits
+from sublet.values import EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
+from sublet.wire.orders import Notify, Part
+from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
+
+__all__ = ["Tenancy", "limits_for"]
+
+PIDS_MAX = 8192
+"""Processes and threads of all guests of one lease together."""
+
+
+def limits_for(parts: Iterable[Part]) -> Limits:
+    """The caps that the parts of a lease mean: a lease of memory caps memory, one of cores caps their time."""
+    parts = tuple(parts)
+    return Limits(
+        memory_bytes=sum(part.amount for part in parts if part.kind is Kind.MEMORY),
+        cores=sum(part.amount for part in parts if part.kind is Kind.CPU),
+        pids_max=PIDS_MAX,
+    )
+
+
+class Tenancy:
+    """One live lease. Folder, page and group are made when the first guest needs them: most leases of an office whose
+    holders use the device themselves never have one.
+    """
+
+    def __init__(
+        self, *, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int, office: str
+    ) -> None:
+        self.lease = lease
+        self.tenant = tenant
+        self.epoch = epoch
+        self.parts = parts
+        self.deadline_ns = deadline_ns
+        self.guests: dict[GuestId, Guest] = {}
+        self.notice: Notify | None = None
+        self.over: EndReason | None = None
+        """Why it ended, once it has; it stays here until nothing of it is left."""
+        self.detail = ""
+        self.folder = ""
+        self.unlimited: list[str] = []
+        """Caps that were asked for and cannot be had here."""
+        self.pinned: tuple[int, ...] = ()
+        """The cores its guests are kept on where their time cannot be capped."""
+        self._office = office
+        self._page: PageWriter | None = None
+
+    @property
+    def resources(self) -> set[str]:
+        return {part.resource for part in self.parts}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(part.resource for part in self.parts if part.kind is Kind.GPU)
+
+    @property
+    def page_path(self) -> str:
+        return os.path.join(self.folder, "page")
+
+    def running(self) -> Iterator[Guest]:
+        """Those of which something runs."""
+        return (guest for guest in self.guests.values() if not guest.is_gone)
+
+    def open(self, base: str, groups: Groups, now_ns: int) -> None:
+        """Make what guests need, once."""
+        if self.folder:
+            return
+        folder = os.path.join(base, self.lease)
+        os.makedirs(os.path.join(folder, "tmp"), mode=0o700, exist_ok=True)
+        group = groups.group(self.lease)
+        if group is not None:
+            group.create()
+            self.unlimited = group.set_limits(limits_for(self.parts))
+        self.folder = folder
+        self._page = PageWriter.create(self.page_path, self._view(now_ns))
+
+    def show(self, now_ns: int) -> None:
+        """Bring the page up to date."""
+        if self._page is not None:
+            self._page.write(self._view(now_ns))
+
+    def close(self, groups: Groups) -> list[str]:
+        """Take away what was made; what would not go. Only once no guest is left."""
+        if not self.folder:
+            return []
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+        group = groups.group(self.lease)
+        left = group.remove() if group is not None else []
+        return left + ([self.folder] if os.path.lexists(self.folder) else [])
+
+    def environment(self) -> dict[str, str]:
+        """What a guest finds: the first values, and where the present ones are."""
+        return {
+            "SUBLET_EPOCH": str(self.epoch),
+            "SUBLET_DEADLINE": f"{self.deadline_ns / 1e9:.3f}",
+            "SUBLET_DEVICES": ",".join(self.devices),
+            "SUBLET_PAGE": self.page_path,
+        }
+
+    def _view(self, now_ns: int) -> PageView:
+        state = PageState.LIVE
+        if self.over is not None:
+            state = PageState.OVER
+        elif self.notice is not None:
+            state = PageState.NOTICED
+        return PageView(
+            lease=self.lease,
+            epoch=self.epoch,
+            deadline_ns=self.deadline_ns,
+            now_ns=now_ns,
+            state=state,
+            reason=self.over or (self.notice.reason if self.notice is not None else None),
+            take_at_ns=(self.notice.take_at_ns or 0) if self.notice is not None else 0,
+            devices=self.devices,
+            office=self._office,
+            detail=self.detail,
+            namespace=time_namespace(),
+        )
