@@ -68,10 +68,11 @@ class MemoryAgent:
         wakes = (self._law.tick(now_ns), self._hardware.next_ns())
         return min((at_ns for at_ns in wakes if at_ns is not None), default=None)
 
-    def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> None:
-        self._law.check(lease, epoch, now_ns)
-
     # ---- for those who pretend to be guests, and for tests ----
+
+    def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> None:
+        """May an effect of this (lease, epoch) happen now? Raises the reason why not."""
+        self._law.check(lease, epoch, now_ns)
 
     @property
     def fence(self) -> FenceTable:

@@ -2,7 +2,7 @@
 
 An agent stands between the office, which decides, and the hardware, which obeys whoever touches it. It therefore keeps
 three promises whatever the office does: only live (lease, epoch) pairs have effects, every lease ends at its deadline
-without being told, and ``TornDown`` is said only about what was looked at.
+without being told, and ``TornDown`` is said only about what was looked at. How they are kept is ``lease.node``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from sublet.values import Epoch, LeaseId, NodeId
+from sublet.values import NodeId
 from sublet.wire.orders import Inventory, Order, Report
 
 __all__ = ["AgentPort", "ReportSink"]
@@ -48,12 +48,4 @@ class AgentPort(Protocol):
     def tick(self, now_ns: int) -> int | None:
         """Do what is due: deadlines, the next step of a teardown, reports to repeat. Returns the next instant at which
         there is something to do; None if nothing is waiting. Calling it early is harmless, late is late.
-        """
-
-    def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> None:
-        """May an effect of this (lease, epoch) happen now? Called by whatever is about to touch the hardware.
-
-        Returns only for a live pair before its deadline. Otherwise raises ``StaleEpoch`` (another epoch is live),
-        ``LeaseExpired``, ``LeaseRevoked`` or ``LeaseNotActive`` (over, or never known here). Between the deadline and
-        the next ``tick`` the answer is already no.
         """

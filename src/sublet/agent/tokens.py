@@ -1,6 +1,6 @@
 """Capability tokens, the verifying half: a connection shows one, and it is judged here, offline.
 
-A token is never enough: what it opens must still be live where it arrives (``AgentPort.check``). What is decided here
+A token is never enough: what it opens must still be live where it arrives (``Node.check``). What is decided here
 is only whether the office signed it, whether it is still valid, and what is left of it after everybody who handed it on
 has narrowed it. There is one answer for every no, so that nobody learns from a refusal.
 

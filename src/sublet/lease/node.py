@@ -151,15 +151,19 @@ class Node:
         if live is not None and self._expiring.saved(lease, save_ns, now_ns):
             self._hardware.spare(lease, live.epoch)
 
+    def inventory_changed(self, inventory: Inventory) -> None:
+        """The same node has other devices now, or more or less of one. Leases that are live stay; that one of their
+        devices is gone is said by ``Hardware.fault`` before it leaves the inventory.
+        """
+        capacity = {device.id: device.capacity for device in inventory.devices}
+        for resource in self._capacity.keys() - capacity.keys():
+            self._faulted.stop(resource)
+        self.inventory, self._capacity = inventory, capacity
+
     def say_again(self, now_ns: int) -> None:
         """An office has come that may not have heard: what is still true is said again at the next ``tick``."""
         self._ended_here.again(now_ns)
         self._faulted.again(now_ns)
-
-    def inventory_changed(self, inventory: Inventory) -> None:
-        """The office that has come counts the machine anew. What is live stays, whatever it counts."""
-        self.inventory = inventory
-        self._capacity = {device.id: device.capacity for device in inventory.devices}
 
     # ---- what can be seen ----
 

@@ -144,8 +144,10 @@ class GuestEvent(enum.StrEnum):
     """It said that it is ready."""
     PARK = "park"
     """It is to leave its GPU and stay alive."""
+    STAYED = "stayed"
+    """It is at work where it was: the park failed, or was called off."""
     PARKED = "parked"
-    """No context is left on the device, and its memory is at the baseline."""
+    """No context is left on the device, and its memory is at the baseline: a park succeeded, or a resume did not."""
     RESUME = "resume"
     """It has a GPU again, under a new epoch."""
     RESUMED = "resumed"
@@ -228,6 +230,7 @@ GUEST_TABLE: Final[Mapping[tuple[GuestState, GuestEvent], GuestState]] = {
     (_G.RUNNING, _GE.PARK): _G.PARKING,
     (_G.RUNNING, _GE.END): _G.ENDING,
     (_G.RUNNING, _GE.EXITED): _G.GONE,
+    (_G.PARKING, _GE.STAYED): _G.RUNNING,
     (_G.PARKING, _GE.PARKED): _G.PARKED,
     (_G.PARKING, _GE.END): _G.ENDING,
     (_G.PARKING, _GE.EXITED): _G.GONE,
@@ -235,8 +238,10 @@ GUEST_TABLE: Final[Mapping[tuple[GuestState, GuestEvent], GuestState]] = {
     (_G.PARKED, _GE.END): _G.ENDING,
     (_G.PARKED, _GE.EXITED): _G.GONE,
     (_G.RESUMING, _GE.RESUMED): _G.RUNNING,
+    (_G.RESUMING, _GE.PARKED): _G.PARKED,
     (_G.RESUMING, _GE.END): _G.ENDING,
     (_G.RESUMING, _GE.EXITED): _G.GONE,
+    (_G.ENDING, _GE.END): _G.ENDING,
     (_G.ENDING, _GE.EXITED): _G.GONE,
 }
 

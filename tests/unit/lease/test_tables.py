@@ -122,6 +122,19 @@ def test_a_guest_can_be_ended_and_can_die_wherever_it_is() -> None:
         assert GUEST_TABLE[state, GuestEvent.EXITED] is GuestState.GONE
 
 
+def test_a_guest_that_is_ending_can_be_told_again_and_does_nothing_else() -> None:
+    """It may live under several leases, and each may end; none of them brings it back."""
+    ways = {event: then for (state, event), then in GUEST_TABLE.items() if state is GuestState.ENDING}
+    assert ways == {GuestEvent.END: GuestState.ENDING, GuestEvent.EXITED: GuestState.GONE}
+
+
+def test_a_park_and_a_resume_can_fail_without_losing_the_guest() -> None:
+    """Each leads back to where the guest came from."""
+    assert next_guest(GuestState.PARKING, GuestEvent.STAYED, "g1") is GuestState.RUNNING
+    assert next_guest(GuestState.RESUMING, GuestEvent.PARKED, "g1") is GuestState.PARKED
+    assert GUEST_TABLE[GuestState.PARKED, GuestEvent.RESUME] is GuestState.RESUMING
+
+
 def test_the_coupling_says_something_for_every_event_of_a_lease() -> None:
     assert set(COUPLING) == set(LeaseEvent)
 
