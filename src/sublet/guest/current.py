@@ -86,7 +86,7 @@ class Current:
         return end_of(view) if over else None
 
     def check(self, epoch: Epoch | None = None) -> None:
-        """Raise if nothing may be done under the lease any more: ``LeaseExpired``, ``LeaseRevoked``, ``LeaseNotActive``.
+        """Raise if nothing may be done under it any more: ``LeaseExpired``, ``LeaseRevoked``, ``LeaseNotActive``.
 
         With the ``epoch`` that something was begun under, also ``StaleEpoch`` if that is not the live one.
         """

@@ -290,7 +290,7 @@ class PageWriter:
 
 
 class PageReader:
-    """The guest's end: mapped once, read as often as one likes (some microseconds, no system call but for the clock)."""
+    """The guest's end: mapped once, read as often as one likes. That costs some microseconds and no system call."""
 
     def __init__(self, path: str) -> None:
         try:

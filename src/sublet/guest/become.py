@@ -1,0 +1,171 @@
+"""From a copy of a zygote to a guest: all that is done between the forks and the program.
+
+The order is that of a plain start: its own session and terminal, groups, limits, the user, the folder; last the tie to
+the parent, because a change of user would undo it. Whatever fails is told through the ``failure`` pipe, by the name of
+the step, in the form a plain start uses as well, and nothing of the program has run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import io
+import os
+import random
+import resource
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NoReturn
+
+from sublet.guest.program import Program
+from sublet.guest.title import show
+from sublet.wire.zygote import FORK_FDS, GO, ROOM, Fork
+
+__all__ = ["become", "open_stdio", "reseed"]
+
+NOT_STARTED: Final = 126
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def become(fork: Fork, fds: tuple[int, ...], parent: int) -> Program:
+    """Turn this process, forked twice, into the guest; what it is to run. Does not return where anything fails.
+
+    ``parent`` is the supervisor, whose child this must be by the time it is allowed to go.
+    """
+    failure = fds[4]
+    doing = "go"
+    try:
+        if os.read(fds[3], 1) != GO:
+            os._exit(NOT_STARTED)
+        for name, step in _steps(fork, fds, parent):
+            doing = name
+            step()
+    except BaseException as error:  # noqa: BLE001 - nothing may return from here: this is a copy of the zygote
+        _fail(failure, doing, error)
+    program = Program(argv=fork.argv, entry=fork.entry, args=fork.args)
+    show(_title(program), {key: value for key, value in fork.env.items() if key.startswith(fork.mark)})
+    for fd in fds:
+        if fd > 2:
+            os.close(fd)
+    return program
+
+
+def _steps(fork: Fork, fds: tuple[int, ...], parent: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    yield "parent", lambda: _check_parent(parent)
+    yield "terminal", lambda: _take_terminal(fork, fds)
+    yield "group", lambda: [os.write(fd, b"0") for fd in fds[FORK_FDS:]]
+    yield "limits", lambda: _limit(fork)
+    yield "isolation", lambda: _change_user(fork)
+    yield "folder", lambda: os.chdir(fork.cwd)
+    yield "signals", _reset_signals
+    yield "environment", lambda: _set_environment(fork)
+    yield "stdio", open_stdio
+    yield "chance", reseed
+    yield "parent", lambda: _tie_to(parent)
+
+
+def _fail(failure: int, step: str, error: BaseException) -> NoReturn:
+    number = getattr(error, "errno", None) or 0
+    try:
+        os.write(failure, f"{step}\0{number}".encode())
+    finally:
+        os._exit(NOT_STARTED)
+
+
+def _check_parent(parent: int) -> None:
+    if os.getppid() != parent:
+        raise ProcessLookupError(3, f"the parent is {os.getppid()} and not {parent}")
+
+
+def _take_terminal(fork: Fork, fds: tuple[int, ...]) -> None:
+    os.setsid()
+    for number in range(3):
+        os.dup2(fds[number], number)
+    if fork.terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _limit(fork: Fork) -> None:
+    for limit in fork.limits:
+        resource.setrlimit(limit.resource, (limit.soft, limit.hard))
+    if fork.cpus:
+        os.sched_setaffinity(0, fork.cpus)
+
+
+def _change_user(fork: Fork) -> None:
+    if fork.gid >= 0:
+        os.setgroups(fork.groups)
+        os.setresgid(fork.gid, fork.gid, fork.gid)
+    if fork.uid >= 0:
+        os.setresuid(fork.uid, fork.uid, fork.uid)
+    os.umask(fork.umask)
+
+
+def _reset_signals() -> None:
+    """As a fresh interpreter has them."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _set_environment(fork: Fork) -> None:
+    wanted = {key: value for key, value in fork.env.items() if key != ROOM}
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)
+
+
+def _tie_to(parent: int) -> None:
+    """End when the supervisor does. It may have ended before the wish was made, so the parent is looked at again."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    _check_parent(parent)
+
+
+def _title(program: Program) -> str:
+    return f"{os.path.basename(sys.executable)} {program.name}"
+
+
+# ------------------------------------------------------------------------------------- what an interpreter begins with
+
+
+def open_stdio() -> None:
+    """``sys.stdin``, ``stdout`` and ``stderr`` on descriptors 0 to 2, as the interpreter makes them when it starts."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        old = getattr(sys, f"__{name}__") or getattr(sys, name)
+        raw = io.FileIO(fd, mode, closefd=False)
+        binary: Any = io.BufferedReader(raw) if mode == "r" else raw if unbuffered else io.BufferedWriter(raw)
+        made = io.TextIOWrapper(
+            binary,
+            encoding=getattr(old, "encoding", "utf-8"),
+            errors=getattr(old, "errors", "backslashreplace" if fd == 2 else "strict"),
+            newline="\n",
+            line_buffering=fd == 2 or raw.isatty(),
+            write_through=unbuffered and mode == "w",
+        )
+        made.mode = mode  # type: ignore[misc]  # as the interpreter sets it
+        setattr(sys, name, made)
+        setattr(sys, f"__{name}__", made)
+
+
+def reseed() -> None:
+    """Two guests of one zygote must not draw the same numbers; what Python itself does at a fork is done again."""
+    random.seed()
+    seed = int.from_bytes(os.urandom(8), "little")
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and hasattr(numpy, "seed"):
+        numpy.seed(seed & 0xFFFFFFFF)
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()  # not torch.seed(), which would think of the devices
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)

@@ -1,0 +1,173 @@
+"""A Python program as a guest: the end of its lease reaches it as an exception, and its exit says what happened.
+
+The supervisor announces an end with SIGTERM, after it wrote the reason on the guest's page. The main thread then gets
+``LeaseInterrupt``, once, wherever it is in Python code; a call into C that does not come back delays it. A program may
+catch it to save and leave; if it goes on, it is ended by force when the grace is over. SIGTERM *without* an end on the
+page is an ordinary one and does what it always does.
+
+The exit status is 76 where the lease's end went through to the top, and what plain Python gives in every other case.
+
+Begun in a fresh interpreter with ``python -m sublet.guest.bootstrap package.module:callable [JSON]`` (or ``--`` and
+what stands after ``python`` on a command line), and by the zygote after its forks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from types import FrameType, TracebackType
+from typing import Final, NoReturn
+
+from sublet.errors import LeaseInterrupt, SubletError
+from sublet.guest.current import PAGE_VARIABLE, end_of
+from sublet.guest.program import Program
+from sublet.wire.page import PageReader, PageState
+from sublet.wire.zygote import LEASE_ENDED
+
+__all__ = ["arrange_interrupt", "main", "run"]
+
+_INTERRUPTED: Final = -int(signal.SIGINT)
+"""In place of a status: Python tells a Ctrl-C by ending itself with the signal, so that a shell stops its script."""
+_OURS: Final = os.path.dirname(os.path.abspath(__file__))
+
+
+def run(program: Program) -> NoReturn:
+    """Run the program to its end, and end this process as Python does, with all that happens then.
+
+    Nothing is cut short (no ``os._exit``): files that were left open are written out by what Python and the C library
+    do at exit, and a program may rely on that, forked or not.
+    """
+    status = 0
+    for step in (arrange_interrupt, program.run, _wait_for_threads):
+        try:
+            step()
+        except BaseException as error:  # noqa: BLE001 - this is the top: whatever comes is told, as Python tells it
+            status = _tell(error)
+            if step is arrange_interrupt:
+                break
+    if status == _INTERRUPTED:
+        sys.excepthook = lambda *_: None  # it is told already
+        raise KeyboardInterrupt
+    raise SystemExit(status)
+
+
+def arrange_interrupt() -> None:
+    """From now on SIGTERM of the supervisor is ``LeaseInterrupt`` in the main thread, once. Nothing without a page."""
+    path = os.environ.get(PAGE_VARIABLE, "")
+    if not path:
+        return
+    page = PageReader(path)
+    pid, raised = os.getpid(), False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal pid, raised
+        if pid != os.getpid():  # a fork of the program inherits the handler, and has its own one time
+            pid, raised = os.getpid(), False
+        if raised:
+            return
+        view = page.read()
+        if view.state is PageState.LIVE:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        raised = True
+        raise _interrupt_class()(end_of(view))
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """The program of a fresh interpreter."""
+    match arguments:
+        case ["--", *argv] if argv:
+            program = Program(argv=tuple(argv))
+        case [entry] if not entry.startswith("-"):
+            program = Program(entry=entry)
+        case [entry, args] if not entry.startswith("-"):
+            program = Program(entry=entry, args=args)
+        case _:
+            sys.stderr.write("usage: python -m sublet.guest.bootstrap package.module:callable [JSON] | -- COMMAND\n")
+            raise SystemExit(2)
+    run(program)
+
+
+# ----------------------------------------------------------------------------------------------- what it ended with
+
+
+def _status(error: SystemExit) -> int:
+    """As Python does: nothing is 0, a number is itself, anything else is printed and 1."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    _print_last(str(error.code))
+    return 1
+
+
+def _tell(error: BaseException) -> int:
+    if isinstance(error, LeaseInterrupt | _interrupt_class()):
+        return _tell_end(error)
+    if isinstance(error, SystemExit):
+        return _status(error)
+    if isinstance(error, SubletError) and _is_ours(error.__traceback__):
+        _print_last(f"sublet: {error}")  # the program was never begun: a request that cannot be met, not a crash
+        return 2
+    _hook(error)
+    return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _tell_end(error: BaseException) -> int:
+    """One line, unless the program has a hook of its own."""
+    end = getattr(error, "end", None)
+    if sys.excepthook is not sys.__excepthook__ or end is None:
+        _hook(error)
+    else:
+        detail = f" ({end.detail})" if end.detail else ""
+        _print_last(f"sublet: the lease ended: {end.reason}{detail}. {end.resume_hint}")
+    return LEASE_ENDED
+
+
+def _hook(error: BaseException) -> None:
+    """The traceback, from the first line that is the program's own."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    try:
+        sys.excepthook(type(error), error, trace)
+    except BaseException:  # noqa: BLE001 - a broken hook must not hide the error it was to show
+        traceback.print_exc()
+        traceback.print_exception(error)
+
+
+def _is_ours(trace: TracebackType | None) -> bool:
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            return False
+        trace = trace.tb_next
+    return True
+
+
+def _print_last(line: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(line + "\n")
+
+
+def _wait_for_threads() -> None:
+    """Python would wait for them anyway; here the end of the lease can still be told as it should."""
+    threading._shutdown()  # type: ignore[attr-defined]
+
+
+def _interrupt_class() -> type[BaseException]:
+    """``LeaseInterrupt`` as the program knows it: it may have a Sublet of its own, in another version."""
+    theirs = getattr(sys.modules.get("sublet.errors"), "LeaseInterrupt", None)
+    return theirs if isinstance(theirs, type) and issubclass(theirs, BaseException) else LeaseInterrupt
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # put there for `-m`, and that is not how the program was begun
+    main(sys.argv[1:])

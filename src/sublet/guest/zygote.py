@@ -1,0 +1,220 @@
+"""The program of a zygote: a warm interpreter from which guests are forked, twice.
+
+It imports what it was asked to, proves itself (``proof``), and then waits. It never computes and never opens a device.
+For each ``Fork`` it makes a child that makes the guest and ends; so the guest loses its parent and becomes a child of
+the supervisor, which has declared itself the one orphans come to. The answer names the guest once the child in between
+is gone; and only after the answer does the supervisor let the guest go on, so the guest finds the right parent.
+
+Arguments: the descriptor of its socket, then the modules to import. Started with ``wire.zygote.python_argv``.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.machinery
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from sublet.errors import InvalidRequest, SubletError, Unsupported
+from sublet.guest import bootstrap
+from sublet.guest.become import become
+from sublet.guest.program import Program, read_entry
+from sublet.guest.proof import find_fault
+from sublet.wire.codec import dumps, loads
+from sublet.wire.frames import close_all
+from sublet.wire.happenings import Called, Over
+from sublet.wire.link import Link
+from sublet.wire.sockets import receive_some, send_some
+from sublet.wire.zygote import FORK_FDS, Discarded, Fork, Forked, Ready, Stamp
+
+__all__ = ["Zygote", "main", "stamps_of"]
+
+_FAREWELL_MS: Final = 5000
+_PLAIN: Final = "Start the guest without a warm interpreter."
+_STAMPS_MAX: Final = 64
+"""Paths that are looked at before each fork; more would cost more than it tells."""
+
+
+class Zygote:
+    """One end of the socket to the supervisor, and what is done there."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._link = Link.connecting(b"zygote")
+        self._parent = os.getppid()
+        self._kept: set[int] = set()
+
+    def warm_up(self, modules: Iterable[str]) -> bool:
+        """Import, prove, and say how it went; False if no guest may come from here."""
+        began_ns = time.monotonic_ns()
+        before = stamps_of(_places())
+        fault = _import_all(modules) or find_fault()
+        if fault is not None:
+            self._link.event(dumps(Discarded(reason=fault)))
+            return False
+        files = [getattr(sys.modules[name], "__file__", None) for name in modules]
+        stamps = (*before, *stamps_of([file for file in files if file]))
+        gc.collect()
+        gc.freeze()  # collections in guests then leave these pages alone, and they stay shared
+        took_ns = time.monotonic_ns() - began_ns
+        version = ".".join(map(str, sys.version_info[:3]))
+        ready = Ready(python=version, modules=len(sys.modules), took_ns=took_ns, stamps=stamps[:_STAMPS_MAX])
+        self._link.event(dumps(ready))
+        return True
+
+    def farewell(self) -> None:
+        """Send what is to be sent, so far as the supervisor takes it."""
+        while not send_some(self._sock, self._link) or self._link.version is None:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            if not poll.poll(_FAREWELL_MS) or any(
+                isinstance(one, Over) for one in receive_some(self._sock, self._link)
+            ):
+                return
+
+    def serve(self) -> Program | None:
+        """Answer until the supervisor hangs up (None). In a guest it returns what that is to run."""
+        self._kept = _open_descriptors()
+        while True:
+            drained = send_some(self._sock, self._link)
+            if self._link.over is not None and drained:
+                return None
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN if drained else select.POLLIN | select.POLLOUT)
+            poll.poll()
+            for happening in receive_some(self._sock, self._link):
+                if isinstance(happening, Called):
+                    program = self._answer(happening)
+                    if program is not None:
+                        return program
+                elif isinstance(happening, Over) and happening.by_peer:
+                    return None
+
+    def _answer(self, called: Called) -> Program | None:
+        try:
+            fork = _read(called)
+            forked = self._fork(fork, called.fds)
+        except SubletError as error:
+            self._link.refuse(called.call, error)
+        except OSError as error:
+            self._link.refuse(called.call, Unsupported(f"the zygote could not fork: {error.strerror}", do=_PLAIN))
+        else:
+            if isinstance(forked, Program):
+                return forked
+            self._link.reply(called.call, dumps(forked))
+        close_all(called.fds)
+        return None
+
+    def _fork(self, fork: Fork, fds: tuple[int, ...]) -> Forked | Program:
+        """Twice. Here it gives who the guest is; in the guest, once it may run, what it is to run."""
+        read, write = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            _make_guest(write)
+            _close_all_but({*self._kept, *fds})
+            self._sock.close()
+            return become(fork, fds, self._parent)
+        os.close(write)
+        said = os.read(read, 32)
+        os.close(read)
+        os.waitpid(middle, 0)  # once it is reaped, its child has its new parent
+        if not said:
+            raise Unsupported("the second fork failed", do=_PLAIN)
+        return Forked(pid=int(said), start_ticks=_start_ticks(int(said)))
+
+
+def main(arguments: list[str]) -> None:
+    """The program of a zygote, and then of every guest that is forked from it."""
+    fd, *modules = arguments
+    with socket.socket(fileno=int(fd)) as sock:
+        sock.set_inheritable(False)
+        zygote = Zygote(sock)
+        if not zygote.warm_up(modules):
+            zygote.farewell()
+            raise SystemExit(1)
+        program = zygote.serve()
+    if program is None:
+        raise SystemExit(0)
+    sys.orig_argv[:] = [sys.executable, *program.argv]
+    _give_way()
+    bootstrap.run(program)
+
+
+def stamps_of(paths: Iterable[str]) -> tuple[Stamp, ...]:
+    """When these were changed last."""
+    return tuple(Stamp(path=path, mtime_ns=_mtime_ns(path)) for path in dict.fromkeys(paths))
+
+
+def _mtime_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return -1
+
+
+def _places() -> list[str]:
+    """Where an upgrade of the interpreter or of a package shows: pip changes the folder that holds the packages."""
+    return [os.path.realpath(sys.executable), os.path.join(sys.prefix, "pyvenv.cfg"), *filter(None, sys.path)]
+
+
+def _import_all(modules: Iterable[str]) -> str | None:
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 - whatever a module does at its import, it is told and that is all
+            return f"{name} could not be imported: {type(error).__name__}: {error}"
+    return None
+
+
+def _read(called: Called) -> Fork:
+    """What is asked for. What can be known to be wrong is refused here, where it can still be told."""
+    fork = loads(Fork, called.body)
+    if len(called.fds) < FORK_FDS:
+        raise InvalidRequest(f"a fork came with {len(called.fds)} descriptors, and {FORK_FDS} are needed", do=_PLAIN)
+    if bool(fork.argv) == bool(fork.entry):
+        raise InvalidRequest("a fork names either a command line or an entry point", do="Give one of the two.")
+    if fork.entry:
+        read_entry(fork.entry, fork.args)
+    return fork
+
+
+def _make_guest(write: int) -> None:
+    """In the child in between: fork, say who the guest is, end. Returns in the guest only."""
+    guest = -1
+    try:
+        guest = os.fork()
+        if guest > 0:
+            os.write(write, str(guest).encode())
+    finally:
+        if guest != 0:
+            os._exit(0)
+
+
+def _open_descriptors() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/fd")}
+
+
+def _close_all_but(kept: set[int]) -> None:
+    """What came for other guests in the same moment is not this one's."""
+    close_all(_open_descriptors() - kept - {0, 1, 2})
+
+
+def _start_ticks(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
+def _give_way() -> None:
+    """If this interpreter has a Sublet of its own, that is the one its programs import, whatever version it is."""
+    loaded = sys.modules["sublet"].__path__[0]
+    found = importlib.machinery.PathFinder.find_spec("sublet", sys.path)
+    own = (found.submodule_search_locations or [loaded])[0] if found is not None else loaded
+    if os.path.realpath(own) != os.path.realpath(loaded):
+        for name in [name for name in sys.modules if name == "sublet" or name.startswith("sublet.")]:
+            del sys.modules[name]

@@ -1,0 +1,191 @@
+"""Which zygotes there are: one for each kind of guest, a bounded number, none that has gone out of date. Pure.
+
+A zygote may stand in for a fresh interpreter only where nobody could tell the difference. What tells is in its key: the
+interpreter, what it has imported, whose it is, and the part of the environment that is read once, when an interpreter
+or a library starts. All other variables a guest gets with its fork.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sublet.values import NS_PER_S
+from sublet.wire.zygote import Stamp
+
+__all__ = [
+    "ZYGOTES_MAX",
+    "Shelf",
+    "State",
+    "ZygoteKey",
+    "arguments_of",
+    "fingerprint",
+    "is_python",
+]
+
+ZYGOTES_MAX: Final = 6
+"""Warm interpreters at a time. Each keeps what it imported in memory: some ten MB, with torch some hundred."""
+REMEMBERED_MAX: Final = 64
+"""Kinds that are remembered as not to be had."""
+BACKOFF_FIRST_NS: Final = 1 * NS_PER_S
+BACKOFF_MAX_NS: Final = 60 * NS_PER_S
+"""A zygote that died is made again after one second, then two, four, and so on up to this."""
+DISCARDED_NS: Final = 600 * NS_PER_S
+"""What failed its proof will fail it again, so it is only tried after this long: a package may have been upgraded."""
+DEATHS_MAX: Final = 3
+"""So often may one die before it was ever ready; then this counts as a failed proof."""
+
+READ_AT_START: Final = re.compile(
+    r"(?:PYTHON|LD_|LC_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|BLIS_|NUMEXPR_|VECLIB_|TORCH|PYTORCH_|CUDA_|NVIDIA_|JAX_|XLA_"
+    r"|TF_|MALLOC_|GLIBC_).*|LANG|LANGUAGE|TZ|HOME|VIRTUAL_ENV|CONDA_PREFIX|__PYVENV_LAUNCHER__"
+)
+"""Variables that are read once, by the loader, the interpreter or a library, and never again."""
+
+_PYTHON_NAME: Final = re.compile(r"python(?:3(?:\.\d+)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteKey:
+    """What kind of guest it is for."""
+
+    python: str
+    """The interpreter as it is called, not where links lead: that is how it knows its virtual environment."""
+    imports: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    """The fingerprint of its environment."""
+    uid: int = -1
+    """Whose guests; -1: the supervisor's own user. It runs as that user, since it imports what that user may write."""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"{self.python}{' with ' if self.imports else ''}{', '.join(self.imports)}"
+
+
+def fingerprint(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The part of an environment that an interpreter cannot take on later."""
+    return tuple(sorted((name, value) for name, value in env.items() if READ_AT_START.fullmatch(name)))
+
+
+def is_python(program: str) -> bool:
+    """Whether the first word of a command is called like an interpreter. What it is shows when it starts."""
+    return _PYTHON_NAME.fullmatch(program.rpartition("/")[2]) is not None
+
+
+def arguments_of(argv: Sequence[str]) -> tuple[str, ...] | None:
+    """What a ``Fork`` carries for this command of Python; None where only a fresh interpreter will do.
+
+    That is so for options (they shape the interpreter itself), for a program on stdin and for a conversation.
+    """
+    rest = tuple(argv[1:])
+    if not rest or rest[0] in ("", "-"):
+        return None
+    if rest[0] in ("-m", "-c"):
+        return rest if len(rest) > 1 else None
+    return None if rest[0].startswith("-") else rest
+
+
+class State(enum.StrEnum):
+    """How a kind stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DIED = "died"
+    """It is made again after a while."""
+    DISCARDED = "discarded"
+    """It failed its proof: guests of this kind start plainly."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    state: State
+    used_ns: int
+    again_ns: int = 0
+    deaths: int = 0
+    reason: str = ""
+    stamps: tuple[Stamp, ...] = ()
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Which kinds there are, and how each stands."""
+
+    zygotes_max: int = ZYGOTES_MAX
+    entries: dict[ZygoteKey, _Entry] = field(default_factory=dict)
+
+    def want(self, key: ZygoteKey, now_ns: int) -> tuple[bool, tuple[ZygoteKey, ...]]:
+        """Somebody would like one: whether to start it now, and which to end for it."""
+        entry = self.entries.get(key)
+        if entry is not None and (entry.state in (State.STARTING, State.READY) or now_ns < entry.again_ns):
+            entry.used_ns = now_ns
+            return False, ()
+        ended: tuple[ZygoteKey, ...] = ()
+        if self._live() >= self.zygotes_max:
+            ready = [one for one, other in self.entries.items() if other.state is State.READY]
+            if not ready:  # all of them are just being made; what is made last is no reason to throw away
+                return False, ()
+            ended = (min(ready, key=lambda one: self.entries[one].used_ns),)
+            del self.entries[ended[0]]
+        self.entries[key] = _Entry(State.STARTING, now_ns, deaths=entry.deaths if entry else 0)
+        self._forget()
+        return True, ended
+
+    def is_ready(self, key: ZygoteKey) -> bool:
+        """Whether a guest can come from it now."""
+        entry = self.entries.get(key)
+        return entry is not None and entry.state is State.READY
+
+    def used(self, key: ZygoteKey, now_ns: int) -> None:
+        """A guest came from it."""
+        if (entry := self.entries.get(key)) is not None:
+            entry.used_ns = now_ns
+
+    def proved(self, key: ZygoteKey, stamps: tuple[Stamp, ...]) -> None:
+        """It is ready, and was made from files as old as this."""
+        if (entry := self.entries.get(key)) is not None:
+            entry.state, entry.stamps, entry.deaths = State.READY, stamps, 0
+
+    def stamps(self, key: ZygoteKey) -> tuple[Stamp, ...]:
+        """What to compare before it is used."""
+        entry = self.entries.get(key)
+        return entry.stamps if entry is not None else ()
+
+    def drop(self, key: ZygoteKey) -> None:
+        """It went out of date, or nobody wants it; it can be made anew at once."""
+        self.entries.pop(key, None)
+
+    def discarded(self, key: ZygoteKey, reason: str, now_ns: int) -> None:
+        """It failed its proof."""
+        if (entry := self.entries.get(key)) is not None:
+            entry.state, entry.reason, entry.again_ns = State.DISCARDED, reason, now_ns + DISCARDED_NS
+
+    def died(self, key: ZygoteKey, reason: str, now_ns: int) -> None:
+        """It ended without being asked to."""
+        entry = self.entries.get(key)
+        if entry is None or entry.state not in (State.STARTING, State.READY):
+            return
+        entry.deaths += 1
+        if entry.state is State.STARTING and entry.deaths >= DEATHS_MAX:
+            self.discarded(key, reason, now_ns)
+            return
+        pause_ns = min(BACKOFF_MAX_NS, BACKOFF_FIRST_NS << min(entry.deaths - 1, 16))
+        entry.state, entry.reason, entry.again_ns = State.DIED, reason, now_ns + pause_ns
+
+    def lines(self) -> tuple[str, ...]:
+        """For status and ``doctor``: what there is, and why some guests start plainly."""
+        return tuple(
+            f"{key.words}: {entry.state}{f' ({entry.reason})' if entry.reason else ''}"
+            for key, entry in self.entries.items()
+        )
+
+    def _live(self) -> int:
+        return sum(entry.state in (State.STARTING, State.READY) for entry in self.entries.values())
+
+    def _forget(self) -> None:
+        gone = [key for key, entry in self.entries.items() if entry.state in (State.DIED, State.DISCARDED)]
+        gone.sort(key=lambda key: self.entries[key].used_ns)
+        for key in gone[: max(0, len(gone) - REMEMBERED_MAX)]:
+            del self.entries[key]
