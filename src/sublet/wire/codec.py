@@ -49,7 +49,7 @@ from sublet.wire.strict import (
 __all__ = ["MARK", "dumps", "from_wire", "loads", "to_wire"]
 
 MARK: Final = "is"
-"""The field that names the class."""
+"""What names the class. It is a word of Python, so no field can be called that."""
 
 Encoder: TypeAlias = Callable[[Any], Json]
 _T = TypeVar("_T")
@@ -156,8 +156,6 @@ class _Plan:
         fields = [field for field in dataclasses.fields(cls) if field.init]
         self._cls = cls
         self._names = tuple(field.name for field in fields)
-        if MARK in self._names:
-            raise TypeError(f"{cls.__name__} has a field named {MARK!r}, which says what class it is")
         self._required = frozenset(field.name for field in fields if not _has_default(field))
         types_of = [_Type(hints[field.name], f"{cls.__name__}.{field.name}") for field in fields]
         self.decoders = {name: of.decode for name, of in zip(self._names, types_of, strict=True)}
