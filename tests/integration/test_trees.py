@@ -10,9 +10,12 @@ from typing import Final
 
 import pytest
 
+from sublet.supervisor.cgroups_places import find_places
+
 ROOT: Final = Path(__file__).parents[2]
 IS_ROOT: Final = os.getuid() == 0
 HAS_GROUPS: Final = IS_ROOT and os.access("/sys/fs/cgroup", os.W_OK)
+HAS_UNIFIED: Final = IS_ROOT and any(place.is_v2 and not place.why_not for place in find_places())
 
 EVERYWHERE: Final = (
     *("forks", "double_forks", "new_sessions", "deaf", "listening", "stopped", "nobodys", "zombies"),
@@ -35,6 +38,12 @@ def play(scene: str, how: str) -> None:
 @pytest.mark.parametrize("scene", [*EVERYWHERE, "fork_bomb", "leaves_its_group", "limited"])
 def test_with_groups(scene: str) -> None:
     play(scene, "groups")
+
+
+@pytest.mark.skipif(not HAS_UNIFIED, reason="only root may make groups, in a hierarchy of cgroup v2")
+@pytest.mark.parametrize("scene", ["forks", "nobodys", "zombies", "leaves_its_group", "swept"])
+def test_with_groups_of_v2_alone(scene: str) -> None:
+    play(scene, "unified")
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="the scenes of root need root")

@@ -1,7 +1,7 @@
 """The stage on which ``test_trees`` plays: a process of its own that takes in orphans, as a supervisor does.
 
 ``python -m tests.integration.tree_stage SCENE HOW`` plays one scene: ``HOW`` is ``groups`` (root, control groups),
-``none`` (root without them) or ``user`` (an ordinary user of its own). A scene that fails says why and exits with 1.
+``unified`` (root, those of v2 alone), ``none`` (root without them) or ``user`` (an ordinary user of its own). A scene that fails says why and exits with 1.
 Whatever happens, nothing of it is left: all it starts is below it, and it ends what is below it.
 """
 
@@ -21,6 +21,7 @@ from functools import partial
 from typing import Final
 
 from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.cgroups_places import find_places
 from sublet.supervisor.group import Group
 from sublet.supervisor.limits import Limits
 from sublet.supervisor.prctl import is_child_subreaper, set_child_subreaper
@@ -64,8 +65,12 @@ class Stage:
             os.setgroups([])
             os.setgid(self.uid)
             os.setuid(self.uid)
-        self.groups = Groups.probe(self.office) if how == "groups" else Groups.none(self.office)
-        assert self.groups.is_active == (how == "groups")
+        if how == "groups":
+            self.groups = Groups.probe(self.office)
+        else:
+            places = [place for place in find_places() if place.is_v2 and how == "unified"]
+            self.groups = Groups(self.office, places)
+        assert self.groups.is_active == (how in ("groups", "unified"))
         self.procs = Procs()
         self.trees = Trees(self.procs, os.getpid())
 
