@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["home_dir", "log_path", "make_private_dir", "runtime_dir", "socket_path"]
+__all__ = ["data_path", "home_dir", "log_path", "make_private_dir", "runtime_dir", "socket_path"]
 
 
 def home_dir(home: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None) -> Path:
@@ -43,6 +43,11 @@ def runtime_dir(home: Path) -> Path:
 def socket_path(home: Path) -> Path:
     """The office's control socket."""
     return runtime_dir(home) / "office.sock"
+
+
+def data_path(home: Path) -> Path:
+    """The socket of data connections."""
+    return runtime_dir(home) / "data.sock"
 
 
 def log_path(home: Path) -> Path:

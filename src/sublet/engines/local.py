@@ -24,10 +24,14 @@ from typing import Final
 import uvloop
 
 from sublet import __version__
+from sublet.agent.doors import Door, Visitor
 from sublet.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.agent.memory import MemoryAgent
+from sublet.agent.starting import FindOrStart, package_folder
+from sublet.agent.supervised import SupervisedAgent
+from sublet.agent.tokens import verify
 from sublet.broker.access import AccessList
-from sublet.broker.commands import OpenOffice
+from sublet.broker.commands import NodeUp, OpenOffice
 from sublet.broker.driver import Driver
 from sublet.broker.http_app import App
 from sublet.broker.http_server import HttpServer
@@ -35,15 +39,18 @@ from sublet.broker.journal import Journal
 from sublet.broker.journal_files import JOURNAL_NAME
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
+from sublet.broker.ports import Agent
 from sublet.broker.records import Now
 from sublet.broker.service import Identity, Service
 from sublet.broker.signing import Signer
 from sublet.broker.state import Books, State
-from sublet.client.home import home_dir, make_private_dir, runtime_dir, socket_path
+from sublet.client.home import data_path, home_dir, make_private_dir, runtime_dir, socket_path
 from sublet.clock import Clock, SystemClock
 from sublet.errors import InvalidRequest, SubletError, Unsupported
+from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
 from sublet.values import NS_PER_S
+from sublet.wire.guests import SupervisorSettings
 from sublet.wire.orders import Inventory
 
 __all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
@@ -81,7 +88,9 @@ class Office:
         policy: Policy | None = None,
         clock: Clock | None = None,
         die: Callable[[str], None] | None = None,
+        pretended: bool = False,
     ) -> None:
+        """``pretended`` leaves out the supervisor: the rules are kept in memory, and nothing can run under a lease."""
         self.home = home
         self.clock = SystemClock() if clock is None else clock
         self.ended = asyncio.Event()
@@ -90,6 +99,7 @@ class Office:
         self._local_rule = local_rule
         self._policy = Policy() if policy is None else policy
         self._die = _die if die is None else die
+        self._pretended = pretended
         self._idle_since_ns = 0
         self._requests_seen = -1
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -124,8 +134,8 @@ class Office:
                 stop=self.stop,
             )
             inventory = _with_what_is_held(machine_inventory(self.home, self._gpus), ledger.state)
-            self.agent = MemoryAgent(inventory, report=self.driver.report, clock=self.clock)
-            await self.driver.start(opening, [self.agent])
+            agent = await self._agent(inventory, journal.id, ledger.state)
+            await self.driver.start(opening, [agent])
             self.server = HttpServer(App(self.service), on_limit=self.service.limit)
             path = socket_path(self.home)
             listening = _listen(path)
@@ -146,6 +156,32 @@ class Office:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         await self._stack.aclose()
+
+    async def _agent(self, inventory: Inventory, office: str, state: State) -> Agent:
+        """The real one, with a supervisor and a door for holders; or a pretended one."""
+        if self._pretended:
+            return MemoryAgent(inventory, report=self.driver.report, clock=self.clock)
+        runtime = runtime_dir(self.home)
+        settings = SupervisorSettings(
+            office=office, runtime=str(runtime), state=str(self.home), package=package_folder(), version=__version__
+        )
+        agent = SupervisedAgent(
+            inventory,
+            office=office,
+            incarnation=lambda: state.books.incarnation,
+            connect=FindOrStart(settings),
+            report=self.driver.report,
+            on_new_supervisor=lambda: self.driver.post(NodeUp(inventory=inventory)),
+        )
+        await agent.start()
+        self._stack.push_async_callback(agent.close)
+        path = data_path(self.home)
+        door = Door(_listen(path), _Rights(self.service), agent)
+        door.on_limit = self.service.limit
+        door.open()
+        self._stack.callback(path.unlink, missing_ok=True)
+        self._stack.callback(door.close)
+        return agent
 
     def _recover(self, journal: Journal) -> tuple[Ledger, OpenOffice, int]:
         """The books as they were left, and how to open them."""
@@ -177,6 +213,21 @@ class Office:
             self.stop()
             return
         self._idle_timer = asyncio.get_running_loop().call_later(IDLE_LOOK_S, self._look_if_idle)
+
+
+class _Rights:
+    """Who holders are, as the broker knows it, for the agent's door."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def claims(self, capability: str) -> TokenClaims:
+        service = self._service
+        return verify(capability, service.signer.public_keys, service.driver.clock.wall_ns() // NS_PER_S)
+
+    def visitor(self, access: str) -> Visitor:
+        caller = self._service.access.caller(b"Bearer " + access.encode() if access else None)
+        return Visitor(caller.tenant, caller.operator)
 
 
 def run_office(

@@ -9,7 +9,9 @@ import socket
 import sys
 
 from sublet.clock import SystemClock
-from sublet.supervisor.service import SOCKET_NAME, Supervisor, settings_from
+from sublet.supervisor.service import SOCKET_NAME, Supervisor
+from sublet.wire.codec import loads
+from sublet.wire.guests import SupervisorSettings
 
 __all__ = ["main"]
 
@@ -18,7 +20,7 @@ BACKLOG = 128
 
 def main(text: str) -> int:
     """Be the supervisor; the exit status. 75 if there is one already."""
-    settings = settings_from(text)
+    settings = loads(SupervisorSettings, text.encode())
     os.makedirs(settings.runtime, mode=0o700, exist_ok=True)
     lock = os.open(os.path.join(settings.runtime, "supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

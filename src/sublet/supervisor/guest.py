@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sublet.lease.states import GuestEvent, GuestState, next_guest
+from sublet.supervisor.limits import Usage
 from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.reaper import Exit
 from sublet.supervisor.stdio import Stdio
@@ -52,6 +53,7 @@ class Guest:
         self.ended_wall_ns = 0
         self.kills = 0
         """How often its end was forced."""
+        self._used: Usage | None = None
         self.listeners: list[Callable[[GuestNews], None]] = []
 
     @property
@@ -75,6 +77,14 @@ class Guest:
             self.reason = EndReason.OUT_OF_MEMORY
         self.tell(GuestNews(guest=self.id, what="exited", exit_code=self.exit_code, reason=self.reason))
 
+    def usage(self) -> Usage:
+        """What it used so far; once it is gone, in all."""
+        return self.tree.usage() if self._used is None else self._used
+
+    def settle(self) -> None:
+        """It is gone: what it used is noted before its group is taken away."""
+        self._used = self.tree.usage()
+
     def tell(self, news: GuestNews) -> None:
         """Everybody who is attached hears of it."""
         for listener in tuple(self.listeners):
@@ -82,7 +92,7 @@ class Guest:
 
     def view(self) -> GuestView:
         """As people see it."""
-        used = self.tree.usage()
+        used = self.usage()
         return GuestView(
             id=self.id,
             lease=self.lease,

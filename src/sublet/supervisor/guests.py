@@ -211,6 +211,7 @@ class Guests:
         """Nothing of it runs. What it still had to say is read to the end."""
         guest.now(GuestEvent.EXITED)
         guest.ended_wall_ns = self._clock.wall_ns()
+        guest.settle()
         self._trees.drop(guest.id)
         if guest.tree.group is not None:
             guest.tree.group.remove()

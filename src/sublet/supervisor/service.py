@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from sublet.clock import Clock
@@ -31,7 +30,6 @@ from sublet.supervisor.procs import Identity, Procs
 from sublet.supervisor.sweep import Sweep
 from sublet.supervisor.tree import Trees
 from sublet.values import NS_PER_S, LeaseId, TenantId
-from sublet.wire.codec import loads
 from sublet.wire.guests import (
     Admit,
     Configure,
@@ -42,6 +40,7 @@ from sublet.wire.guests import (
     Quit,
     Reports,
     Revoke,
+    SupervisorSettings,
 )
 from sublet.wire.guests import (
     Guests as GuestList,
@@ -50,7 +49,7 @@ from sublet.wire.happenings import Hello
 from sublet.wire.orders import Report
 from sublet.wire.sockets import peer_of
 
-__all__ = ["SOCKET_NAME", "Settings", "Supervisor", "settings_from"]
+__all__ = ["SOCKET_NAME", "Supervisor"]
 
 SOCKET_NAME: Final = "supervisor.sock"
 BEAT_S: Final = 1.0
@@ -61,25 +60,10 @@ SWEEP_TRIES: Final = 200
 SWEEP_PAUSE_S: Final = 0.01
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a supervisor is started with."""
-
-    office: str
-    """The office's id, which marks everything that is its."""
-    runtime: str
-    """The folder that a reboot empties: sockets, notes, pages."""
-    state: str
-    """The folder that stays: the logs of guests."""
-    package: str
-    """Where the package lies."""
-    version: str
-
-
 class Supervisor:
     """One for each office and machine."""
 
-    def __init__(self, settings: Settings, clock: Clock, groups: Groups | None = None) -> None:
+    def __init__(self, settings: SupervisorSettings, clock: Clock, groups: Groups | None = None) -> None:
         set_child_subreaper()
         self.settings = settings
         self.clock = clock
@@ -305,8 +289,3 @@ def _leftovers(notes: list[GuestNote]) -> list[Leftover]:
             if key not in found or found[key].epoch < note.epoch:
                 found[key] = Leftover(lease=note.lease, epoch=note.epoch, part=part)
     return list(found.values())
-
-
-def settings_from(text: str) -> Settings:
-    """What the office that starts it has written on the command line."""
-    return loads(Settings, text.encode())

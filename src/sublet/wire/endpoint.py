@@ -77,6 +77,11 @@ class Endpoint:
         self._their_last = 0
 
     @property
+    def is_between(self) -> bool:
+        """Whether nothing of a next frame has come yet, so that the connection can change hands."""
+        return self._reader.is_between
+
+    @property
     def has_output(self) -> bool:
         """Whether there is something to send."""
         return bool(self._out)

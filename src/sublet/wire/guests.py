@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from sublet.values import EndReason, Epoch, GuestId, LeaseId, NodeId, TenantId
+from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.orders import Inventory, Order, Report
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Done",
     "EndGuest",
     "Front",
+    "Greeting",
     "GuestNews",
     "GuestSpec",
     "GuestView",
@@ -50,6 +51,7 @@ __all__ = [
     "Start",
     "Started",
     "StdioKind",
+    "SupervisorSettings",
 ]
 
 STDOUT: Final = 1
@@ -78,6 +80,14 @@ class Profile(enum.StrEnum):
 
 
 # ---- between holder and supervisor ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """Who connects: with a lease's capability token, with a tenant's access token, or as the owner with neither."""
+
+    capability: str = ""
+    access: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,14 +281,26 @@ class Front:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorSettings:
+    """What a supervisor is started with."""
+
+    office: str
+    """The office's id, which marks everything that is its."""
+    runtime: str
+    """The folder that a reboot empties: sockets, notes, pages."""
+    state: str
+    """The folder that stays: the logs of guests."""
+    package: str
+    """Where the package lies."""
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Configure:
     """An office takes over. It says who it is and what the machine has."""
 
     office: str
-    incarnation: int
-    node: NodeId
     inventory: Inventory
-    state_folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,160 @@
+"""The data door: holders connect here, show once who they are, and are handed over to the supervisor.
+
+A capability token opens what it says for its (lease, epoch); an access token, or being the owner on the owner's own
+socket, opens what the tenant may see, and starts nothing. Whether the lease still lives is not asked here: the
+supervisor asks at every call. From the handing over on the connection does not need the office any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, SubletError, Unauthorized
+from sublet.lease.token import Operation, TokenClaims
+from sublet.values import TenantId
+from sublet.wire.codec import loads
+from sublet.wire.frames import HELLO_MAX
+from sublet.wire.guests import Front, Greeting, Profile
+from sublet.wire.happenings import Hello, Over
+from sublet.wire.link import Link
+
+__all__ = ["LOCAL_TENANT", "Door", "Rights", "Visitor"]
+
+_log = logging.getLogger("sublet.agent")
+
+GREETING_S: Final = 5.0
+"""How long who connected may take to say who it is."""
+GREETING_NOW_MAX: Final = 256
+"""Connections that have not said it yet."""
+LOCAL_TENANT: Final = TenantId("local")
+SEEN: Final = (Operation.LOGS, Operation.RUN)
+"""What a tenant may do with guests of its own without a lease's token: read, signal, stop. Not start."""
+
+
+class Visitor(NamedTuple):
+    """Whom an access token names."""
+
+    tenant: TenantId
+    operator: bool
+
+
+class Rights(Protocol):
+    """Who decides who somebody is: the office."""
+
+    def claims(self, capability: str) -> TokenClaims:
+        """What a capability token says, if the office said it and it is valid now; else ``Unauthorized``."""
+
+    def visitor(self, access: str) -> Visitor:
+        """Whose access token this is; with none, who the owner of the socket is. Else ``Unauthorized``."""
+
+
+class _Supervisor(Protocol):
+    async def admit(self, front: Front, hello: Hello, fd: int) -> None: ...
+
+
+class Door:
+    """Accepts on one listening socket."""
+
+    def __init__(self, listening: socket.socket, rights: Rights, supervisor: _Supervisor) -> None:
+        listening.setblocking(False)
+        self._listening = listening
+        self._rights = rights
+        self._supervisor = supervisor
+        self._greeting: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
+        self.on_limit: Callable[[str], None] = lambda _: None
+
+    def open(self) -> None:
+        """From now on."""
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    def close(self) -> None:
+        """No more; those that were handed over are not ours."""
+        for task in (self._accepting, *self._greeting):
+            if task is not None:
+                task.cancel()
+        self._listening.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, _ = await loop.sock_accept(self._listening)
+            sock.setblocking(False)
+            task = loop.create_task(self._receive(sock))
+            self._greeting.add(task)
+            task.add_done_callback(self._greeting.discard)
+
+    async def _receive(self, sock: socket.socket) -> None:
+        link = Link.accepting()
+        try:
+            if len(self._greeting) > GREETING_NOW_MAX:
+                self.on_limit("greetings")
+                raise CapacityExceeded("too many connections are just being made", do="Try again in a moment.")
+            hello = await asyncio.wait_for(_hello(sock, link), GREETING_S)
+            await self._supervisor.admit(self._front(hello), hello, sock.fileno())
+        except SubletError as error:
+            link.end(error)
+            await _last_words(sock, link)
+        except (OSError, TimeoutError):
+            pass  # whoever it was has gone, or never said anything
+        except Exception:  # noqa: BLE001 - a visitor must not be able to close the door for others
+            _log.exception("a connection could not be handed over")
+        finally:
+            sock.close()
+
+    def _front(self, hello: Hello) -> Front:
+        greeting = loads(Greeting, hello.body or b"{}")
+        if greeting.capability and greeting.access:
+            raise Unauthorized("there are two tokens", do="Show one.")
+        if not greeting.capability:
+            visitor = self._rights.visitor(greeting.access)
+            operations = tuple(operation.value for operation in SEEN)
+            return Front(
+                tenant=visitor.tenant,
+                operator=visitor.operator,
+                profile=_profile(visitor.tenant),
+                operations=operations,
+            )
+        claims = self._rights.claims(greeting.capability)
+        return Front(
+            tenant=claims.tenant,
+            operator=False,
+            profile=_profile(claims.tenant),
+            lease=claims.lease,
+            epoch=claims.epoch,
+            operations=tuple(sorted(operation.value for operation in claims.operations)),
+        )
+
+
+def _profile(tenant: TenantId) -> Profile:
+    return Profile.LOCAL if tenant == LOCAL_TENANT else Profile.TENANT
+
+
+async def _hello(sock: socket.socket, link: Link) -> Hello:
+    """The greeting. Who connects waits for the answer before it says more, so nothing of what is for the supervisor
+    can be lost here; who does not wait is turned away."""
+    loop = asyncio.get_running_loop()
+    while True:
+        data = await loop.sock_recv(sock, HELLO_MAX)
+        happened = link.receive(data) if data else link.receive_end()
+        match happened:
+            case [Hello() as hello] if link.is_between:
+                return hello
+            case [Hello(), *_]:
+                raise InvalidRequest("more came before the greeting was answered", do="Wait for the answer.")
+            case [Over(error=error), *_]:
+                raise error or Disconnected("it hung up before it said who it is")
+            case _:
+                pass
+
+
+async def _last_words(sock: socket.socket, link: Link) -> None:
+    for data, _ in link.take_output():
+        try:
+            await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(sock, data), GREETING_S)
+        except (OSError, TimeoutError):
+            return

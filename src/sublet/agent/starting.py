@@ -1,0 +1,96 @@
+"""Finding the supervisor of an office, or starting one: a process of its own session that outlives who started it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from typing import Final
+
+import sublet
+from sublet.errors import SubletError
+from sublet.wire.codec import dumps
+from sublet.wire.guests import SupervisorSettings
+
+__all__ = ["FindOrStart", "package_folder"]
+
+SOCKET_NAME: Final = "supervisor.sock"
+PATIENCE_S: Final = 15.0
+"""How long a new one may take to answer: it may first have to end what its predecessor left."""
+LOOK_S: Final = 0.005
+LOG_NAME: Final = "supervisor.log"
+_CODE: Final = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from sublet.supervisor.__main__ import main; sys.exit(main(sys.argv[2]))"
+)
+
+
+class FindOrStart:
+    """A ``Connect`` for the agent."""
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self._settings = settings
+        self._path = os.path.join(settings.runtime, SOCKET_NAME)
+        self._started: subprocess.Popen[bytes] | None = None
+
+    async def __call__(self) -> socket.socket:
+        found = _connected(self._path)
+        if found is not None:
+            return found
+        started = self._start()
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        while (found := _connected(self._path)) is None:
+            if asyncio.get_running_loop().time() > deadline:
+                raise self._failed("did not answer in time")
+            status = started.poll()
+            if status not in (None, os.EX_TEMPFAIL):  # 75: there is another one, which is about to listen
+                raise self._failed(f"ended with status {status}")
+            await asyncio.sleep(LOOK_S)
+        return found
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Without ``site``: it needs nothing that is installed, and is half the size for it."""
+        if self._started is not None:
+            self._started.poll()
+        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._started = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _CODE, self._settings.package, dumps(self._settings).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                env={name: value for name, value in os.environ.items() if name in _KEPT},
+            )
+        finally:
+            os.close(log)
+        return self._started
+
+    @property
+    def _log(self) -> str:
+        return os.path.join(self._settings.state, LOG_NAME)
+
+    def _failed(self, what: str) -> SubletError:
+        return SubletError(f"the supervisor {what}", do=f"Its last words are in {self._log}.")
+
+
+_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ")
+
+
+def package_folder() -> str:
+    """Where the package lies, for a process that does not have it on its path."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(sublet.__file__)))
+
+
+def _connected(path: str) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with contextlib.suppress(OSError):
+        sock.connect(path)
+        sock.setblocking(False)
+        return sock
+    sock.close()
+    return None

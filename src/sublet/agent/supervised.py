@@ -1,0 +1,231 @@
+"""The agent of a real machine: it knows the hardware and carries the office's orders to the supervisor.
+
+The rules are kept over there (``lease.node`` in the supervisor's process), since they must hold when the office is
+down. Here orders are gathered within a turn of the office's loop and sent as one message; reports come back in
+batches. When the supervisor is gone, so are its guests: another is started, told of nothing, and the office, which sees
+the node come up anew, sends its grants again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from sublet.agent.port import ReportSink
+from sublet.errors import Disconnected, SubletError
+from sublet.values import NodeId, TenantId
+from sublet.wire.codec import dumps, loads
+from sublet.wire.frames import close_all
+from sublet.wire.guests import (
+    Admit,
+    Configure,
+    Configured,
+    Front,
+    Guests,
+    ListGuests,
+    OfficeCall,
+    OfficeReply,
+    Orders,
+    Quit,
+    Reports,
+    Revoke,
+)
+from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
+from sublet.wire.link import Link
+from sublet.wire.orders import Inventory, Order
+from sublet.wire.sockets import receive_some, send_some
+
+__all__ = ["Connect", "SupervisedAgent"]
+
+_log = logging.getLogger("sublet.agent")
+
+AGAIN_S: Final = (0.05, 0.2, 1.0, 5.0)
+"""Pauses before another supervisor is started, if one ends or will not start."""
+
+Connect = Callable[[], Awaitable[socket.socket]]
+"""Finds the supervisor of this office, or starts one; a connected, non-blocking socket."""
+
+
+class SupervisedAgent:
+    """One machine's agent (``AgentPort``). All calls come from the office's loop."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        office: str,
+        incarnation: Callable[[], int],
+        connect: Connect,
+        report: ReportSink,
+        on_new_supervisor: Callable[[], None],
+    ) -> None:
+        """``on_new_supervisor`` is called when one with empty tables has taken the place of another."""
+        self.supervisor: Configured | None = None
+        """What the supervisor said of itself; None while there is none."""
+        self._inventory = inventory
+        self._office = office
+        self._incarnation = incarnation
+        self._connect = connect
+        self._sink = report
+        self._on_new_supervisor = on_new_supervisor
+        self._out: list[Order] = []
+        self._link: Link | None = None
+        self._sock: socket.socket | None = None
+        self._writing = False
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._again: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # ---- the port ----
+
+    @property
+    def node(self) -> NodeId:
+        return self._inventory.node
+
+    def inventory(self) -> Inventory:
+        return self._inventory
+
+    def send(self, order: Order, *, incarnation: int | None = None) -> None:
+        self._out.append(order)
+
+    def tick(self, now_ns: int) -> int | None:
+        """The office's turn is over: what it ordered goes out. The supervisor keeps its own time."""
+        if self._out and self._link is not None:
+            orders, self._out = self._out, []
+            self._link.event(dumps(Orders(orders=tuple(orders), incarnation=self._incarnation())))
+            self._send()
+        elif self._out:
+            self._out.clear()  # a new supervisor is told of everything that is live
+        return None
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Find or start the supervisor, and take over what runs."""
+        await self._join()
+
+    async def close(self, *, now: bool = False) -> None:
+        """The office ends. The supervisor stays for as long as anything lives; with ``now`` it ends at once."""
+        self._closed = True
+        if self._again is not None:
+            self._again.cancel()
+        if self._link is not None:
+            with contextlib.suppress(SubletError, TimeoutError):
+                await asyncio.wait_for(self.ask(Quit(now=now)), 2)
+        self._drop()
+
+    async def ask(self, asked: OfficeCall, fds: tuple[int, ...] = ()) -> OfficeReply:
+        """Ask the supervisor something. Raises what it refuses with, or ``Disconnected``."""
+        if self._link is None:
+            raise Disconnected("the supervisor of this machine is being started", do="Try again in a moment.")
+        call = self._link.call(dumps(asked), fds)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answers[call] = future
+        self._send()
+        return loads(OfficeReply, await future)  # type: ignore[no-any-return]
+
+    async def guests(self, asked: ListGuests) -> Guests:
+        """What runs here."""
+        found = await self.ask(asked)
+        assert isinstance(found, Guests)
+        return found
+
+    async def admit(self, front: Front, hello: Hello, fd: int) -> None:
+        """Hand a holder's connection over; the descriptor here is still the caller's to close."""
+        await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (fd,))
+
+    async def revoke(self, tenant: TenantId) -> None:
+        """The rights of a tenant have changed: its open connections are cut."""
+        await self.ask(Revoke(tenant=tenant))
+
+    # ---- the connection ----
+
+    async def _join(self) -> None:
+        had_one = self.supervisor is not None
+        sock = await self._connect()
+        self._sock, self._link = sock, Link.connecting()
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
+        configured = await self.ask(Configure(office=self._office, inventory=self._inventory))
+        assert isinstance(configured, Configured)
+        self.supervisor = configured
+        if had_one:
+            self._on_new_supervisor()
+
+    async def _join_again(self) -> None:
+        for pause_s in (*AGAIN_S, *[AGAIN_S[-1]] * 1_000_000):
+            await asyncio.sleep(pause_s)
+            try:
+                await self._join()
+            except (SubletError, OSError) as error:
+                _log.error("the supervisor could not be started: %s", error)
+                self._drop()
+            else:
+                return
+
+    def _readable(self) -> None:
+        assert self._sock is not None and self._link is not None
+        for happening in receive_some(self._sock, self._link):
+            self._heard(happening)
+        self._send()
+
+    def _heard(self, happening: Happening) -> None:
+        match happening:
+            case Event():
+                for report in loads(Reports, happening.body).reports:
+                    self._sink(report)
+            case Replied():
+                close_all(happening.fds)
+                self._answered(happening.call, happening.body)
+            case Refused():
+                self._answered(happening.call, happening.error)
+            case Over():
+                self._lost(happening)
+            case _:
+                pass
+
+    def _answered(self, call: int, answer: bytes | SubletError) -> None:
+        future = self._answers.pop(call, None)
+        if future is None or future.done():
+            return
+        if isinstance(answer, SubletError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def _lost(self, over: Over) -> None:
+        """The supervisor ended, or another office took over."""
+        self._drop()
+        if not self._closed and over.error is None:
+            _log.error("the supervisor has ended, and the guests with it; another is started")
+            self._again = asyncio.get_running_loop().create_task(self._join_again())
+        elif over.error is not None:
+            _log.error("the supervisor hung up: %s", over.error)
+
+    def _drop(self) -> None:
+        if self._sock is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._sock.fileno())
+            loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+        self._sock = self._link = None
+        self._writing = False
+        answers, self._answers = self._answers, {}
+        for future in answers.values():
+            if not future.done():
+                future.set_exception(Disconnected("the supervisor of this machine has ended"))
+
+    def _send(self) -> None:
+        if self._sock is None or self._link is None:
+            return
+        is_out = send_some(self._sock, self._link)
+        if is_out == self._writing:
+            loop: Any = asyncio.get_running_loop()
+            if is_out:
+                loop.remove_writer(self._sock.fileno())
+            else:
+                loop.add_writer(self._sock.fileno(), self._send)
+            self._writing = not is_out
