@@ -6,6 +6,7 @@ succeed later without anybody changing anything; ``scope`` tells whether the *le
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "OutOfMemory",
     "Quarantined",
     "QuotaExceeded",
+    "RenewalRefusal",
     "StaleEpoch",
     "SubletError",
     "Unauthorized",
@@ -47,10 +49,13 @@ class SubletError(Exception):
     scope: ClassVar[Scope] = "request"
     default_do: ClassVar[str] = ""
 
-    def __init__(self, message: str, *, do: str | None = None) -> None:
+    def __init__(self, message: str, *, do: str | None = None, reason: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.do = self.default_do if do is None else do
+        self.reason = reason
+        """Why, as a word that stays the same while messages are rephrased: of a refused renewal one of
+        ``RenewalRefusal``, of a refused request the code of the refusal. None where the class says it all."""
 
     def __str__(self) -> str:
         return f"{self.message}. {self.do}".rstrip() if self.do else self.message
@@ -61,6 +66,31 @@ class SubletError(Exception):
         return type(self).__name__
 
 
+class RenewalRefusal(enum.StrEnum):
+    """Why a renewal was refused; newer offices may know more words.
+
+    Of the first three the lease is not over: it runs to its deadline and then ends for that reason, unless a later
+    renewal is granted. Of the others it is over for this holder, or was never held.
+    """
+
+    IDLE = "idle"
+    """Nothing runs under it, and it is renewed only while something does."""
+    QUOTA = "quota"
+    """The tenant's device time of the rolling window is used up."""
+    FAIR_SHARE = "fair_share"
+    """It was held for as long as one may hold while others wait."""
+    ENDED = "ended"
+    """It is over; ``end`` says how."""
+    NOT_ACTIVE = "not_active"
+    """It still waits, or was not claimed."""
+    STALE_EPOCH = "stale_epoch"
+    """Another holder has it, under a newer epoch."""
+    UNKNOWN = "unknown"
+    """There is no such lease, or it is not yours, or it ended so long ago that the office forgot it."""
+    NOT_HELD = "not_held"
+    """It ended on its machine before the answer."""
+
+
 class LeaseEnded(SubletError):
     """The lease is over, and ``end`` says why."""
 
@@ -68,8 +98,10 @@ class LeaseEnded(SubletError):
     scope = "lease"
     default_do = "Acquire a new lease and go on from the last checkpoint."
 
-    def __init__(self, message: str, *, end: LeaseEnd | None = None, do: str | None = None) -> None:
-        super().__init__(message, do=do)
+    def __init__(
+        self, message: str, *, end: LeaseEnd | None = None, do: str | None = None, reason: str | None = None
+    ) -> None:
+        super().__init__(message, do=do, reason=RenewalRefusal.ENDED if reason is None and end is not None else reason)
         self.end = end
 
 
@@ -110,9 +142,15 @@ class CapacityExceeded(SubletError):
     default_do = "Wait (wait=...), take the offer if there is one, or ask for less."
 
     def __init__(
-        self, message: str, *, offer: object = None, estimate: float | None = None, do: str | None = None
+        self,
+        message: str,
+        *,
+        offer: object = None,
+        estimate: float | None = None,
+        do: str | None = None,
+        reason: str | None = None,
     ) -> None:
-        super().__init__(message, do=do)
+        super().__init__(message, do=do, reason=reason)
         self.offer = offer
         self.estimate = estimate
         """Seconds until it may fit, where that can be told."""

@@ -30,7 +30,7 @@ from sublet.broker.presence import Presence
 from sublet.broker.records import Now
 from sublet.broker.waiting import Holds, Waiting
 from sublet.clock import Clock
-from sublet.errors import Disconnected, JournalError, JournalFailed, LeaseNotActive, SubletError
+from sublet.errors import Disconnected, JournalError, JournalFailed, LeaseNotActive, RenewalRefusal, SubletError
 from sublet.values import NS_PER_S, LeaseId, NodeId
 from sublet.wire.orders import Held, NotHeld, Order, Report
 
@@ -324,7 +324,8 @@ class Driver:
 
     def _refused(self, report: NotHeld) -> None:
         for waiting in self._holds.take(report.lease, report.number):
-            waiting.fail(LeaseNotActive(f"lease {report.lease} ended on its machine before the answer"))
+            why = f"lease {report.lease} ended on its machine before the answer"
+            waiting.fail(LeaseNotActive(why, reason=RenewalRefusal.NOT_HELD))
 
     def _not_confirmed(self, waiting: Waiting) -> None:
         self._holds.drop(waiting)

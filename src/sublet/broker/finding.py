@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from sublet.broker.records import LeaseRecord
 from sublet.broker.step import Step
-from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, NotFound, StaleEpoch
+from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, NotFound, RenewalRefusal, StaleEpoch
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, TenantId
@@ -18,7 +18,9 @@ def find(step: Step, tenant: TenantId, lease_id: LeaseId) -> LeaseRecord:
     """The tenant's own lease. Another tenant's looks like none at all."""
     lease = step.state.leases.get(lease_id)
     if lease is None or lease.tenant != tenant:
-        raise NotFound(f"there is no lease {lease_id[:64]}", do="`sublet lease ls` shows yours.")
+        raise NotFound(
+            f"there is no lease {lease_id[:64]}", do="`sublet lease ls` shows yours.", reason=RenewalRefusal.UNKNOWN
+        )
     return lease
 
 
@@ -27,7 +29,9 @@ def find_live(step: Step, tenant: TenantId, lease_id: LeaseId, epoch: Epoch) -> 
     lease = find(step, tenant, lease_id)
     must_be_live(step, lease)
     if lease.epoch != epoch:
-        raise StaleEpoch(f"epoch {Epoch(*epoch)} of lease {lease_id} is not the live one")
+        raise StaleEpoch(
+            f"epoch {Epoch(*epoch)} of lease {lease_id} is not the live one", reason=RenewalRefusal.STALE_EPOCH
+        )
     return lease
 
 
@@ -36,7 +40,9 @@ def must_be_live(step: Step, lease: LeaseRecord) -> None:
     if lease.status in (LeaseStatus.ENDING, LeaseStatus.ENDED):
         raise ended_error(lease)
     if lease.status not in LIVE_STATES:
-        raise LeaseNotActive(f"the lease {lease.id} is {lease.status}", do="Claim it first.")
+        raise LeaseNotActive(
+            f"the lease {lease.id} is {lease.status}", do="Claim it first.", reason=RenewalRefusal.NOT_ACTIVE
+        )
     due = step.state.due_at(lease)
     if due is not None and step.now.ns >= due:  # its timer has not fired yet, but its time is over all the same
         step.as_office()

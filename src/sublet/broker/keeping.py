@@ -14,7 +14,7 @@ from sublet.broker.order import kinds_of
 from sublet.broker.records import LeaseRecord
 from sublet.broker.schedule import Schedule
 from sublet.broker.step import Step, extend_order
-from sublet.errors import InvalidRequest, LeaseRevoked, QuotaExceeded
+from sublet.errors import InvalidRequest, LeaseRevoked, QuotaExceeded, RenewalRefusal
 from sublet.values import EndReason, Kind, RenewMode, format_duration
 
 __all__ = ["activity", "note_activity", "renew"]
@@ -40,7 +40,8 @@ def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
         if lease.fate is not reason:
             step.emit(ev.FateSealed(lease=lease.id, reason=reason))
         kind = QuotaExceeded if reason is EndReason.QUOTA else LeaseRevoked
-        raise kind(f"the renewal was refused: {why}", do="It runs to its deadline; save what matters now.")
+        word = RenewalRefusal(reason)
+        raise kind(f"the renewal was refused: {why}", do="It runs to its deadline; save what matters now.", reason=word)
     deadline_ns = max(lease.deadline_ns or 0, now.ns + ttl_ns)
     step.emit(
         ev.Renewed(

@@ -260,6 +260,7 @@ def error_view(error: SubletError) -> ErrorView:
         message=error.message,
         do=error.do,
         transient=error.transient,
+        reason=error.reason,
         end=None if end is None else EndView(reason=end.reason.value, at=end.at, detail=end.detail),
     )
 

@@ -76,6 +76,7 @@ def error_document(error: SubletError) -> dict[str, Any]:
         "message": error.message,
         "do": error.do,
         "transient": error.transient,
+        "reason": error.reason,
     }
     if isinstance(error, LeaseEnded):
         end = error.end

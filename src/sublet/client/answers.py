@@ -67,14 +67,16 @@ def refused(answer: RefusalAnswer, request: AcquireRequest) -> SubletError:
     """A well-formed request that was refused."""
     do = answer.do or None
     if answer.code == "quota":
-        return QuotaExceeded(answer.reason, do=do)
+        return QuotaExceeded(answer.reason, do=do, reason=answer.code)
     if answer.code == "unsupported":
-        return Unsupported(answer.reason, do=do)
+        return Unsupported(answer.reason, do=do, reason=answer.code)
     want = request.wants[0]
     offer = None
     if answer.would_fit:
         offer = Offer(kind=Kind(want.kind), asked=want.amount, offered=answer.would_fit)
-    return unavailable(Kind(want.kind), answer.reason, offer=offer, estimate=answer.estimate, do=do)
+    error = unavailable(Kind(want.kind), answer.reason, offer=offer, estimate=answer.estimate, do=do)
+    error.reason = answer.code
+    return error
 
 
 def unavailable(
@@ -95,10 +97,12 @@ def error_of(view: ErrorView) -> SubletError:
     """The error the office named. One this version does not know is still a `SubletError` with its text."""
     found = getattr(errors, view.kind, None)
     if not (isinstance(found, type) and issubclass(found, SubletError)):
-        return SubletError(view.message, do=view.do)
-    if issubclass(found, LeaseEnded):
-        return found(view.message, do=view.do, end=None if view.end is None else end_of(view.end))
-    return found(view.message, do=view.do)
+        return SubletError(view.message, do=view.do, reason=view.reason)
+    error = found(view.message, do=view.do)
+    error.reason = view.reason
+    if isinstance(error, LeaseEnded) and view.end is not None:
+        error.end = end_of(view.end)
+    return error
 
 
 def _error(reply: Reply) -> SubletError:

@@ -195,6 +195,7 @@ class LeaseFacts:
                 raise LeaseRevoked(
                     f"the renewal of lease {self.id} was refused: {outcome.detail or outcome.reason}",
                     do="It runs to its deadline; save what matters now.",
+                    reason=outcome.reason.value,
                 )
             case Unknown():
                 raise Disconnected(f"the renewal of lease {self.id} was not answered: {outcome.detail}")

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from sublet.errors import Disconnected, LeaseEnded, NotFound, QuotaExceeded, StaleEpoch, SubletError
+from sublet.errors import (
+    Disconnected,
+    LeaseEnded,
+    NotFound,
+    QuotaExceeded,
+    RenewalRefusal,
+    StaleEpoch,
+    SubletError,
+)
 from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
 from sublet.values import NS_PER_S, EndReason, Epoch
 from sublet.wire.http import RenewAnswer, RenewItem
@@ -27,9 +35,19 @@ def outcome_of(attempt: Attempt, answer: RenewAnswer | None, error: SubletError 
     if isinstance(error, QuotaExceeded):
         return Refused(reason=EndReason.QUOTA, detail=error.message)
     if isinstance(error, LeaseEnded):
-        reason = EndReason.FAIR_SHARE if attempt.active else EndReason.IDLE
-        return Refused(reason=reason, detail=error.message)
+        return Refused(reason=_reason(error, attempt), detail=error.message)
     return Unknown(detail=error.message)  # an answer that settles nothing
+
+
+def _reason(error: LeaseEnded, attempt: Attempt) -> EndReason:
+    """The end that this refusal announces. An office that is older than the word leaves it to be guessed."""
+    match error.reason:
+        case RenewalRefusal.IDLE | RenewalRefusal.QUOTA | RenewalRefusal.FAIR_SHARE:
+            return EndReason(error.reason)
+        case RenewalRefusal.NOT_HELD:
+            return EndReason.NODE_LOST
+        case _:
+            return EndReason.FAIR_SHARE if attempt.active else EndReason.IDLE
 
 
 def item_of(attempt: Attempt) -> RenewItem:

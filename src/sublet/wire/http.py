@@ -9,10 +9,11 @@ This is the one part of ``wire`` that uses msgspec.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from sublet.errors import RenewalRefusal
 from sublet.values import Epoch
 from sublet.wire.version import WIRE_HEADER, WIRE_OLDEST, WIRE_VERSION
 
@@ -291,6 +292,13 @@ class RenewAnswer(_Message, kw_only=True):
     token: str | None = None
 
 
+_REASON: Final = (
+    "Why, as a word that stays. Of a refused renewal: "
+    + ", ".join(RenewalRefusal)
+    + " (newer offices may know more). Null where the kind says it all."
+)
+
+
 class ErrorView(_Message, kw_only=True):
     kind: str
     """The class of the error tree."""
@@ -298,6 +306,7 @@ class ErrorView(_Message, kw_only=True):
     do: str
     transient: bool
     end: EndView | None = None
+    reason: Annotated[str | None, msgspec.Meta(description=_REASON)] = None
 
 
 class ErrorBody(_Message, kw_only=True):

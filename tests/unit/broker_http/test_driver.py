@@ -12,7 +12,7 @@ from sublet.broker.answers import Granted
 from sublet.broker.commands import Acquire, Command, Release, Renew
 from sublet.broker.events import Claimed, Ended, Renewed
 from sublet.broker.records import LOCAL_TENANT, Want
-from sublet.errors import Disconnected, LeaseNotActive, NotFound
+from sublet.errors import Disconnected, LeaseNotActive, NotFound, RenewalRefusal
 from sublet.lease.states import LeaseStatus
 from sublet.testing import FaultName
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, RequestId
@@ -171,8 +171,9 @@ def test_an_agent_that_does_not_take_the_order_means_that_the_lease_is_over() ->
             await turns()
             number = b.driver.ledger.state.leases[LeaseId("l1")].number
             b.driver.report(NotHeld(node=b.agent.node, lease=LeaseId("l1"), epoch=epoch, number=number))
-            with pytest.raises(LeaseNotActive):
+            with pytest.raises(LeaseNotActive) as caught:
                 await future
+            assert caught.value.reason == RenewalRefusal.NOT_HELD
 
     run(story)
 

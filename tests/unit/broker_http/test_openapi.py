@@ -9,6 +9,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from sublet.broker.openapi import openapi_document
 from sublet.broker.routes import ROUTES, Right
+from sublet.errors import RenewalRefusal
 from tests.unit.broker_http.bench import bench, run
 
 DOCUMENT: Final[dict[str, Any]] = json.loads(json.dumps(openapi_document("1.2.3")))
@@ -58,3 +59,9 @@ def test_the_office_hands_it_out_to_everybody() -> None:
             assert answer.json["paths"].keys() == DOCUMENT["paths"].keys()
 
     run(story)
+
+
+def test_the_words_of_a_refused_renewal_are_in_it() -> None:
+    """A client in another language finds them where it finds the field."""
+    reason = DOCUMENT["components"]["schemas"]["ErrorView"]["properties"]["reason"]
+    assert all(word in json.dumps(reason) for word in RenewalRefusal)

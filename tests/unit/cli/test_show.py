@@ -102,6 +102,7 @@ def test_with_json_the_error_is_a_document_on_stderr_and_stdout_stays_empty(caps
         "message": "GPU unavailable",
         "do": CapacityExceeded.default_do,
         "transient": True,
+        "reason": None,
         "would_fit": 4,
         "estimate": 12.5,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sublet.client.answers import error_of
 from sublet.client.asking import ask_gpu
 from sublet.client.core import PATIENCE_S, Core, Hooks
 from sublet.client.model import Offer, Place
@@ -23,7 +24,7 @@ from sublet.errors import (
     Unsupported,
 )
 from sublet.values import EndReason, Kind, LeaseId
-from sublet.wire.http import AcquireRequest, GrantAnswer, StatusView
+from sublet.wire.http import AcquireRequest, ErrorView, GrantAnswer, StatusView
 from tests.unit.client.script import (
     NOBODY,
     SILENCE,
@@ -148,6 +149,17 @@ def test_a_refusal_is_an_error_with_its_reason(script: Script, code: str, kind: 
     assert type(caught.value) is kind
     assert str(caught.value) == f"{text}. Wait."
     assert script.asked == ["POST /v1/leases"]  # there is nothing to give back
+
+
+def test_an_error_keeps_the_offices_word_for_why(script: Script) -> None:
+    """Messages are for people and may be rephrased; ``reason`` is for programs."""
+    view = ErrorView(kind="LeaseRevoked", message="no", do="Save.", transient=True, reason="fair_share")
+    assert error_of(view).reason == "fair_share"
+    unknown = ErrorView(kind="FromTheFuture", message="no", do="", transient=False, reason="odd")
+    assert (type(error_of(unknown)), error_of(unknown).reason) == (SubletError, "odd")
+    with pytest.raises(CapacityExceeded) as caught:
+        acquire(script, refusal("too_big"), wait=0)
+    assert caught.value.reason == "too_big"
 
 
 def test_a_refusal_says_what_would_fit(script: Script) -> None:

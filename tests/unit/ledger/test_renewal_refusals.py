@@ -1,0 +1,83 @@
+"""Why a renewal was refused is a word, and each word is met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sublet.broker import commands as cmd
+from sublet.broker.policy import Policy
+from sublet.broker.records import LeaseRecord, Quota
+from sublet.errors import RenewalRefusal, SubletError
+from sublet.lease.states import LeaseStatus
+from sublet.values import Epoch, LeaseId
+from tests.unit.ledger.bench import ANN, BEN, Bench, gpu, seconds
+
+POLICY = Policy(max_hold_ns=seconds(600), cool_down_ns=seconds(10))
+
+
+def idle(bench: Bench, lease: LeaseRecord) -> object:
+    return bench.renew(lease, active=False)
+
+
+def quota(bench: Bench, lease: LeaseRecord) -> object:
+    bench.do(cmd.SetTenant(tenant=ANN, quota=Quota(gpu_seconds=5)))
+    bench.at(1010)
+    return bench.renew(lease)
+
+
+def fair_share(bench: Bench, lease: LeaseRecord) -> object:
+    for moment_s in (1200, 1400, 1550):
+        bench.at(moment_s)
+        bench.renew(lease)
+    bench.queued(gpu(), tenant=BEN)
+    bench.at(1601)
+    return bench.renew(lease)
+
+
+def ended(bench: Bench, lease: LeaseRecord) -> object:
+    bench.release(lease)
+    return bench.renew(lease)
+
+
+def not_active(bench: Bench, lease: LeaseRecord) -> object:
+    waiting = bench.queued(gpu(), tenant=ANN)
+    return bench.renew(waiting, epoch=Epoch(1, 1))
+
+
+def stale_epoch(bench: Bench, lease: LeaseRecord) -> object:
+    return bench.renew(lease, epoch=Epoch(1, 999))
+
+
+def unknown(bench: Bench, lease: LeaseRecord) -> object:
+    assert lease.epoch is not None
+    return bench.do(cmd.Renew(tenant=BEN, lease=LeaseId(lease.id), epoch=lease.epoch)).answer
+
+
+CASES: dict[RenewalRefusal, Callable[[Bench, LeaseRecord], object]] = {
+    RenewalRefusal.IDLE: idle,
+    RenewalRefusal.QUOTA: quota,
+    RenewalRefusal.FAIR_SHARE: fair_share,
+    RenewalRefusal.ENDED: ended,
+    RenewalRefusal.NOT_ACTIVE: not_active,
+    RenewalRefusal.STALE_EPOCH: stale_epoch,
+    RenewalRefusal.UNKNOWN: unknown,
+}
+
+
+@pytest.mark.parametrize("word", CASES, ids=str)
+def test_the_word_of_a_refused_renewal(word: RenewalRefusal) -> None:
+    bench = Bench(policy=POLICY)
+    lease = bench.granted(gpu(), tenant=ANN)
+    error = CASES[word](bench, lease)
+    assert isinstance(error, SubletError)
+    assert error.reason == word
+    if word in (RenewalRefusal.IDLE, RenewalRefusal.QUOTA, RenewalRefusal.FAIR_SHARE):
+        assert lease.status in (LeaseStatus.ACTIVE, LeaseStatus.NOTICED), "it is not over by that"
+        assert str(lease.fate) == str(word), "and the end will say the same"
+
+
+def test_every_word_is_met() -> None:
+    """But for the one that only the driver says, of an agent that does not hold it."""
+    assert set(RenewalRefusal) - set(CASES) == {RenewalRefusal.NOT_HELD}
