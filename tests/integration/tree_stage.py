@@ -1,7 +1,8 @@
 """The stage on which ``test_trees`` plays: a process of its own that takes in orphans, as a supervisor does.
 
 ``python -m tests.integration.tree_stage SCENE HOW`` plays one scene: ``HOW`` is ``groups`` (root, control groups),
-``unified`` (root, those of v2 alone), ``none`` (root without them) or ``user`` (an ordinary user of its own). A scene that fails says why and exits with 1.
+``unified`` (root, those of v2 alone), ``none`` (root without them) or ``user`` (an ordinary user of its own). A scene
+that fails says why and exits with 1.
 Whatever happens, nothing of it is left: all it starts is below it, and it ends what is below it.
 """
 

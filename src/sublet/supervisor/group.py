@@ -95,8 +95,13 @@ class Group:
         return [name for name, is_asked in asked.items() if is_asked and not self._cap(name, limits)]
 
     def kill(self) -> None:
-        """SIGKILL for everything in it. It returns at once; whether they are gone, ``is_empty`` says."""
+        """SIGKILL for everything in it. It returns at once; whether they are gone, ``is_empty`` says.
+
+        ``cgroup.kill`` aims at the first thread of each process, and misses a process whose first thread has ended
+        while others go on; so each one still listed is sent a signal of its own as well.
+        """
         if self._v2 is not None and self._tried(f"{self._v2}/cgroup.kill", "1"):
+            self._kill_each()
             return
         self.freeze()
         try:
