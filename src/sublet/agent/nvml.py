@@ -17,7 +17,23 @@ from typing import Any, Final, Protocol
 from sublet.errors import SubletError
 from sublet.values import MIB
 
-__all__ = ["Card", "Library", "Nvml", "NvmlFailed", "Reading", "Survey", "UsedBy", "is_driver_here", "survey"]
+__all__ = [
+    "CARD_BROKEN",
+    "GPU_IS_LOST",
+    "IDLE_SHARE",
+    "IDLE_SHARE_OLD",
+    "MISMATCH",
+    "UNKNOWN",
+    "Card",
+    "Library",
+    "Nvml",
+    "NvmlFailed",
+    "Reading",
+    "Survey",
+    "UsedBy",
+    "is_driver_here",
+    "survey",
+]
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _LIBRARY_FOLDERS: Final = ("usr/lib", "usr/lib64", "lib", "lib64", "usr/local/nvidia/lib64", "usr/lib/wsl/lib")
@@ -33,12 +49,17 @@ FUNCTION_NOT_FOUND: Final = 13
 GPU_IS_LOST: Final = 15
 RESET_REQUIRED: Final = 16
 MISMATCH: Final = 18
+UNKNOWN: Final = 999
 NO_CARD_HERE: Final = frozenset((DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND))
 """What a machine without a card says as well."""
 CARD_BROKEN: Final = frozenset((NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED))
 """What is said about one card, not about the driver."""
 _CANNOT_TELL: Final = frozenset((NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND))
 """The card is as well as it was; it only does not know this."""
+IDLE_SHARE: Final = 64 * MIB
+"""In use on an idle card (a few MiB, more on an instance): not lent, so that nobody has to be found who uses it."""
+IDLE_SHARE_OLD: Final = 768 * MIB
+"""The same for a driver that does not tell apart what it keeps for itself."""
 _XIDS_MAX: Final = 64
 """Events taken in one look; a card in a storm of them is broken anyway."""
 
@@ -84,7 +105,7 @@ class Card:
     uuid: str
     model: str
     capacity: int
-    """Bytes that can be used: without what the driver keeps for itself."""
+    """Bytes that can be used: without what the driver keeps for itself, and what is in use on an idle card."""
     physical: str
     """The UUID of the card itself: its own, or that of the card it is an instance of."""
 
@@ -108,7 +129,7 @@ class Reading:
 
     uuid: str
     used: int | None = None
-    """Bytes in use, whoever uses them."""
+    """Bytes in use, whoever uses them, beyond what is in use on an idle card."""
     processes: tuple[UsedBy, ...] = ()
     busy: int | None = None
     """Percent of the time in which anything ran."""
@@ -261,7 +282,7 @@ class Nvml:
             memory = self._memory(handle)
             return Reading(
                 uuid=uuid,
-                used=None if memory is None else int(memory.used),
+                used=None if memory is None else max(0, int(memory.used) - _idle_share(memory)),
                 processes=self._processes(handle),
                 busy=self._busy(handle),
                 uncorrected=self._ask(lib.nvmlDeviceGetTotalEccErrors, handle, _UNCORRECTED, _VOLATILE, default=None),
@@ -303,7 +324,7 @@ class Nvml:
         memory = self._memory(handle)
         if memory is None:
             raise NvmlFailed(NOT_SUPPORTED)
-        usable = int(memory.total) - int(getattr(memory, "reserved", 0))
+        usable = max(MIB, int(memory.total) - int(getattr(memory, "reserved", 0)) - _idle_share(memory))
         model = self._ask(self._lib.nvmlDeviceGetName, handle, default="GPU")
         return Card(uuid=uuid, model=model, capacity=usable // MIB * MIB, physical=physical)
 
@@ -359,7 +380,7 @@ class Nvml:
         try:
             return question(*arguments)
         except self._lib.NVMLError as error:
-            raise NvmlFailed(int(getattr(error, "value", 999)), str(error)) from error
+            raise NvmlFailed(int(getattr(error, "value", UNKNOWN)), str(error)) from error
         except (OSError, UnicodeDecodeError, AttributeError) as error:  # a library that is none, or far too old
             raise NvmlFailed(FUNCTION_NOT_FOUND, f"{type(error).__name__}: {error}") from error
 
@@ -378,3 +399,7 @@ class Nvml:
             return self._call(question, *arguments)
         except NvmlFailed:
             return default
+
+
+def _idle_share(memory: Any) -> int:
+    return IDLE_SHARE if hasattr(memory, "reserved") else IDLE_SHARE_OLD

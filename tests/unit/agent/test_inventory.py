@@ -21,7 +21,7 @@ from sublet.agent.inventory import (
     parse_host_gpus,
 )
 from sublet.agent.limits import memory_bytes
-from sublet.agent.nvml import Survey, survey
+from sublet.agent.nvml import IDLE_SHARE, IDLE_SHARE_OLD, Survey, survey
 from sublet.errors import InvalidRequest
 from sublet.values import GIB, MIB, Kind
 from sublet.wire.orders import Device, Inventory
@@ -146,7 +146,9 @@ def test_cards_are_lent_by_their_uuid(tmp_path: Path, count: int) -> None:
     assert [device.id for device in cards] == [f"local/{uuid_of(n)}" for n in range(count)]
     assert [card_of(device) for device in cards] == [uuid_of(n) for n in range(count)]
     assert {device.model for device in cards} == {"NVIDIA Pretend"}
-    assert {device.capacity for device in cards} == {80 * GIB - 600 * MIB}, "what the driver keeps cannot be lent"
+    assert {device.capacity for device in cards} == {80 * GIB - 600 * MIB - IDLE_SHARE}, (
+        "what the driver keeps cannot be lent"
+    )
     assert not any(device.host or device.partition for device in cards)
     assert inventory.labels == {DRIVER_LABEL: "580.65.06"}
     assert machine_ids(inventory) == tuple(uuid_of(n) for n in range(count))
@@ -155,7 +157,7 @@ def test_cards_are_lent_by_their_uuid(tmp_path: Path, count: int) -> None:
 
 def test_an_older_driver_that_does_not_tell_its_own_share_is_taken_at_its_word(tmp_path: Path) -> None:
     library = FakeNvml([FakeCard(0, total=24 * GIB, reserved=GIB)], unknown={"nvmlDeviceGetMemoryInfo_v2"})
-    assert gpus(machine_inventory(tmp_path, None, found=survey(library)))[0].capacity == 24 * GIB
+    assert gpus(machine_inventory(tmp_path, None, found=survey(library)))[0].capacity == 24 * GIB - IDLE_SHARE_OLD
 
 
 def test_a_split_card_is_lent_as_its_instances_and_locked_as_itself(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_a_split_card_is_lent_as_its_instances_and_locked_as_itself(tmp_path: Pa
     inventory = machine_inventory(tmp_path, None, found=survey(library))
     first, second, whole = gpus(inventory)
     assert (first.partition, second.partition, whole.partition) == (True, True, False)
-    assert (first.capacity, second.capacity) == (10 * GIB, 20 * GIB)
+    assert (first.capacity, second.capacity) == (10 * GIB - IDLE_SHARE, 20 * GIB - IDLE_SHARE)
     assert first.id != second.id
     assert {first.machine_id, second.machine_id} == {uuid_of(0)}
     assert machine_ids(inventory) == (uuid_of(0), uuid_of(1))
