@@ -98,6 +98,14 @@ def test_a_connection_changes_hands_between_hello_and_welcome() -> None:
     assert pair.take_b() == [Called(call, b"start", ())]
 
 
+def test_who_is_handed_a_connection_of_another_version_ends_it_with_words() -> None:
+    link = Link.adopted(Hello(3, 4, b""))
+    link.welcome()
+    assert "speaks the versions 3 to 4" in str(how_it_ended(link.news()).error)
+    [(data, _)] = link.take_output()
+    assert data[1] == FrameKind.ERROR
+
+
 def test_somebody_may_be_turned_away() -> None:
     pair = Pair(Link.connecting(), Link.accepting())
     pair.carry()
@@ -258,6 +266,7 @@ def test_a_peer_that_does_not_read_at_all_stops_the_sender_however_much_it_grant
     channel = open_one(pair, grant=CREDIT_MAX)
     while pair.a.send_data(channel, bytes(DATA_MAX)):
         pass
+    assert pair.a.over is None, "streams alone never fill the queue"
     assert sum(len(data) for data, _ in pair.a.take_output()) <= DATA_OUT_MAX + 20 * DATA_MAX // 256
 
 
