@@ -75,14 +75,17 @@ class Following:
             return False
         if self._reader is None:
             self._reader = LogReader(self._log.folder, self.position)
+        reader = self._reader  # taking may end us
         known = self._log.offset  # before anybody is called, who may make Sublet say something more
         try:
-            replay = self._reader.read(room)
+            replay = reader.read(room)
         except OSError:  # to this follower it is lost, which it is told; the guest and the loop go on
             replay = Replay(0, (), at_end=True)
         self._miss(replay.dropped)
         for record in _joined(replay.records):
-            self._hand(record)
+            if not self._hand(record):
+                reader.back_to(self.position)
+                break
         if replay.at_end:  # what the log does not have by now, it will never have
             self._miss(known - self.position)
         return self._goes_on(at_end=replay.at_end)
@@ -97,10 +100,13 @@ class Following:
             self._let_go()
         return self.active and self.is_behind and self.follower.room() > 0
 
-    def _hand(self, record: LogRecord) -> None:
-        if self.active:
-            self.position += len(record.data)
-            self.follower.take(record.stream, record.offset, record.data)
+    def _hand(self, record: LogRecord) -> bool:
+        """Whether it took all of it: what is around the bytes takes room as well, so it is asked each time."""
+        fits = min(self.follower.room(), len(record.data)) if self.active else 0
+        if fits > 0:
+            self.position += fits
+            self.follower.take(record.stream, record.offset, record.data[:fits])
+        return self.active and fits == len(record.data)
 
     def _miss(self, dropped: int) -> None:
         if dropped > 0 and self.active:

@@ -197,27 +197,36 @@ class LogReader:
         self._place = 0
         self._place_offset = 0
         """A record begins at this place of the file, and has this offset."""
+        self._before = (-1, 0, 0)
+        """Segment, place and offset of the place, before the last read."""
 
     def read(self, most: int = READ_BYTES) -> Replay:
-        """At most so many bytes; a record that does not fit is cut, and its rest comes next time.
+        """What one look into the files gives, at most so many bytes; of a record that does not fit the rest comes next.
 
         It may come back with nothing and yet not be at the end: looking for the place is bounded as well.
         """
         records: list[LogRecord] = []
-        left, dropped = most, 0
-        for _ in range(1 + READ_BYTES // _SCAN_BYTES):
-            if left <= 0:
-                break
+        dropped = 0
+        for _ in range(2):  # a segment that is over, and its successor
             if self._fd < 0:
-                if records and self._missing():
-                    break  # the hole is said before what follows it
                 dropped += self._open()
             if self._fd < 0:
-                return Replay(dropped, tuple(records), at_end=True)
-            left, moved = self._take(records, left)
-            if not moved and not self._leave():
-                return Replay(dropped, tuple(records), at_end=True)
+                return Replay(dropped, (), at_end=True)
+            self._before = (self._start, self._place, self._place_offset)
+            if most <= 0 or self._take(records, most):
+                break
+            if not self._leave():
+                return Replay(dropped, (), at_end=True)
         return Replay(dropped, tuple(records), at_end=False)
+
+    def back_to(self, offset: int) -> None:
+        """Not all of the last read was used: go on from here again."""
+        self.offset = offset
+        if self._fd >= 0 and self._before[0] == self._start:
+            _, self._place, self._place_offset = self._before
+        else:
+            self.close()
+            self._start = -1
 
     def close(self) -> None:
         """Let go of the descriptor, for good; harmless twice."""
@@ -225,8 +234,8 @@ class LogReader:
             os.close(self._fd)
             self._fd = -1
 
-    def _take(self, records: list[LogRecord], left: int) -> tuple[int, bool]:
-        """What one look into the file gives; how much may still be taken, and whether there was anything whole."""
+    def _take(self, records: list[LogRecord], left: int) -> bool:
+        """Whether there was anything whole at our place."""
         seen = os.pread(self._fd, _SCAN_BYTES, self._place)
         moved = False
         for record in _parse(seen, self._place_offset):
@@ -235,7 +244,8 @@ class LogReader:
             skip = max(0, self.offset - record.offset)
             data = record.data[skip : skip + left]
             if data:
-                records.append(LogRecord(record.stream, self.offset, data, record.wall_ns))
+                whole = len(data) == len(record.data)
+                records.append(record if whole else LogRecord(record.stream, self.offset, data, record.wall_ns))
                 self.offset += len(data)
                 left -= len(data)
             if self.offset < end:
@@ -244,11 +254,7 @@ class LogReader:
             self._place_offset = end
             if not left:
                 break
-        return left, moved
-
-    def _missing(self) -> bool:
-        start = self._next_start()
-        return start is not None and start > self.offset
+        return moved
 
     def _next_start(self) -> int | None:
         """The segment to read: the next one, or at first the one with the offset in it, or the oldest there is."""

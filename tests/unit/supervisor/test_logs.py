@@ -169,8 +169,11 @@ STEPS: Final = st.lists(
 )
 
 
+FRAME: Final = 9
+
+
 class Reading:
-    """A follower that has as much room as it was given."""
+    """A follower that has as much room as it was given, some of which it needs for each piece."""
 
     def __init__(self, begin: int) -> None:
         self.credit = 0
@@ -179,12 +182,12 @@ class Reading:
         self.lost = 0
 
     def room(self) -> int:
-        return self.credit
+        return max(0, self.credit - FRAME)
 
     def take(self, stream: int, offset: int, data: bytes) -> None:
-        assert 0 < len(data) <= self.credit, "more than there was room for"
+        assert 0 < len(data) <= self.room(), "more than there was room for"
         assert offset == self.at, "a hole that was not said, or something twice"
-        self.credit -= len(data)
+        self.credit -= len(data) + FRAME
         self.at += len(data)
         self.got.append((stream, offset, data))
 
@@ -284,7 +287,7 @@ def test_a_follower_of_a_stopped_log_is_told_what_it_misses(tmp_path: Path) -> N
     log = GuestLog(str(tmp_path / "log" / "here"), CLOCK, BOUND)
     reading = Reading(0)
     following = Following(log, reading, position=0)
-    reading.credit = 3
+    reading.credit = FRAME + 3
     following.offer(1, log.append(1, b"abcdef"), b"abcdef")
     assert log.stopped
     assert [data for _, _, data in reading.got] == [b"abc"]
