@@ -226,6 +226,52 @@ def test_a_guest_goes_on_when_the_lossless_reader_it_waits_for_leaves(stage: Sta
     assert guest.stdio.log.offset == 1_000_000
 
 
+def test_a_guest_whose_grace_has_begun_is_not_made_to_wait(stage: Stage) -> None:
+    reader = Reading(10)
+    guest = stage.shell("head -c 1000000 /dev/zero")
+    following = guest.stdio.attach(reader, lossless=True)
+    stage.until(lambda: reader.taken == 10)
+    guest.stdio.hold_no_longer()
+    stage.until(lambda: guest.has_exited)
+    reader.left = PLENTY
+    guest.stdio.resume(following)
+    guest.finish()
+    stage.until_end(reader)
+    assert (reader.taken, reader.lost) == (1_000_000, 0)
+
+
+def test_a_reader_may_leave_or_make_us_speak_while_it_takes(stage: Stage) -> None:
+    """Another one gets everything all the same, in order."""
+    leaver, talker, other = Reading(), Reading(), Reading()
+    guest = stage.shell("read x; echo 1; read x; echo 2")
+    followings = [guest.stdio.attach(one, lossless=True) for one in (leaver, talker, other)]
+    heard: list[int] = []
+
+    def leave(stream: int, offset: int, data: bytes) -> None:
+        guest.stdio.detach(followings[0])
+        guest.stdio.say("one left")
+
+    def talk(stream: int, offset: int, data: bytes) -> None:
+        Reading.take(talker, stream, offset, data)
+        if stream:
+            heard.append(offset)
+            guest.stdio.say("heard")
+
+    leaver.take = leave  # type: ignore[method-assign]
+    talker.take = talk  # type: ignore[method-assign]
+    for _ in range(2):
+        guest.stdio.feed(b"\n")
+    guest.finish()
+    stage.until_end(other)
+    stage.until_end(talker)
+    assert not leaver.ended
+    assert other.all == talker.all
+    assert other.got[1] == b"1\n2\n"
+    assert other.got[0].count(b"sublet: heard\n") == len(heard) > 0
+    assert other.got[0].count(b"sublet: one left\n") == 1
+    assert len(other.all) == guest.stdio.log.offset
+
+
 def test_a_reader_that_is_not_lossless_makes_nobody_wait_and_reads_up_from_the_log(stage: Stage) -> None:
     whole, part = Reading(0), Reading(10)
     guest = stage.shell("head -c 3000000 /dev/zero")
@@ -300,6 +346,37 @@ def test_two_hundred_megabytes_leave_a_bounded_log(
     folder = Path(guest.stdio.log.folder)
     assert 12 << 20 <= sum(path.stat().st_size for path in folder.iterdir()) <= 16 << 20
     assert guest.stdio.log.offset == 200_000_000
+
+
+WRITING: Final = """
+import sys
+from sublet.clock import SystemClock
+from sublet.supervisor.logs import GuestLog
+log = GuestLog(sys.argv[1], SystemClock(), 1 << 17)
+for number in range(30_000):
+    log.append(1, b"%08d" % number * (number % 50))
+"""
+
+
+def test_another_process_reads_a_log_while_it_is_written_and_loses_its_beginning(tmp_path: Path) -> None:
+    reader, at, dropped, read = GuestLog.open_read(str(tmp_path)), 0, 0, 0
+    with subprocess.Popen([sys.executable, "-c", WRITING, str(tmp_path)]) as writer:
+        while True:
+            is_over = writer.poll() is not None
+            replay = reader.read()
+            at += replay.dropped
+            dropped += replay.dropped
+            for record in replay.records:
+                assert record.offset == at
+                assert record.data == record.data[:8] * (len(record.data) // 8)
+                at += len(record.data)
+                read += len(record.data)
+            if is_over and replay.at_end:
+                break
+    reader.close()
+    assert writer.returncode == 0
+    assert at == dropped + read == sum(8 * (number % 50) for number in range(30_000))
+    assert read >= 1 << 16
 
 
 def test_a_log_that_cannot_be_written_says_so_once_and_the_guest_and_its_readers_go_on(

@@ -49,6 +49,7 @@ class Stdio:
         self._outputs = dict(ends.outputs) if ends else {}
         self._watched: set[int] = set()
         self._started = False
+        self._unheld = False
         self._draining: Timer | None = None
         self._closed = ends is None
         self._followings: list[Following] = []
@@ -183,6 +184,14 @@ class Stdio:
 
     # ---- the end ----
 
+    def hold_no_longer(self) -> None:
+        """From now on nobody makes the guest wait: its grace has begun, and it must not spend it in a write.
+
+        A lossless follower without room finds what it could not take in the log.
+        """
+        self._unheld = True
+        self._throttle()
+
     def drain_until(self, deadline_ns: int) -> None:
         """Nothing of the guest's tree is left: read what it left behind.
 
@@ -217,7 +226,7 @@ class Stdio:
 
     def _allowed(self) -> int:
         """How much may be read now: no more than every lossless follower can take, and none while one is behind."""
-        if self._draining is not None and not self.log.stopped:
+        if self._unheld or (self._draining is not None and not self.log.stopped):
             return OUTPUT_READ_BYTES
         allowed = OUTPUT_READ_BYTES
         for one in self._followings:
