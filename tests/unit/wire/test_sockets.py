@@ -454,7 +454,7 @@ def test_waiting_ends(path: str) -> None:
 def test_a_connection_that_is_not_welcomed_is_closed_with_its_reason(
     path: str, hello: bytes, timeout_s: float, error: type[Exception], words: str
 ) -> None:
-    with nothing_left_open(), pytest.raises(error, match=words):
+    with pytest.raises(error, match=words):  # that nothing is left open, ``path`` asks once its thread has ended
         Conversation.connect(path, hello, timeout_s=timeout_s)
 
 
