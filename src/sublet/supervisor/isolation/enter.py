@@ -159,6 +159,7 @@ def _uid(plan: Plan, way: _Way) -> None:
 def _no_nested(plan: Plan, way: _Way) -> None:
     if Part.USER_NS not in plan.namespaces:
         new_user_namespace()
+        syscalls.drop_bounding_set()  # a new namespace begins with a full one
     close_door_to_namespaces()
 
 
@@ -168,6 +169,10 @@ def _no_new_privs(plan: Plan, way: _Way) -> None:
 
 def _landlock(plan: Plan, way: _Way) -> None:
     landlock.restrict(plan)
+
+
+def _keyring(plan: Plan, way: _Way) -> None:
+    syscalls.new_session_keyring()
 
 
 def _capabilities(plan: Plan, way: _Way) -> None:
@@ -197,6 +202,7 @@ _DO: Final[Mapping[Step, Callable[[Plan, _Way], None]]] = {
     Step.NO_NESTED: _no_nested,
     Step.NO_NEW_PRIVS: _no_new_privs,
     Step.LANDLOCK: _landlock,
+    Step.KEYRING: _keyring,
     Step.CAPABILITIES: _capabilities,
     Step.DESCRIPTORS: _descriptors,
 }

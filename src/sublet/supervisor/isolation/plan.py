@@ -56,6 +56,7 @@ class Step(enum.StrEnum):
     NO_NESTED = "no further namespaces"
     NO_NEW_PRIVS = "no new privileges"
     LANDLOCK = "landlock"
+    KEYRING = "keyring"
     CAPABILITIES = "capabilities"
     DESCRIPTORS = "descriptors"
 
@@ -228,7 +229,7 @@ def _tenant(abilities: Abilities, wish: Wish, policy: Policy, missing: tuple[Par
         landlock_tcp=policy.network == "none" and Part.NET not in apart,
         reads=(*system, *wish.readable, "/proc"),
         writes=(*own, "/tmp", "/var/tmp", "/dev/shm", "/dev/pts") if mount else own,
-        nodes=(*BASIC_NODES, "/dev/ptmx", *(() if mount else ("/dev/pts",)), *wish.devices),
+        nodes=(*BASIC_NODES, *(("/dev/ptmx",) if mount else ()), *wish.devices),
         processes_max=0 if wish.counted else policy.processes_max,
         missing=missing,
     )
@@ -268,7 +269,7 @@ def _is_wanted(step: Step, abilities: Abilities, apart: frozenset[Part], by_uid:
             return abilities.has(Part.NO_NEW_PRIVS)
         case Step.LANDLOCK:
             return abilities.has(Part.LANDLOCK) and abilities.has(Part.NO_NEW_PRIVS)
-        case Step.BOUNDING | Step.CAPABILITIES | Step.LIMITS | Step.DESCRIPTORS:
+        case Step.BOUNDING | Step.KEYRING | Step.CAPABILITIES | Step.LIMITS | Step.DESCRIPTORS:
             return True
 
 

@@ -96,7 +96,7 @@ def _terminals(at: str) -> None:
 
 def _processes(at: str) -> None:
     os.makedirs(at, exist_ok=True)
-    syscalls.mount("proc", at, _NO_RIGHTS | syscalls.MS_NOEXEC)
+    syscalls.mount("proc", at, _NO_RIGHTS | syscalls.MS_NOEXEC, "hidepid=2")
 
 
 def _shown(bind: Bind, plan: Plan) -> _Piece | None:
@@ -117,6 +117,8 @@ def _shown(bind: Bind, plan: Plan) -> _Piece | None:
     mode = os.fstat(tree).st_mode
     if bind.device and not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
         raise OSError(errno.ENODEV, "this is no device node", path)
+    if bind.writable and not stat.S_ISDIR(mode):
+        raise OSError(errno.ENOTDIR, "the folder is not a folder any more", path)
     attributes = _SHOWN | (0 if bind.device else syscalls.MOUNT_ATTR_NODEV)
     attributes |= 0 if bind.writable or bind.device else syscalls.MOUNT_ATTR_RDONLY
     syscalls.set_mount_attributes(tree, attributes, recursive=True)
