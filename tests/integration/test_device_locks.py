@@ -106,14 +106,14 @@ def office(folder: Path) -> Iterator[Callable[..., Office]]:
 def test_one_gets_it_and_the_other_is_told_who(
     office: Callable[..., Office], users: tuple[int, int], folder: Path
 ) -> None:
-    first, second = office("/home/ada/sublet", users[0]), office("/home/ben/sublet", users[1])
+    first, second = office("/srv/ada/sublet", users[0]), office("/srv/ben/sublet", users[1])
     assert first.do("take") == {"held": [CARD]}
     assert first.do("take") == {"held": [CARD]}, "what is ours already is taken again without harm"
     told = second.do("take")
     uid = os.geteuid() if users[0] < 0 else users[0]
-    assert (told["uid"], told["pid"], told["home"]) == (uid, first.process.pid, "/home/ada/sublet")
+    assert (told["uid"], told["pid"], told["home"]) == (uid, first.process.pid, "/srv/ada/sublet")
     assert told["taken"].startswith(f"{CARD} is lent by the office of ")
-    assert f"(pid {first.process.pid}, /home/ada/sublet, since noon)" in told["taken"]
+    assert f"(pid {first.process.pid}, /srv/ada/sublet, since noon)" in told["taken"]
     assert second.do("take", "GPU-other") == {"held": ["GPU-other"]}, "another device is another matter"
     assert first.do("let_go") == {"held": []}
     assert second.do("take") == {"held": ["GPU-other", CARD]}
@@ -244,7 +244,7 @@ def test_traps_in_the_names_of_others_keep_nobody_from_the_device(folder: Path, 
             server.bind(str(path))
             server.close()
         case "unlocked":
-            path.write_text("1\n/home/liar\nyesterday\n")
+            path.write_text("1\n/srv/liar\nyesterday\n")
         case _:
             (folder / f"{PREFIX}{CARD}.x").write_text("")
             (folder / f"{PREFIX}{CARD}").write_text("")
@@ -260,7 +260,7 @@ def test_whoever_locks_it_for_nothing_is_named_and_what_his_file_says_is_made_ha
     import fcntl
 
     path = folder / f"{PREFIX}{CARD}.{NOBODY}"
-    path.write_bytes(b"99999999999999\n/home/ada\x1b[2J\xff\n" + b"x" * 10_000)
+    path.write_bytes(b"99999999999999\n/srv/ada\x1b[2J\xff\n" + b"x" * 10_000)
     os.chown(path, NOBODY, NOBODY)
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

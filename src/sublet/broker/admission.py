@@ -35,6 +35,7 @@ __all__ = [
     "check_request",
     "describe",
     "fingerprint",
+    "in_the_way",
     "most_ever",
     "never_allowed",
     "never_fits",
@@ -143,7 +144,7 @@ def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
 def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
     """A refusal if nothing here is of the class asked for, or its tenant may never have so much."""
     for want in lease.wants:
-        if not is_class_honoured(want):
+        if not is_class_honoured(want, (resource.device for resource in state.resources.values())):
             return Refusal(
                 code=RefusalCode.UNSUPPORTED,
                 reason="no device here can be partitioned",
@@ -246,6 +247,7 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     said = not_free(lease)
     if shut:
         said += f" ({shut} of {len(pieces)} out of service)"
+    said += in_the_way(lease, state)
     if not ahead:
         return f"{said}; yours is next"
     return f"{said}; 1 request goes first" if ahead == 1 else f"{said}; {ahead} requests go first"
@@ -259,6 +261,25 @@ def not_free(lease: LeaseRecord) -> str:
         return f"{beyond}{together(wants)} are not free together now"
     several = want.count > 1 or (want.kind is Kind.CPU and want.amount > 1)
     return f"{beyond}{describe(want)} {'are' if several else 'is'} not free now"
+
+
+def in_the_way(lease: LeaseRecord, state: State) -> str:
+    """Who keeps a device from this request and is none of ours: the first by name, and how many more there are."""
+    want = msgspec.structs.replace(lease.wants[0], count=1)
+    said = []
+    for resource in state.resources.values():
+        if resource.foreign is not None and resource.state is SliceState.FREE:
+            without, with_them = Room.empty(resource), Room.without_leases(resource)
+            if (
+                largest(want, lease.tenant, [without], mix=True)
+                >= want.amount
+                > largest(want, lease.tenant, [with_them], mix=True)
+            ):
+                said.append(resource.foreign.detail)
+    if not said:
+        return ""
+    more = len(said) - 1
+    return f"; {said[0]}" + (f" (and {more} more device{'s' if more > 1 else ''} alike)" if more else "")
 
 
 def together(wants: tuple[Want, ...]) -> str:

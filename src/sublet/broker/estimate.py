@@ -92,7 +92,9 @@ def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: N
     gpu, shared = want.kind is Kind.GPU, want.exclusivity is Exclusivity.SHARED
     if gpu and room.quarantined:
         return None
-    amount = room.capacity if gpu and not shared else want.amount
+    if gpu and not shared and room.blocked:
+        return None  # nobody knows when strangers leave
+    amount = room.capacity - room.foreign if gpu and not shared else want.amount
     if room.free >= amount and not (gpu and room.slices):
         return now.ns
     slices = islice(state.resources[room.resource].slices.values(), SLICES_MAX)

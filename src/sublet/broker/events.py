@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, TenantRecord
+from sublet.broker.records import EndRecord, ForeignRecord, LeaseRecord, NoticeRecord, TenantRecord
 from sublet.values import EndReason, Epoch, LeaseId, NodeId, RequestId, ResourceId
 from sublet.wire.orders import Inventory, Part
 
@@ -26,6 +26,7 @@ __all__ = [
     "Ending",
     "Event",
     "FateSealed",
+    "ForeignSeen",
     "Forgotten",
     "Granted",
     "NodeDrained",
@@ -100,6 +101,14 @@ class ResourceFaulted(_Audited, frozen=True, kw_only=True, tag="resource_faulted
 
     resource: ResourceId
     detail: str
+
+
+class ForeignSeen(_Fact, frozen=True, kw_only=True, tag="foreign_seen"):
+    """Others than our guests use the device, or no longer do (None). It changes while they work, so it is not audited;
+    it says nothing of who had a lease."""
+
+    resource: ResourceId
+    foreign: ForeignRecord | None
 
 
 class TenantSet(_Audited, frozen=True, kw_only=True, tag="tenant_set"):
@@ -256,6 +265,7 @@ Event = (
     | NodeReturned
     | NodeDrained
     | ResourceFaulted
+    | ForeignSeen
     | TenantSet
     | Queued
     | Granted

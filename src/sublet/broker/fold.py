@@ -129,6 +129,13 @@ def _resource_faulted(state: State, event: ev.ResourceFaulted, now: Now) -> None
     state.index_node(state.nodes[resource.node])
 
 
+def _foreign_seen(state: State, event: ev.ForeignSeen, now: Now) -> None:
+    resource = state.resources[event.resource]
+    resource.foreign = event.foreign
+    state.rooms[resource.id].let_others_have(event.foreign)
+    state.capacity_version += 1
+
+
 def _tenant_set(state: State, event: ev.TenantSet, now: Now) -> None:
     state.tenants[event.tenant.id] = event.tenant
     state.capacity_version += 1
@@ -349,6 +356,7 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.NodeReturned: _node_returned,
     ev.NodeDrained: _node_drained,
     ev.ResourceFaulted: _resource_faulted,
+    ev.ForeignSeen: _foreign_seen,
     ev.TenantSet: _tenant_set,
     ev.Queued: _queued,
     ev.Granted: _granted,

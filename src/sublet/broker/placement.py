@@ -13,7 +13,7 @@ from heapq import nlargest
 from sublet.broker.records import Want
 from sublet.broker.rooms import Room
 from sublet.values import MILLIS_PER_DEVICE, Exclusivity, Kind, NodeId, TenantId
-from sublet.wire.orders import Part
+from sublet.wire.orders import Device, Part
 
 __all__ = [
     "RoomsByNode",
@@ -80,9 +80,9 @@ def replace_amount(want: Want, amount: int) -> Want:
     )
 
 
-def is_class_honoured(want: Want) -> bool:
-    """Partitions need hardware that splits itself; nothing here does, so they are refused, never downgraded."""
-    return want.exclusivity is not Exclusivity.PARTITION
+def is_class_honoured(want: Want, devices: Iterable[Device]) -> bool:
+    """Partitions need hardware that splits itself; where none does they are refused, never downgraded."""
+    return want.exclusivity is not Exclusivity.PARTITION or any(device.partition for device in devices)
 
 
 def is_model(name: str, room: Room) -> bool:
@@ -92,11 +92,7 @@ def is_model(name: str, room: Room) -> bool:
 
 def _amounts(want: Want, tenant: TenantId, rooms: Iterable[Room], *, mix: bool) -> Iterator[int]:
     smallest = replace_amount(want, 1)
-    return (
-        room.capacity if _is_exclusive(want) else room.free
-        for room in rooms
-        if room.free > 0 and _admits(smallest, tenant, room, mix=mix)
-    )
+    return (room.free for room in rooms if room.free > 0 and _admits(smallest, tenant, room, mix=mix))
 
 
 def _place_one(want: Want, tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> Part | None:
@@ -114,8 +110,10 @@ def _admits(want: Want, tenant: TenantId, room: Room, *, mix: bool) -> bool:
         return True
     if room.quarantined or (want.model is not None and not is_model(want.model, room)):
         return False
+    if room.partition is not (want.exclusivity is Exclusivity.PARTITION):
+        return False
     if _is_exclusive(want):
-        return room.slices == 0
+        return room.slices == 0 and not room.blocked
     return room.exclusive == 0 and (mix or not room.tenants or (len(room.tenants) == 1 and tenant in room.tenants))
 
 
@@ -134,7 +132,7 @@ def _part(want: Want, room: Room) -> Part:
     return Part(
         resource=room.resource,
         kind=want.kind,
-        amount=want.amount if shared else room.capacity,
+        amount=want.amount if shared else room.free,  # of an empty device: all but what strangers have
         millis=max(1, want.amount * MILLIS_PER_DEVICE // room.capacity) if shared else MILLIS_PER_DEVICE,
         exclusivity=want.exclusivity or Exclusivity.SESSION,
     )

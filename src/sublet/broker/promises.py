@@ -39,7 +39,7 @@ def can_be_kept(state: State, lease: LeaseRecord) -> bool:
             return False
         alone = part.kind is Kind.GPU and part.exclusivity is not Exclusivity.SHARED
         quarantined = part.kind is Kind.GPU and room.quarantined
-        if room.free < part.amount or room.exclusive or quarantined or (alone and room.slices):
+        if room.free < part.amount or room.exclusive or quarantined or (alone and (room.slices or room.blocked)):
             return False
     return True
 

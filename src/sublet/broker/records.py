@@ -30,6 +30,7 @@ from sublet.wire.orders import Device, Part
 __all__ = [
     "LOCAL_TENANT",
     "EndRecord",
+    "ForeignRecord",
     "LeaseRecord",
     "NodeRecord",
     "NoticeRecord",
@@ -187,6 +188,15 @@ class SliceRecord(msgspec.Struct, kw_only=True):
     """Only an operator may clear it."""
 
 
+class ForeignRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What others than our guests have of a resource, as its agent last said."""
+
+    amount: int
+    blocks: bool
+    """Nobody can have the device for himself."""
+    detail: str
+
+
 class ResourceRecord(msgspec.Struct, kw_only=True):
     """A device, or the cores, memory or disk of a node. Its state is that of the part nobody has."""
 
@@ -198,6 +208,7 @@ class ResourceRecord(msgspec.Struct, kw_only=True):
     used: int = 0
     slices: dict[str, SliceRecord] = {}
     """By the text of the epoch: one lease may have an old slice in teardown beside its new one."""
+    foreign: ForeignRecord | None = None
 
 
 class NodeRecord(msgspec.Struct, kw_only=True):

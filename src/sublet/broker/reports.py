@@ -5,7 +5,7 @@ from __future__ import annotations
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done
-from sublet.broker.records import ResourceRecord, SliceRecord
+from sublet.broker.records import ForeignRecord, ResourceRecord, SliceRecord
 from sublet.broker.step import Step
 from sublet.errors import InvalidRequest
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
@@ -30,6 +30,8 @@ def agent_report(step: Step, command: cmd.AgentReport) -> Answer:
             _failed(step, report)
         case orders.Fault() as report:
             _fault(step, report)
+        case orders.Foreign() as report:
+            _foreign(step, report)
     return Done()
 
 
@@ -132,6 +134,18 @@ def _fault(step: Step, report: orders.Fault) -> None:
         if lease is not None and lease.epoch == piece.epoch and piece.state is SliceState.LEASED:
             step.end(lease, EndReason.DEVICE_LOST, report.detail)
     step.emit(ev.ResourceFaulted(resource=resource.id, detail=report.detail or "fault"))
+
+
+def _foreign(step: Step, report: orders.Foreign) -> None:
+    """What others have cannot be lent. Leases that are there stay: the room they lack is a matter of their guests."""
+    resource = step.state.resources.get(report.resource)
+    if resource is None or resource.node != report.node:
+        return
+    amount = min(max(report.amount, 0), resource.device.capacity)
+    seen = ForeignRecord(amount=amount, blocks=report.blocks, detail=report.detail)
+    foreign = seen if amount or report.blocks else None
+    if resource.foreign != foreign:
+        step.emit(ev.ForeignSeen(resource=resource.id, foreign=foreign))
 
 
 def _slices_of(resource: ResourceRecord, lease: LeaseId, epoch: Epoch) -> list[SliceRecord]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from sublet.broker.records import ResourceRecord, SliceRecord
+from sublet.broker.records import ForeignRecord, ResourceRecord, SliceRecord
 from sublet.lease.states import SliceState
 from sublet.values import Exclusivity, Kind, NodeId, ResourceId, TenantId
 from sublet.wire.orders import Part
@@ -32,18 +32,39 @@ class Room:
     quarantined: int = 0
     tenants: dict[TenantId, int] = field(default_factory=dict)
     """How many slices each tenant has here."""
+    partition: bool = False
+    """A part of a card that the hardware keeps apart: for those who ask for one, and for nobody else."""
+    foreign: int = 0
+    """What others than our guests have; it is not free."""
+    blocked: bool = False
+    """Others are here, so nobody can have it for himself."""
 
     @classmethod
     def empty(cls, resource: ResourceRecord) -> Room:
+        """As if nobody were here, strangers included: what can ever be had."""
         device = resource.device
-        return cls(resource.id, resource.node, device.kind, device.model, device.capacity, device.capacity)
+        free = device.capacity
+        return cls(resource.id, resource.node, device.kind, device.model, free, free, partition=device.partition)
+
+    @classmethod
+    def without_leases(cls, resource: ResourceRecord) -> Room:
+        """As if every lease had ended. Nobody can make strangers leave."""
+        room = cls.empty(resource)
+        room.let_others_have(resource.foreign)
+        return room
 
     @classmethod
     def of(cls, resource: ResourceRecord) -> Room:
-        room = cls.empty(resource)
+        room = cls.without_leases(resource)
         for piece in resource.slices.values():
             room.put(piece)
         return room
+
+    def let_others_have(self, foreign: ForeignRecord | None) -> None:
+        """So much is no longer free, in place of what was not before."""
+        amount = 0 if foreign is None else foreign.amount
+        self.free += self.foreign - amount
+        self.foreign, self.blocked = amount, foreign is not None and foreign.blocks
 
     def put(self, piece: SliceRecord) -> None:
         self.take(piece.part, piece.tenant)

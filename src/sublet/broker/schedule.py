@@ -77,7 +77,7 @@ class Schedule:
     def _guard(self, state: State, lease: LeaseRecord) -> None:
         """Its patience is over: the nodes that could have it, if they were empty, are kept for it."""
         for node in promises.rooms_for(state, lease):
-            empty = [Room.empty(state.resources[room.resource]) for room in state.rooms_by_node[node]]
+            empty = [Room.without_leases(state.resources[room.resource]) for room in state.rooms_by_node[node]]
             if fit_on_node(lease.wants, lease.tenant, empty, mix=True) is not None:
                 for kind in kinds_of(lease):
                     self._guarded.setdefault((node, kind), (lease.tier.rank, lease.id))

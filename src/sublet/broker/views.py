@@ -175,6 +175,7 @@ def renew_answer(lease: LeaseRecord, now: Now, token: str | None = None) -> Rene
 
 def device_view(resource: ResourceRecord, shown: Collection[LeaseId] | None) -> DeviceView:
     """``shown``: the leases the caller may know of; None shows all."""
+    taken = resource.used + (0 if resource.foreign is None else resource.foreign.amount)
     return DeviceView(
         id=resource.id,
         node=resource.node,
@@ -182,9 +183,9 @@ def device_view(resource: ResourceRecord, shown: Collection[LeaseId] | None) -> 
         model=resource.device.model,
         host=resource.device.host,
         capacity=resource.device.capacity,
-        free=max(0, resource.device.capacity - resource.used) if resource.state is SliceState.FREE else 0,
+        free=max(0, resource.device.capacity - taken) if resource.state is SliceState.FREE else 0,
         state=resource.state.value,
-        detail=resource.detail,
+        detail=resource.detail or ("" if resource.foreign is None else resource.foreign.detail),
         leases=sorted({s.lease for s in resource.slices.values() if shown is None or s.lease in shown}),
     )
 

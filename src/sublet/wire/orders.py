@@ -20,6 +20,7 @@ __all__ = [
     "Extend",
     "Failed",
     "Fault",
+    "Foreign",
     "Grant",
     "Held",
     "Inventory",
@@ -208,4 +209,19 @@ class Fault:
     detail: str
 
 
-Report = Held | NotHeld | EndedHere | TornDown | Failed | Fault
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """What others than our guests have of this resource now. It replaces what was said of the resource before; nothing
+    at all is said with the defaults."""
+
+    node: NodeId
+    resource: ResourceId
+    amount: int = 0
+    """Bytes that cannot be lent for as long as this is so."""
+    blocks: bool = False
+    """Somebody is on it, so nobody can have it for himself (``session``, ``device``)."""
+    detail: str = ""
+    """Who it is, in a sentence for people."""
+
+
+Report = Held | NotHeld | EndedHere | TornDown | Failed | Fault | Foreign

@@ -11,7 +11,7 @@ from sublet.broker import commands as cmd
 from sublet.broker.answers import Outcome
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, Quota, Want
+from sublet.broker.records import LeaseRecord, Quota, ResourceRecord, Want
 from sublet.broker.state import State
 from sublet.errors import (
     IdempotencyConflict,
@@ -21,7 +21,7 @@ from sublet.errors import (
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, Tier
-from sublet.wire.orders import End, EndedHere, Failed, Fault, Inventory, NotHeld, Report, TornDown
+from sublet.wire.orders import End, EndedHere, Failed, Fault, Foreign, Inventory, NotHeld, Report, TornDown
 from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, answers_to, device, inventory, seconds
 from tests.unit.ledger.watch import OF_ITSELF, Watch
 
@@ -88,6 +88,8 @@ class Chaos:
             self.do(cmd.Drain(node=found.node, draining=False))
         for tenant in TENANTS:
             self.do(cmd.SetTenant(tenant=tenant, quota=Quota()))
+        self.air = [report for report in self.air if not isinstance(report, Foreign)]
+        self.air += [Foreign(node=resource.node, resource=resource.id) for resource in state.resources.values()]
         for _ in range(3):
             self._agent(well=True)
             bench.now_ns += seconds(0.1)
@@ -248,9 +250,17 @@ class Chaos:
         resource = self.rng.choice(list(self.bench.state.resources.values()))
         if self.rng.random() < 0.3:
             self.air.append(Fault(node=resource.node, resource=resource.id, detail="Xid 79"))
+        elif self.rng.random() < 0.5:
+            self.air.append(self._strangers(resource))
         else:
             vouch = self.rng.random() < 0.7
             self.do(cmd.ClearFence(resource=resource.id, vouch=vouch))
+
+    def _strangers(self, resource: ResourceRecord) -> Foreign:
+        """They come, take more or less, or leave; the agent may say what makes no sense."""
+        amount = self.rng.choice((0, 0, 1, resource.device.capacity // 2, resource.device.capacity, 1 << 59, -1))
+        blocks = self.rng.random() < 0.4
+        return Foreign(node=resource.node, resource=resource.id, amount=amount, blocks=blocks, detail="process 7")
 
     def restart(self, number: int) -> None:
         """The office dies and comes back: with its journal, on the same clock or another, or out of a backup."""

@@ -43,3 +43,4 @@ def test_nothing_breaks(block: int) -> None:
     assert not missing, f"never met: {missing}"
     assert met.keys() >= {f"answer {kind.__name__}" for kind in (Granted, Place, Offer, Refusal)}
     assert met.keys() >= {f"end {reason}" for reason in ENDS}
+    assert met["granted beside strangers"] > 0

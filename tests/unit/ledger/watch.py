@@ -24,7 +24,7 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import EndReason, Epoch, Kind, LeaseId, TenantId, Tier
+from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId, Tier
 from sublet.wire.orders import EndedHere, Failed, Fault, NotHeld, TornDown
 from tests.unit.ledger.bench import Bench
 
@@ -108,6 +108,7 @@ class Watch:
                 self._epoch(event.epoch)
                 note = self.notes[event.lease]
                 self._within_quota(state, note.tenant, {part.kind for part in event.parts})
+                self._is_free(state, event)
                 note.millis = sum(part.millis for part in event.parts)
                 note.since_ns, note.claim_by_ns, note.notices = now_ns, event.claim_by_ns, 0
             case ev.Attached():
@@ -198,6 +199,16 @@ class Watch:
                 note.wait_until_ns += shift_ns
 
     # ---- the whole ----
+
+    def _is_free(self, state: State, event: ev.Granted) -> None:
+        """What strangers use is lent to nobody, and who wants a device for himself finds nobody there."""
+        for part in event.parts:
+            resource = state.resources[part.resource]
+            if resource.foreign is not None:
+                self.met["granted beside strangers"] += 1
+                assert resource.used + resource.foreign.amount <= resource.device.capacity, f"{event}: it is in use"
+                alone = part.kind is Kind.GPU and part.exclusivity is not Exclusivity.SHARED
+                assert not (alone and resource.foreign.blocks), f"{event}: somebody is there"
 
     def _within_quota(self, state: State, tenant: TenantId, kinds: set[Kind]) -> None:
         """At the moment of a grant; a quota that is lowered later takes nothing away."""
