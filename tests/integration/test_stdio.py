@@ -461,7 +461,7 @@ def test_a_guest_with_nothing_to_read_finds_the_end_at_once(stage: Stage) -> Non
 def test_a_terminal_is_one_has_the_size_asked_for_and_is_resized(stage: Stage) -> None:
     reader = Reading()
     guest = stage.shell(
-        "test -t 0 && test -t 1 && test -t 2 && stty size; test \"$(ps -o tty= -p $$)\" != '?' && echo own;"
+        "test -t 0 && test -t 1 && test -t 2 && stty size; echo own > /dev/tty;"
         "trap 'stty size; exit 7' WINCH; echo ready; while :; do sleep 0.05; done",
         kind="pty",
         reader=reader,
