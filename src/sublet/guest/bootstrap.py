@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Final, NoReturn
 
@@ -34,11 +35,11 @@ _INTERRUPTED: Final = -int(signal.SIGINT)
 _OURS: Final = os.path.dirname(os.path.abspath(__file__))
 
 
-def run(program: Program) -> NoReturn:
-    """Run the program to its end, and end this process as Python does, with all that happens then.
+def run(program: Program, end: Callable[[int], NoReturn] = sys.exit) -> NoReturn:
+    """Run the program to its end, and end this process as Python does, with all that a program can notice of it.
 
-    Nothing is cut short (no ``os._exit``): files that were left open are written out by what Python and the C library
-    do at exit, and a program may rely on that, forked or not.
+    Nothing is cut short (no ``os._exit``): files that were left open are written out, for instance. ``end`` is how the
+    process ends once the status is known; a forked guest has a way of its own (``ending``).
     """
     status = 0
     for step in (arrange_interrupt, program.run, _wait_for_threads):
@@ -51,7 +52,7 @@ def run(program: Program) -> NoReturn:
     if status == _INTERRUPTED:
         sys.excepthook = lambda *_: None  # it is told already
         raise KeyboardInterrupt
-    raise SystemExit(status)
+    end(status)
 
 
 def arrange_interrupt() -> None:

@@ -24,6 +24,7 @@ from typing import Final
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.guest import bootstrap
 from sublet.guest.become import become
+from sublet.guest.ending import end_forked
 from sublet.guest.program import Program, read_entry
 from sublet.guest.proof import find_fault
 from sublet.wire.codec import dumps, loads
@@ -143,7 +144,7 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(0)
     sys.orig_argv[:] = [sys.executable, *program.argv]
     _give_way()
-    bootstrap.run(program)
+    bootstrap.run(program, end_forked)
 
 
 def stamps_of(paths: Iterable[str]) -> tuple[Stamp, ...]:

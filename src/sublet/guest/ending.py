@@ -1,0 +1,69 @@
+"""How a forked guest ends: all that a program can notice of Python's exit, without taking the warm interpreter apart.
+
+Python ends by destroying every object of every module. In a fork that touches, and so copies, nearly all the memory
+that was shared with the zygote: with torch loaded a quarter of a second, for objects that only the zygote ever knew.
+The zygote has frozen those (``gc.freeze``), and here they are left alone. What the guest made itself is treated as
+always: exit functions run, the program's own names are cleared and cycles collected, so that finalizers run; files that
+are still open are written out; then the C library's exit, with what libraries registered there. Only objects that
+neither the program's main module nor a cycle lets go of miss their finalizer, which Python never promised them.
+
+While daemon threads run, Python's own way is taken: it knows how to hold them still.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import io
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+__all__ = ["end_forked"]
+
+_FLUSH_FAILED = 120
+"""What Python exits with when the last of its output could not be written."""
+
+
+def end_forked(status: int) -> NoReturn:
+    """End this process, which was forked from a zygote. Threads it should wait for have ended."""
+    if threading.active_count() > 1:
+        raise SystemExit(status)
+    for step in (atexit._run_exitfuncs, _let_go, _flush_all):  # as Python itself ends
+        _try(step)
+    if not (_try(lambda: _flush(sys.stdout)) and _try(lambda: _flush(sys.stderr))):
+        status = status or _FLUSH_FAILED
+    ctypes.PyDLL(None).exit(status)  # holds the lock of the interpreter, so that nothing else runs meanwhile
+    raise SystemExit(status)
+
+
+def _let_go() -> None:
+    main = sys.modules["__main__"].__dict__
+    for name in [name for name in main if not name.startswith("__")]:
+        main[name] = None  # not deleted: a finalizer that looks for it finds something
+    gc.collect()
+
+
+def _flush_all() -> None:
+    """Text first: it writes into the binary files below it."""
+    found = gc.get_objects()  # of the guest alone: what is frozen is not listed
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+        for one in found:
+            if type(one) is kind and one not in (sys.stdout, sys.stderr):
+                _try(lambda one=one: _flush(one))  # type: ignore[misc]
+
+
+def _flush(file: Any) -> None:
+    if file is not None and not file.closed and file.writable():
+        file.flush()
+
+
+def _try(step: Callable[[], object]) -> bool:
+    """Whether it went well. Nothing that fails now may keep the rest from being done."""
+    try:
+        step()
+    except BaseException:  # noqa: BLE001 - the process is ending, and its status is settled
+        return False
+    return True
