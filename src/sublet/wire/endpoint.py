@@ -9,10 +9,8 @@ from typing import Final
 from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.values import MIB
 from sublet.wire.channels import Channel, Outgoing
-from sublet.wire.codec import dumps
 from sublet.wire.frames import FrameKind, FrameReader, close_all, encode
 from sublet.wire.happenings import Happening, Hello, Over
-from sublet.wire.refusals import refusal_of
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 
 __all__ = [
@@ -28,6 +26,8 @@ __all__ = [
     "VERSION_BODY",
     "WHOLLY_CLOSED",
     "Endpoint",
+    "error_body",
+    "error_in",
     "no_version",
 ]
 
@@ -182,7 +182,7 @@ class Endpoint:
         self._early, self._early_bytes = [], 0
         if tell is not None:
             version = self.version or self._newest
-            self._out.add(encode(FrameKind.ERROR, 0, dumps(refusal_of(tell)), version=version), ())
+            self._out.add(encode(FrameKind.ERROR, 0, error_body(tell), version=version), ())
         self._news.append(over)
 
 
@@ -192,3 +192,23 @@ def no_version(hello: Hello, oldest: int, newest: int) -> SubletError:
         f"the other side speaks the versions {hello.oldest} to {hello.newest}, this one {oldest} to {newest}",
         do=f"Upgrade Sublet on the {behind} side: two versions must be next to each other.",
     )
+
+
+# Errors are rare, and what packs them (dataclasses, with ``inspect``) would be a third of the start of `sublet run`, so
+# it is loaded when the first one comes.
+
+
+def error_body(error: SubletError) -> bytes:
+    """An error as it travels."""
+    from sublet.wire.codec import dumps
+    from sublet.wire.refusals import refusal_of
+
+    return dumps(refusal_of(error))
+
+
+def error_in(body: bytes) -> SubletError:
+    """The error that came."""
+    from sublet.wire.codec import loads
+    from sublet.wire.refusals import Refusal, error_of
+
+    return error_of(loads(Refusal, body))

@@ -7,7 +7,6 @@ from typing import Final
 
 from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.wire.channels import Channel
-from sublet.wire.codec import loads
 from sublet.wire.endpoint import (
     BUFFER_BODY,
     CALLS_MAX,
@@ -18,6 +17,7 @@ from sublet.wire.endpoint import (
     VERSIONS_BODY,
     WHOLLY_CLOSED,
     Endpoint,
+    error_in,
     no_version,
 )
 from sublet.wire.frames import Frame, FrameKind, broken, close_all
@@ -38,7 +38,6 @@ from sublet.wire.happenings import (
     Replied,
     Welcome,
 )
-from sublet.wire.refusals import Refusal, error_of
 
 __all__ = ["Hearing"]
 
@@ -132,7 +131,7 @@ class Hearing(Endpoint):
             close_all(frame.fds)
 
     def _take_error(self, frame: Frame) -> None:
-        error = error_of(loads(Refusal, frame.body))
+        error = error_in(frame.body)
         if frame.channel == 0:
             self._end(Over(error, by_peer=True), tell=None)
             return

@@ -29,7 +29,6 @@ from collections.abc import Sequence
 
 from sublet.errors import CapacityExceeded, SubletError
 from sublet.wire.channels import WINDOW, Channel
-from sublet.wire.codec import dumps
 from sublet.wire.endpoint import (
     BUFFER_BODY,
     CALLS_MAX,
@@ -41,12 +40,12 @@ from sublet.wire.endpoint import (
     VERSION_BODY,
     VERSIONS_BODY,
     WHOLLY_CLOSED,
+    error_body,
     no_version,
 )
 from sublet.wire.frames import DATA_MAX, FrameKind, close_all, encode
 from sublet.wire.happenings import BUFFER_COST, Hello, Over
 from sublet.wire.hearing import Hearing
-from sublet.wire.refusals import refusal_of
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 
 __all__ = ["CALLS_MAX", "CHANNELS_MAX", "DATA_OUT_MAX", "LINK_OUT_MAX", "Link"]
@@ -121,7 +120,7 @@ class Link(Hearing):
     def refuse(self, call: int, error: SubletError) -> None:
         """Answer a call with an error."""
         if self._answers(call, ()):
-            self._send(FrameKind.ERROR, call, dumps(refusal_of(error)), ())
+            self._send(FrameKind.ERROR, call, error_body(error), ())
             self._called.discard(call)
 
     def event(self, body: bytes, fds: Sequence[int] = (), *, channel: int = 0) -> None:
