@@ -15,7 +15,7 @@ from sublet.errors import SubletError
 from sublet.wire.codec import dumps
 from sublet.wire.guests import SupervisorSettings
 
-__all__ = ["FindOrStart", "package_folder"]
+__all__ = ["FindOrStart", "command", "package_folder"]
 
 SOCKET_NAME: Final = "supervisor.sock"
 PATIENCE_S: Final = 15.0
@@ -52,13 +52,12 @@ class FindOrStart:
         return found
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Without ``site``: it needs nothing that is installed, and is half the size for it."""
         if self._started is not None:
             self._started.poll()
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._started = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _CODE, self._settings.package, dumps(self._settings).decode()],
+                command(self._settings),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -79,6 +78,11 @@ class FindOrStart:
 
 
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ")
+
+
+def command(settings: SupervisorSettings) -> list[str]:
+    """Without ``site``: it needs nothing that is installed, and is half the size for it."""
+    return [sys.executable, "-I", "-S", "-c", _CODE, settings.package, dumps(settings).decode()]
 
 
 def package_folder() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -121,7 +122,7 @@ class SupervisedAgent:
     async def ask(self, asked: OfficeCall, fds: tuple[int, ...] = ()) -> OfficeReply:
         """Ask the supervisor something. Raises what it refuses with, or ``Disconnected``."""
         if self._link is None:
-            raise Disconnected("the supervisor of this machine is being started", do="Try again in a moment.")
+            raise _away()
         call = self._link.call(dumps(asked), fds)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._answers[call] = future
@@ -136,7 +137,10 @@ class SupervisedAgent:
 
     async def admit(self, front: Front, hello: Hello, fd: int) -> None:
         """Hand a holder's connection over; the descriptor here is still the caller's to close."""
-        await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (fd,))
+        if self._link is None:
+            raise _away()
+        copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
+        await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (copy,))
 
     async def revoke(self, tenant: TenantId) -> None:
         """The rights of a tenant have changed: its open connections are cut."""
@@ -229,3 +233,7 @@ class SupervisedAgent:
             else:
                 loop.add_writer(self._sock.fileno(), self._send)
             self._writing = not is_out
+
+
+def _away() -> Disconnected:
+    return Disconnected("the supervisor of this machine is being started", do="Try again in a moment.")

@@ -1,0 +1,418 @@
+"""A real supervisor for tests: started as an office starts it, spoken to as an office and as holders speak to it.
+
+Nothing here believes a table: who is there is read from /proc by the marks of the guests, what is left by looking into
+the folders. Whatever happens in a test, ``close`` ends everything that carries the office's mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from sublet.agent.starting import command, package_folder
+from sublet.errors import Disconnected, SubletError
+from sublet.supervisor.cgroups_places import Files, find_places
+from sublet.supervisor.procs import Identity, Procs
+from sublet.supervisor.service import SOCKET_NAME
+from sublet.supervisor.tree import LEASE_MARK, OFFICE_MARK
+from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.wire.codec import dumps, loads
+from sublet.wire.conversation import Conversation
+from sublet.wire.guests import (
+    Admit,
+    Configure,
+    Configured,
+    Front,
+    GuestSpec,
+    HolderCall,
+    HolderReply,
+    ListGuests,
+    OfficeCall,
+    OfficeReply,
+    Orders,
+    Profile,
+    Reports,
+    Start,
+    Started,
+    SupervisorSettings,
+)
+from sublet.wire.happenings import Event, Over
+from sublet.wire.link import Link
+from sublet.wire.orders import Device, Inventory, Order, Report
+from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
+
+PATIENCE_S: Final = 30.0
+NAP_S: Final = 0.002
+TENANT: Final = TenantId("local")
+PATH: Final = os.environ.get("PATH", os.defpath)
+_T = TypeVar("_T")
+
+
+def now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def until(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    """Wait for a condition, not for a time."""
+    limit = time.monotonic() + patience_s
+    while not is_so():
+        assert time.monotonic() < limit, f"never came to be: {what}"
+        time.sleep(NAP_S)
+
+
+def inventory_of(gpus: int = 2) -> Inventory:
+    devices = tuple(
+        Device(id=ResourceId(f"bench/gpu{n}"), kind=Kind.GPU, capacity=16 * GIB, model="host", host=True)
+        for n in range(gpus)
+    )
+    cores = Device(id=ResourceId("bench/cpu"), kind=Kind.CPU, capacity=4096)
+    return Inventory(node=NodeId("bench"), domain="bench", devices=(*devices, cores))
+
+
+class SupervisorStage:
+    """One supervisor process with folders of its own."""
+
+    def __init__(self, place: Path, *, gpus: int = 2, office: str = "") -> None:
+        self.office = office or f"t{secrets.token_hex(4)}"
+        self.runtime, self.state = place / "run", place / "state"
+        self.inventory = inventory_of(gpus)
+        self.settings = SupervisorSettings(
+            office=self.office,
+            runtime=str(self.runtime),
+            state=str(self.state),
+            package=package_folder(),
+            version="test",
+        )
+        self.procs = Procs()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.says: OfficeLine | None = None
+        self._holders: dict[tuple[LeaseId, Epoch], HolderLine] = {}
+
+    # ---- the process ----
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        for folder in (self.runtime, self.state):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self.runtime / SOCKET_NAME).unlink(missing_ok=True)  # a dead one's, or we would not know when it listens
+        with open(self.state / "supervisor.log", "ab") as log:
+            self.process = subprocess.Popen(
+                command(self.settings),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                env={"PATH": PATH},
+            )
+        until("a supervisor that listens", self._listens)
+
+    def _listens(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the supervisor ended: {self.log}"
+        return (self.runtime / SOCKET_NAME).exists()
+
+    @property
+    def log(self) -> str:
+        path = self.state / "supervisor.log"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for it."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """The office and all holders go away."""
+        if self.says is not None:
+            self.says.close()
+            self.says = None
+        for holder in self._holders.values():
+            holder.close()
+        self._holders.clear()
+
+    def connect(self) -> OfficeLine:
+        """Be its office."""
+        self.says = OfficeLine(self)
+        return self.says
+
+    @property
+    def office_line(self) -> OfficeLine:
+        assert self.says is not None, "connect first"
+        return self.says
+
+    def holder(self, lease: LeaseId, epoch: Epoch) -> HolderLine:
+        """The connection of this pair; one is made for the first call."""
+        found = self._holders.get((lease, epoch))
+        if found is None or found.is_over:
+            found = self._holders[lease, epoch] = self.office_line.admit(lease, epoch)
+        return found
+
+    # ---- what is really there ----
+
+    def marked(self, lease: LeaseId | None = None) -> list[Identity]:
+        """The living processes that carry the office's mark (and the lease's)."""
+        found = []
+        for stat in self.procs.table().stats.values():
+            if stat.is_gone:
+                continue
+            marks = self.procs.marks(stat.pid, "SUBLET_")
+            if marks.get(OFFICE_MARK) == self.office and lease in (None, marks.get(LEASE_MARK)):
+                found.append(stat.identity)
+        return found
+
+    def groups(self) -> list[str]:
+        """Folders of control groups that are the office's."""
+        files = Files()
+        found = []
+        for place in find_places():
+            for base in {place.base, place.top}:
+                found += [folder for folder in files.folders(base) if folder.endswith(f"/sublet-{self.office}")]
+        return found
+
+    def lease_groups(self) -> list[str]:
+        files = Files()
+        return [folder for office in self.groups() for folder in files.folders(office)]
+
+    def residue(self) -> list[str]:
+        """What no lease may leave: processes, groups, folders, pages, notes."""
+        left = [f"process {one.pid}: {self.procs.text(one.pid, 'cmdline')!r}" for one in self.marked()]
+        left += self.lease_groups()
+        for name in ("leases", "notes"):
+            folder = self.runtime / name
+            left += [str(path) for path in folder.rglob("*")] if folder.is_dir() else []
+        return left
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Nothing of it is left, however the test went."""
+        self.hang_up()
+        if self.process is not None:
+            for number in (signal.SIGCONT, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    self.process.send_signal(number)
+            self.process.wait(PATIENCE_S)
+        until("the end of what is marked", self._end_marked)
+        until("removed groups", self._remove_groups)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+    def _end_marked(self) -> bool:
+        left = self.marked()
+        for identity in left:
+            self.procs.send(identity, signal.SIGKILL)
+        return not left
+
+    def _remove_groups(self) -> bool:
+        files = Files()
+        left = self.groups()
+        for office in left:
+            for lease in files.folders(office):
+                for guest in files.folders(lease):
+                    with contextlib.suppress(OSError):
+                        files.remove(guest)
+                with contextlib.suppress(OSError):
+                    files.remove(lease)
+            with contextlib.suppress(OSError):
+                files.remove(office)
+        return not left
+
+
+@contextlib.contextmanager
+def supervisor_at(place: Path, *, gpus: int = 2) -> Iterator[SupervisorStage]:
+    """A running supervisor with an office, and surely nothing of it afterwards."""
+    stage = SupervisorStage(place, gpus=gpus)
+    try:
+        stage.start()
+        stage.connect()
+        yield stage
+    finally:
+        stage.close()
+
+
+class OfficeLine:
+    """An office's connection."""
+
+    def __init__(self, stage: SupervisorStage) -> None:
+        self.reports: list[Report] = []
+        self.error: SubletError | None = None
+        self._talk = Conversation.connect(str(stage.runtime / SOCKET_NAME), timeout_s=PATIENCE_S)
+        configured = self.ask(Configure(office=stage.office, inventory=stage.inventory))
+        assert isinstance(configured, Configured)
+        self.configured = configured
+
+    def ask(self, asked: OfficeCall, fds: Sequence[int] = ()) -> OfficeReply:
+        reply: OfficeReply = loads(OfficeReply, self._talk.call(dumps(asked), fds, timeout_s=PATIENCE_S).body)
+        self.pump()
+        return reply
+
+    def order(self, *orders: Order, incarnation: int = 1) -> None:
+        """Send, and come back when all of them were taken and what was said at once is here."""
+        self._talk.link.event(dumps(Orders(orders=orders, incarnation=incarnation)))
+        self.ask(ListGuests(guest="g-none"))
+
+    def pump(self) -> None:
+        """What came meanwhile."""
+        for happening in self._talk.pump():
+            match happening:
+                case Event():
+                    self.reports += loads(Reports, happening.body).reports
+                case Over():
+                    self.error = happening.error or Disconnected("it hung up")
+                case _:
+                    pass
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something may have come."""
+        self._talk.flush(0.0)
+        import select
+
+        poll = select.poll()
+        poll.register(self._talk.fileno(), select.POLLIN)
+        poll.poll(max(1, int(timeout_s * 1000)))
+        self.pump()
+
+    def admit(
+        self,
+        lease: LeaseId | None,
+        epoch: Epoch | None,
+        *,
+        tenant: TenantId = TENANT,
+        operator: bool = False,
+        operations: tuple[str, ...] = ("logs", "run"),
+        oldest: int = WIRE_OLDEST,
+        newest: int = WIRE_VERSION,
+    ) -> HolderLine:
+        """A holder's connection, as the agent's door hands one over."""
+        mine, theirs = socket.socketpair()
+        front = Front(
+            tenant=tenant,
+            operator=operator,
+            profile=Profile.LOCAL,
+            lease=lease,
+            epoch=epoch,
+            operations=operations,
+        )
+        try:
+            self.ask(Admit(front=front, oldest=oldest, newest=newest), (theirs.detach(),))  # the link closes it
+        except BaseException:
+            mine.close()
+            raise
+        return HolderLine(mine)
+
+    def close(self) -> None:
+        self._talk.close()
+
+
+class HolderLine:
+    """A holder's connection. Its greeting was read at the door, so it sends none here."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        link = Link.connecting()
+        link.drop_output()
+        self.talk = Conversation(sock, link)
+        self.talk.greet(PATIENCE_S)
+
+    @property
+    def is_over(self) -> bool:
+        return self.talk.link.over is not None
+
+    def ask(self, asked: HolderCall) -> HolderReply:
+        reply: HolderReply = loads(HolderReply, self.talk.call(dumps(asked), timeout_s=PATIENCE_S).body)
+        return reply
+
+    def start(self, *argv: str, env: dict[str, str] | None = None) -> Started:
+        """Run this; raises what the start was refused with."""
+        reply = self.ask(Start(spec=GuestSpec(argv=argv, cwd="/", env={"PATH": PATH, **(env or {})})))
+        assert isinstance(reply, Started), reply
+        return reply
+
+    def close(self) -> None:
+        self.talk.close()
+
+
+# ------------------------------------------------------------------------------------------------------ the freezer
+
+
+class Freezer:
+    """A v1 freezer group of somebody else, in which not even SIGKILL ends a process."""
+
+    def __init__(self, top: str, name: str) -> None:
+        self.folder = f"{top}/{name}"
+        self._files = Files()
+        self._files.make(self.folder)
+
+    @classmethod
+    def make(cls, name: str) -> Freezer | None:
+        """None where there is no such thing, or it is not ours to use."""
+        tops = [place.top for place in find_places() if "freezer" in place.controllers and not place.is_v2]
+        if os.geteuid() != 0 or not tops:
+            return None
+        try:
+            return cls(tops[0], name)
+        except OSError:
+            return None
+
+    def freeze(self, pids: Sequence[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                self._files.write(f"{self.folder}/cgroup.procs", str(pid))
+        self._files.write(f"{self.folder}/freezer.state", "FROZEN")
+
+        def is_frozen() -> bool:
+            return (self._files.read(f"{self.folder}/freezer.state") or "").strip() == "FROZEN"
+
+        until("frozen", is_frozen)
+
+    def thaw(self) -> None:
+        self._files.write(f"{self.folder}/freezer.state", "THAWED")
+
+    def close(self) -> None:
+        """Whoever is in it goes on, and is somebody's who ends it."""
+        self.thaw()
+
+        def is_removed() -> bool:
+            for pid in (self._files.read(f"{self.folder}/cgroup.procs") or "").split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            try:
+                self._files.remove(self.folder)
+            except FileNotFoundError:
+                return True
+            except OSError:
+                return False
+            return True
+
+        until("a removed freezer", is_removed)
+
+
+def has_lock(path: Path) -> bool:
+    """Whether somebody has this file locked now."""
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def seconds(ns: int) -> float:
+    return ns / NS_PER_S
