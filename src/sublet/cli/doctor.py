@@ -46,7 +46,7 @@ def doctor(*, as_json: AsJson = False) -> int:
 
     Exit status 1 if something is broken. It changes nothing.
     """
-    findings = [_safely(subject, check) for subject, check in _CHECKS.items()]
+    findings = [_safely(subject, check) for subject, check in _checks().items()]
     broken = sum(finding.state == "broken" for finding in findings)
     if as_json:
         document([finding._asdict() for finding in findings])
@@ -166,31 +166,6 @@ def _check_disk() -> tuple[str, str] | tuple[str, str, str]:
     return "ok", said
 
 
-def _check_gpu() -> tuple[str, str] | tuple[str, str, str]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if isinstance(error, pynvml.NVMLError_LibraryNotFound | pynvml.NVMLError_DriverNotLoaded):
-            return "note", "no NVIDIA driver: host devices (CPU standing in for cards)"
-        return "broken", f"the NVIDIA driver does not answer: {error}", "See `nvidia-smi`."
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        cards = [
-            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())
-        ]
-    finally:
-        pynvml.nvmlShutdown()
-    return "ok", f"driver {driver}: {', '.join(cards) or 'no card'}"
-
-
-def _check_machine() -> tuple[str, str]:
-    cores = len(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return "ok", f"{plural(cores, 'core')}, {format_size(memory)} of memory"
-
-
 def _check_office() -> tuple[str, str] | tuple[str, str, str]:
     if sys.platform != "linux" and not os.environ.get("SUBLET_URL"):
         return "note", "no office here"
@@ -222,16 +197,21 @@ def _check_journal() -> tuple[str, str] | tuple[str, str, str]:
     return "ok", f"{path}, {size}, {plural(tip.seq, 'entry', 'entries')}, incarnation {tip.incarnation}"
 
 
-_CHECKS: Final[dict[str, Callable[[], tuple[str, str] | tuple[str, str, str]]]] = {
-    "platform": _check_platform,
-    "Python": _check_python,
-    "SQLite": _check_sqlite,
-    "clock": _check_clock,
-    "machine": _check_machine,
-    "GPU": _check_gpu,
-    "state folder": _check_home,
-    "disk": _check_disk,
-    "socket": _check_socket,
-    "journal": _check_journal,
-    "office": _check_office,
-}
+def _checks() -> dict[str, Callable[[], tuple[str, str] | tuple[str, str, str]]]:
+    """In the order in which they are shown."""
+    from sublet.cli.doctor_devices import check_locks, check_machine, device_checks
+
+    return {
+        "platform": _check_platform,
+        "Python": _check_python,
+        "SQLite": _check_sqlite,
+        "clock": _check_clock,
+        "machine": check_machine,
+        **device_checks(),
+        "device locks": check_locks,
+        "state folder": _check_home,
+        "disk": _check_disk,
+        "socket": _check_socket,
+        "journal": _check_journal,
+        "office": _check_office,
+    }

@@ -28,7 +28,7 @@ from typing import ClassVar, Final, Literal
 
 from sublet.errors import InvalidRequest, SubletError
 
-__all__ = ["DeviceLocks", "DeviceTaken", "Holder", "lock_folder", "who_has"]
+__all__ = ["DeviceLocks", "DeviceTaken", "Holder", "LockUnusable", "all_held", "lock_folder", "who_has"]
 
 FOLDERS: Final = ("/run/lock", "/var/lock", "/tmp")
 """Tried in this order. What is chosen depends on the folders alone, not on who asks, so all users agree on it."""
@@ -98,6 +98,14 @@ def who_has(device: str, folder: str | None = None) -> Holder | None:
         if holder is not None:
             return holder
     return None
+
+
+def all_held(folder: str | None = None) -> list[Holder]:
+    """Everything that is lent on this machine and has a name there, by whoever it is."""
+    where = lock_folder() if folder is None else folder
+    names = sorted(name for name in os.listdir(where) if name.startswith(PREFIX) and name.rpartition(".")[2].isdigit())
+    found = ((name.removeprefix(PREFIX).rpartition(".")[0], os.path.join(where, name)) for name in names)
+    return [holder for device, path in found if (holder := _holder(device, path)) is not None]
 
 
 class DeviceLocks:

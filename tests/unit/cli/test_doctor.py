@@ -8,11 +8,18 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import pytest
 
+from sublet.agent.nvml import IDLE_SHARE
 from sublet.cli import main
 from sublet.cli.doctor import SOCKET_PATH_MAX
+from sublet.cli.doctor_devices import check_machine, device_checks, nvidia_cards_on_the_bus
+from sublet.supervisor.locks import DeviceLocks
+from sublet.values import GIB
+from tests.unit.agent.fake_nvml import FakeCard, FakeNvml
 
 
 @pytest.fixture
@@ -116,18 +123,97 @@ def test_a_slow_disk_is_noted(home: Path, capsys: pytest.CaptureFixture[str], mo
     assert "faster disk" in findings(capsys, broken=False)["disk"]["do"]
 
 
+def with_library(monkeypatch: pytest.MonkeyPatch, library: FakeNvml) -> None:
+    """The machine has this pretended driver, and no other."""
+    monkeypatch.setattr("sublet.agent.nvml.is_driver_here", lambda _root: True)
+    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, library))
+
+
 def test_a_driver_that_does_not_answer_is_broken_and_none_at_all_is_noted(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pynvml
 
-    def failing(code: int) -> None:
-        def fail() -> None:
-            raise pynvml.NVMLError(code)
-
-        monkeypatch.setattr(pynvml, "nvmlInit", fail)
-
-    failing(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     assert "no NVIDIA driver: host devices" in findings(capsys, broken=False)["GPU"]["text"]
-    failing(pynvml.NVML_ERROR_GPU_IS_LOST)
-    assert findings(capsys, broken=True)["GPU"]["do"] == "See `nvidia-smi`."
+    with_library(monkeypatch, FakeNvml([], broken=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH))
+    found = findings(capsys, broken=True)["GPU"]
+    assert "different versions" in found["text"]
+    assert "reboot" in found["do"]
+
+
+def test_cards_are_listed_with_who_is_on_them_and_what_is_not_known(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [FakeCard(0, processes={os.getpid(): GIB}, used=GIB + IDLE_SHARE), FakeCard(1, instances={0: 10 * GIB})]
+    library = FakeNvml(cards)
+    with_library(monkeypatch, library)
+    monkeypatch.setattr("sublet.cli.doctor_devices.sees_all_processes", lambda: True)
+    found = findings(capsys, broken=False)
+    assert found["GPU"]["text"] == ("driver 580.65.06: 1 × NVIDIA Pretend (79.94GiB), 1 × NVIDIA Pretend MIG (9.94GiB)")
+    assert found["GPU health"]["text"] == "no error reported"
+    assert f"1GiB in use by process {os.getpid()} (" in found["GPU in use"]["text"]
+    assert "9.94GiB" in found["GPU partitions"]["text"]
+    assert found["GPU suspend"]["text"].startswith("not probed in this version")
+    monkeypatch.setattr("sublet.cli.doctor_devices.sees_all_processes", lambda: False)
+    assert "inside this container" in findings(capsys, broken=False)["GPU in use"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("card", "subject", "said", "state"),
+    [
+        (FakeCard(0, rows=(0, 0, 0, 1)), "GPU health", "nothing left to replace it", "broken"),
+        (FakeCard(0, rows=(0, 0, 1, 0)), "GPU health", "next reset", "note"),
+        (FakeCard(0, uncorrected=2), "GPU health", "2 memory errors", "note"),
+        (FakeCard(0, broken=15), "GPU", "GPU 0: the GPU is lost", "broken"),
+        (FakeCard(0, instances={}), "GPU partitions", "no instance", "note"),
+    ],
+)
+def test_a_card_that_is_not_well_is_said_to_be(
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    card: FakeCard,
+    subject: str,
+    said: str,
+    state: str,
+) -> None:
+    library = FakeNvml([card])
+    with_library(monkeypatch, library)
+    found = findings(capsys, broken=state == "broken")[subject]
+    assert (found["state"], said in found["text"]) == (state, True)
+
+
+def test_a_card_without_a_driver_is_not_overlooked(tmp_path: Path) -> None:
+    for name, vendor, kind in [("a", "0x10de", "0x030000"), ("b", "0x10de", "0x040300"), ("c", "0x8086", "0x030000")]:
+        folder = tmp_path / "sys/bus/pci/devices" / name
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "class").write_text(kind + "\n")
+    assert nvidia_cards_on_the_bus(str(tmp_path)) == 1
+    assert device_checks(root=str(tmp_path))["GPU"]()[0] == "note"
+    assert "1 NVIDIA card on the bus" in device_checks(root=str(tmp_path))["GPU"]()[1]
+
+
+def test_what_is_lent_on_this_machine_is_told_with_who_lends_it(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sublet.cli.doctor_devices.lock_folder", lambda: str(tmp_path))
+    assert "no device of this machine is lent" in findings(capsys, broken=False)["device locks"]["text"]
+    locks = DeviceLocks("/srv/ada", folder=str(tmp_path))
+    locks.take("host-lab-0")
+    try:
+        said = findings(capsys, broken=False)["device locks"]["text"]
+    finally:
+        locks.close()
+    assert "host-lab-0 by the office of " in said
+    assert f"(pid {os.getpid()}, /srv/ada)" in said
+
+
+def test_less_than_the_machine_has_is_said_beside_what_it_has(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (group / "memory.max").write_text(f"{64 << 20}\n")
+    said = check_machine(str(tmp_path))[1]
+    assert "64MiB of memory (of the machine's " in said
