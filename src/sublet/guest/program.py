@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import importlib.machinery
 import io
 import json
 import os
@@ -85,10 +86,9 @@ class Program:
             runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # as above
             return
         _set_up([path, *rest], os.path.dirname(os.path.realpath(path)))
-        from importlib.machinery import SourceFileLoader
-
+        path = os.path.join(os.getcwd(), path)
         try:
-            with io.open_code(path if os.path.isabs(path) else os.path.join(os.getcwd(), path)) as file:
+            with io.open_code(path) as file:
                 source = file.read()
         except OSError as error:
             _say(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {os.strerror(error.errno or 0)}")
@@ -96,7 +96,7 @@ class Program:
         main = _new_main()
         main.__file__ = path
         main.__dict__["__cached__"] = None
-        main.__loader__ = SourceFileLoader("__main__", path)
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
         _execute(main, compile(source, path, "exec"))
 
 
@@ -137,7 +137,7 @@ def _set_up(argv: list[str], first: str, *, always: bool = False) -> None:
 def _new_main() -> types.ModuleType:
     """A fresh ``__main__``: what the warm interpreter or the bootstrap was is nobody's business."""
     main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
+    main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
     sys.modules["__main__"] = main
     return main
 

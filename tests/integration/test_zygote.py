@@ -1,0 +1,287 @@
+"""Zygotes and the guests that come from them, with real processes.
+
+Guests become children of the process that asked for them, so the scenes are played by one of their own
+(``zygote_stage``), which takes in orphans as a supervisor does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+STAGE: Final = (sys.executable, "-m", "tests.integration.zygote_stage")
+LIBRARIES: Final = [["decimal"], *([name] for name in ("numpy", "torch") if importlib.util.find_spec(name))]
+"""What a guest computes with: the large ones where they happen to be installed."""
+PATIENCE_S: Final = 120
+
+
+def play(scene: str, *arguments: str, **env: str) -> Any:
+    done = subprocess.run(
+        [*STAGE, scene, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_guest_is_what_a_fresh_interpreter_would_be_and_the_keepers_child() -> None:
+    seen = play("look")
+    assert seen["err"] == ""
+    assert seen["ppid"] == seen["keeper"]
+    assert seen["sid"] == seen["pid"]
+    assert seen["wish"] == signal.SIGKILL
+    assert (seen["argv"], seen["path0"]) == (["-c", "one", "two words"], "")
+    assert (seen["cwd"], seen["umask"], seen["limit"], seen["cpus"]) == ("/tmp", 0o027, [100, 200], [seen["cpu"]])
+    assert seen["stdin"] == "given"
+    assert seen["env"]["COLOUR"] == "blue"
+    assert "SUBLET_ROOM" not in seen["env"]
+    assert (seen["threads"], seen["blocked"]) == (1, 0)
+    assert seen["sigterm"] == str(signal.SIG_DFL)
+    assert "default_int_handler" in seen["sigint"]
+    assert set(seen["fds"]) == {"0", "1", "2", *(fd for fd, path in seen["fds"].items() if "/proc/" in path)}
+
+
+def test_a_guest_looks_like_its_program_from_outside() -> None:
+    seen = play("look")
+    assert seen["title"].startswith("python -c \nimport json")
+    assert "SUBLET_LEASE=l-7" in seen["shown"]
+    assert "COLOUR=blue" not in seen["shown"]
+
+
+CLEANUP: Final = """
+import atexit, sys, threading, time
+class Last:
+    def __del__(self): print("finalizer")
+last = Last()
+ring = Last(); ring.me = ring; del ring
+atexit.register(lambda: print("exit function"))
+threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+file = open(sys.argv[1], "w"); file.write("left open")
+"""
+AS_PYTHON: Final = (
+    ("-c", "print('out'); import sys; print('err', file=sys.stderr)"),
+    ("-c", "import sys; sys.exit(3)"),
+    ("-c", "import sys; sys.exit('a reason')"),
+    ("-c", "import sys; sys.exit(-1)"),
+    ("-c", "raise SystemExit"),
+    ("-c", "def f():\n  raise ValueError('wrong')\nf()"),
+    ("-c", "x = ("),
+    ("-c", "raise KeyboardInterrupt"),
+    ("-c", "import os, signal; print('x', end='', flush=True); os.kill(os.getpid(), signal.SIGKILL)"),
+    ("-c", "import os; print('lost'); os._exit(9)"),
+    ("-c", "import sys; print(__name__, sorted(globals()), sys.argv)", "-x", "y"),
+    ("-m", "json.tool", "--help"),
+    ("-m", "no_such_module"),
+    ("no_such_script.py",),
+    ("-c", "import sys; sys.excepthook = lambda *error: print(error[1]); raise ValueError('told by a hook')"),
+    ("-c", "import warnings; warnings.warn('careful')"),
+)
+
+
+def test_a_guest_ends_as_plain_python_does(tmp_path: Path) -> None:
+    """The same words, the same exit status, for every way a program can end."""
+    script, folder = tmp_path / "script.py", tmp_path / "program"
+    folder.mkdir()
+    (folder / "__main__.py").write_text("import sys, helper; print(sys.argv, helper.x)")
+    (folder / "helper.py").write_text("x = 5")
+    script.write_text("import sys\nprint(__file__, __name__, sys.argv, sys.path[0], __builtins__)\nraise OSError(1)")
+    (tmp_path / "cleanup.py").write_text(CLEANUP)
+    commands = [
+        *AS_PYTHON,
+        (str(script), "a"),
+        (os.path.relpath(script, ROOT),),
+        (str(folder), "b"),
+        (str(tmp_path / "cleanup.py"), str(tmp_path / "left")),
+    ]
+    results = play("run_all", json.dumps(commands))
+    assert (tmp_path / "left").read_text() == "left open"
+    for argv, seen in zip(commands, results, strict=True):
+        plain = subprocess.run(
+            [sys.executable, *argv], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        assert seen["failure"] == ""
+        assert (seen["code"], seen["out"], seen["err"]) == (plain.returncode, plain.stdout, plain.stderr), argv
+
+
+def test_an_entry_point_is_called_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        "import sys\ndef main(n, word='x'): print(n, word, sys.argv)\nclass A:\n  go = print\nnothing = None\n"
+    )
+    calls = [
+        ("work:main", '{"n": 3, "word": "y"}'),
+        ("work:A.go", ""),
+        ("work:missing", ""),
+        ("work:nothing", ""),
+        ("work:main", "{}"),
+        ("no_such_work:main", ""),
+    ]
+    fine, nested, missing, nothing, wrong, unknown = play("entries", json.dumps(calls), PYTHONPATH=str(tmp_path))
+    assert (fine["code"], fine["out"]) == (0, "3 y ['work:main']\n")
+    assert (nested["code"], nested["out"]) == (0, "\n")
+    assert (missing["code"], missing["err"]) == (2, missing["err"])
+    assert missing["err"].startswith("sublet: work has no missing. Write it as")
+    assert nothing["err"].startswith("sublet: work:nothing cannot be called")
+    assert wrong["code"] == unknown["code"] == 1
+    assert "TypeError: main() missing 1 required positional argument" in wrong["err"]
+    assert "sublet" not in wrong["err"].replace("sublet/guest", "")
+    assert "ModuleNotFoundError" in unknown["err"]
+
+
+@pytest.mark.parametrize("imports", LIBRARIES, ids=str)
+def test_no_two_guests_of_one_zygote_draw_the_same_numbers(imports: list[str]) -> None:
+    drawn = play("chance", "random", *imports)
+    for column in zip(*drawn, strict=True):
+        assert len(set(column)) == 3
+
+
+@pytest.mark.parametrize("imports", LIBRARIES, ids=str)
+def test_a_forked_child_computes_correctly(imports: list[str]) -> None:
+    said, results = play("compute", *imports)
+    assert said.endswith("ready")
+    assert results == ["[None, None, None] 1.414213562373095048801688724\n"] * 3
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(999,), daemon=True, name='busy').start()",
+         "an import started the thread busy"),
+        ("import _thread, time\n_thread.start_new_thread(time.sleep, (999,))",
+         "1 threads of native code did not stop at a fork"),
+        ("file = open('/dev/full', 'rb')", "an import opened /dev/full"),
+        ("raise RuntimeError('no luck')", "culprit could not be imported: RuntimeError: no luck"),
+        ("raise SystemExit(3)", "culprit could not be imported: SystemExit: 3"),
+        ("import os\nos.register_at_fork(after_in_child=lambda: os._exit(1))",
+         "in a trial fork the child ended without a word"),
+    ],
+)  # fmt: skip
+def test_a_zygote_that_fails_its_proof_is_discarded_with_the_reason(tmp_path: Path, source: str, reason: str) -> None:
+    (tmp_path / "culprit.py").write_text(source)
+    assert play("proof", "culprit", PYTHONPATH=str(tmp_path)).endswith(f"discarded ({reason})")
+
+
+def test_what_goes_wrong_before_the_program_is_told_and_nothing_of_it_runs() -> None:
+    nowhere, unsent = play("last_word")
+    assert (nowhere["failure"], nowhere["code"], nowhere["out"]) == ("folder 2", 126, "")
+    assert unsent == 126
+
+
+def test_a_malformed_request_is_answered_and_the_next_one_served() -> None:
+    said, served = play("malformed")
+    assert served == "served\n"
+    assert "either a command line or an entry point" in said[0]
+    assert "is not an entry point" in said[1]
+    assert all("Fork" in text or "message" in text for text in said[3:]), said
+
+
+def test_a_zygote_is_made_anew_when_its_packages_changed(tmp_path: Path) -> None:
+    was_ready, first, second = play("outdated", str(tmp_path))
+    assert not was_ready
+    assert first != second
+
+
+def test_a_zygote_that_died_is_missed_by_nobody_and_comes_back() -> None:
+    line, refused, code = play("killed")
+    assert "died" in line
+    assert "no warm interpreter of this kind" in refused
+    assert code == 0
+
+
+def test_a_guest_that_ignores_everything_ends_with_the_keeper() -> None:
+    with subprocess.Popen([*STAGE, "orphan"], cwd=ROOT, stdout=subprocess.PIPE) as keeper:
+        assert keeper.stdout is not None
+        try:
+            pidfd = os.pidfd_open(int(keeper.stdout.readline()))
+        finally:
+            keeper.kill()
+        try:
+            ended = select.select([pidfd], [], [], PATIENCE_S)[0]
+            if not ended:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            assert ended, "it outlived the process it belonged to"
+        finally:
+            os.close(pidfd)
+
+
+SAVES: Final = """
+import time
+from sublet.errors import LeaseInterrupt
+try:
+    try:
+        print("up", flush=True)
+        time.sleep(999)
+    except Exception:
+        print("swallowed")
+except LeaseInterrupt as interrupt:
+    print("saved", interrupt.end.reason, interrupt.end.detail)
+    print("up", flush=True)
+    time.sleep(0.2)
+    print("not interrupted again")
+    raise
+"""
+
+
+def test_the_end_of_a_lease_arrives_once_and_except_exception_does_not_swallow_it(tmp_path: Path) -> None:
+    done = play("noticed", str(tmp_path), SAVES, "noticed")
+    assert done["out"] == "up\nsaved preempted by interactive\nup\nnot interrupted again\n"
+    assert done["code"] == 76
+    assert done["err"] == (
+        "sublet: the lease ended: preempted (by interactive). Acquire a new lease and go on from the last checkpoint.\n"
+    )
+
+
+def test_a_signal_without_an_end_is_an_ordinary_one(tmp_path: Path) -> None:
+    done = play("noticed", str(tmp_path), "print('up', flush=True)\nimport time\ntime.sleep(999)", "live")
+    assert (done["code"], done["err"]) == (-signal.SIGTERM, "")
+
+
+def test_a_guest_that_waits_for_its_threads_is_interrupted_as_well(tmp_path: Path) -> None:
+    code = """
+import threading, time
+def work():
+    print("up", flush=True)
+    time.sleep(999)
+threading.Thread(target=work).start()
+"""
+    done = play("noticed", str(tmp_path), code, "noticed")
+    assert done["code"] == 76
+
+
+def test_an_interpreter_that_has_nothing_of_ours_makes_guests_all_the_same(tmp_path: Path) -> None:
+    """And it sees none of what is installed beside us."""
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    said, (prefix, found, path) = play("bare", str(tmp_path / "venv" / "bin" / "python"))
+    assert said.endswith("ready")
+    assert prefix == str(tmp_path / "venv")
+    assert found == {
+        "msgspec": False,
+        "psutil": False,
+        "hypothesis": False,
+        "sublet.errors": True,
+        "sublet.wire.page": True,
+    }
+    assert not any(folder.startswith(str(ROOT / "src")) for folder in path)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [("/bin/false", "it ended without a word"), ("/no/such/python", "could not be run: No such file or directory")],
+)
+def test_what_is_no_interpreter_is_given_up(program: str, reason: str) -> None:
+    assert reason in play("no_python", program)

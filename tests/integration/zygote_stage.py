@@ -1,0 +1,336 @@
+"""The stage of ``test_zygote``: a process of its own that takes in orphans, keeps zygotes and asks them for guests.
+
+``python -m tests.integration.zygote_stage SCENE [ARGUMENT…]`` plays one scene and prints what came of it as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from sublet.clock import SystemClock
+from sublet.errors import SubletError
+from sublet.supervisor.loop import Loop
+from sublet.supervisor.prctl import set_child_subreaper
+from sublet.supervisor.spawn import Child
+from sublet.supervisor.zygote_policy import State, ZygoteKey, fingerprint
+from sublet.supervisor.zygotes import Zygotes
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
+from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
+from sublet.wire.zygote import Fork, Limit
+
+PATIENCE_S: Final = 60.0
+SCENES: Final[dict[str, Callable[..., object]]] = {}
+
+
+def scene(play: Callable[..., object]) -> Callable[..., object]:
+    SCENES[play.__name__] = play
+    return play
+
+
+class Stage:
+    """A supervisor's part of it, with one kind of zygote."""
+
+    def __init__(self, *imports: str, python: str = sys.executable, **env: str) -> None:
+        set_child_subreaper()
+        self.env = {**os.environ, **env}
+        self.key = ZygoteKey(python, imports, fingerprint(self.env))
+        self.loop = Loop(SystemClock())
+        self.zygotes = Zygotes(self.loop)
+        self.zygotes.want(self.key)
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        limit = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < limit, self.zygotes.lines()
+            self.loop.turn(0.05)
+
+    def settled(self) -> str:
+        """Wait until it is ready or discarded; what is said of it."""
+        self.until(lambda: self.zygotes.shelf.entries[self.key].state in (State.READY, State.DISCARDED))
+        return self.zygotes.lines()[0]
+
+    def child(self, *argv: str, stdio: tuple[int, int, int] = (0, 1, 2), **more: Any) -> Child | SubletError:
+        """A guest that waits for its word."""
+        self.until(lambda: self.zygotes.ready(self.key))
+        fork = Fork(**{"argv": argv, "env": self.env, "cwd": os.getcwd(), **more})
+        got: list[Child | SubletError] = []
+        self.zygotes.fork(self.key, fork, stdio, got.append)
+        self.until(lambda: got)
+        return got[0]
+
+    def run(self, *argv: str, stdin: bytes = b"", **more: Any) -> dict[str, Any]:
+        """A guest from start to end."""
+        ends = [os.pipe() for _ in range(3)]
+        child = self.child(*argv, stdio=(ends[0][0], ends[1][1], ends[2][1]), **more)
+        assert isinstance(child, Child), child
+        for fd in (ends[0][0], ends[1][1], ends[2][1]):
+            os.close(fd)
+        os.write(ends[0][1], stdin)
+        os.close(ends[0][1])
+        child.go()
+        return {"pid": child.pid, **finish(child, ends[1][0], ends[2][0])}
+
+
+def finish(child: Child, out: int, err: int) -> dict[str, Any]:
+    said = read_both(out, err)
+    failure = os.read(child.failure, 4096).decode().replace("\0", " ")
+    _, status, _ = os.wait4(child.pid, 0)
+    for fd in (out, err, child.failure, child.pidfd):
+        os.close(fd)
+    return {"out": said[out], "err": said[err], "failure": failure, "code": os.waitstatus_to_exitcode(status)}
+
+
+def read_both(*fds: int) -> dict[int, str]:
+    said, poll = dict.fromkeys(fds, b""), select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    waiting = set(fds)
+    while waiting:
+        for fd, _ in poll.poll():
+            piece = os.read(fd, 65536)
+            said[fd] += piece
+            if not piece:
+                poll.unregister(fd)
+                waiting.discard(fd)
+    return {fd: text.decode() for fd, text in said.items()}
+
+
+LOOK = """
+import json, os, signal, sys, ctypes, threading
+wish = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(wish), 0, 0, 0)
+links = {}
+for fd in os.listdir("/proc/self/fd"):
+    try: links[fd] = os.readlink("/proc/self/fd/" + fd)
+    except OSError: pass
+print(json.dumps(dict(
+    ppid=os.getppid(), sid=os.getsid(0), argv=sys.argv, path0=sys.path[0], cwd=os.getcwd(), env=dict(os.environ),
+    wish=wish.value, sigterm=str(signal.getsignal(signal.SIGTERM)), sigint=str(signal.getsignal(signal.SIGINT)),
+    blocked=len(signal.pthread_sigmask(signal.SIG_BLOCK, ())), fds=links, stdin=sys.stdin.read(),
+    shown=open("/proc/self/environ").read().split("\\0"), title=open("/proc/self/cmdline").read(),
+    threads=len(os.listdir("/proc/self/task")), umask=os.umask(0), limit=__import__("resource").getrlimit(7),
+    cpus=sorted(os.sched_getaffinity(0)), main=sorted(vars(sys.modules["__main__"]))[:3],
+)))
+"""
+
+
+@scene
+def look() -> object:
+    stage = Stage()
+    cpu = min(os.sched_getaffinity(0))
+    seen = stage.run(
+        "-c", LOOK, "one", "two words",
+        stdin=b"given", cwd="/tmp", umask=0o027, cpus=(cpu,),
+        env={**stage.env, "SUBLET_LEASE": "l-7", "COLOUR": "blue"},
+        limits=(Limit(resource=7, soft=100, hard=200),),
+    )  # fmt: skip
+    return {"keeper": os.getpid(), "pid": seen["pid"], "cpu": cpu, "err": seen["err"], **json.loads(seen["out"])}
+
+
+@scene
+def run_all(commands: str) -> object:
+    """Several command lines, one after the other."""
+    stage = Stage("json", "decimal")
+    return [stage.run(*argv) for argv in json.loads(commands)]
+
+
+@scene
+def entries(calls: str) -> object:
+    stage = Stage()
+    return [stage.run(entry=entry, args=args) for entry, args in json.loads(calls)]
+
+
+@scene
+def chance(*imports: str) -> object:
+    stage = Stage(*imports)
+    code = """
+import random, sys
+drawn = [random.random()]
+for name in ("numpy", "torch"):
+    if name in sys.modules:
+        module = sys.modules[name]
+        drawn.append(float(module.random.rand() if name == "numpy" else module.rand(1)))
+print(*drawn)
+"""
+    return [stage.run("-c", code)["out"].split() for _ in range(3)]
+
+
+@scene
+def proof(*imports: str) -> object:
+    """What is said of a zygote with these imports."""
+    return Stage(*imports).settled()
+
+
+@scene
+def no_python(program: str) -> object:
+    """It is tried a few times, at growing intervals, and then no more."""
+    stage = Stage(python=program)
+    entry = stage.zygotes.shelf.entries[stage.key]
+
+    def given_up() -> bool:
+        entry = stage.zygotes.shelf.entries[stage.key]
+        entry.again_ns = min(entry.again_ns, stage.loop.now_ns()) if entry.state is State.DIED else entry.again_ns
+        stage.zygotes.want(stage.key)
+        return entry.state is State.DISCARDED
+
+    assert entry.state is State.STARTING
+    stage.until(given_up)
+    return stage.zygotes.lines()[0]
+
+
+@scene
+def last_word() -> object:
+    """What goes wrong before the program began, and a guest that is never let go."""
+    stage = Stage()
+    nowhere = stage.run("-c", "print(1)", cwd="/nowhere/at/all")
+    child = stage.child("-c", "open('/dev/stderr','w').write('ran')")
+    assert isinstance(child, Child)
+    child.forget()
+    _, status, _ = os.wait4(child.pid, 0)
+    return nowhere, os.waitstatus_to_exitcode(status)
+
+
+@scene
+def malformed() -> object:
+    """Requests that make no sense are answered, and the next one is served."""
+    stage = Stage()
+    stage.until(lambda: stage.zygotes.ready(stage.key))
+    wrong: tuple[dict[str, Any], ...] = ({"argv": ("-c", "1"), "entry": "m:f"}, {"entry": "no entry"}, {})
+    said = [str(stage.child(**more)) for more in wrong]
+    zygote = stage.zygotes._running[stage.key]
+    for body in (b"", b"{}", b'{"is":"Fork","argv":7}', b"\xff" * 100):
+        call = zygote._link.call(body, ())
+        said.append(answer_of(stage, zygote, call))
+    return said, stage.run("-c", "print('served')")["out"]
+
+
+def answer_of(stage: Stage, zygote: Any, call: int) -> str:
+    """Ask by hand, past the driver."""
+    got: list[str] = []
+    old = zygote._refuse
+    zygote._refuse = lambda number, error: got.append(str(error)) if number == call else old(number, error)
+    zygote._push()
+    stage.until(lambda: got)
+    zygote._refuse = old
+    return got[0]
+
+
+@scene
+def outdated(watched: str) -> object:
+    """A folder its imports came from changes: it is made anew."""
+    stage = Stage(PYTHONPATH=watched)
+    stage.settled()
+    first = stage.zygotes._running[stage.key]._child.pid
+    with open(os.path.join(watched, "newcomer.py"), "w", encoding="utf-8") as file:
+        file.write("x = 1\n")
+    was_ready = stage.zygotes.ready(stage.key)
+    stage.settled()
+    return was_ready, first, stage.zygotes._running[stage.key]._child.pid
+
+
+@scene
+def killed() -> object:
+    """A zygote is killed: its guests go on, guests start plainly meanwhile, and it comes back."""
+    stage = Stage()
+    read, write = os.pipe()
+    child = stage.child("-c", "import sys; sys.stdin.read()", stdio=(read, 2, 2))
+    assert isinstance(child, Child)
+    os.close(read)
+    child.go()
+    os.kill(stage.zygotes._running[stage.key]._child.pid, signal.SIGKILL)
+    stage.until(lambda: not stage.zygotes.shelf.is_ready(stage.key))
+    line = stage.zygotes.lines()[0]
+    refused: list[object] = []
+    stage.zygotes.fork(stage.key, Fork(argv=("-c", "1")), (0, 1, 2), refused.append)
+    os.close(write)
+    _, status, _ = os.wait4(child.pid, 0)
+
+    def back() -> bool:
+        stage.zygotes.want(stage.key)
+        return stage.zygotes.ready(stage.key)
+
+    stage.until(back)
+    return line, str(refused[0]), os.waitstatus_to_exitcode(status)
+
+
+@scene
+def orphan() -> object:
+    """The keeper says who its guest is and waits to be killed. The guest ignores every signal it can."""
+    stage = Stage()
+    code = """
+import os, signal, time
+for n in signal.valid_signals() - {9, 19}: signal.signal(n, signal.SIG_IGN)
+os.write(1, b"%d\\n" % os.getpid())
+while True: time.sleep(1000)
+"""
+    child = stage.child("-c", code)
+    assert isinstance(child, Child)
+    child.go()
+    stage.until(lambda: False)
+    return None
+
+
+@scene
+def noticed(folder: str, code: str, state: str) -> object:
+    """A guest with a page is sent SIGTERM once it says that it is up, and again when it says so again."""
+    path = os.path.join(folder, "page")
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    view = PageView(
+        lease=LeaseId("l-7"), epoch=Epoch(1, 42), deadline_ns=now_ns + 600 * NS_PER_S, now_ns=now_ns,
+        namespace=time_namespace(), reason=EndReason.PREEMPTED, detail="by interactive", state=PageState(state),
+    )  # fmt: skip
+    stage = Stage()
+    with PageWriter.create(path, view):
+        out, err = os.pipe(), os.pipe()
+        env = {**stage.env, "SUBLET_PAGE": path}
+        child = stage.child("-c", code, stdio=(0, out[1], err[1]), env=env)
+        assert isinstance(child, Child), child
+        os.close(out[1])
+        os.close(err[1])
+        child.go()
+        said = b""
+        while piece := os.read(out[0], 1):
+            said += piece
+            if said.endswith(b"up\n"):
+                signal.pidfd_send_signal(child.pidfd, signal.SIGTERM)
+        done = finish(child, out[0], err[0])
+    return {**done, "out": said.decode()}
+
+
+@scene
+def bare(python: str) -> object:
+    """Another interpreter, with nothing of ours installed."""
+    stage = Stage(python=python)
+    code = """
+import sys, sublet
+found = {}
+for name in ("msgspec", "psutil", "hypothesis", "sublet.errors", "sublet.wire.page"):
+    try: __import__(name); found[name] = True
+    except ImportError: found[name] = False
+import json
+print(json.dumps([sys.prefix, found, sys.path]))
+"""
+    return stage.settled(), json.loads(stage.run("-c", code)["out"])
+
+
+@scene
+def compute(*imports: str) -> object:
+    """A child computes with the threads of its libraries, several times, and the zygote stays as it was."""
+    stage = Stage(*imports)
+    code = """
+from sublet.guest.proof import compute_a_little
+import decimal
+print([compute_a_little() for _ in range(3)], decimal.Decimal(2).sqrt())
+"""
+    return stage.settled(), [stage.run("-c", code)["out"] for _ in range(3)]
+
+
+if __name__ == "__main__":
+    print(json.dumps(SCENES[sys.argv[1]](*sys.argv[2:])), flush=True)
