@@ -25,14 +25,17 @@ from typing import Final, NoReturn
 from sublet.errors import LeaseInterrupt, SubletError
 from sublet.guest.current import PAGE_VARIABLE, end_of
 from sublet.guest.program import Program
+from sublet.guest.program import __file__ as program_file
 from sublet.wire.page import PageReader, PageState
+from sublet.wire.page import __file__ as page_file
 from sublet.wire.zygote import LEASE_ENDED
 
 __all__ = ["arrange_interrupt", "main", "run"]
 
 _INTERRUPTED: Final = -int(signal.SIGINT)
 """In place of a status: Python tells a Ctrl-C by ending itself with the signal, so that a shell stops its script."""
-_OURS: Final = os.path.dirname(os.path.abspath(__file__))
+_OURS: Final = frozenset((__file__, program_file, page_file))
+"""The files whose part in a traceback is nothing that the program did."""
 
 
 def run(program: Program, end: Callable[[int], NoReturn] = sys.exit) -> NoReturn:
@@ -134,7 +137,7 @@ def _tell_end(error: BaseException) -> int:
 def _hook(error: BaseException) -> None:
     """The traceback, from the first line that is the program's own."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     error.__traceback__ = trace
     try:
@@ -146,7 +149,7 @@ def _hook(error: BaseException) -> None:
 
 def _is_ours(trace: TracebackType | None) -> bool:
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        if trace.tb_frame.f_code.co_filename not in _OURS:
             return False
         trace = trace.tb_next
     return True

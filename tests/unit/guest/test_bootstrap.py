@@ -1,0 +1,115 @@
+"""The bootstrap in a fresh interpreter, and what it and the zygote need to be there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
+from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
+from sublet.wire.zygote import python_argv
+
+BOOTSTRAP: Final = "sublet.guest.bootstrap"
+WORK: Final = """
+import sys, time
+def main(code=0, said="x"):
+    print(said, sys.argv)
+    sys.exit(code)
+def wait():
+    print("up", flush=True)
+    time.sleep(999)
+"""
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    (cwd / "work.py").write_text(WORK)
+    return subprocess.run(
+        [sys.executable, "-m", BOOTSTRAP, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "out"),
+    [
+        (["work:main"], 0, "x ['work:main']\n"),
+        (["work:main", '{"code": 5, "said": "y"}'], 5, "y ['work:main']\n"),
+        (["--", "-c", "import sys; print(sys.argv, len(sys.path[0]))", "a"], 0, "['-c', 'a'] 0\n"),
+        (["--", "-m", "work"], 0, ""),
+    ],
+)
+def test_it_runs_an_entry_point_or_a_command(tmp_path: Path, arguments: list[str], code: int, out: str) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["-x"], ["--"], ["a:b", "{}", "more"], ["nothing"], ["work:main", "[]"]])
+def test_what_cannot_be_run_is_told_in_words(tmp_path: Path, arguments: list[str]) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_page_that_is_none_is_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_PAGE", str(tmp_path / "nowhere"))
+    done = run("work:main", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no page at" in done.stderr
+
+
+def test_the_end_of_a_lease_is_one_line_and_76(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(WORK)
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    view = PageView(
+        lease=LeaseId("l-7"),
+        epoch=Epoch(1, 42),
+        deadline_ns=now_ns + 600 * NS_PER_S,
+        now_ns=now_ns,
+        namespace=time_namespace(),
+        state=PageState.NOTICED,
+        reason=EndReason.EXPIRED,
+    )
+    page = str(tmp_path / "page")
+    with PageWriter.create(page, view):
+        guest = subprocess.Popen(
+            [sys.executable, "-m", BOOTSTRAP, "work:wait"],
+            cwd=tmp_path,
+            env={**os.environ, "SUBLET_PAGE": page},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert guest.stdout is not None
+        assert guest.stdout.readline() == "up\n"
+        guest.send_signal(signal.SIGTERM)
+        _, err = guest.communicate(timeout=60)
+    assert guest.returncode == 76
+    assert err == "sublet: the lease ended: expired. Acquire a new lease and go on from the last checkpoint.\n"
+
+
+def loaded_by(*argv: str) -> set[str]:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["sublet.guest.zygote", "sublet.guest.bootstrap", "sublet.guest.current"])
+def test_what_runs_in_a_guest_needs_the_standard_library_alone(module: str, tmp_path: Path) -> None:
+    """In an interpreter without any installed package, ours included; nothing is added to its search path."""
+    argv = list(python_argv(sys.executable, "probe_main", options=("-I", "-S")))
+    at = argv.index("-c") + 1
+    argv[at] = argv[at].replace(
+        "import_module(sys.argv[2]).main(sys.argv[3:])",
+        f"import_module({module!r}); print(*sys.modules, *(f'path:{{one}}' for one in sys.path))",
+    )
+    loaded = loaded_by(*argv)
+    ours = {name for name in loaded if name.startswith("sublet.")}
+    assert {name.split(".")[1] for name in ours} <= {"guest", "wire", "lease", "values", "errors", "clock"}
+    assert not any(name.startswith("path:") and "site-packages" in name for name in loaded)
+    assert "sublet.wire.http" not in loaded
+    assert "asyncio" not in loaded
