@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -17,7 +18,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
+
+import pytest
 
 from sublet.agent.starting import command, package_folder
 from sublet.errors import Disconnected, SubletError
@@ -55,7 +58,9 @@ PATIENCE_S: Final = 30.0
 NAP_S: Final = 0.002
 TENANT: Final = TenantId("local")
 PATH: Final = os.environ.get("PATH", os.defpath)
-_T = TypeVar("_T")
+needs_freezer: Final = pytest.mark.skipif(
+    not os.access("/sys/fs/cgroup/freezer", os.W_OK), reason="needs a freezer of cgroup v1, and root"
+)
 
 
 def now_ns() -> int:
@@ -282,8 +287,6 @@ class OfficeLine:
     def wait(self, timeout_s: float) -> None:
         """Until something may have come."""
         self._talk.flush(0.0)
-        import select
-
         poll = select.poll()
         poll.register(self._talk.fileno(), select.POLLIN)
         poll.poll(max(1, int(timeout_s * 1000)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
 
 from sublet.agent.machine import FaultName
 from sublet.agent.port import AgentPort
@@ -13,6 +14,8 @@ from sublet.wire.orders import End, Extend, Grant, Notify, Part, Report, Verify
 __all__ = ["ALICE", "AgentBench", "OfficeInShort", "part_of", "refused", "said"]
 
 ALICE = TenantId("alice")
+STEP_S: Final = 0.05
+"""How often it is looked whether what is waited for has come."""
 _R = TypeVar("_R")
 
 
@@ -47,7 +50,25 @@ class AgentBench(Protocol):
 
 
 class OfficeInShort:
-    """Sends the orders an office would."""
+    """Sends the orders an office would, and waits for what comes of them."""
+
+    second_s: float = 1.0
+    """What the suite calls a second. Real processes need no more than a fraction of one to be told apart by."""
+
+    def length_ns(self, seconds: float) -> int:
+        """So many of its seconds, in nanoseconds."""
+        return round(seconds * self.second_s * NS_PER_S)
+
+    def sleep(self, bench: AgentBench, seconds: float) -> None:
+        """Let so many of its seconds pass."""
+        bench.pass_time(seconds * self.second_s)
+
+    def wait(self, bench: AgentBench, is_so: Callable[[], object], most_s: float) -> None:
+        """Let time pass until this is so, or so much of it has passed. What is asserted afterwards, says which."""
+        passed_s = 0.0
+        while not is_so() and passed_s < most_s:
+            bench.pass_time(STEP_S)
+            passed_s += STEP_S
 
     def grant(
         self,
@@ -61,7 +82,7 @@ class OfficeInShort:
         device: int = 0,
         incarnation: int | None = None,
     ) -> None:
-        ttl_ns = round(ttl_s * NS_PER_S)
+        ttl_ns = self.length_ns(ttl_s)
         bench.agent.send(
             Grant(
                 lease=lease,
@@ -85,7 +106,7 @@ class OfficeInShort:
         ttl_s: float,
         incarnation: int | None = None,
     ) -> None:
-        ttl_ns = round(ttl_s * NS_PER_S)
+        ttl_ns = self.length_ns(ttl_s)
         order = Extend(lease=lease, epoch=epoch, number=number, deadline_ns=bench.now_ns() + ttl_ns, ttl_ns=ttl_ns)
         bench.agent.send(order, incarnation=incarnation)
 
@@ -113,7 +134,7 @@ class OfficeInShort:
                 number=99,
                 parts=(part_of(bench, 0),),
                 reason=reason,
-                grace_ns=round(grace_s * NS_PER_S),
+                grace_ns=self.length_ns(grace_s),
             ),
             incarnation=incarnation,
         )
