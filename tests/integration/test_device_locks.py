@@ -277,11 +277,11 @@ def test_a_file_that_was_swept_away_is_made_anew_and_the_device_kept(folder: Pat
     locks = DeviceLocks("/a", folder=str(folder))
     locks.take(CARD)
     os.utime(own_path(folder), (0, 0))
-    assert locks.refresh() == ()
+    assert locks.refresh() == {}
     assert time.time() - own_path(folder).stat().st_mtime < 3600, "nothing that sweeps old files finds it old"
     own_path(folder).unlink()
     assert who_has(CARD, str(folder)) is None
-    assert locks.refresh() == ()
+    assert locks.refresh() == {}
     assert who_has(CARD, str(folder)) is not None
     locks.close()
 
@@ -292,7 +292,8 @@ def test_what_came_into_other_hands_meanwhile_is_said(folder: Path, office: Call
     own_path(folder).unlink()
     other = office("/b")
     assert other.do("take") == {"held": [CARD]}
-    [lost] = locks.refresh()
+    lost = locks.refresh()[CARD]
+    assert isinstance(lost, DeviceTaken)
     assert lost.holder.home == "/b"
     assert locks.held == ()
 

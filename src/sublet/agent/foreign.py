@@ -15,7 +15,7 @@ from sublet.agent.nvml import Reading, UsedBy
 from sublet.values import MIB, NS_PER_S, NodeId, ResourceId, format_size
 from sublet.wire.orders import Foreign
 
-__all__ = ["ForeignNews", "Own", "Stranger", "foreign_use", "lent_elsewhere"]
+__all__ = ["ForeignNews", "Own", "Stranger", "foreign_use", "merged"]
 
 STEP: Final = 64 * MIB
 """Amounts are rounded up to this: a few bytes more or less are no news."""
@@ -85,9 +85,15 @@ def foreign_use(
     return Foreign(node=node, resource=resource, amount=amount, blocks=blocks, detail=detail)
 
 
-def lent_elsewhere(*, node: NodeId, resource: ResourceId, capacity: int, detail: str) -> Foreign:
-    """Another office of this machine has it (``detail`` says which), so none of it can be lent here."""
-    return Foreign(node=node, resource=resource, amount=capacity, blocks=True, detail=detail)
+def merged(first: Foreign, second: Foreign) -> Foreign:
+    """What two say of the same device: its processes, and whether another office lends it."""
+    return Foreign(
+        node=first.node,
+        resource=first.resource,
+        amount=max(first.amount, second.amount),
+        blocks=first.blocks or second.blocks,
+        detail="; ".join(said for said in (first.detail, second.detail) if said),
+    )
 
 
 class ForeignNews:

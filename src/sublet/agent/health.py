@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sublet.agent.foreign import ForeignNews, Own, foreign_use
+from sublet.agent.foreign import ForeignNews, Own, foreign_use, merged
 from sublet.agent.inventory import card_of
 from sublet.agent.nvml import CARD_BROKEN, UNKNOWN, Nvml, NvmlFailed, Reading
 from sublet.values import NS_PER_S, NodeId, ResourceId
@@ -106,6 +106,7 @@ class CardWatch:
         self._sees = sees_all_processes() if sees_processes is None else sees_processes
         self._nvml: Nvml | None = None
         self._silent: dict[str, int] = {}
+        self._elsewhere: dict[ResourceId, Foreign] = {}
         self._news = ForeignNews()
         self._thread: threading.Thread | None = None
         self._asked_ns = 0
@@ -168,8 +169,14 @@ class CardWatch:
             self.health[device.id] = Health(resource=device.id, reading=reading, foreign=foreign, fault=fault)
             if fault:
                 reports.append(self._fault(device.id, fault))
-        seen = (self.health[d.id].foreign for d in self._cards.values() if d.id in self.health)
-        return [*reports, *self._news.of(seen, now_ns)]
+        return [*reports, *self._news.of(self._others(), now_ns)]
+
+    def heard(self, report: Foreign, now_ns: int) -> list[Foreign]:
+        """The supervisor says whether another office lends the device (of whatever kind it is). What follows from it,
+        together with what was seen of processes, is for the ledger; one report of a device replaces the other there.
+        """
+        self._elsewhere[report.resource] = report
+        return self._news.of(self._others(), now_ns)
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -199,6 +206,12 @@ class CardWatch:
             sees_processes=self._sees,
             allowed=self._allowed,
         )
+
+    def _others(self) -> list[Foreign]:
+        found = {resource: health.foreign for resource, health in self.health.items()}
+        for resource, foreign in self._elsewhere.items():
+            found[resource] = merged(foreign, found[resource]) if resource in found else foreign
+        return list(found.values())
 
     def _fault(self, resource: ResourceId, detail: str) -> Fault:
         return Fault(node=self.node, resource=resource, detail=detail)

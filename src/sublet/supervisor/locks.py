@@ -143,25 +143,24 @@ class DeviceLocks:
                 raise DeviceTaken(found)
             pause(PAUSE_S * (os.urandom(1)[0] + 1) / 256)
 
-    def refresh(self) -> tuple[DeviceTaken, ...]:
+    def refresh(self) -> dict[str, SubletError]:
         """Show that the files are in use, so that nothing sweeps them away; and if something did, take them anew.
 
-        To be called now and then, at least daily. What came into other hands meanwhile is in the answer, and no
-        longer held.
+        To be called now and then, at least daily. What came into other hands meanwhile, or cannot be locked any more,
+        is in the answer, and no longer held.
         """
-        lost = []
+        lost: dict[str, SubletError] = {}
         for device, file in tuple(self._files.items()):
             if _is_same(file, self._path(device)):
                 os.utime(file)
                 continue
-            found = self._try(device)
-            if isinstance(found, int):
-                self._files[device] = found
-            else:
-                del self._files[device]
-                lost.append(DeviceTaken(found))
+            del self._files[device]
+            try:
+                self.take(device, tries=1)
+            except SubletError as error:
+                lost[device] = error
             os.close(file)
-        return tuple(lost)
+        return lost
 
     def let_go(self, device: str) -> None:
         """Others may take it; harmless if it was not ours. The file stays, as a name that is ours."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.agent.foreign import NAMED_MAX, REPEAT_NS, STEP, ForeignNews, Own, foreign_use, lent_elsewhere
+from sublet.agent.foreign import NAMED_MAX, REPEAT_NS, STEP, ForeignNews, Own, foreign_use, merged
 from sublet.agent.nvml import Reading, UsedBy
 from sublet.values import GIB, MIB, NodeId, ResourceId
 from sublet.wire.orders import Foreign
@@ -99,9 +99,13 @@ def test_a_guest_beyond_its_lease_is_no_stranger_and_its_memory_is_not_free() ->
     assert "beyond what their leases have" in found.detail
 
 
-def test_a_card_of_another_office_is_all_in_use() -> None:
-    found = lent_elsewhere(node=NODE, resource=CARD, capacity=CAPACITY, detail="GPU-1 is lent by the office of ada")
-    assert (found.amount, found.blocks, found.detail) == (CAPACITY, True, "GPU-1 is lent by the office of ada")
+def test_a_card_of_another_office_is_all_in_use_whoever_is_on_it() -> None:
+    taken = Foreign(node=NODE, resource=CARD, amount=CAPACITY, blocks=True, detail="GPU-1 is lent by the office of ada")
+    assert merged(taken, NOTHING) == taken
+    assert merged(NOTHING, NOTHING) == NOTHING
+    both = merged(taken, look(GIB, {4711: GIB}))
+    assert (both.amount, both.blocks) == (CAPACITY, True)
+    assert both.detail.startswith("GPU-1 is lent by the office of ada; 1GiB of GPU-1 is used by process 4711")
 
 
 SIZES = st.one_of(st.none(), st.integers(0, CAPACITY))

@@ -171,6 +171,18 @@ def test_strangers_are_told_and_told_again_when_they_leave(stage: Stage) -> None
     assert len(stage.look(later_ns=REPEAT_NS)) == 2, "what was said may have been lost"
 
 
+def test_what_the_supervisor_says_of_other_offices_is_told_together_with_what_is_seen(stage: Stage) -> None:
+    stage.cards[0].processes, stage.cards[0].used = {4711: GIB}, GIB
+    stage.look()
+    nothing = Foreign(node=stage.watch.node, resource=FIRST)
+    taken = Foreign(node=stage.watch.node, resource=FIRST, amount=80 * GIB, blocks=True, detail="lent by ada")
+    [said] = stage.watch.heard(taken, stage.now_ns)
+    assert (said.amount, said.detail.startswith("lent by ada; 1GiB")) == (80 * GIB, True)
+    assert stage.look() == [], "a look at the card does not take it back"
+    [said] = stage.watch.heard(nothing, stage.now_ns)
+    assert (said.amount, said.detail.startswith("1GiB")) == (GIB, True)
+
+
 def test_a_display_counts_as_a_stranger_and_is_counted_once(stage: Stage) -> None:
     stage.cards[0].processes = {7: GIB, 8: None}
     stage.cards[0].graphics = {7: 3 * GIB, 8: 5}
