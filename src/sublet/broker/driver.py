@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from sublet.broker.answers import Answer, Outcome
-from sublet.broker.commands import AgentReport, Command, NodeUp, OpenOffice, Release, Tick
+from sublet.broker.commands import AgentReport, Command, NodeUp, OpenOffice, Release, Renew, Tick
 from sublet.broker.events import Event
 from sublet.broker.ledger import Ledger
 from sublet.broker.ports import Agent, Journal, Listener
@@ -56,9 +56,17 @@ SLOW_BEAT_S: Final = 30.0
 """With nothing live, how often the office wakes at all."""
 SHORTEST_NAP_NS: Final = 1_000_000
 """Between two looks at the clock that nobody asked for."""
-REPORT_LINGER_S: Final = 0.005
-"""A report nobody waits for is handled after this long, or with the next command, so that both share a commit. With
-somebody in the queue it is handled at once: it may be what he waits for."""
+LINGER_S: Final = 0.010
+"""What is in no hurry is handled after this long, or with the next command that is, so that both share a commit: a
+report nobody waits for (with somebody in the queue it may be what he waits for), and a renewal among many others."""
+MANY_RENEWALS: Final = 64
+"""Turns with renewals in ``MANY_WITHIN_S`` from which on they linger: ten thousand holders of one lease each bring
+several within ``LINGER_S``, and a commit for each would cost more than all the rest of it. Somebody who renews by hand
+never meets this, and a program that does so in a tight loop meets it once in so many: lingering that gathered nobody
+else is not tried again before as many have come."""
+MANY_WITHIN_S: Final = 0.4
+RENEWAL_SLACK_NS: Final = 250_000_000
+"""A renewal of a lease with less than this left does not linger."""
 RESEND_NAP_NS: Final = 250_000_000
 """To repeat an order is never urgent, so many are repeated together."""
 COMPACT_EVERY: Final = 200_000
@@ -105,6 +113,10 @@ class Driver:
         self._holds = Holds()
         self._flush_at: asyncio.Handle | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._renewals: deque[float] = deque(maxlen=MANY_RENEWALS)
+        """The last turns of the loop in which renewals came."""
+        self._gathered = 0
+        """Renewals that linger now."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
         self._since_snapshot = since_snapshot
@@ -168,7 +180,13 @@ class Driver:
                 )
             )
             return future
-        self._enqueue(Waiting(command, future, render))
+        waiting = Waiting(command, future, render)
+        if type(command) is Renew and self._may_linger(command):
+            self._gathered += 1
+            self._pending.append(waiting)
+            self._flush_later()
+        else:
+            self._enqueue(waiting)
         return future
 
     def report(self, report: Report) -> None:
@@ -180,7 +198,7 @@ class Driver:
                 for held in self._holds.take(report.lease, report.number):
                     held.answer()
             self._flush_later()
-        elif type(report) is NotHeld:
+        elif type(report) is NotHeld or self.ledger.state.queued_count:
             self._enqueue(waiting)
         else:
             self._pending.append(waiting)
@@ -205,18 +223,34 @@ class Driver:
             self._flush_at = self._loop.call_soon(self._flush)
 
     def _flush_later(self) -> None:
-        if self.ledger.state.queued_count:
-            self._flush_soon()
-        elif self._flush_at is None and self._linger is None and not self._dead:
+        if self._flush_at is None and self._linger is None and not self._dead:
             assert self._loop is not None
-            self._linger = self._loop.call_later(REPORT_LINGER_S, self._flush)
+            self._linger = self._loop.call_later(LINGER_S, self._flush_lingering)
+
+    def _flush_lingering(self) -> None:
+        if self._gathered == 1:
+            self._renewals.clear()
+        self._flush()
+
+    def _may_linger(self, command: Renew) -> bool:
+        """Whether so many renewals come that this one had better wait for the next, and it has the time."""
+        assert self._loop is not None
+        now = self._loop.time()
+        came = self._renewals
+        if not came or came[-1] != now:
+            came.append(now)
+        if len(came) < MANY_RENEWALS or now - came[0] > MANY_WITHIN_S:
+            return False
+        lease = self.ledger.state.leases.get(command.lease)
+        deadline_ns = None if lease is None else lease.deadline_ns
+        return deadline_ns is not None and deadline_ns - self.clock.now_ns() > RENEWAL_SLACK_NS
 
     # ---- one turn ----
 
     def _flush(self) -> None:
         """Decide, make durable, order, answer: one batch."""
         assert self._loop is not None
-        self._flush_at = None
+        self._flush_at, self._gathered = None, 0
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None

@@ -17,7 +17,7 @@ from sublet.lease.states import LeaseStatus
 from sublet.testing import FaultName
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, RequestId
 from sublet.wire.orders import NotHeld
-from tests.unit.broker_http.bench import bench, run, turns
+from tests.unit.broker_http.bench import Bench, bench, run, turns
 
 
 def acquire(name: str, *, kind: Kind = Kind.MEMORY, amount: int = 1 << 20, wait_s: float | None = None) -> Acquire:
@@ -386,5 +386,85 @@ def test_a_caller_who_went_away_leaves_no_trace() -> None:
             await b.driver.submit(Release(tenant=LOCAL_TENANT, lease=LeaseId("l1")))
             await b.pass_time("1s")
             assert any(isinstance(event, Ended) for batch in b.journal.batches for event in batch)
+
+    run(story)
+
+
+def renewal(name: str) -> Renew:
+    return Renew(tenant=LOCAL_TENANT, lease=LeaseId(name), epoch=Epoch(1, int(name[1:])))
+
+
+async def come_in_numbers(b: Bench, monkeypatch: pytest.MonkeyPatch, *, linger_s: float = 60.0) -> None:
+    """Eight leases, and as many turns with renewals as it takes; what lingers from here on does so for long."""
+    monkeypatch.setattr(driver_module, "MANY_WITHIN_S", 600.0)
+    for number in range(1, 9):
+        await b.driver.submit(acquire(f"l{number}"))
+    for turn in range(driver_module.MANY_RENEWALS - 1):
+        await b.driver.submit(renewal(f"l{turn % 8 + 1}"))
+    b.driver._flush()  # what the agent said
+    monkeypatch.setattr(driver_module, "LINGER_S", linger_s)
+
+
+def test_a_renewal_now_and_then_is_answered_at_once() -> None:
+    """One person, one program: nothing lingers that somebody waits for."""
+
+    async def story() -> None:
+        async with bench() as b:
+            await b.driver.submit(acquire("l1"))
+            for _ in range(driver_module.MANY_RENEWALS - 1):
+                future = b.driver.submit(renewal("l1"))
+                await turns(3)
+                assert future.done()
+
+    run(story)
+
+
+def test_renewals_among_many_wait_for_each_other_and_for_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several share a commit; whoever cannot wait takes them along."""
+
+    async def story() -> None:
+        async with bench() as b:
+            await come_in_numbers(b, monkeypatch)
+            commits = len(b.journal.batches)
+            lingering = [b.driver.submit(renewal(f"l{number}")) for number in range(1, 6)]
+            await turns()
+            assert not any(future.done() for future in lingering)
+            assert len(b.journal.batches) == commits
+            await b.driver.submit(acquire("l9"))
+            assert all(future.done() for future in lingering)
+            assert len(b.journal.batches) == commits + 1
+            assert sum(isinstance(event, Renewed) for event in b.journal.batches[-1]) == 5
+
+    run(story)
+
+
+def test_lingering_ends_by_itself_and_is_given_up_where_nobody_else_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that renews in a tight loop is taken for many only once in a while."""
+
+    async def story() -> None:
+        async with bench() as b:
+            await come_in_numbers(b, monkeypatch, linger_s=0.01)
+            await asyncio.gather(b.driver.submit(renewal("l1")), b.driver.submit(renewal("l2")))
+            alone = b.driver.submit(renewal("l3"))
+            await turns()
+            assert not alone.done(), "two had shared a commit, so the next one waits for others as well"
+            await alone
+            soon = b.driver.submit(renewal("l4"))
+            await turns(3)
+            assert soon.done(), "nobody else came, so the next does not wait"
+
+    run(story)
+
+
+def test_a_renewal_that_comes_late_does_not_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deadline is near, and a few milliseconds might be what it has."""
+
+    async def story() -> None:
+        async with bench() as b:
+            await come_in_numbers(b, monkeypatch)
+            b.clock.advance(59.9)
+            future = b.driver.submit(renewal("l1"))
+            await turns()
+            assert future.done()
 
     run(story)
