@@ -78,3 +78,48 @@ def test_most_attempts_have_a_control(kind: str) -> None:
     results = stage("isolation_stage.py", kind)["results"]
     assert len(results) >= 40
     assert sum(result["control"] is not None for result in results.values()) >= 40
+
+
+LIVES: Final = {
+    "statuses": [0, 7, 255, -9, -15, -6, -1],
+    "a_term_ends_a_command_that_does_nothing_about_it": [-15, True],
+    "a_term_to_the_group_comes_once": [1],
+    "a_kill_of_the_stand_in_ends_everything": [True, -9, True],
+    "the_end_of_the_command_ends_what_it_left": [3, True],
+    "the_end_of_the_supervisor_ends_everything": [True, "", True],
+    "the_guest_ends_its_output": "said",
+    "the_terminal_is_the_commands": [True, True, 9],
+    "a_failing_step_is_named": [
+        [126, "file system\0002"],  # no such folder
+        [126, "file system\00020"],  # a link is not a folder
+        [126, "file system\00019"],  # a file is not a device
+        [126, "exec\0002"],
+    ],
+    "python_runs": [0, "well\n"],
+    "hidden_folders_stay_hidden": ["workstate/given", "given"],
+    "left": "nothing is left",
+}
+"""What must come of each scene of ``isolation_life.py``, where every wall can be had."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", LIVES)
+@pytest.mark.parametrize("kind", ["root", "ordinary"])
+def test_a_guest_lives_and_ends_within_its_walls(kind: str, scene: str) -> None:
+    assert stage("isolation_life.py", kind)[scene] == LIVES[scene]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["root", "ordinary"])
+def test_what_a_guest_keeps_is_in_its_own_folder(kind: str) -> None:
+    code, said, owner = stage("isolation_life.py", kind)["the_own_folder_stays_and_the_rest_does_not"]
+    assert code == 0
+    assert said == ["kept", str(owner), "guest", "0", "0077"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["root", "ordinary"])
+def test_a_guest_has_the_devices_of_its_lease_and_no_others(kind: str) -> None:
+    given, not_given = stage("isolation_life.py", kind)["a_device_of_the_lease_is_there"]
+    assert set(given) <= {0}
+    assert set(not_given) <= {1}

@@ -149,7 +149,7 @@ class Plan:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
-    """Device nodes that Landlock lets the guest use, where the guest has no /dev of its own."""
+    """Device nodes that Landlock lets the guest use; its own terminals, where it has a /dev of its own."""
     processes_max: int = 0
     missing: tuple[Part, ...] = ()
     """Walls that the guest does not have, by the operator's leave."""
@@ -228,8 +228,8 @@ def _tenant(abilities: Abilities, wish: Wish, policy: Policy, missing: tuple[Par
         landlock_abi=abilities.landlock_abi if abilities.has(Part.LANDLOCK) else 0,
         landlock_tcp=policy.network == "none" and Part.NET not in apart,
         reads=(*system, *wish.readable, "/proc"),
-        writes=(*own, "/tmp", "/var/tmp", "/dev/shm", "/dev/pts") if mount else own,
-        nodes=(*BASIC_NODES, *(("/dev/ptmx",) if mount else ()), *wish.devices),
+        writes=(*own, "/tmp", "/var/tmp", "/dev/shm") if mount else own,
+        nodes=(*BASIC_NODES, *(("/dev/pts",) if mount else ()), *wish.devices),
         processes_max=0 if wish.counted else policy.processes_max,
         missing=missing,
     )
