@@ -279,6 +279,38 @@ def test_an_interpreter_that_has_nothing_of_ours_makes_guests_all_the_same(tmp_p
     assert not any(folder.startswith(str(ROOT / "src")) for folder in path)
 
 
+def test_an_interpreter_that_has_a_sublet_of_its_own_imports_that_one(tmp_path: Path) -> None:
+    """As it would without a zygote; and the end of the lease arrives as the class that the program knows."""
+    own = tmp_path / "sublet"
+    own.mkdir()
+    (own / "__init__.py").write_text("__version__ = 'of its own'")
+    (own / "errors.py").write_text("class LeaseInterrupt(BaseException):\n  def __init__(self, end): self.end = end\n")
+    code = "import sublet\nprint(sublet.__version__)\n" + SAVES
+    done = play("noticed", str(tmp_path), code, "noticed", str(tmp_path))
+    assert done["out"].splitlines()[:3] == ["of its own", "up", "saved preempted by interactive"]
+    assert done["code"] == 76
+
+
+def test_a_guest_can_have_a_terminal() -> None:
+    said, code = play("terminal")
+    assert code == 0
+    assert "True True True typed\r\n" in said
+    assert "by name" in said
+
+
+def test_a_guest_can_be_another_user_and_join_a_group_it_could_not_open(tmp_path: Path) -> None:
+    uid, is_root, done, written = play("other_user", str(tmp_path))
+    groups = "[65534]" if is_root else str(os.getgroups())
+    assert done["out"] == f"({uid}, {uid}, {uid}) {groups} {int(signal.SIGKILL)} 4\n"
+    assert written == "0"
+
+
+def test_many_guests_at_once_do_not_mix_and_leave_nothing_open() -> None:
+    said, left = play("many", "24")
+    assert said == [f"{n} 4\n" for n in range(24)]
+    assert left == 0
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [("/bin/false", "it ended without a word"), ("/no/such/python", "could not be run: No such file or directory")],

@@ -169,6 +169,79 @@ def proof(*imports: str) -> object:
 
 
 @scene
+def terminal() -> object:
+    """A guest with a terminal of its own."""
+    stage = Stage()
+    ours, theirs = os.openpty()
+    code = """
+import os, sys
+print(os.ttyname(0) == os.ttyname(2), os.tcgetpgrp(0) == os.getpid(), sys.stdout.line_buffering, input())
+os.kill(0, 0)
+open("/dev/tty", "w").write("by name\\n")
+"""
+    child = stage.child("-c", code, stdio=(theirs, theirs, theirs), terminal=True)
+    assert isinstance(child, Child), child
+    os.close(theirs)
+    child.go()
+    os.write(ours, b"typed\n")
+    _, status, _ = os.wait4(child.pid, 0)
+    return os.read(ours, 4096).decode(), os.waitstatus_to_exitcode(status)
+
+
+@scene
+def other_user(folder: str) -> object:
+    """A guest of another user (of the same one, if we may not), in a group that only we may fill."""
+    stage = Stage()
+    is_root = os.geteuid() == 0
+    uid, gid = (65534, 65534) if is_root else (os.geteuid(), -1)
+    procs = os.open(os.path.join(folder, "cgroup.procs"), os.O_WRONLY | os.O_CREAT, 0o600)
+    out, err = os.pipe(), os.pipe()
+    code = """
+import ctypes, os
+wish = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(wish), 0, 0, 0)
+print(os.getresuid(), os.getgroups(), wish.value, len(os.listdir("/proc/self/fd")))
+"""
+    got: list[Any] = []
+    stage.until(lambda: stage.zygotes.ready(stage.key))
+    fork = Fork(argv=("-c", code), env=stage.env, cwd="/", uid=uid, gid=gid, groups=(gid,) if is_root else ())
+    stage.zygotes.fork(stage.key, fork, (0, out[1], err[1]), got.append, groups=(procs,))
+    stage.until(lambda: got)
+    os.close(out[1])
+    os.close(err[1])
+    got[0].go()
+    done = finish(got[0], out[0], err[0])
+    with open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file:
+        return uid, is_root, done, file.read()
+
+
+@scene
+def many(count: str) -> object:
+    """Asked for all at once: each has its own descriptors and no other's, and none of ours is left open."""
+    stage = Stage()
+    stage.until(lambda: stage.zygotes.ready(stage.key))
+    before = len(os.listdir("/proc/self/fd"))
+    got: dict[int, Any] = {}
+    ends: dict[int, int] = {}
+    for n in range(int(count)):
+        ends[n], write = os.pipe()
+        code = f"import os; print({n}, len(os.listdir('/proc/self/fd')))"
+        fork = Fork(argv=("-c", code), env=stage.env)
+        stage.zygotes.fork(stage.key, fork, (0, write, 2), lambda child, n=n: got.update({n: child}))  # type: ignore[misc]
+        os.close(write)
+    stage.until(lambda: len(got) == int(count))
+    said = []
+    for n, child in got.items():
+        assert isinstance(child, Child), child
+        child.go()
+        said.append(read_both(ends[n])[ends[n]])
+        os.wait4(child.pid, 0)
+        for fd in (ends[n], child.pidfd, child.failure):
+            os.close(fd)
+    return said, len(os.listdir("/proc/self/fd")) - before
+
+
+@scene
 def no_python(program: str) -> object:
     """It is tried a few times, at growing intervals, and then no more."""
     stage = Stage(python=program)
@@ -278,7 +351,7 @@ while True: time.sleep(1000)
 
 
 @scene
-def noticed(folder: str, code: str, state: str) -> object:
+def noticed(folder: str, code: str, state: str, pythonpath: str = "") -> object:
     """A guest with a page is sent SIGTERM once it says that it is up, and again when it says so again."""
     path = os.path.join(folder, "page")
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -286,7 +359,7 @@ def noticed(folder: str, code: str, state: str) -> object:
         lease=LeaseId("l-7"), epoch=Epoch(1, 42), deadline_ns=now_ns + 600 * NS_PER_S, now_ns=now_ns,
         namespace=time_namespace(), reason=EndReason.PREEMPTED, detail="by interactive", state=PageState(state),
     )  # fmt: skip
-    stage = Stage()
+    stage = Stage(**({"PYTHONPATH": pythonpath} if pythonpath else {}))
     with PageWriter.create(path, view):
         out, err = os.pipe(), os.pipe()
         env = {**stage.env, "SUBLET_PAGE": path}
