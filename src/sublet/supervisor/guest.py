@@ -90,6 +90,10 @@ class Guest:
         for listener in tuple(self.listeners):
             listener(news)
 
+    def last_news(self) -> GuestNews:
+        """What there is to say of it in the end."""
+        return GuestNews(guest=self.id, what="gone", exit_code=self.exit_code, reason=self.reason)
+
     def view(self) -> GuestView:
         """As people see it."""
         used = self.usage()

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from sublet.clock import Clock
-from sublet.errors import CapacityExceeded, NotFound, QuotaExceeded
+from sublet.errors import CapacityExceeded, LeaseNotActive, NotFound, QuotaExceeded, SubletError
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.guest import Guest
-from sublet.supervisor.launch import Launch
+from sublet.supervisor.launch import Launch, Prepared
 from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.loop import READ, Loop
 from sublet.supervisor.notes import GuestNote, Notes
 from sublet.supervisor.reaper import Exit, Reaper
-from sublet.supervisor.spawn import Child, SpawnFailed, read_failure, spawn
+from sublet.supervisor.spawn import Child, SpawnFailed, read_failure
 from sublet.supervisor.tenancy import Tenancy
 from sublet.supervisor.tree import Tree, Trees
 from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId
-from sublet.wire.guests import GuestNews, GuestSpec, Profile
+from sublet.wire.guests import GuestSpec, Profile
 
 __all__ = ["ENDED_KEPT", "GUESTS_MAX", "GUESTS_PER_TENANT_MAX", "Guests", "what_to_do"]
 
@@ -43,7 +43,8 @@ DRAIN_NS: Final = 2 * NS_PER_S
 """How long what a guest left in its pipes may take to be read by those who want all of it."""
 ENDED_ALONE_GRACE_NS: Final = 5 * NS_PER_S
 
-Begun = Callable[[Guest, SpawnFailed | None], None]
+Begun = Callable[[Guest | None, SpawnFailed | SubletError | None], None]
+"""Told the guest if it runs; else why not: its command cannot be run, or the machine or the lease is at fault."""
 
 
 @dataclass(slots=True)
@@ -86,12 +87,27 @@ class Guests:
         prepared = self._launch.prepare(
             tenancy, profile, spec, id_, lambda: GuestLog(folder, self._clock), lambda: self._all_read(id_)
         )
-        try:
-            child = spawn(prepared.plan)
-        except OSError as error:
+        self._launch.fork(prepared, lambda child: self._forked(tenancy, profile, id_, prepared, child, begun))
+
+    def _forked(
+        self,
+        tenancy: Tenancy,
+        profile: Profile,
+        id_: GuestId,
+        prepared: Prepared,
+        child: Child | OSError,
+        begun: Begun,
+    ) -> None:
+        """It is there and waits. If its lease ended meanwhile, it has never run."""
+        if isinstance(child, OSError) or tenancy.over is not None:
             prepared.stdio.close()
-            prepared.log.close()
-            raise CapacityExceeded(f"no process could be started: {error.strerror}") from None
+            self._launch.remove(prepared.log.folder)
+            if isinstance(child, OSError):
+                begun(None, CapacityExceeded(f"no process could be started: {child.strerror}"))
+            else:
+                child.forget()
+                begun(None, LeaseNotActive(f"lease {tenancy.lease} is over"))
+            return
         tree = self._tree(id_, tenancy.lease, child.pid, prepared.uid)
         guest = Guest(
             id=id_,
@@ -99,7 +115,7 @@ class Guests:
             epoch=tenancy.epoch,
             tenant=tenancy.tenant,
             profile=profile,
-            spec=spec,
+            spec=prepared.spec,
             tree=tree,
             stdio=prepared.stdio,
             log=prepared.log,
@@ -158,7 +174,8 @@ class Guests:
             guest.exit_code = failed.exit_code
         elif guest.state is GuestState.STARTING:
             guest.now(GuestEvent.STARTED)
-        starting.begun(guest, failed)
+        os.close(starting.child.pidfd)
+        starting.begun(guest if failed is None else None, failed)
 
     # ---- seeing ----
 
@@ -228,7 +245,7 @@ class Guests:
         guest = self.by_id.get(id_)
         if guest is not None and guest.is_gone:
             guest.stdio.close()
-            guest.tell(GuestNews(guest=id_, what="gone", exit_code=guest.exit_code, reason=guest.reason))
+            guest.tell(guest.last_news())
 
     def _keep(self, guest: Guest) -> None:
         self._ended.append(guest.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import traceback
 from collections.abc import Callable
 from typing import Final, assert_never
 
@@ -109,6 +110,9 @@ class HolderLink:
             self._answer(called.call, loads(HolderCall, called.body))
         except SubletError as error:
             self._link.refuse(called.call, error)
+        except Exception:  # noqa: BLE001 - what one holder asks must not be able to end everybody's guests
+            traceback.print_exc()
+            self._link.refuse(called.call, SubletError("the supervisor made a mistake; its log has the details"))
         self._connection.push()
 
     def _answer(self, call: int, asked: HolderCall) -> None:
@@ -163,11 +167,14 @@ class HolderLink:
         self._node.check(lease, epoch, self._now_ns())
         tenancy = self._premises.tenancies[lease]
 
-        def begun(guest: Guest, failed: SpawnFailed | None) -> None:
-            if failed is None:
+        def begun(guest: Guest | None, failed: SpawnFailed | SubletError | None) -> None:
+            if isinstance(failed, SubletError):
+                self._link.refuse(call, failed)
+            elif isinstance(failed, SpawnFailed):
+                message = str(failed)
+                self._reply(call, NotStarted(exit_code=failed.exit_code, message=message, do=what_to_do(failed)))
+            elif guest is not None:
                 self._reply(call, Started(guest=guest.id, pid=guest.tree.root.pid))
-            else:
-                self._reply(call, NotStarted(exit_code=failed.exit_code, message=str(failed), do=what_to_do(failed)))
             self._connection.push()
 
         self._guests.start(tenancy, self.front.profile, spec, begun)
@@ -285,6 +292,9 @@ class _Attached:
         self._connection.push()
 
     def end(self) -> None:
+        """That was all its output. If it is gone, that is said last, to those too who came after it."""
+        if self.guest.is_gone:
+            self._say(self.guest.last_news())
         self._link.finish(self.channel)
         self._connection.push()
 
@@ -314,5 +324,9 @@ class _Attached:
             self.guest.stdio.close_stdin()
 
     def _news(self, news: GuestNews) -> None:
+        if news.what != "gone":  # it is said when the last of its output is
+            self._say(news)
+
+    def _say(self, news: GuestNews) -> None:
         self._link.event(dumps(news), channel=self.channel)
         self._connection.push()

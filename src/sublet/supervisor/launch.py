@@ -9,18 +9,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.errors import InvalidRequest, Unsupported
+from sublet.errors import InvalidRequest, SubletError
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.ends import child_setup
+from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.limits import pin
 from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.loop import Loop
-from sublet.supervisor.spawn import SpawnPlan
+from sublet.supervisor.spawn import Child, SpawnPlan, spawn
 from sublet.supervisor.stdio import Stdio
 from sublet.supervisor.tenancy import Tenancy
-from sublet.supervisor.tree import marks_of
+from sublet.supervisor.tree import Trees, marks_of
+from sublet.supervisor.walls import Room, Walls
+from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, fingerprint, is_python
+from sublet.supervisor.zygotes import Zygotes
 from sublet.values import GuestId
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
+from sublet.wire.zygote import Fork, python_argv
 
 __all__ = ["Launch", "Prepared", "check_spec"]
 
@@ -36,6 +41,7 @@ WINDOW_MAX: Final = 4096
 class Prepared:
     """Everything but the fork."""
 
+    spec: GuestSpec
     plan: SpawnPlan
     stdio: Stdio
     log: GuestLog
@@ -44,16 +50,23 @@ class Prepared:
 
 
 class Launch:
-    """Prepares guests on one machine."""
+    """Prepares guests on one machine, and forks them: from a warm interpreter where there is one, else plainly."""
 
-    def __init__(self, *, loop: Loop, office: str, folder: str, groups: Groups, package: str) -> None:
+    def __init__(self, *, loop: Loop, office: str, runtime: str, state: str, groups: Groups, trees: Trees) -> None:
         self._loop = loop
         self._office = office
-        self._folder = folder
-        """Of the leases, in the runtime folder."""
+        self._runtime = runtime
+        self._state = state
         self._groups = groups
-        self._package = package
-        """Where ``sublet`` lies, for interpreters that do not have it."""
+        self._walls: Walls | None = None
+        self.zygotes = Zygotes(loop, on_life=lambda pid, lives: _known(trees, pid, lives))
+
+    @property
+    def walls(self) -> Walls:
+        """Tried when the first tenant's guest comes, or somebody asks: it takes some tens of milliseconds."""
+        if self._walls is None:
+            self._walls = Walls(runtime=self._runtime, state=self._state)
+        return self._walls
 
     def prepare(
         self,
@@ -66,51 +79,121 @@ class Launch:
     ) -> Prepared:
         """Raises ``InvalidRequest`` or ``Unsupported`` before anything is made."""
         check_spec(spec)
-        if profile is not Profile.LOCAL:
-            raise Unsupported(
-                "guests of tenants other than `local` need the isolation profile, which is not wired in yet",
-                do="Start it as the local user.",
-            )
-        tenancy.open(self._folder, self._groups, self._loop.now_ns())
-        join: list[str] = []
+        behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
+        tenancy.open(os.path.join(self._runtime, "leases"), self._groups, self._loop.now_ns())
+        marks = {**tenancy.environment(), **marks_of(self._office, tenancy.lease, guest)}
         group = self._groups.group(tenancy.lease, guest)
         if group is not None:
             group.create()
-            join = group.join_paths()
         kept = log()
         stdio = _stdio(spec, self._loop, kept, on_done)
         ends = stdio.child
-        env = {**spec.env, **tenancy.environment(), **marks_of(self._office, tenancy.lease, guest)}
+        if behind is not None:
+            room = behind.room(tenancy, spec, counted=self._groups.has("pids"))
+            if room.ids is not None:
+                stdio.give_to(*room.ids)
+        else:
+            room = Room(env=dict(spec.env), cwd=spec.cwd or "/", enter=_stay, ids=None)
         plan = SpawnPlan(
             take_stdio=lambda: child_setup(ends),
-            join=join,
+            join=group.join_paths() if group is not None else (),
             limit=lambda: pin(tenancy.pinned),
-            enter=_stay,
-            cwd=spec.cwd or "/",
+            enter=room.enter,
+            cwd=room.cwd,
             umask=spec.umask,
-            argv=self._argv(spec),
-            env=env,
+            argv=_argv(spec),
+            env={**room.env, **marks},
         )
-        return Prepared(plan, stdio, kept, None)
+        return Prepared(spec, plan, stdio, kept, room.ids.uid if room.ids is not None else None)
+
+    def fork(self, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
+        """Make the process; it waits for ``go``. From a warm interpreter it comes a moment later."""
+        key = _warm(prepared)
+        if key is not None:
+            if self.zygotes.ready(key):
+                self._fork_warm(key, prepared, forked)
+                return
+            self.zygotes.want(key)
+        forked(_forked(prepared.plan))
+
+    def _fork_warm(self, key: ZygoteKey, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
+        spec, plan, child = prepared.spec, prepared.plan, prepared.stdio.child
+        asked = Fork(
+            argv=arguments_of(spec.argv) or () if spec.argv else (),
+            entry=spec.entry,
+            args=spec.args or "{}",
+            env=dict(plan.env),
+            cwd=plan.cwd,
+            umask=plan.umask,
+            terminal=spec.stdio is StdioKind.PTY,
+        )
+        groups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in plan.join]
+
+        def done(found: Child | SubletError) -> None:
+            forked(_forked(plan) if isinstance(found, SubletError) else found)
+
+        try:
+            self.zygotes.fork(key, asked, (child.stdin, child.stdout, child.stderr), done, groups=groups)
+        finally:
+            for fd in groups:
+                os.close(fd)
+
+    def lines(self) -> tuple[str, ...]:
+        """For ``sublet doctor``: which walls a tenant's guest has here, and which warm interpreters there are."""
+        return (*self.walls.lines(), *self.zygotes.lines())
 
     def remove(self, folder: str) -> None:
         """Take away what was kept of a guest."""
-        for name in os.listdir(folder) if os.path.isdir(folder) else ():
-            os.unlink(os.path.join(folder, name))
-        if os.path.isdir(folder):
-            os.rmdir(folder)
-
-    def _argv(self, spec: GuestSpec) -> tuple[str, ...]:
-        """A Python entry point runs in its interpreter, which finds the part of Sublet that a guest needs last on its
-        path, so that its own packages come first."""
-        if not spec.entry:
-            return spec.argv
-        code = f"import sys; sys.path.append({self._package!r}); from sublet.guest.bootstrap import main; main()"
-        return (spec.python or sys.executable, "-c", code, spec.entry, spec.args or "{}")
+        remove_tree(folder)
 
 
-def _stay() -> None:
+def _forked(plan: SpawnPlan) -> Child | OSError:
+    try:
+        return spawn(plan)
+    except OSError as error:
+        return error
+
+
+def _known(trees: Trees, pid: int, lives: bool) -> None:
+    identity = trees.procs.identity(pid)
+    if lives and identity is not None:
+        trees.help(identity)
+    elif not lives:
+        trees.dismiss(pid)
+
+
+def _warm(prepared: Prepared) -> ZygoteKey | None:
+    """Which warm interpreter would do; None where a fresh one is needed, or was not asked to be warm."""
+    spec = prepared.spec
+    if prepared.uid is not None:  # a warm interpreter of another user would have to be that user's
+        return None
+    if spec.argv:
+        if not (spec.imports and is_python(spec.argv[0]) and arguments_of(spec.argv)):
+            return None
+        python = _found_on(spec.argv[0], spec.env.get("PATH", os.defpath))
+    else:
+        python = spec.python or sys.executable
+    return ZygoteKey(python, spec.imports, fingerprint(spec.env)) if python else None
+
+
+def _found_on(program: str, path: str) -> str:
+    """Where a shell would find it; empty if nowhere."""
+    if os.sep in program:
+        return program
+    found = (os.path.join(folder, program) for folder in path.split(os.pathsep))
+    return next((file for file in found if os.access(file, os.X_OK)), "")
+
+
+def _argv(spec: GuestSpec) -> tuple[str, ...]:
+    """A Python callable runs in its interpreter, which is lent the part of Sublet that a guest needs."""
+    if not spec.entry:
+        return spec.argv
+    return python_argv(spec.python or sys.executable, "sublet.guest.bootstrap", spec.entry, spec.args or "{}")
+
+
+def _stay(parent: int) -> int:
     """Profile ``local``: the same user, nothing hidden."""
+    return parent
 
 
 def _stdio(spec: GuestSpec, loop: Loop, log: GuestLog, on_done: Callable[[], None]) -> Stdio:

@@ -56,7 +56,8 @@ BEAT_S: Final = 1.0
 """How often pages get the present time, and it is asked whether anybody still needs this process."""
 ALONE_S: Final = 60.0
 """So long it waits for an office while nothing is left to look after."""
-SWEEP_TRIES: Final = 200
+SWEEP_NS: Final = 1 * NS_PER_S
+"""How long a new one tries to end what its predecessor left before it listens; then it goes on trying beside."""
 SWEEP_PAUSE_S: Final = 0.01
 
 
@@ -77,9 +78,10 @@ class Supervisor:
         self._launch = Launch(
             loop=self.loop,
             office=settings.office,
-            folder=os.path.join(settings.runtime, "leases"),
+            runtime=settings.runtime,
+            state=settings.state,
             groups=self._groups,
-            package=settings.package,
+            trees=self._trees,
         )
         self.guests = Guests(
             loop=self.loop,
@@ -157,9 +159,8 @@ class Supervisor:
         notes, _ = self._notes.read_all()
         noted = {Identity(note.pid, note.start_ticks): note.lease for note in notes}
         sweep = Sweep(self._procs, self._groups, noted=noted, spare={os.getppid()})
-        for _ in range(SWEEP_TRIES):
-            if sweep.again():
-                break
+        until_ns = self.clock.now_ns() + SWEEP_NS
+        while not sweep.again() and self.clock.now_ns() < until_ns:
             time.sleep(SWEEP_PAUSE_S)
         for note in notes:
             if note.lease not in sweep.left:
@@ -170,7 +171,12 @@ class Supervisor:
         if lease not in self._sweep.left:
             return ""
         self._sweep.again()
-        return self._sweep.why_left(lease) if lease in self._sweep.left else ""
+        if lease in self._sweep.left:
+            return self._sweep.why_left(lease) or "something of it still runs"
+        for note in self._notes.read_all()[0]:
+            if note.lease == lease and note.guest not in self.guests.by_id:
+                self._notes.drop(note.guest)
+        return ""
 
     # ---- for the office ----
 

@@ -49,8 +49,9 @@ class SpawnPlan:
     """Files of control groups into which it writes itself."""
     limit: Callable[[], None]
     """Caps that hold for one process: cores, files."""
-    enter: Callable[[], None]
-    """The isolation profile; it may change the user, the root, and even the process."""
+    enter: Callable[[int], int]
+    """The isolation profile; it may change the user, the root, and even the process, so it is given the pid of the
+    parent and returns what that is from where it came out."""
     cwd: str
     umask: int
     argv: Sequence[str]
@@ -125,7 +126,7 @@ def _become(plan: SpawnPlan, parent: int, go: int, failure: int) -> NoReturn:
         step = "limits"
         plan.limit()
         step = "isolation"
-        plan.enter()
+        parent = plan.enter(parent)
         step = "folder"
         os.chdir(plan.cwd)
         os.umask(plan.umask)

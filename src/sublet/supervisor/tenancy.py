@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.guest import Guest
+from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.limits import Limits
 from sublet.values import EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
 from sublet.wire.orders import Notify, Part
@@ -52,6 +52,8 @@ class Tenancy:
         """Caps that were asked for and cannot be had here."""
         self.pinned: tuple[int, ...] = ()
         """The cores its guests are kept on where their time cannot be capped."""
+        self.writable: tuple[str, ...] = ()
+        """Folders that came with the lease: those of its blocks."""
         self._office = office
         self._page: PageWriter | None = None
 
@@ -75,7 +77,7 @@ class Tenancy:
         """Make what guests need, once."""
         if self.folder:
             return
-        folder = os.path.join(base, self.lease)
+        folder = os.path.join(base, f"{self.lease}.{self.epoch}")
         os.makedirs(os.path.join(folder, "tmp"), mode=0o700, exist_ok=True)
         group = groups.group(self.lease)
         if group is not None:
@@ -89,15 +91,17 @@ class Tenancy:
         if self._page is not None:
             self._page.write(self._view(now_ns))
 
-    def close(self, groups: Groups) -> list[str]:
-        """Take away what was made; what would not go. Only once no guest is left."""
+    def close(self, groups: Groups, *, alone: bool = True) -> list[str]:
+        """Take away what was made; what would not go. Only once no guest is left. ``alone``: nothing else is here
+        under the name of the lease, so that its group can go, too.
+        """
         if not self.folder:
             return []
         if self._page is not None:
             self._page.close()
             self._page = None
-        shutil.rmtree(self.folder, ignore_errors=True)
-        group = groups.group(self.lease)
+        remove_tree(self.folder)
+        group = groups.group(self.lease) if alone else None
         left = group.remove() if group is not None else []
         return left + ([self.folder] if os.path.lexists(self.folder) else [])
 

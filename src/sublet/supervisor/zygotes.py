@@ -53,8 +53,11 @@ class Zygotes:
         *,
         zygotes_max: int = ZYGOTES_MAX,
         enter: Callable[[ZygoteKey], None] = lambda key: None,
+        on_life: Callable[[int, bool], None] = lambda pid, lives: None,
     ) -> None:
-        """``enter`` is called in each new zygote before its interpreter: to become the user of the key, for one."""
+        """``enter`` is called in each new zygote before its interpreter: to become the user of the key, for one.
+        ``on_life`` is told the pid of each zygote that was started, and of each that was ended."""
+        self.on_life = on_life
         self._loop = loop
         self._enter = enter
         self.shelf: Final = Shelf(zygotes_max)
@@ -151,6 +154,7 @@ class _Zygote:
             os.close(self._words)
             self._sock.close()
             raise
+        house.on_life(self._child.pid, True)
         self._child.go()
         self._late = loop.after(READY_S, partial(self._discard, f"it was not ready within {READY_S:.0f} s"))
         self._events = READ
@@ -184,6 +188,7 @@ class _Zygote:
         self._sock.close()
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+        self._house.on_life(self._child.pid, False)
         close_all((self._child.pidfd, self._child.failure, self._words))
         self._link.drop_output()
         for call in tuple(self._asked):
@@ -276,11 +281,15 @@ def _plan(key: ZygoteKey, sock: int, words: int, enter: Callable[[ZygoteKey], No
             os.dup2(source, number)
         os.set_inheritable(sock, True)
 
+    def become(parent: int) -> int:
+        enter(key)
+        return parent
+
     return SpawnPlan(
         take_stdio=take_stdio,
         join=(),
         limit=lambda: None,
-        enter=lambda: enter(key),
+        enter=become,
         cwd="/",
         umask=0o077,
         argv=python_argv(key.python, "sublet.guest.zygote", str(sock), *key.imports),
