@@ -200,6 +200,7 @@ def _check_journal() -> tuple[str, str] | tuple[str, str, str]:
 def _checks() -> dict[str, Callable[[], tuple[str, str] | tuple[str, str, str]]]:
     """In the order in which they are shown."""
     from sublet.cli.doctor_devices import check_locks, check_machine, device_checks
+    from sublet.cli.doctor_guests import guest_checks
 
     return {
         "platform": _check_platform,
@@ -209,6 +210,7 @@ def _checks() -> dict[str, Callable[[], tuple[str, str] | tuple[str, str, str]]]
         "machine": check_machine,
         **device_checks(),
         "device locks": check_locks,
+        **guest_checks(),
         "state folder": _check_home,
         "disk": _check_disk,
         "socket": _check_socket,

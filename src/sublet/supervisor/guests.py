@@ -258,6 +258,7 @@ class Guests:
     def tell(self, guests: Iterable[Guest], line: str, reason: EndReason | None) -> None:
         """A line on stderr and SIGTERM, for whole trees."""
         for guest in guests:
+            guest.stdio.hold_no_longer()
             guest.stdio.say(line)
             if reason is not None:
                 guest.reason = guest.reason or reason

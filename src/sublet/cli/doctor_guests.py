@@ -1,0 +1,51 @@
+"""The doctor's checks of what holds guests: how they are ended, what can be capped, which walls a tenant's guest has.
+
+Each part is tried for real, in short-lived processes and groups that are gone again afterwards.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable
+from functools import partial
+
+__all__ = ["Check", "guest_checks"]
+
+Check = Callable[[], tuple[str, str] | tuple[str, str, str]]
+
+
+def guest_checks() -> dict[str, Check]:
+    """One for each part; none where guests cannot run at all."""
+    if sys.platform != "linux":
+        return {}
+    return {**_group_checks(), **_wall_checks()}
+
+
+def _group_checks() -> dict[str, Check]:
+    from sublet.supervisor.cgroups import Groups
+
+    groups = Groups.probe(f"doctor-{secrets.token_hex(4)}")
+    try:
+        return {f"guests: {said.part}": partial(_said, said.is_active, said.text) for said in groups.describe()}
+    finally:
+        groups.remove()
+
+
+def _wall_checks() -> dict[str, Check]:
+    from sublet.supervisor.isolation import Abilities, Part
+
+    found = Abilities.probe()
+    lines = dict(zip(Part, found.lines(), strict=True))
+    return {f"tenants: {part.value}": partial(_wall, found.has(part), lines[part].partition("): ")[2]) for part in Part}
+
+
+def _said(is_active: bool, text: str) -> tuple[str, str] | tuple[str, str, str]:
+    if is_active:
+        return "ok", text
+    return "note", text, "Run the office as root, or in a group that is delegated to you, to have it."
+
+
+def _wall(is_active: bool, line: str) -> tuple[str, str] | tuple[str, str, str]:
+    what, _, mends = line.partition(". To mend: ")
+    return ("ok", what) if is_active else ("note", what, f"To mend: {mends}.")
