@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _dispatch(words)
         sys.stdout.flush()
     except SubletError as error:
-        return exits.say_error(error, as_json="--json" in words)
+        return exits.say_error(error, as_json="--json" in words and words[0] not in ("run", "exec"))
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         return exits.INTERRUPTED

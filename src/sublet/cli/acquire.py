@@ -20,7 +20,7 @@ from sublet.clock import SystemClock
 from sublet.values import Exclusivity, Kind, Tier
 from sublet.wire.http import AcquireRequest, WantBody
 
-__all__ = ["acquire"]
+__all__ = ["acquire", "offered", "told"]
 
 
 def acquire(
@@ -146,10 +146,10 @@ def _hooks(line: LiveLine, *, as_json: bool) -> Hooks:
     """What is shown of the queue. With --json nothing, unless somebody watches: stderr is for what went wrong."""
     if as_json and not line.live:
         return Hooks()
-    return Hooks(on_place=lambda place: line.set(_told(place)), on_offer=lambda offer: _take(line, offer))
+    return Hooks(on_place=lambda place: line.set(told(place)), on_offer=lambda offer: offered(line, offer))
 
 
-def _told(place: Place) -> Callable[[float], str]:
+def told(place: Place) -> Callable[[float], str]:
     def text(waited: float) -> str:
         estimate = place.estimate
         about = "" if estimate is None else f", about {seconds(round(max(0.0, estimate - waited)))} to go"
@@ -158,7 +158,7 @@ def _told(place: Place) -> Callable[[float], str]:
     return text
 
 
-def _take(line: LiveLine, offer: Offer) -> bool:
+def offered(line: LiveLine, offer: Offer) -> bool:
     line.say(f"offered {offer}, and taken")
     return True
 

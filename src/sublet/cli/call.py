@@ -20,7 +20,7 @@ from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason
 from sublet.wire.version import WIRE_VERSION
 
-__all__ = ["REQUEST_S", "NoOffice", "Office", "lease_end"]
+__all__ = ["REQUEST_S", "NoOffice", "Office", "error_of", "lease_end", "no_office"]
 
 T = TypeVar("T")
 
@@ -100,10 +100,7 @@ class Office:
             if self.address.home is not None and isinstance(
                 error.__cause__, FileNotFoundError | ConnectionRefusedError
             ):
-                raise NoOffice(
-                    f"no office is running for {self.address.home}",
-                    do="Start one with `sublet up`, or just ask for a lease: `sublet lease acquire --gpu 1GiB`.",
-                ) from error
+                raise no_office(self.address.home) from error
             raise
         finally:
             self._transport.close()  # a command asks once or twice: nothing is kept open that somebody must close
@@ -115,8 +112,16 @@ class Office:
                 do="Check SUBLET_URL.",
             ) from error
         if reply.status >= 400 and not (isinstance(document, dict) and "answer" in document):
-            raise _error(document, reply.status)
+            raise error_of(document, reply.status)
         return document
+
+
+def no_office(home: object) -> NoOffice:
+    """What to say where none runs and none is to be started."""
+    return NoOffice(
+        f"no office is running for {home}",
+        do="Start one with `sublet up`, or just ask for a lease: `sublet lease acquire --gpu 1GiB`.",
+    )
 
 
 def lease_end(view: Json | None) -> LeaseEnd | None:
@@ -126,7 +131,7 @@ def lease_end(view: Json | None) -> LeaseEnd | None:
     return LeaseEnd(reason=EndReason(view["reason"]), at=view["at"], detail=view["detail"])
 
 
-def _error(document: Any, status: int) -> SubletError:
+def error_of(document: Any, status: int) -> SubletError:
     """The error the office sent, as the class it travels under."""
     body = document.get("error") if isinstance(document, dict) else None
     if not isinstance(body, dict):

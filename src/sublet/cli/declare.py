@@ -35,7 +35,7 @@ class UsageError(SubletError):
 class Arg:
     """A positional argument."""
 
-    __slots__ = ("choices", "help", "metavar", "parse")
+    __slots__ = ("choices", "help", "is_rest", "metavar", "parse")
 
     def __init__(
         self,
@@ -44,7 +44,10 @@ class Arg:
         help: str,  # noqa: A002 - the word that argparse and typer use
         parse: Callable[[str], object] | None = None,
         choices: Sequence[str] = (),
+        is_rest: bool = False,
     ) -> None:
+        self.is_rest = is_rest
+        """It takes this word and all that follow, whatever they look like: somebody else's command line."""
         self.metavar = metavar
         self.help = help
         self.parse = parse
@@ -105,6 +108,10 @@ class Param:
         kind = typing.get_args(annotation)[0]
         self.shape = Shape.FLAG if kind is bool else Shape.MANY if typing.get_origin(kind) is list else Shape.ONE
         self.default = default
+
+    @property
+    def is_rest(self) -> bool:
+        return isinstance(self.spec, Arg) and self.spec.is_rest
 
     @property
     def required(self) -> bool:

@@ -76,7 +76,10 @@ def make_app() -> typer.Typer:
                 app.add_typer(groups[group], name=group, rich_help_panel=panels[group])
             parent = groups[group]
         parent.command(
-            word, help=_flowing(f"{command.summary}\n\n{command.details}"), rich_help_panel=panels.get(path)
+            word,
+            help=_flowing(f"{command.summary}\n\n{command.details}"),
+            rich_help_panel=panels.get(path),
+            context_settings=_settings_of(command, settings),
         )(_callback(command))
     return app
 
@@ -87,6 +90,13 @@ def _root(
     if version:
         print(f"sublet {__version__}")
         raise typer.Exit
+
+
+def _settings_of(command: Command, settings: dict[str, Any]) -> dict[str, Any]:
+    """Behind the first word of somebody else's command line nothing is an option of ours."""
+    if any(param.is_rest for param in command.params):
+        return {**settings, "allow_interspersed_args": False}
+    return settings
 
 
 def _callback(command: Command) -> Callable[..., int]:

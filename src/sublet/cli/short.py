@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from sublet.cli.declare import Command, Opt, Raw, Shape
+from sublet.cli.declare import Arg, Command, Opt, Raw, Shape
 
 __all__ = ["NotUnderstood", "option_names", "parse"]
 
@@ -26,7 +26,16 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(command: Command, words: Sequence[str]) -> Raw:
     """The raw texts of a command line, or ``NotUnderstood``."""
-    return vars(_parser(command).parse_args(list(words)))
+    rest = next((param for param in command.params if param.is_rest), None)
+    if rest is None:
+        return vars(_parser(command).parse_args(list(words)))
+    at = _where_the_rest_begins(command, words)
+    taken = list(words[at:])
+    if taken[:1] == ["--"]:
+        taken = taken[1:]
+    if not taken and rest.required:
+        raise NotUnderstood(rest.name)
+    return {**vars(_parser(command).parse_args(list(words[:at]))), rest.name: taken}
 
 
 def option_names(command: Command) -> set[str]:
@@ -34,10 +43,29 @@ def option_names(command: Command) -> set[str]:
     return {name for action in _parser(command)._actions for name in action.option_strings}
 
 
+def _where_the_rest_begins(command: Command, words: Sequence[str]) -> int:
+    """Behind our own options and arguments, or at a ``--``. What follows is not ours to understand."""
+    options = {flag: param for param in command.params if isinstance(param.spec, Opt) for flag in param.spec.flags}
+    arguments = sum(isinstance(param.spec, Arg) and not param.is_rest for param in command.params)
+    at = 0
+    while at < len(words) and words[at] != "--":
+        word = words[at]
+        if not word.startswith("-") or word == "-":
+            if arguments == 0:
+                break
+            arguments -= 1
+        elif word in options and options[word].shape is not Shape.FLAG:
+            at += 1
+        at += 1
+    return min(at, len(words))
+
+
 def _parser(command: Command) -> _Parser:
     parser = _Parser(prog=f"sublet {command.path}", add_help=False, allow_abbrev=False)
     for param in command.params:
         spec = param.spec
+        if param.is_rest:
+            continue
         if isinstance(spec, Opt):
             if param.shape is Shape.FLAG:
                 parser.add_argument(*spec.flags, dest=param.name, action="store_true")

@@ -1,0 +1,89 @@
+"""``sublet exec``: one more command under a lease that is there already."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from sublet.cli.declare import Arg
+from sublet.cli.direct import Direct
+from sublet.cli.exits import ENDED, say_error
+from sublet.cli.hosting import (
+    CommandWords,
+    Env,
+    Grace,
+    GuestName,
+    NotStarted,
+    NoTty,
+    Tty,
+    spec_of,
+    start,
+    wants_terminal,
+)
+from sublet.cli.messages import greeting, message, read
+from sublet.cli.show import visible
+from sublet.cli.taking import token_of
+from sublet.errors import NotFound, SubletError
+from sublet.wire.conversation import Conversation
+
+__all__ = ["exec_"]
+
+
+def exec_(
+    *,
+    lease: Annotated[str, Arg("LEASE|GUEST", help="A lease of yours, or a guest that runs under it.")],
+    env: Env = [],  # noqa: B006 - never changed; both parsers make their own
+    name: GuestName = None,
+    grace: Grace = None,
+    tty: Tty = False,
+    no_tty: NoTty = False,
+    command: CommandWords,
+) -> int:
+    """Run one more command under a lease that somebody of yours holds.
+
+    It sees the lease's devices and ends with the lease, which is neither prolonged nor released by it.
+
+    Exit status: the command's own (128 + n if signal n ended it), 126 or 127 if it could not be run or found, 76 if the
+    lease ended under it.
+    """
+    terminal = wants_terminal(tty, no_tty)
+    words = command[1:] if command[:1] == ["--"] else command
+    direct = Direct.reach(start=False)
+    lease_id = _lease_of(direct, lease) if lease.startswith("g-") else lease
+    view = direct.ask("GET", f"/v1/leases/{lease_id}") if lease_id.replace("-", "").isalnum() else None
+    if view is None:
+        raise NotFound(f"there is no lease {visible(lease_id)}", do="See `sublet lease ls`.")
+    token = token_of(direct, lease_id)
+    direct.close()
+    spec = spec_of(words, tenant=view["lease"]["tenant"], env=env, name=name, grace=grace, terminal=terminal)
+    try:
+        conversation, attendance = start(direct.data_path, token, spec)
+    except NotStarted as failed:
+        say_error(failed, as_json=False)
+        return failed.exit_code
+    with conversation:
+        attendance.run()
+    if attendance.lost is not None:
+        say_error(attendance.lost, as_json=False)
+        return ENDED
+    code = 0 if attendance.exit_code is None else attendance.exit_code
+    return ENDED if _lease_is_over(direct, lease_id, attendance.reason) else code
+
+
+def _lease_of(direct: Direct, guest: str) -> str:
+    with Conversation.connect(direct.data_path, greeting(access=direct.token)) as conversation:
+        found = read(conversation.call(message("ListGuests", guest=guest, ended=True)).body)["guests"]
+    if not found:
+        raise NotFound(f"there is no guest {visible(guest)}", do="`sublet ps --all` lists them.")
+    return str(found[0]["lease"])
+
+
+def _lease_is_over(direct: Direct, lease: str, reason: str | None) -> bool:
+    """Whether the command was ended by the end of its lease. Without an answer the reason is all there is."""
+    if reason in (None, "out_of_memory"):
+        return False
+    try:
+        return direct.ask("GET", f"/v1/leases/{lease}")["lease"]["end"] is not None
+    except SubletError:
+        return True
+    finally:
+        direct.close()

@@ -1,0 +1,179 @@
+"""``sublet ps``, ``logs`` and ``stop``: what runs under leases, what it said, and its end."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Final
+
+from sublet.cli.attend import Attendance
+from sublet.cli.declare import Arg, Opt, UsageError
+from sublet.cli.direct import Direct
+from sublet.cli.exits import DONE, FAILED
+from sublet.cli.messages import Json, greeting, message, read
+from sublet.cli.parsing import AsJson, duration
+from sublet.cli.show import document, seconds, table, visible
+from sublet.errors import InvalidRequest
+from sublet.values import NS_PER_S, format_size
+from sublet.wire.conversation import Conversation
+
+__all__ = ["logs", "ps", "stop"]
+
+GuestArg = Annotated[str, Arg("GUEST", help="The guest's id, as `sublet ps` shows it.")]
+GONE_PATIENCE_S: Final = 10.0
+"""How long after the grace the end of a guest is awaited before it is said that it has not come."""
+
+
+def _offset(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise InvalidRequest(f"{text[:40]!r} is no number of bytes", do="Write a whole number, such as 4096.")
+    return int(text)
+
+
+def ps(
+    *,
+    everything: Annotated[
+        bool, Opt("--all", help="Also those that have ended and whose output is still kept.")
+    ] = False,
+    lease: Annotated[str | None, Opt("--lease", metavar="LEASE", help="Only what runs under this lease.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the guests: commands that run under leases.
+
+    A guest is everything that a command has started. It is listed until the last process of it is gone.
+    """
+    with _connected() as conversation:
+        asked = message("ListGuests", lease=lease or "", ended=everything)
+        found: list[Json] = read(conversation.call(asked).body)["guests"]
+    if as_json:
+        document([_shown(guest) for guest in found])
+        return DONE
+    if not found:
+        print("No guests." if everything else "Nothing runs under a lease.")
+        print("  Run something: sublet run --gpu 1GiB -- COMMAND")
+        return DONE
+    heads = ["GUEST", "LEASE", "STATE", "PID", "CPU", "MEMORY", "SINCE", "NAME", "COMMAND"]
+    print(table(heads, [_row(guest) for guest in found], right=["PID", "CPU", "MEMORY"]))
+    return DONE
+
+
+def logs(
+    *,
+    guest: GuestArg,
+    follow: Annotated[bool, Opt("--follow", "-f", help="Go on with what it says, until it is gone.")] = False,
+    offset: Annotated[int, Opt("--offset", metavar="N", parse=_offset, help="Leave out the first N bytes.")] = 0,
+) -> int:
+    """Print what a guest has said, from the beginning.
+
+    Its output is kept while it runs and for a while afterwards, at least the newest 12 MiB; where something is missing,
+    that is said on stderr. What it wrote to stdout goes to stdout, and what it wrote to stderr goes there.
+    """
+    with _connected() as conversation:
+        attendance = Attendance(conversation, guest, stdin=False)
+        attendance.is_onlooker = True
+        attendance.attach(offset=offset, follow=follow, lossless=False)
+        attendance.run()
+    if attendance.lost is not None:
+        raise attendance.lost
+    return 130 if attendance.wants_end else DONE
+
+
+def stop(
+    *,
+    guest: GuestArg,
+    grace: Annotated[
+        float | None,
+        Opt("--grace", metavar="DURATION", parse=duration, help="How long it may take to leave; else its own, or 5 s."),
+    ] = None,
+    now: Annotated[bool, Opt("--now", help="Without any grace.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """End a guest, and everything it has started. Its lease goes on.
+
+    It is sent SIGTERM, and what has not left when the grace is over is killed.
+    """
+    if now and grace is not None:
+        raise UsageError("--now and --grace contradict each other", do="Give one of them.")
+    grace_ns = 0 if now else -1 if grace is None else round(grace * NS_PER_S)
+    with _connected() as conversation:
+        view = _look(conversation, guest)
+        if view["state"] != "gone":
+            conversation.call(message("EndGuest", guest=guest, grace_ns=grace_ns))
+            view = _when_gone(conversation, guest, (60.0 if grace is None else grace) + GONE_PATIENCE_S)
+    if as_json:
+        document(_shown(view))
+    elif view["state"] == "gone":
+        print(f"Guest {visible(guest)} is gone: exit status {view['exit_code']}.")
+    else:
+        print(f"Guest {visible(guest)} is still there: {view['processes']} processes. `sublet ps` shows it.")
+    return DONE if view["state"] == "gone" else FAILED
+
+
+def _connected() -> Conversation:
+    """As whoever we are to the office: the owner of this machine's, or the tenant of our token."""
+    direct = Direct.reach(start=False)
+    direct.close()
+    return Conversation.connect(direct.data_path, greeting(access=direct.token))
+
+
+def _look(conversation: Conversation, guest: str) -> Json:
+    found = read(conversation.call(message("ListGuests", guest=guest, ended=True)).body)["guests"]
+    if not found:
+        from sublet.errors import NotFound
+
+        raise NotFound(f"there is no guest {visible(guest)}", do="`sublet ps --all` lists them.")
+    view: Json = found[0]
+    return view
+
+
+def _when_gone(conversation: Conversation, guest: str, patience_s: float) -> Json:
+    """How it is once it is gone, or after so long."""
+    until_s, pause_s = time.monotonic() + patience_s, 0.005
+    while (view := _look(conversation, guest))["state"] != "gone" and time.monotonic() < until_s:
+        time.sleep(pause_s)
+        pause_s = min(0.1, pause_s * 1.5)
+    return view
+
+
+def _shown(view: Json) -> dict[str, Any]:
+    """In the units of every document: bytes, seconds, and times in UTC."""
+    return {
+        **{key: view[key] for key in ("id", "lease", "epoch", "tenant", "name", "argv", "profile", "state", "pid")},
+        "processes": view["processes"],
+        "started_at": _time(view["started_at"]),
+        "ended_at": _time(view["ended_at"]),
+        "exit_code": None if view["exit_code"] < 0 else view["exit_code"],
+        "reason": view["reason"] or None,
+        "cpu": view["cpu_ns"] / NS_PER_S,
+        "peak_bytes": view["peak_bytes"],
+        "log_bytes": view["log_bytes"],
+        "log_dropped": view["log_dropped"],
+    }
+
+
+def _time(wall_ns: int) -> str | None:
+    if not wall_ns:
+        return None
+    whole, rest = divmod(wall_ns // 1_000_000, 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{rest:03d}Z"
+
+
+def _row(view: Json) -> list[str]:
+    end_ns = view["ended_at"] or time.time_ns()
+    return [
+        view["id"],
+        view["lease"],
+        _state(view),
+        str(view["pid"]),
+        seconds(round(view["cpu_ns"] / NS_PER_S, 2)),
+        format_size(view["peak_bytes"]) if view["peak_bytes"] else "-",
+        seconds(max(0, (end_ns - view["started_at"]) // NS_PER_S)),
+        view["name"] or "-",
+        " ".join(view["argv"])[:80],
+    ]
+
+
+def _state(view: Json) -> str:
+    said = str(view["state"])
+    if view["exit_code"] >= 0:
+        said += f", exit {view['exit_code']}"
+    return f"{said}: {view['reason']}" if view["reason"] else said

@@ -1,0 +1,132 @@
+"""What `run` and `exec` share: a command becomes a guest with our folder, environment, umask and terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from sublet.cli.attend import Attendance
+from sublet.cli.declare import Arg, Opt, UsageError
+from sublet.cli.messages import Json, greeting, message, read
+from sublet.cli.parsing import duration
+from sublet.cli.terminal import size_of
+from sublet.errors import InvalidRequest, SubletError
+from sublet.values import NS_PER_S
+from sublet.wire.conversation import Conversation
+
+__all__ = [
+    "CommandWords",
+    "Env",
+    "Grace",
+    "GuestName",
+    "NoTty",
+    "NotStarted",
+    "Tty",
+    "spec_of",
+    "start",
+    "wants_terminal",
+]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidRequest(f"{text[:40]!r} is not NAME=VALUE", do="Write it as --env NAME=VALUE.")
+    return name, value
+
+
+Env = Annotated[
+    list[tuple[str, str]],
+    Opt("--env", metavar="NAME=VALUE", parse=_pair, help="Set this in the command's environment; may be given again."),
+]
+GuestName = Annotated[str | None, Opt("--name", metavar="NAME", help="What to call it in listings.")]
+Grace = Annotated[
+    float | None,
+    Opt("--grace", metavar="DURATION", parse=duration, help="How long it may take to leave when it is stopped."),
+]
+Tty = Annotated[bool, Opt("--tty", "-t", help="Give it a terminal, also where ours is only half one.")]
+NoTty = Annotated[bool, Opt("--no-tty", "-T", help="Give it pipes, also where ours is a terminal.")]
+CommandWords = Annotated[
+    list[str], Arg("COMMAND", is_rest=True, help="The command and its arguments, after `--` or by themselves.")
+]
+
+
+class NotStarted(SubletError):
+    """The command could not be run; nothing of it is left."""
+
+    def __init__(self, message: str, *, do: str, exit_code: int) -> None:
+        super().__init__(message, do=do)
+        self.exit_code = exit_code
+
+
+def spec_of(
+    words: Sequence[str],
+    *,
+    tenant: str,
+    env: Sequence[tuple[str, str]],
+    name: str | None,
+    grace: float | None,
+    terminal: bool,
+) -> Json:
+    """What to run. A guest of another tenant's begins with an empty environment, so ours stays here."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        raise InvalidRequest("the folder this was called from is gone", do="`cd` into one that exists.") from None
+    rows, cols = size_of(sys.stdout.fileno()) if terminal else (24, 80)
+    spec: Json = {
+        "argv": list(words),
+        "cwd": folder,
+        "env": _environment(tenant, env, terminal=terminal),
+        "stdio": "pty" if terminal else "pipes",
+        "rows": rows,
+        "cols": cols,
+        "name": name or "",
+        "umask": _umask(),
+    }
+    if grace is not None:
+        spec["grace_ns"] = round(grace * NS_PER_S)
+    return spec
+
+
+def wants_terminal(tty: bool, no_tty: bool) -> bool:
+    """One on both sides, or what was said. Without a terminal to read from there is none to hand through."""
+    if tty and no_tty:
+        raise UsageError("--tty and --no-tty contradict each other", do="Give one of them.")
+    if tty and not os.isatty(0):
+        raise UsageError("--tty needs a terminal to read from, and stdin is none", do="Leave it out.")
+    if no_tty or not os.isatty(0):
+        return False
+    return (tty or os.isatty(1)) and os.tcgetpgrp(0) == os.getpgrp()
+
+
+def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attendance]:
+    """Run it under the lease of this token, and be attached."""
+    asked = message("Start", spec=spec)
+    conversation = Conversation.connect(data_path, greeting(capability=token))
+    try:
+        answer = read(conversation.call(asked).body)
+        if answer["is"] == "NotStarted":
+            raise NotStarted(answer["message"], do=answer["do"], exit_code=int(answer["exit_code"]))
+        attendance = Attendance(conversation, answer["guest"], terminal=spec["stdio"] == "pty")
+        attendance.attach()
+    except BaseException:
+        conversation.close()
+        raise
+    return conversation, attendance
+
+
+def _environment(tenant: str, extra: Sequence[tuple[str, str]], *, terminal: bool) -> dict[str, str]:
+    found: Mapping[str, str] = os.environ if tenant == "local" else {}
+    env = {**found, **dict(extra)}
+    if terminal and "TERM" in os.environ:
+        env.setdefault("TERM", os.environ["TERM"])
+    return env
+
+
+def _umask() -> int:
+    found = os.umask(0o077)
+    os.umask(found)
+    return found

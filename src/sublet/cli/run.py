@@ -1,0 +1,207 @@
+"""``sublet run``: a lease, a command under it, and nothing left of either afterwards."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Annotated, Any
+
+from sublet.cli.attend import Attendance
+from sublet.cli.declare import Opt, UsageError
+from sublet.cli.exits import ENDED, say_error
+from sublet.cli.hosting import (
+    CommandWords,
+    Env,
+    Grace,
+    GuestName,
+    NotStarted,
+    NoTty,
+    Tty,
+    spec_of,
+    start,
+    wants_terminal,
+)
+from sublet.cli.parsing import FOREVER, count, duration, label, labels, size, wait
+from sublet.cli.parsing import name as valid
+from sublet.cli.show import visible
+from sublet.cli.taking import Taken, take
+from sublet.errors import Disconnected, LeaseNotActive, SubletError
+from sublet.values import Kind, RenewMode, Tier
+
+__all__ = ["run"]
+
+
+def run(
+    *,
+    gpu: Annotated[
+        int | None, Opt("--gpu", metavar="SIZE", parse=size, help="A GPU with this much memory, such as 2GiB.")
+    ] = None,
+    gpus: Annotated[
+        int | None, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine, all or none.")
+    ] = None,
+    cpu: Annotated[
+        int | None, Opt("--cpu", metavar="N", parse=count, help="Cores; 1 where nothing at all is asked for.")
+    ] = None,
+    memory: Annotated[int | None, Opt("--memory", metavar="SIZE", parse=size, help="Memory of the machine.")] = None,
+    block: Annotated[
+        int | None, Opt("--block", metavar="SIZE", parse=size, help="Storage that outlives the process.")
+    ] = None,
+    smaller_ok: Annotated[bool, Opt("--smaller-ok", help="Take less where less is free.")] = False,
+    ttl: Annotated[
+        float | None,
+        Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live: without a renewal it ends after this."),
+    ] = None,
+    renew: Annotated[
+        str | None,
+        Opt(
+            "--renew",
+            choices=[mode.value for mode in RenewMode],
+            help="Whether it is renewed; while the command runs unless said otherwise. `never`: it ends after --ttl.",
+        ),
+    ] = None,
+    tier: Annotated[
+        str | None,
+        Opt("--tier", choices=[t.value for t in Tier], help="Who goes first; interactive where it is not said."),
+    ] = None,
+    spot: Annotated[
+        bool, Opt("--spot", help="Short for --tier spot: takes what is left, yields to anybody at short notice.")
+    ] = False,
+    waiting: Annotated[
+        float | None,
+        Opt("--wait", metavar="DURATION", parse=wait, help="Wait in the queue for at most so long; else for ever."),
+    ] = None,
+    no_wait: Annotated[bool, Opt("--no-wait", help="Now or not at all.")] = False,
+    env: Env = [],  # noqa: B006 - never changed; both parsers make their own
+    python: Annotated[
+        str | None,
+        Opt("--python", metavar="PATH", help="Run COMMAND, a script or `-m module`, with this Python interpreter."),
+    ] = None,
+    name: GuestName = None,
+    grace: Grace = None,
+    label_pairs: Annotated[
+        list[tuple[str, str]],
+        Opt("--label", metavar="KEY=VALUE", parse=label, help="For bills and listings; may be given again."),
+    ] = [],  # noqa: B006
+    tty: Tty = False,
+    no_tty: NoTty = False,
+    command: CommandWords,
+) -> int:
+    """Run a command on leased hardware, and give the hardware back when it has ended.
+
+    The command finds our folder, environment, input and output, and, where we have one, a terminal. What it is to run
+    on is said before it; where nothing is said that is one core. It waits in the queue until the hardware is free, and
+    the lease is renewed for as long as the command runs. What the command leaves behind is ended with the lease.
+
+    Ctrl-C goes to the command; twice within two seconds ends it and all it has started.
+
+    Exit status: the command's own (128 + n if signal n ended it), 126 or 127 if it could not be run or found, 75 if the
+    lease was not granted, 76 if the lease ended under it.
+    """
+    terminal = wants_terminal(tty, no_tty)
+    words = [python, *command] if python is not None else list(command)
+    request = {
+        "request_id": f"cli-{os.urandom(12).hex()}",
+        "wants": _wants(gpu, gpus, cpu, memory, block, smaller_ok=smaller_ok),
+        "ttl": ttl,
+        "tier": _tier(tier, spot=spot),
+        "wait": _patience(waiting, no_wait=no_wait),
+        "renew": renew or RenewMode.WHILE_BUSY.value,
+        "name": None if name is None else valid(name),
+        "labels": labels(label_pairs),
+        "holder": f"sublet run on {socket.gethostname()} (pid {os.getpid()})",
+    }
+    with take(request) as lease:
+        spec = spec_of(words, tenant=lease.tenant, env=env, name=name, grace=grace, terminal=terminal)
+        try:
+            conversation, attendance = start(lease.data_path, lease.token, spec)
+        except NotStarted as failed:
+            say_error(failed, as_json=False)
+            return failed.exit_code
+        with conversation:
+            attendance.on_exited = lease.try_to_give_back
+            attendance.run()
+            return _status(lease, attendance)
+
+
+def _status(lease: Taken, attendance: Attendance) -> int:
+    """What it came to, said in a sentence where it was not the command's own doing."""
+    if attendance.lost is not None:
+        lease.is_lost = isinstance(attendance.lost, LeaseNotActive)
+        _say(*_why_lost(lease, attendance.lost))
+        return ENDED
+    code = 0 if attendance.exit_code is None else attendance.exit_code
+    lease.try_to_give_back()
+    reason = attendance.reason or attendance.told
+    if reason is None:
+        return code
+    if reason == "out_of_memory":
+        _say("the command used more memory than its lease has, and was ended", "Ask for more with --memory.")
+        return code
+    if lease.end is None and not lease.is_silent and attendance.told is None:
+        return code  # it was stopped alone, and the lease was ours until now
+    end = lease.end or {"reason": reason, "detail": ""}
+    detail = f", {end['detail']}" if end["detail"] else ""
+    _say(f"lease {lease.id} ended under the command: {end['reason']}{detail}", _what_now(end["reason"]))
+    return ENDED
+
+
+def _why_lost(lease: Taken, lost: SubletError) -> tuple[str, str]:
+    if lease.is_lost:
+        return f"the command lost its lease: {lost.message}", lost.do
+    if isinstance(lost, Disconnected) or not lost.do:
+        return (
+            f"the supervisor of lease {lease.id} has ended, and the command with it",
+            "Run it again; `sublet doctor` says what state this machine is in.",
+        )
+    return f"the connection to the command was cut: {lost.message}", lost.do
+
+
+def _what_now(reason: str) -> str:
+    match reason:
+        case "expired" | "idle":
+            return "Nobody renewed it in time. Ask for a longer --ttl, or leave --renew as it is."
+        case "preempted" | "fair_share":
+            return "Others were waiting for the hardware. Run it again, and it waits in line."
+        case "node_lost" | "device_lost":
+            return "The hardware is gone. Run it again, and it is placed elsewhere."
+        case _:
+            return "Run it again when the hardware is free; `sublet status` says so."
+
+
+def _say(sentence: str, do: str) -> None:
+    sys.stderr.write(f"sublet: {visible(sentence)}\n")
+    if do:
+        sys.stderr.write(f"  {visible(do)}\n")
+
+
+def _tier(tier: str | None, *, spot: bool) -> str | None:
+    if spot and tier not in (None, Tier.SPOT):
+        raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
+    return Tier.SPOT.value if spot else tier
+
+
+def _patience(waiting: float | None, *, no_wait: bool) -> float | None:
+    if no_wait and waiting is not None:
+        raise UsageError("--wait and --no-wait contradict each other", do="Give one of them.")
+    if no_wait:
+        return 0.0
+    return None if waiting in (None, FOREVER) else waiting
+
+
+def _wants(
+    gpu: int | None, gpus: int | None, cpu: int | None, memory: int | None, block: int | None, *, smaller_ok: bool
+) -> list[dict[str, Any]]:
+    if gpus is not None and gpu is None:
+        raise UsageError("--gpus says something about a GPU, and none is asked for", do="Add --gpu SIZE.")
+    if (gpu, cpu, memory, block) == (None, None, None, None):
+        cpu = 1
+    asked = ((Kind.GPU, gpu), (Kind.CPU, cpu), (Kind.MEMORY, memory), (Kind.BLOCK, block))
+    wants: list[dict[str, Any]] = [
+        {"kind": kind.value, "amount": number} for kind, number in asked if number is not None
+    ]
+    for want in wants:
+        want["count"] = gpus or 1 if want["kind"] == Kind.GPU else 1
+        if smaller_ok:
+            want["least"] = 1
+    return wants

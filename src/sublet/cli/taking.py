@@ -1,0 +1,239 @@
+"""A lease for one command: asked for, kept while the command runs, given back as soon as it has ended.
+
+What happens nearly always (it is granted at once, and the command is short) takes three small requests on one
+connection. For everything else, which is waiting in the queue, an office that does not answer, and renewal, the
+client's own programs are loaded, and they do it as they do for everybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+
+from sublet.cli.direct import Direct
+from sublet.errors import Disconnected, SubletError
+
+if TYPE_CHECKING:
+    from sublet.cli.live import LiveLine
+    from sublet.client.core import Hooks
+    from sublet.client.lease import Lease
+    from sublet.client.model import Place
+
+__all__ = ["Taken", "boottime_ns", "take", "token_of"]
+
+KEEP_AFTER_S: Final = 0.4
+"""A command that runs for longer than this gets its lease renewed; the shortest time to live is 2 s."""
+SAY_WAITING_AFTER_S: Final = 1.0
+"""Where nobody looks, a shorter wait is not worth a line."""
+RETURN_PATIENCE_S: Final = 3.0
+"""How long it is tried to give a lease back. What could not be given back ends by its time to live."""
+
+
+class Taken:
+    """A lease that this command holds."""
+
+    def __init__(self, direct: Direct, answer: bytes, sent_ns: int, token: str, renew: str) -> None:
+        view: dict[str, Any] = json.loads(answer)["lease"]
+        self.id = str(view["id"])
+        self.tenant = str(view["tenant"])
+        self.token = token
+        self.is_lost = False
+        """Another program holds it now, so it is not ours to give back."""
+        self.is_silent = False
+        """The office did not answer when it was given back."""
+        self.end: dict[str, Any] | None = None
+        """How it ended, if that was before it was given back."""
+        self._direct = direct
+        self._answer = answer
+        self._sent_ns = sent_ns
+        self._renew = renew
+        self._since_ns = boottime_ns()
+        self._kept: Lease | None = None
+        self._keeping: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._is_returned = False
+
+    def __enter__(self) -> Self:
+        if self._renew != "never":
+            self._keeping = threading.Thread(target=self._keep, name="sublet-keep", daemon=True)
+            self._keeping.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, at: object) -> None:
+        self.try_to_give_back()
+
+    @property
+    def data_path(self) -> str:
+        """Where commands are started under it."""
+        return self._direct.data_path
+
+    def _keep(self) -> None:
+        if self._stop.wait(KEEP_AFTER_S):
+            return
+        from sublet.client.keeping import keep
+
+        self._kept = keep(self._answer, sent_ns=self._sent_ns, busy_since_ns=self._since_ns, renew=self._renew)
+
+    def try_to_give_back(self) -> None:
+        """Release it, once. What cannot be given back now ends by its time to live."""
+        if self._is_returned:
+            return
+        self._is_returned = True
+        self._stop.set()
+        if self._keeping is not None:
+            self._keeping.join()
+        try:
+            busy_s = self._let_go()
+            if not self.is_lost:
+                self.end = self._released(busy_s)
+        except SubletError:
+            self.is_silent = True
+        finally:
+            self._direct.close()
+
+    def _let_go(self) -> float:
+        """From here on it is not renewed."""
+        if self._kept is None:
+            return (boottime_ns() - self._since_ns) / 1e9
+        from sublet.client.keeping import let_go
+
+        return let_go(self._kept)
+
+    def _released(self, busy_s: float) -> dict[str, Any] | None:
+        request_id = f"cli-{os.urandom(12).hex()}"
+        try:
+            body = {"request_id": request_id, "busy": busy_s}
+            view = self._direct.ask("POST", f"/v1/leases/{self.id}/release", body)
+        except Disconnected:
+            view = self._release_patiently(request_id, busy_s)
+        end: dict[str, Any] | None = view.get("end")
+        return None if end is None or end["reason"] == "released" else end
+
+    def _release_patiently(self, request_id: str, busy_s: float) -> dict[str, Any]:
+        from msgspec import to_builtins
+
+        from sublet.cli.call import Office
+        from sublet.client.core import Core
+        from sublet.clock import SystemClock
+        from sublet.values import LeaseId
+
+        program = Core(SystemClock()).release(
+            LeaseId(self.id), request_id=request_id, busy_s=busy_s, patience_s=RETURN_PATIENCE_S
+        )
+        view = Office.reach(start=False).run(program)
+        found: dict[str, Any] = {} if view is None else to_builtins(view)
+        return found
+
+
+def take(request: dict[str, Any]) -> Taken:
+    """Ask, and wait in line if need be. Raises ``CapacityExceeded`` or ``QuotaExceeded`` if it is not granted."""
+    direct = Direct.reach()
+    try:
+        direct.send("POST", "/v1/leases", {**request, "token": True})
+        import sublet.wire.conversation  # noqa: F401 - soon needed, and the office has something to do meanwhile
+
+        status, answer = direct.answer()
+    except Disconnected:
+        return _take_patiently(direct, request)
+    except KeyboardInterrupt:
+        _withdraw(direct, request)
+        raise
+    document = direct.read(status, answer) if status == 201 else None
+    if document is None or document["lease"]["status"] not in ("active", "noticed") or not document["token"]:
+        return _take_patiently(direct, request)
+    return Taken(direct, answer, direct.sent_ns, document["token"], request["renew"])
+
+
+def token_of(direct: Direct, lease: str) -> str:
+    """A capability token of a lease of ours that lives."""
+    from urllib.parse import quote
+
+    return str(direct.ask("GET", f"/v1/leases/{quote(lease, safe='')}/token")["token"])
+
+
+def boottime_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def _withdraw(direct: Direct, request: dict[str, Any]) -> None:
+    """The request may have arrived: the same id tells which lease it became, and that is given back."""
+    with contextlib.suppress(SubletError, KeyError):
+        lease = direct.ask("POST", "/v1/leases", {**request, "token": True})["lease"]["id"]
+        direct.ask("POST", f"/v1/leases/{lease}/release", {"request_id": f"cli-{os.urandom(12).hex()}"})
+
+
+def _take_patiently(direct: Direct, request: dict[str, Any]) -> Taken:
+    """The same request with the same id, as everybody asks: repeated, waiting, leaving nothing behind."""
+    import msgspec
+
+    from sublet.cli.call import Office
+    from sublet.cli.live import LiveLine
+    from sublet.client.core import Core
+    from sublet.clock import SystemClock
+    from sublet.wire.http import AcquireRequest, GrantAnswer
+
+    asked = msgspec.convert({**{k: v for k, v in request.items() if v is not None}, "token": True}, AcquireRequest)
+    with LiveLine() as line, _patient_hooks(line) as hooks, _ended_by_signals():
+        grant = Office.reach().run(Core(SystemClock()).acquire(asked, hooks))
+    try:
+        token = token_of(direct, grant.view.id)
+    except BaseException:
+        with contextlib.suppress(SubletError):
+            direct.ask("POST", f"/v1/leases/{grant.view.id}/release", {"request_id": f"cli-{os.urandom(12).hex()}"})
+        raise
+    answer = msgspec.json.encode(GrantAnswer(lease=grant.view, token=token))
+    return Taken(direct, answer, grant.sent_ns, token, asked.renew)
+
+
+@contextlib.contextmanager
+def _patient_hooks(line: LiveLine) -> Iterator[Hooks]:
+    """What is said while one waits: to a person at once, to a log only if it lasts."""
+    from sublet.cli.acquire import offered, told
+    from sublet.client.core import Hooks
+
+    timer: threading.Timer | None = None
+    since_s = time.monotonic()
+
+    def on_place(place: Place) -> None:
+        nonlocal timer
+        if timer is not None:
+            timer.cancel()
+        left_s = since_s + SAY_WAITING_AFTER_S - time.monotonic()
+        if line.live or left_s <= 0:
+            line.set(told(place))
+            return
+        timer = threading.Timer(left_s, lambda: line.set(told(place)))
+        timer.daemon = True
+        timer.start()
+
+    try:
+        yield Hooks(on_place=on_place, on_offer=lambda offer: offered(line, offer))
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave the queue as Ctrl-C does."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+    for number in (int(signal.SIGTERM), int(signal.SIGHUP)):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,44 @@
+"""A lease that was acquired without a fabric, kept by one from now on: for `sublet run`, which asks for its lease with
+next to nothing loaded, and loads the keeper only when its command turns out to run for longer than a moment."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import msgspec
+
+from sublet.client.address import find_address
+from sublet.client.clocks import client_clock
+from sublet.client.core import Grant
+from sublet.client.fabric import Fabric
+from sublet.client.lease import Lease
+from sublet.lease.policy import RenewalPolicy
+from sublet.values import NS_PER_S, RenewMode
+from sublet.wire.http import GrantAnswer
+
+__all__ = ["keep", "let_go"]
+
+
+def keep(answer: bytes, *, sent_ns: int, busy_since_ns: int, renew: str) -> Lease:
+    """The lease of this answer, renewed from now on. Something has run under it since ``busy_since_ns``, and does so
+    until ``let_go``. What there is to say of it the supervisor says on the command's stderr, so it is not logged."""
+    logging.getLogger("sublet.client").addHandler(logging.NullHandler())
+    grant = Grant(view=msgspec.json.decode(answer, type=GrantAnswer).lease, sent_ns=sent_ns)
+    fabric = Fabric(find_address(None, None, None, os.environ), client_clock())
+    lease = fabric._open(grant, RenewalPolicy(mode=RenewMode(renew)))
+    with fabric._lock:
+        lease._held.holder.begin(busy_since_ns)
+        fabric._book.look_again(lease._held)
+    fabric._keeper.wake()
+    return lease
+
+
+def let_go(lease: Lease) -> float:
+    """Renew it no more. How many seconds it was busy that the office has not heard of: whoever releases it says so."""
+    fabric, held = lease._fabric, lease._held
+    with fabric._lock:
+        busy_ns = 0 if held.over else held.holder.busy_time.unsaid_ns(fabric._clock.now_ns())
+    lease.leave()
+    fabric.close(0.1)
+    return busy_ns / NS_PER_S
