@@ -27,6 +27,8 @@ from sublet.supervisor.prctl import set_child_subreaper, set_pdeathsig
 from tests.integration.isolation_stage import TENANT, become
 
 PATIENCE_S = 30.0
+UNIQUE = f"{os.getpid():07d}"
+"""After the point of the seconds that a command sleeps: by it this run's are told from another's."""
 
 
 class Stage:
@@ -122,6 +124,17 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def asleep(seconds: int) -> str:
+    return f"sleep\0{seconds}.{UNIQUE}"
+
+
+def came(mark: str) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(marked(mark))
+
+
 def gone(mark: str) -> bool:
     deadline = time.monotonic() + PATIENCE_S
     while marked(mark) and time.monotonic() < deadline:
@@ -139,11 +152,11 @@ def statuses(stage: Stage) -> list[int]:
 
 def a_term_ends_a_command_that_does_nothing_about_it(stage: Stage) -> list[Any]:
     out, into = os.pipe2(os.O_CLOEXEC)
-    pid, _ = stage.start(stage.plan(), "/bin/sh", "-c", "echo up; exec sleep 61.5", stdio=into)
+    pid, _ = stage.start(stage.plan(), "/bin/sh", "-c", f"echo up; exec sleep 61.{UNIQUE}", stdio=into)
     os.close(into)
     read_all(out, until=b"up")
     os.kill(pid, signal.SIGTERM)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), gone("sleep\x0061.5")]
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), gone(asleep(61))]
 
 
 def a_term_to_the_group_comes_once(stage: Stage) -> list[Any]:
@@ -160,19 +173,19 @@ def a_term_to_the_group_comes_once(stage: Stage) -> list[Any]:
 
 
 def a_kill_of_the_stand_in_ends_everything(stage: Stage) -> list[Any]:
-    script = "trap '' TERM HUP INT; (setsid sleep 62.5 &) ; (sleep 62.5 &) ; echo up; sleep 62.5"
+    script = f"trap '' TERM HUP INT; (setsid sleep 62.{UNIQUE} &) ; (sleep 62.{UNIQUE} &) ; echo up; sleep 62.{UNIQUE}"
     out, into = os.pipe2(os.O_CLOEXEC)
     pid, _ = stage.start(stage.plan(), "/bin/sh", "-c", script, stdio=into)
     os.close(into)
     read_all(out, until=b"up")
-    there = bool(marked("sleep\x0062.5"))
+    there = came(asleep(62))
     os.kill(pid, signal.SIGKILL)
-    return [there, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), gone("sleep\x0062.5")]
+    return [there, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), gone(asleep(62))]
 
 
 def the_end_of_the_command_ends_what_it_left(stage: Stage) -> list[Any]:
-    code, _ = stage.run("/bin/sh", "-c", "(setsid sleep 63.5 >/dev/null 2>&1 &); exit 3")
-    return [code, not marked("sleep\x0063.5")]  # at once: the status comes after everything is gone
+    code, _ = stage.run("/bin/sh", "-c", f"(setsid sleep 63.{UNIQUE} >/dev/null 2>&1 &); exit 3")
+    return [code, not marked(asleep(63))]  # at once: the status comes after everything is gone
 
 
 def the_end_of_the_supervisor_ends_everything(stage: Stage) -> list[Any]:
@@ -180,24 +193,28 @@ def the_end_of_the_supervisor_ends_everything(stage: Stage) -> list[Any]:
     out, into = os.pipe2(os.O_CLOEXEC)
     supervisor = os.fork()
     if supervisor == 0:
-        stage.start(stage.plan(), "/bin/sh", "-c", "(setsid sleep 64.5 &); echo up; sleep 64.5", stdio=into)
+        stage.start(
+            stage.plan(), "/bin/sh", "-c", f"(setsid sleep 64.{UNIQUE} &); echo up; sleep 64.{UNIQUE}", stdio=into
+        )
         time.sleep(PATIENCE_S)
         os._exit(0)
     os.close(into)
     read_all(out, until=b"up")
-    there = bool(marked("sleep\x0064.5"))
+    there = came(asleep(64))
     os.kill(supervisor, signal.SIGKILL)
     os.waitpid(supervisor, 0)
     rest = read_all(out)  # reaches its end when the last holder of the pipe is gone
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-1, 0)
-    return [there, rest.strip(), gone("sleep\x0064.5")]
+    return [there, rest.strip(), gone(asleep(64))]
 
 
 def the_guest_ends_its_output(stage: Stage) -> str:
     """The stand-ins must not hold the pipe open: this would wait for ever."""
     out, into = os.pipe2(os.O_CLOEXEC)
-    pid, _ = stage.start(stage.plan(), "/bin/sh", "-c", "echo said; exec >/dev/null 2>&1 <&1; sleep 65.5", stdio=into)
+    pid, _ = stage.start(
+        stage.plan(), "/bin/sh", "-c", f"echo said; exec >/dev/null 2>&1 <&1; sleep 65.{UNIQUE}", stdio=into
+    )
     os.close(into)
     said = read_all(out)
     os.kill(pid, signal.SIGKILL)
@@ -242,9 +259,15 @@ def a_device_of_the_lease_is_there(stage: Stage) -> list[Any]:
 
 
 def python_runs(stage: Stage) -> list[Any]:
-    program = "import ctypes, multiprocessing, socket, json; print(multiprocessing.Lock() and 'well')"
-    python = shutil.which("python3", path="/usr/bin") if stage.kind != "root" else os.path.realpath(sys.executable)
-    return list(stage.run(python or "/usr/bin/python3", "-I", "-c", program))
+    """With what programs commonly want: locks in shared memory, terminals, loopback, the threads' names."""
+    program = (
+        "import ctypes, multiprocessing, os, socket\n"
+        "lock, pair, server = multiprocessing.Lock(), os.openpty(), socket.create_server(('127.0.0.1', 0))\n"
+        "socket.create_connection(server.getsockname())\n"
+        "print(os.ttyname(pair[1]), os.listdir('/dev/pts'), os.cpu_count() > 0)"
+    )
+    ours = os.path.realpath(sys.executable)  # which an ordinary user may not be able to reach
+    return list(stage.run(ours if os.access(ours, os.X_OK) else "/usr/bin/python3", "-I", "-c", program))
 
 
 def hidden_folders_stay_hidden(stage: Stage) -> list[Any]:

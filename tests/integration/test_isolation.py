@@ -95,7 +95,7 @@ LIVES: Final = {
         [126, "file system\00019"],  # a file is not a device
         [126, "exec\0002"],
     ],
-    "python_runs": [0, "well\n"],
+    "python_runs": [0, "/dev/pts/0 ['0', 'ptmx'] True\n"],
     "hidden_folders_stay_hidden": ["workstate/given", "given"],
     "left": "nothing is left",
 }

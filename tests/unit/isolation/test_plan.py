@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sublet.errors import Unsupported
+from sublet.errors import InvalidRequest, Unsupported
 from sublet.supervisor.isolation import landlock
 from sublet.supervisor.isolation.abilities import Abilities, Finding, Part
 from sublet.supervisor.isolation.enter import _DO
@@ -90,6 +90,11 @@ def test_a_wall_that_must_hold_and_cannot_is_a_refusal_that_names_it(part: Part)
 def test_the_operator_may_allow_that_it_is_missing_and_the_plan_says_so(part: Part) -> None:
     made = planned(ALL - {part}, policy=Policy(allow_missing=frozenset({part.value})))
     assert made.missing == (part,)
+
+
+def test_a_part_that_is_none_is_not_allowed_to_be_missing() -> None:
+    with pytest.raises(InvalidRequest, match="'nett'"):
+        Policy(allow_missing=frozenset({"nett", "pid"}))
 
 
 @pytest.mark.parametrize(

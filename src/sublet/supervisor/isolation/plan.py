@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from sublet.errors import Unsupported
+from sublet.errors import InvalidRequest, Unsupported
 from sublet.supervisor.isolation.abilities import NAMES, Abilities, Part
 
 __all__ = [
@@ -106,6 +106,14 @@ class Policy:
     """The largest file that may be written; 0 leaves it open."""
     processes_max: int = 512
     """Processes of the tenant, where no control group counts them."""
+
+    def __post_init__(self) -> None:
+        unknown = self.allow_missing - {part.value for part in Part}
+        if unknown:
+            raise InvalidRequest(
+                f"no part of the isolation is called {sorted(unknown)[0]!r}",
+                do=f"The parts are: {', '.join(part.value for part in Part)}.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
