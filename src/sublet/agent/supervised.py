@@ -37,7 +37,7 @@ from sublet.wire.guests import (
 )
 from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
 from sublet.wire.link import Link
-from sublet.wire.orders import Inventory, Order
+from sublet.wire.orders import Inventory, Order, Report
 from sublet.wire.sockets import receive_some, send_some
 
 __all__ = ["Connect", "SupervisedAgent"]
@@ -46,6 +46,9 @@ _log = logging.getLogger("sublet.agent")
 
 AGAIN_S: Final = (0.05, 0.2, 1.0, 5.0)
 """Pauses before another supervisor is started, if one ends or will not start."""
+
+CONFIGURE_S: Final = 30.0
+"""How long a supervisor may take to answer who it is."""
 
 Connect = Callable[[], Awaitable[socket.socket]]
 """Finds the supervisor of this office, or starts one; a connected, non-blocking socket."""
@@ -74,6 +77,8 @@ class SupervisedAgent:
         self._sink = report
         self._on_new_supervisor = on_new_supervisor
         self._out: list[Order] = []
+        self._early: list[Report] | None = []
+        """What was reported before the office could listen."""
         self._link: Link | None = None
         self._sock: socket.socket | None = None
         self._writing = False
@@ -108,6 +113,12 @@ class SupervisedAgent:
     async def start(self) -> None:
         """Find or start the supervisor, and take over what runs."""
         await self._join()
+
+    def listen(self) -> None:
+        """The office knows the machine by now, and hears what is reported."""
+        early, self._early = self._early, None
+        for report in early or ():
+            self._sink(report)
 
     async def close(self, *, now: bool = False) -> None:
         """The office ends. The supervisor stays for as long as anything lives; with ``now`` it ends at once."""
@@ -153,7 +164,8 @@ class SupervisedAgent:
         sock = await self._connect()
         self._sock, self._link = sock, Link.connecting()
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
-        configured = await self.ask(Configure(office=self._office, inventory=self._inventory))
+        asked = Configure(office=self._office, inventory=self._inventory)
+        configured = await asyncio.wait_for(self.ask(asked), CONFIGURE_S)
         assert isinstance(configured, Configured)
         self.supervisor = configured
         if had_one:
@@ -164,7 +176,7 @@ class SupervisedAgent:
             await asyncio.sleep(pause_s)
             try:
                 await self._join()
-            except (SubletError, OSError) as error:
+            except (SubletError, OSError, TimeoutError) as error:
                 _log.error("the supervisor could not be started: %s", error)
                 self._drop()
             else:
@@ -180,7 +192,7 @@ class SupervisedAgent:
         match happening:
             case Event():
                 for report in loads(Reports, happening.body).reports:
-                    self._sink(report)
+                    (self._sink if self._early is None else self._early.append)(report)
             case Replied():
                 close_all(happening.fds)
                 self._answered(happening.call, happening.body)

@@ -136,6 +136,8 @@ class Office:
             inventory = _with_what_is_held(machine_inventory(self.home, self._gpus), ledger.state)
             agent = await self._agent(inventory, journal.id, ledger.state)
             await self.driver.start(opening, [agent])
+            if isinstance(agent, SupervisedAgent):
+                agent.listen()
             self.server = HttpServer(App(self.service), on_limit=self.service.limit)
             path = socket_path(self.home)
             listening = _listen(path)

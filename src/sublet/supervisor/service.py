@@ -18,9 +18,11 @@ from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, SubletEr
 from sublet.lease.hardware import Leftover
 from sublet.lease.node import Node
 from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.claims import AGAIN_NS, Claims
 from sublet.supervisor.guests import Guests
 from sublet.supervisor.holder_link import HolderLink
 from sublet.supervisor.launch import Launch
+from sublet.supervisor.locks import DeviceLocks
 from sublet.supervisor.loop import READ, Loop, Timer
 from sublet.supervisor.notes import GuestNote, Notes
 from sublet.supervisor.office_link import OfficeLink
@@ -93,6 +95,8 @@ class Supervisor:
             logs=os.path.join(settings.state, "guests"),
         )
         self.guests.on_gone = self._guest_gone
+        self._claims = Claims(DeviceLocks(settings.state))
+        self._claim_again_ns = 0
         self._office: OfficeLink | None = None
         self._holders: set[HolderLink] = set()
         self._reports: list[Report] = []
@@ -138,9 +142,17 @@ class Supervisor:
         for tenancy in self.premises.tenancies.values():
             tenancy.show(now_ns)
         self.guests.look_after()
+        self._claim_again(now_ns)
         if not self._is_needed(now_ns):
             self.loop.stop()
         self.loop.after(BEAT_S, self._beat)
+
+    def _claim_again(self, now_ns: int) -> None:
+        """What another office has may be free by now."""
+        if now_ns >= self._claim_again_ns:
+            self._claim_again_ns = now_ns + AGAIN_NS
+            self._reports += self._claims.again()
+            self._say()
 
     def _is_needed(self, now_ns: int) -> bool:
         if any(True for _ in self.guests.of(None)):
@@ -159,24 +171,38 @@ class Supervisor:
         notes, _ = self._notes.read_all()
         noted = {Identity(note.pid, note.start_ticks): note.lease for note in notes}
         sweep = Sweep(self._procs, self._groups, noted=noted, spare={os.getppid()})
+        self._sweep = sweep
         until_ns = self.clock.now_ns() + SWEEP_NS
         while not sweep.again() and self.clock.now_ns() < until_ns:
             time.sleep(SWEEP_PAUSE_S)
-        for note in notes:
-            if note.lease not in sweep.left:
-                self._notes.drop(note.guest)
+        for lease in {*(note.lease for note in notes), *sweep.found, *self._folders()}:
+            self._forget_predecessor(lease)
         return sweep, _leftovers(notes)
+
+    def _forget_predecessor(self, lease: LeaseId) -> None:
+        """Nothing of its guests of this lease runs any more: its notes and folders go, too."""
+        if lease in self._sweep.left:
+            return
+        for note in self._notes.read_all()[0]:
+            if note.lease == lease and not self._is_ours(note):
+                self._notes.drop(note.guest)
+        for folder in self._folders().get(lease, ()):
+            remove_tree(folder)
+
+    def _folders(self) -> dict[LeaseId, list[str]]:
+        """What predecessors made for leases, as far as we did not make it again."""
+        found: dict[LeaseId, list[str]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._leases):
+                found.setdefault(lease_of(name), []).append(os.path.join(self._leases, name))
+        return found
 
     def _still_left(self, lease: LeaseId) -> str:
         if lease not in self._sweep.left:
             return ""
         self._sweep.again()
-        if lease in self._sweep.left:
-            return self._sweep.why_left(lease) or "something of it still runs"
-        for note in self._notes.read_all()[0]:
-            if note.lease == lease and note.guest not in self.guests.by_id:
-                self._notes.drop(note.guest)
-        return ""
+        self._forget_predecessor(lease)
+        return (self._sweep.why_left(lease) or "something of it still runs") if lease in self._sweep.left else ""
 
     # ---- for the office ----
 
@@ -195,6 +221,7 @@ class Supervisor:
         if self._office is not None:
             self._office.cut(Disconnected("another office of the same home took over"))
         self._office, self._may_quit = link, False
+        self._reports += self._claims.configure(asked.inventory)
         self._step()
         return Configured(
             pid=os.getpid(),
