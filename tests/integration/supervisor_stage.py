@@ -109,7 +109,6 @@ class SupervisorStage:
         """Start it and wait until it listens."""
         for folder in (self.runtime, self.state):
             folder.mkdir(parents=True, exist_ok=True)
-        (self.runtime / SOCKET_NAME).unlink(missing_ok=True)  # a dead one's, or we would not know when it listens
         with open(self.state / "supervisor.log", "ab") as log:
             self.process = subprocess.Popen(
                 command(self.settings),
@@ -125,7 +124,8 @@ class SupervisorStage:
     def _listens(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, f"the supervisor ended: {self.log}"
-        return (self.runtime / SOCKET_NAME).exists()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            return sock.connect_ex(str(self.runtime / SOCKET_NAME)) == 0
 
     @property
     def log(self) -> str:

@@ -103,6 +103,9 @@ class PretendedHardware:
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
         return self._machine.is_there(resource, lease, epoch)
 
+    def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
+        return ""
+
     def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> Verdict:
         found_ns = self._looking.setdefault((resource, lease), now_ns) + self._timings.verify_ns
         if now_ns < found_ns:

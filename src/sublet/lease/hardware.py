@@ -99,6 +99,9 @@ class Hardware(Protocol):
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> bool:
         """Whether a guest of the lease, up to this epoch, uses the resource."""
 
+    def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
+        """What keeps those who are there although their end was forced, in words; empty if that is not known."""
+
     def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
         """No guest is there any more: is anything else left, and can it be scrubbed?"""
 

@@ -110,7 +110,9 @@ class Teardown:
         if not self._is_there(hardware):
             self._go(Phase.VERIFYING, now_ns)
         elif again_ns is None and self.attempts >= bounds.attempts:
-            self.fail(f"the guest could not be ended in {self.attempts} attempts", hard=False)
+            why = hardware.why(self.part.resource, self.lease, self.epoch)
+            because = f": {why}" if why else ""
+            self.fail(f"the guest could not be ended in {self.attempts} attempts{because}", hard=False)
         else:
             self.due_ns = max(now_ns + 1, again_ns if again_ns is not None else now_ns + bounds.retry_ns)
 

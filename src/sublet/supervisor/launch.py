@@ -56,6 +56,8 @@ class Launch:
         self._loop = loop
         self._office = office
         self._runtime = runtime
+        self.leases: Final = os.path.join(runtime, "leases")
+        """Below it each lease that has guests has its folder."""
         self._state = state
         self._groups = groups
         self._walls: Walls | None = None
@@ -80,7 +82,7 @@ class Launch:
         """Raises ``InvalidRequest`` or ``Unsupported`` before anything is made."""
         check_spec(spec)
         behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
-        tenancy.open(os.path.join(self._runtime, "leases"), self._groups, self._loop.now_ns())
+        tenancy.open(self.leases, self._groups, self._loop.now_ns())
         marks = {**tenancy.environment(), **marks_of(self._office, tenancy.lease, guest)}
         group = self._groups.group(tenancy.lease, guest)
         if group is not None:

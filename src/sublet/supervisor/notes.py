@@ -11,7 +11,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from sublet.errors import InvalidRequest
+from sublet.errors import SubletError
 from sublet.values import Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Profile
@@ -58,6 +58,11 @@ class Notes:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(guest))
 
+    def discard(self, name: str) -> None:
+        """This file was no note."""
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.folder, name))
+
     def read_all(self) -> tuple[list[GuestNote], list[str]]:
         """Every note, and the names of files that are none."""
         notes: list[GuestNote] = []
@@ -68,7 +73,7 @@ class Notes:
             try:
                 with open(os.path.join(self.folder, name), "rb") as file:
                     notes.append(loads(GuestNote, file.read()))
-            except (OSError, InvalidRequest):
+            except (OSError, SubletError):
                 damaged.append(name)
         return notes, damaged
 

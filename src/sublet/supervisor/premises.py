@@ -6,7 +6,7 @@ which is asked again when a guest is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from sublet.lease.hardware import Clean, Leftover, NotYet, Verdict
@@ -36,10 +36,10 @@ class Premises:
         office: str,
         now_ns: Callable[[], int],
         cut: Callable[[LeaseId], None],
-        leftovers: Iterable[Leftover] = (),
     ) -> None:
         """``cut`` ends every connection of a lease."""
         self.tenancies: dict[LeaseId, Tenancy] = {}
+        """The newest of each lease."""
         self.still_left: Callable[[LeaseId], str] = lambda _: ""
         """What a predecessor's guests of this lease still have here, in words; empty if nothing."""
         self._guests = guests
@@ -47,8 +47,11 @@ class Premises:
         self._office = office
         self._now_ns = now_ns
         self._cut = cut
-        self._leftovers = tuple(leftovers)
-        self._kills: dict[LeaseId, int] = {}
+        self.left: Iterable[Leftover] = ()
+        """What a predecessor had on which resources."""
+        self._older: list[Tenancy] = []
+        """Ended, and not yet gone when their lease was granted anew."""
+        self._kills: dict[tuple[LeaseId, ResourceId], int] = {}
 
     # ---- while a lease lives ----
 
@@ -56,15 +59,16 @@ class Premises:
         self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int, /
     ) -> None:
         tenancy = self.tenancies.get(lease)
-        if tenancy is None:
-            tenancy = Tenancy(
+        if tenancy is None or tenancy.over is not None:  # what was ended before does not go on under this epoch
+            self.tenancies[lease] = Tenancy(
                 lease=lease, tenant=tenant, epoch=epoch, parts=parts, deadline_ns=deadline_ns, office=self._office
             )
-            self.tenancies[lease] = tenancy
+            if tenancy is not None:
+                self._older.append(tenancy)
             return
         if tenancy.epoch != epoch:  # attached: another program holds it now, and the first one's connections are over
             self._cut(lease)
-        tenancy.epoch, tenancy.deadline_ns = epoch, deadline_ns
+        tenancy.epoch, tenancy.parts, tenancy.deadline_ns = epoch, parts, deadline_ns
         for guest in tenancy.running():
             guest.epoch = epoch
         tenancy.show(self._now_ns())
@@ -119,7 +123,7 @@ class Premises:
         self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int, /
     ) -> None:
         tenancy = self.tenancies.get(lease)
-        if tenancy is None or tenancy.over is not None:
+        if tenancy is None or tenancy.over is not None or tenancy.epoch > epoch:
             return
         tenancy.over, tenancy.detail = reason, detail
         tenancy.show(now_ns)
@@ -131,19 +135,18 @@ class Premises:
         self._guests.tell(tenancy.running(), line, reason)
 
     def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> int | None:
-        tenancy = self.tenancies.get(lease)
-        if tenancy is None:
-            return now_ns + LOOK_AGAIN_NS
-        attempt = self._kills.get(lease, 0)
-        self._kills[lease] = attempt + 1
-        self._guests.kill(tenancy.running(), tenancy.over or EndReason.EXPIRED)
-        return now_ns + KILL_AGAIN_NS[min(attempt, len(KILL_AGAIN_NS) - 1)]
+        attempt = self._kills.get((lease, resource), 0)
+        self._kills[lease, resource] = (attempt + 1) % len(KILL_AGAIN_NS)
+        for tenancy in self._of(lease, epoch):
+            self._guests.kill(tenancy.running(), tenancy.over or EndReason.EXPIRED)
+        return now_ns + KILL_AGAIN_NS[attempt]
 
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> bool:
-        tenancy = self.tenancies.get(lease)
-        if tenancy is not None and any(guest.epoch <= epoch for guest in tenancy.running()):
-            return True
-        return bool(self.still_left(lease))
+        return any(True for _ in self._guests_of(lease, epoch)) or bool(self.still_left(lease))
+
+    def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
+        found = list(self._guests_of(lease, epoch))
+        return self._guests.why_alive(found) if found else self.still_left(lease)
 
     def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> Verdict:
         if self._guests.strangers:
@@ -151,25 +154,42 @@ class Premises:
                 what=f"{self._guests.strangers} processes run here and hide whose they are",
                 again_ns=now_ns + LOOK_AGAIN_NS,
             )
-        tenancy = self.tenancies.get(lease)
-        if tenancy is None or tenancy.epoch > epoch:
-            return Clean()
-        left = tenancy.close(self._groups)
-        if left:
-            return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
-        self._kills.pop(lease, None)
-        self.tenancies.pop(lease)
+        for tenancy in tuple(self._of(lease, epoch)):
+            left = tenancy.close(self._groups, alone=sum(one.lease == lease for one in self._all()) == 1)
+            if left:
+                return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
+            self._drop(tenancy)
+        self._kills.pop((lease, resource), None)
         return Clean()
 
     def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:
-        tenancy = self.tenancies.get(lease)
-        if tenancy is not None and tenancy.over is not None and not any(tenancy.running()):
-            del self.tenancies[lease]
+        for tenancy in tuple(self._all()):
+            if tenancy.lease == lease and tenancy.over is not None and not any(tenancy.running()):
+                self._drop(tenancy)
+
+    # ---- which ----
+
+    def _all(self) -> Iterator[Tenancy]:
+        yield from self._older
+        yield from self.tenancies.values()
+
+    def _of(self, lease: LeaseId, epoch: Epoch) -> Iterator[Tenancy]:
+        """What there is of the lease, up to this epoch."""
+        return (tenancy for tenancy in self._all() if tenancy.lease == lease and tenancy.epoch <= epoch)
+
+    def _guests_of(self, lease: LeaseId, epoch: Epoch) -> Iterator[Guest]:
+        return (guest for tenancy in self._of(lease, epoch) for guest in tenancy.running())
+
+    def _drop(self, tenancy: Tenancy) -> None:
+        if self.tenancies.get(tenancy.lease) is tenancy:
+            del self.tenancies[tenancy.lease]
+        else:
+            self._older.remove(tenancy)
 
     # ---- at any time ----
 
     def leftovers(self) -> Iterable[Leftover]:
-        return self._leftovers
+        return self.left
 
     def fault(self, resource: ResourceId, /) -> str | None:
         return None

@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from typing import Final
 
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, SubletError, Unauthorized
-from sublet.lease.hardware import Leftover
 from sublet.lease.node import Node
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.claims import AGAIN_NS, Claims
@@ -24,12 +22,12 @@ from sublet.supervisor.holder_link import HolderLink
 from sublet.supervisor.launch import Launch
 from sublet.supervisor.locks import DeviceLocks
 from sublet.supervisor.loop import READ, Loop, Timer
-from sublet.supervisor.notes import GuestNote, Notes
+from sublet.supervisor.notes import Notes
 from sublet.supervisor.office_link import OfficeLink
 from sublet.supervisor.prctl import set_child_subreaper
+from sublet.supervisor.predecessor import Predecessor
 from sublet.supervisor.premises import Premises
-from sublet.supervisor.procs import Identity, Procs
-from sublet.supervisor.sweep import Sweep
+from sublet.supervisor.procs import Procs
 from sublet.supervisor.tree import Trees
 from sublet.values import NS_PER_S, LeaseId, TenantId
 from sublet.wire.guests import (
@@ -58,9 +56,6 @@ BEAT_S: Final = 1.0
 """How often pages get the present time, and it is asked whether anybody still needs this process."""
 ALONE_S: Final = 60.0
 """So long it waits for an office while nothing is left to look after."""
-SWEEP_NS: Final = 1 * NS_PER_S
-"""How long a new one tries to end what its predecessor left before it listens; then it goes on trying beside."""
-SWEEP_PAUSE_S: Final = 0.01
 
 
 class Supervisor:
@@ -103,16 +98,21 @@ class Supervisor:
         self._timer: Timer | None = None
         self._alone_since_ns = self._started_ns
         self._may_quit = False
-        self._sweep, noted = self._clear_away()
+        self._predecessor = Predecessor(
+            procs=self._procs,
+            groups=self._groups,
+            notes=self._notes,
+            leases=self._launch.leases,
+            clock=clock,
+        )
         self.premises = Premises(
             guests=self.guests,
             groups=self._groups,
             office=settings.office,
             now_ns=self.loop.now_ns,
             cut=self._cut,
-            leftovers=noted,
         )
-        self.premises.still_left = self._still_left
+        self.premises.still_left = self._predecessor.still_left
 
     # ---- life ----
 
@@ -163,47 +163,6 @@ class Supervisor:
             return False
         return self._office is not None or now_ns - self._alone_since_ns < ALONE_S * NS_PER_S
 
-    # ---- what a predecessor left ----
-
-    def _clear_away(self) -> tuple[Sweep, list[Leftover]]:
-        """End what is left of guests whose supervisor died. What would not go in time is looked for again later; until
-        then its resources are not free."""
-        notes, _ = self._notes.read_all()
-        noted = {Identity(note.pid, note.start_ticks): note.lease for note in notes}
-        sweep = Sweep(self._procs, self._groups, noted=noted, spare={os.getppid()})
-        self._sweep = sweep
-        until_ns = self.clock.now_ns() + SWEEP_NS
-        while not sweep.again() and self.clock.now_ns() < until_ns:
-            time.sleep(SWEEP_PAUSE_S)
-        for lease in {*(note.lease for note in notes), *sweep.found, *self._folders()}:
-            self._forget_predecessor(lease)
-        return sweep, _leftovers(notes)
-
-    def _forget_predecessor(self, lease: LeaseId) -> None:
-        """Nothing of its guests of this lease runs any more: its notes and folders go, too."""
-        if lease in self._sweep.left:
-            return
-        for note in self._notes.read_all()[0]:
-            if note.lease == lease and not self._is_ours(note):
-                self._notes.drop(note.guest)
-        for folder in self._folders().get(lease, ()):
-            remove_tree(folder)
-
-    def _folders(self) -> dict[LeaseId, list[str]]:
-        """What predecessors made for leases, as far as we did not make it again."""
-        found: dict[LeaseId, list[str]] = {}
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self._leases):
-                found.setdefault(lease_of(name), []).append(os.path.join(self._leases, name))
-        return found
-
-    def _still_left(self, lease: LeaseId) -> str:
-        if lease not in self._sweep.left:
-            return ""
-        self._sweep.again()
-        self._forget_predecessor(lease)
-        return (self._sweep.why_left(lease) or "something of it still runs") if lease in self._sweep.left else ""
-
     # ---- for the office ----
 
     def configure(self, link: OfficeLink, asked: Configure) -> Configured:
@@ -214,6 +173,7 @@ class Supervisor:
             )
         is_new = self.node is None
         if self.node is None:
+            self.premises.left = self._predecessor.leftovers(asked.inventory.devices)
             self.node = Node(asked.inventory, self.premises, report=self._report)
         else:
             self.node.inventory_changed(asked.inventory)
@@ -311,14 +271,3 @@ class Supervisor:
         for holder in tuple(self._holders):
             if (tenant is None or holder.front.tenant == tenant) and (lease is None or holder.front.lease == lease):
                 holder.cut(error)
-
-
-def _leftovers(notes: list[GuestNote]) -> list[Leftover]:
-    """Each lease and resource once, under the newest epoch."""
-    found: dict[tuple[LeaseId, str], Leftover] = {}
-    for note in notes:
-        for part in note.parts:
-            key = (note.lease, part.resource)
-            if key not in found or found[key].epoch < note.epoch:
-                found[key] = Leftover(lease=note.lease, epoch=note.epoch, part=part)
-    return list(found.values())

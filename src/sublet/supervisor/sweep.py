@@ -57,6 +57,8 @@ class Sweep:
         self._spare = frozenset(spare)
         """The office that has just started, which may itself have been started from inside a guest."""
         self._sessions: dict[int, LeaseId] = {}
+        self._found_groups: list[Group] | None = None
+        self._found_leases: list[Group] = []
 
     def again(self) -> bool:
         """One attempt: look, stop, kill, look. True when nothing was left and the groups are gone."""
@@ -85,7 +87,11 @@ class Sweep:
     # ---- looking ----
 
     def _all_groups(self) -> list[Group]:
-        return [group for groups in self._groups for group in groups.found()]
+        """Those that were there at the first look: what is made later is of guests of our own, and is spared."""
+        if self._found_groups is None:
+            self._found_groups = [group for groups in self._groups for group in groups.found()]
+            self._found_leases = [group for groups in self._groups for group in groups.leases()]
+        return self._found_groups
 
     def _look(self) -> list[Stat]:
         table = self._procs.table()
@@ -137,10 +143,7 @@ class Sweep:
                 yield stat.session, lease
 
     def _remove_groups(self) -> list[str]:
-        left = []
-        for groups in self._groups:
-            for group in (*groups.found(), *groups.leases()):
-                left += group.remove()
+        left = [folder for group in (*self._all_groups(), *self._found_leases) for folder in group.remove()]
         for groups in self._groups[1:]:
             left += groups.remove()
         return left

@@ -13,7 +13,7 @@ from sublet.values import EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
 from sublet.wire.orders import Notify, Part
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
 
-__all__ = ["Tenancy", "limits_for"]
+__all__ = ["Tenancy", "lease_of_folder", "limits_for"]
 
 PIDS_MAX = 8192
 """Processes and threads of all guests of one lease together."""
@@ -27,6 +27,11 @@ def limits_for(parts: Iterable[Part]) -> Limits:
         cores=sum(part.amount for part in parts if part.kind is Kind.CPU),
         pids_max=PIDS_MAX,
     )
+
+
+def lease_of_folder(name: str) -> LeaseId:
+    """Whose the folder is: it is named for the lease and the epoch under which it was made (``lease.1.42``)."""
+    return LeaseId(name.rsplit(".", 2)[0])
 
 
 class Tenancy:

@@ -84,6 +84,9 @@ class Paper:
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
         return (resource, lease) in self.there
 
+    def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
+        return ""
+
     def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> Verdict:
         self.asked.append(("look", resource, lease, epoch.n, now_ns))
         return self.verdicts.pop(0) if self.verdicts else Clean()

@@ -1,0 +1,96 @@
+"""What a supervisor that died left: its guests are ended before anything becomes free, and its folders go with them.
+
+Most of it goes at once. What does not (a guest that somebody has frozen) is looked for again whenever it is asked
+about, and until then its hardware is nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Final
+
+from sublet.clock import Clock
+from sublet.lease.hardware import Leftover
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.isolation.cleaning import remove_tree
+from sublet.supervisor.notes import Notes
+from sublet.supervisor.procs import Identity, Procs
+from sublet.supervisor.sweep import Sweep
+from sublet.supervisor.tenancy import lease_of_folder
+from sublet.values import NS_PER_S, Epoch, Exclusivity, LeaseId
+from sublet.wire.orders import Device, Part
+
+__all__ = ["Predecessor"]
+
+PATIENCE_NS: Final = 1 * NS_PER_S
+"""How long a new supervisor ends what is left before it listens; then it goes on beside its work."""
+PAUSE_S: Final = 0.01
+
+
+class Predecessor:
+    """Made before the first guest of our own."""
+
+    def __init__(self, *, procs: Procs, groups: Groups, notes: Notes, leases: str, clock: Clock) -> None:
+        """``leases`` is the folder of what leases have here."""
+        self._store = notes
+        self._notes, damaged = notes.read_all()
+        noted = {Identity(note.pid, note.start_ticks): note.lease for note in self._notes}
+        self._sweep = Sweep(procs, groups, noted=noted, spare={os.getppid()})
+        self._folders = _folders(leases)
+        until_ns = clock.now_ns() + PATIENCE_NS
+        while not self._sweep.again() and clock.now_ns() < until_ns:
+            time.sleep(PAUSE_S)
+        for lease in {note.lease for note in self._notes} | self._folders.keys():
+            self._clear(lease)
+        for name in damaged:
+            notes.discard(name)
+
+    def still_left(self, lease: LeaseId) -> str:
+        """What its guests of this lease still have here, in words; empty if nothing. Each question is an attempt."""
+        if lease not in self._sweep.left:
+            return ""
+        self._sweep.again()
+        self._clear(lease)
+        return (self._sweep.why_left(lease) or "something of it still runs") if lease in self._sweep.left else ""
+
+    def leftovers(self, devices: tuple[Device, ...]) -> list[Leftover]:
+        """What it had on which hardware: each lease and resource once, under the newest epoch.
+
+        Of a guest that is left without a note nobody knows what it has, so it stands in the way of everything.
+        """
+        found: dict[tuple[LeaseId, str], Leftover] = {}
+        for note in self._notes:
+            for part in note.parts:
+                key = (note.lease, part.resource)
+                if key not in found or found[key].epoch < note.epoch:
+                    found[key] = Leftover(lease=note.lease, epoch=note.epoch, part=part)
+        for lease in self._sweep.left.keys() - {note.lease for note in self._notes}:
+            for device in devices:
+                found[lease, device.id] = Leftover(lease=lease, epoch=Epoch(0, 0), part=_all_of(device))
+        return list(found.values())
+
+    def _clear(self, lease: LeaseId) -> None:
+        """If nothing of its guests of this lease runs any more, its notes and folders go, too."""
+        if lease in self._sweep.left:
+            return
+        for note in self._notes:
+            if note.lease == lease:
+                self._store.drop(note.guest)
+        for folder in self._folders.pop(lease, ()):
+            remove_tree(folder)
+
+
+def _folders(leases: str) -> dict[LeaseId, list[str]]:
+    found: dict[LeaseId, list[str]] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(leases):
+            found.setdefault(lease_of_folder(name), []).append(os.path.join(leases, name))
+    return found
+
+
+def _all_of(device: Device) -> Part:
+    return Part(
+        resource=device.id, kind=device.kind, amount=device.capacity, millis=1000, exclusivity=Exclusivity.DEVICE
+    )
