@@ -93,6 +93,7 @@ def spec_of(
 
 def wants_terminal(tty: bool, no_tty: bool) -> bool:
     """One on both sides, or what was said. Without a terminal to read from there is none to hand through."""
+    _have_all_three()
     if tty and no_tty:
         raise UsageError("--tty and --no-tty contradict each other", do="Give one of them.")
     if tty and not os.isatty(0):
@@ -124,6 +125,15 @@ def _environment(tenant: str, extra: Sequence[tuple[str, str]], *, terminal: boo
     if terminal and "TERM" in os.environ:
         env.setdefault("TERM", os.environ["TERM"])
     return env
+
+
+def _have_all_three() -> None:
+    """Where one of the three streams is closed, the next file or socket would take its number, and be mistaken for it."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _umask() -> int:
