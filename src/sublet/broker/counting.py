@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from sublet.broker import events as ev
 from sublet.broker.driver import Driver
@@ -29,42 +30,56 @@ class Counting:
         for lease in driver.ledger.state.leases.values():
             if lease.status in (LeaseStatus.GRANTED, LeaseStatus.ACTIVE, LeaseStatus.NOTICED):
                 self._hold(lease, self._since_ns)
+        self._of: dict[type, Callable[[Any, Now], None]] = {
+            ev.Renewed: self._renewed,
+            ev.Granted: self._granted,
+            ev.Ungranted: self._ungranted,
+            ev.Ending: self._ending,
+            ev.Ended: self._ended,
+            ev.Noticed: self._noticed,
+            ev.Quarantined: self._quarantined,
+            ev.ResourceFaulted: self._quarantined,
+        }
         driver.listen(self.note)
         driver.time_commits(self._committed)
 
     def note(self, now: Now, events: Sequence[ev.Event]) -> None:
         """One batch of facts."""
-        leases = self._driver.ledger.state.leases
         for event in events:
-            match event:
-                case ev.Renewed():
-                    self.metrics.renewals.inc()
-                case ev.Granted():
-                    lease = leases.get(event.lease)
-                    if lease is not None:
-                        self.metrics.grants.labels(_kind(lease), lease.tier.value).inc()
-                        self.metrics.wait_seconds.observe((now.ns - lease.asked_at_ns) / NS_PER_S)
-                        self._hold(lease, now.ns)
-                case ev.Ungranted():
-                    self._let_go(event.lease, now.ns)
-                case ev.Ending():
-                    self._let_go(event.lease, now.ns)
-                    self._teardown_from_ns[event.lease] = now.ns
-                case ev.Ended():
-                    self._ended(event, leases.get(event.lease), now)
-                case ev.Noticed():
-                    self.metrics.notices.labels(event.notice.reason.value).inc()
-                case ev.Quarantined() | ev.ResourceFaulted():
-                    self.metrics.quarantines.inc()
-                case _:
-                    pass
+            count = self._of.get(type(event))
+            if count is not None:
+                count(event, now)
 
-    def _ended(self, event: ev.Ended, lease: LeaseRecord | None, now: Now) -> None:
+    def _renewed(self, event: ev.Renewed, now: Now) -> None:
+        self.metrics.renewals.inc()
+
+    def _granted(self, event: ev.Granted, now: Now) -> None:
+        lease = self._driver.ledger.state.leases.get(event.lease)
+        if lease is not None:
+            self.metrics.grants.inc(_kind(lease), lease.tier.value)
+            self.metrics.wait_seconds.observe((now.ns - lease.asked_at_ns) / NS_PER_S)
+            self._hold(lease, now.ns)
+
+    def _ungranted(self, event: ev.Ungranted, now: Now) -> None:
+        self._let_go(event.lease, now.ns)
+
+    def _ending(self, event: ev.Ending, now: Now) -> None:
+        self._let_go(event.lease, now.ns)
+        self._teardown_from_ns[event.lease] = now.ns
+
+    def _ended(self, event: ev.Ended, now: Now) -> None:
         began_ns = self._teardown_from_ns.pop(event.lease, None)
         if began_ns is not None:
             self.metrics.teardown_seconds.observe((now.ns - began_ns) / NS_PER_S)
+        lease = self._driver.ledger.state.leases.get(event.lease)
         if lease is not None:
-            self.metrics.ends.labels(_kind(lease), event.end.reason.value).inc()
+            self.metrics.ends.inc(_kind(lease), event.end.reason.value)
+
+    def _noticed(self, event: ev.Noticed, now: Now) -> None:
+        self.metrics.notices.inc(event.notice.reason.value)
+
+    def _quarantined(self, event: ev.Quarantined | ev.ResourceFaulted, now: Now) -> None:
+        self.metrics.quarantines.inc()
 
     def _hold(self, lease: LeaseRecord, now_ns: int) -> None:
         millis = sum(part.millis for part in lease.parts)

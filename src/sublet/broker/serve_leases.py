@@ -83,7 +83,7 @@ async def acquire(service: Service, call: Call) -> Reply:
             service.counting.metrics.places.inc()
             return json_reply(answer, 202)
         case RefusalAnswer():
-            service.counting.metrics.refusals.labels(answer.code).inc()
+            service.counting.metrics.refusals.inc(answer.code)
             return json_reply(answer, 409)
         case _:
             return json_reply(answer, 200)

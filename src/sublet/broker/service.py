@@ -184,7 +184,7 @@ class Service:
 
     def limit(self, name: str) -> None:
         """A named limit was hit: it is counted, the caller says so."""
-        self.counting.metrics.limits.labels(name).inc()
+        self.counting.metrics.limits.inc(name)
 
     def close(self) -> None:
         """Everybody who waits for news is told that there will be none."""
@@ -210,7 +210,7 @@ class Service:
         if self._stop_when_empty and not self.driver.ledger.state.live_count:
             self.stop()
         for event in events:
-            if isinstance(event, ev.TenantSet):
+            if type(event) is ev.TenantSet:
                 self.access.put(event.tenant)
             elif self._watchers:
                 _wake(self._watchers.get(getattr(event, "lease", None), ()))  # type: ignore[arg-type]

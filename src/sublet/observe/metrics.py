@@ -8,14 +8,16 @@ asks and costs nothing otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["CONTENT_TYPE", "OfficeMetrics", "Readings"]
+__all__ = ["CONTENT_TYPE", "Count", "OfficeMetrics", "Readings", "Spread"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -44,17 +46,69 @@ class Readings:
     """By kind: leased, in teardown or quarantined."""
 
 
+class Count:
+    """A number that only rises, for each combination of label values.
+
+    A dictionary, and no more: prometheus_client's own counter takes a lock and looks its child up at every step, and a
+    lease meets a dozen of them in its life. One loop counts here, so nothing is shared.
+    """
+
+    __slots__ = ("_by_labels", "_labels", "_name", "_text")
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._by_labels: dict[tuple[str, ...], int] = {} if labels else {(): 0}
+
+    def inc(self, *values: str) -> None:
+        """One more, with these values of the labels."""
+        self._by_labels[values] = self._by_labels.get(values, 0) + 1
+
+    def family(self) -> Metric:
+        """As Prometheus reads it."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, count in sorted(self._by_labels.items()):
+            family.add_metric(values, count)
+        return family
+
+
+class Spread:
+    """How often a measured value fell between which bounds."""
+
+    __slots__ = ("_bounds", "_counts", "_name", "_sum", "_text")
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name, self._text, self._bounds = name, text, tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self) -> Metric:
+        """As Prometheus reads it: each bound with all that lies at or below it."""
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
 class OfficeMetrics:
     """The counters, and the page."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
+        self._counted: list[Count | Spread] = []
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"sublet_{name}", text, labels, registry=self.registry)
+        def counter(name: str, text: str, *labels: str) -> Count:
+            made = Count(f"sublet_{name}", text, *labels)
+            self._counted.append(made)
+            return made
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"sublet_{name}", text, buckets=buckets, registry=self.registry)
+        def spread(name: str, text: str, bounds: Sequence[float]) -> Spread:
+            made = Spread(f"sublet_{name}", text, bounds)
+            self._counted.append(made)
+            return made
 
         self.grants = counter("grants", "Leases granted.", "kind", "tier")
         self.refusals = counter("refusals", "Requests refused.", "code")
@@ -65,22 +119,23 @@ class OfficeMetrics:
         self.limits = counter("limits_hit", "Times a named limit was reached.", "limit")
         self.lagged = counter("events_lagged", "Event streams that were too slow and lost events.")
         self.quarantines = counter("quarantines", "Slices or devices that were quarantined.")
-        self.commit_seconds = histogram("commit_seconds", "Time of one commit of the journal.", _COMMIT_S)
-        self.commit_events = histogram("commit_events", "Facts in one commit.", _BATCH)
-        self.wait_seconds = histogram("wait_seconds", "From request to grant.", _WAIT_S)
-        self.teardown_seconds = histogram("teardown_seconds", "From the end to verified or quarantined.", _TEARDOWN_S)
-        self.registry.register(_Levels(read))
+        self.commit_seconds = spread("commit_seconds", "Time of one commit of the journal.", _COMMIT_S)
+        self.commit_events = spread("commit_events", "Facts in one commit.", _BATCH)
+        self.wait_seconds = spread("wait_seconds", "From request to grant.", _WAIT_S)
+        self.teardown_seconds = spread("teardown_seconds", "From the end to verified or quarantined.", _TEARDOWN_S)
+        self.registry.register(_Page(self._counted, read))
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)
 
 
-class _Levels(Collector):
-    def __init__(self, read: Callable[[], Readings]) -> None:
-        self._read = read
+class _Page(Collector):
+    def __init__(self, counted: Sequence[Count | Spread], read: Callable[[], Readings]) -> None:
+        self._counted, self._read = counted, read
 
     def collect(self) -> Iterator[Metric]:
+        yield from (one.family() for one in self._counted)
         now = self._read()
         yield GaugeMetricFamily("sublet_queue_length", "Requests waiting.", value=now.queued)
         yield GaugeMetricFamily("sublet_live_leases", "Leases granted and not yet ended.", value=now.live)
