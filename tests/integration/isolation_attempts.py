@@ -432,6 +432,30 @@ def listen_to_the_wire(world: World) -> str:
         return "a raw socket"
 
 
+@attempt(Part.SOCKETS, control="root")
+def make_a_socket_that_no_namespace_parts(world: World) -> str:
+    """Those to the host of a virtual machine, of the kernel's ciphers, of other transports."""
+    got = []
+    for family in (40, 38, 30, 42, 17):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+            with contextlib.suppress(OSError), socket.socket(family, kind):
+                got.append(family)
+    return " ".join(map(str, got))
+
+
+@attempt(Part.SOCKETS, control="root")
+def work_behind_the_back_of_a_filter(world: World) -> str:
+    ring = ctypes.create_string_buffer(120)
+    try:
+        os.close(syscall(425, 4, ring))  # io_uring_setup
+    except OSError:
+        with open("/proc/sys/kernel/io_uring_disabled") as file:  # by the operator, for everybody
+            if world.is_control and file.read().strip() == "2":
+                return "nothing to be had here"
+        raise
+    return "io_uring"
+
+
 def _key(ring: int) -> str:
     number = syscall(KEYCTL, 10, ring, b"user", b"sublet-isolation", 0)
     buffer = ctypes.create_string_buffer(64)

@@ -37,7 +37,8 @@ def test_a_local_guest_only_loses_descriptors() -> None:
 
 ROOT = (
     *(Step.INIT, Step.NAMESPACES, Step.LOOPBACK, Step.HOST_NAME, Step.ROOT, Step.COMMAND, Step.LIMITS, Step.BOUNDING),
-    *(Step.UID, Step.NO_NESTED, Step.NO_NEW_PRIVS, Step.LANDLOCK, Step.KEYRING, Step.CAPABILITIES, Step.DESCRIPTORS),
+    *(Step.UID, Step.NO_NESTED, Step.NO_NEW_PRIVS, Step.LANDLOCK, Step.SOCKETS, Step.KEYRING, Step.CAPABILITIES),
+    Step.DESCRIPTORS,
 )
 EVERY_NAME = frozenset(part.value for part in Part)
 ANYTHING = Policy(allow_missing=EVERY_NAME)
@@ -111,7 +112,9 @@ def test_what_stands_in_for_what(lacking: set[Part], part: Part) -> None:
     assert refusal.part is part
 
 
-@pytest.mark.parametrize("lacking", [{Part.UID}, {Part.USER_NS}, {Part.LANDLOCK}, {Part.UTS}, {Part.CGROUP_NS}])
+@pytest.mark.parametrize(
+    "lacking", [{Part.UID}, {Part.USER_NS}, {Part.LANDLOCK}, {Part.UTS}, {Part.CGROUP_NS}, {Part.SOCKETS}]
+)
 def test_what_may_be_missing_without_leave(lacking: set[Part]) -> None:
     assert planned(ALL - lacking).missing == ()
 
@@ -138,7 +141,7 @@ def test_landlock_refuses_tcp_where_the_network_could_not_be_parted() -> None:
 
 
 def test_every_combination_is_either_refused_or_has_every_wall_that_must_hold() -> None:
-    """All 2048 machines there can be."""
+    """All 4096 machines there can be."""
     for size in range(len(Part) + 1):
         for parts in itertools.combinations(Part, size):
             made = plan(Profile.TENANT, abilities(frozenset(parts)), WISH)

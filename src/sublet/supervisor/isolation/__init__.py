@@ -6,6 +6,7 @@ plan.py         which steps, in which order; what must hold and cannot is a refu
 enter.py        the steps, done between fork and exec
 root.py         the file system a guest sees
 landlock.py     what of it the guest may touch, a second time, by another mechanism
+sockets.py      which kinds of socket it may make
 init.py         the two processes that stand over a process namespace
 syscalls.py     the calls Python lacks
 uids.py         one user number for one tenant, for good

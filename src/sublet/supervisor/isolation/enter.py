@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.supervisor.isolation import init, landlock, root, syscalls
+from sublet.supervisor.isolation import init, landlock, root, sockets, syscalls
 from sublet.supervisor.isolation.abilities import Part
 from sublet.supervisor.isolation.plan import Plan, Profile, Step
 from sublet.supervisor.prctl import set_no_new_privs
@@ -171,6 +171,10 @@ def _landlock(plan: Plan, way: _Way) -> None:
     landlock.restrict(plan)
 
 
+def _sockets(plan: Plan, way: _Way) -> None:
+    sockets.restrict()
+
+
 def _keyring(plan: Plan, way: _Way) -> None:
     syscalls.new_session_keyring()
 
@@ -202,6 +206,7 @@ _DO: Final[Mapping[Step, Callable[[Plan, _Way], None]]] = {
     Step.NO_NESTED: _no_nested,
     Step.NO_NEW_PRIVS: _no_new_privs,
     Step.LANDLOCK: _landlock,
+    Step.SOCKETS: _sockets,
     Step.KEYRING: _keyring,
     Step.CAPABILITIES: _capabilities,
     Step.DESCRIPTORS: _descriptors,

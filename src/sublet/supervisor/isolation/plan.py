@@ -56,6 +56,7 @@ class Step(enum.StrEnum):
     NO_NESTED = "no further namespaces"
     NO_NEW_PRIVS = "no new privileges"
     LANDLOCK = "landlock"
+    SOCKETS = "sockets"
     KEYRING = "keyring"
     CAPABILITIES = "capabilities"
     DESCRIPTORS = "descriptors"
@@ -111,7 +112,7 @@ class Policy:
         unknown = self.allow_missing - {part.value for part in Part}
         if unknown:
             raise InvalidRequest(
-                f"no part of the isolation is called {sorted(unknown)[0]!r}",
+                f"no part of the isolation is called {min(unknown)!r}",
                 do=f"The parts are: {', '.join(part.value for part in Part)}.",
             )
 
@@ -277,6 +278,8 @@ def _is_wanted(step: Step, abilities: Abilities, apart: frozenset[Part], by_uid:
             return abilities.has(Part.NO_NEW_PRIVS)
         case Step.LANDLOCK:
             return abilities.has(Part.LANDLOCK) and abilities.has(Part.NO_NEW_PRIVS)
+        case Step.SOCKETS:
+            return abilities.has(Part.SOCKETS) and abilities.has(Part.NO_NEW_PRIVS)
         case Step.BOUNDING | Step.KEYRING | Step.CAPABILITIES | Step.LIMITS | Step.DESCRIPTORS:
             return True
 

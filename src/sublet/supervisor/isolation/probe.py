@@ -6,12 +6,13 @@ Version numbers are not asked: a container, a sysctl or a security module may re
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from sublet.supervisor.isolation import landlock, syscalls
+from sublet.supervisor.isolation import landlock, sockets, syscalls
 from sublet.supervisor.isolation.abilities import Abilities, Finding, Part
 from sublet.supervisor.isolation.enter import close_door_to_namespaces, new_user_namespace, raise_loopback
 from sublet.supervisor.isolation.plan import Plan, Profile
@@ -36,6 +37,7 @@ def probe() -> Abilities:
     else:
         findings |= {part: _tried(_in_namespace(attempt, by_user_ns)) for part, attempt in _APART.items()}
     findings[Part.NO_NEW_PRIVS] = _tried(set_no_new_privs)
+    findings[Part.SOCKETS] = _tried(_sockets)
     abi = _landlock_abi()
     findings[Part.LANDLOCK] = _tried(lambda: _landlock(abi))
     active = findings[Part.LANDLOCK].active
@@ -181,6 +183,19 @@ def _first_process() -> Iterator[bool]:
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
         raise OSError(said.decode("utf-8", "replace") or "the first process ended early")
     yield False
+
+
+def _sockets() -> None:
+    set_no_new_privs()
+    sockets.restrict()
+    for family in sockets.FAMILIES[:2]:
+        socket.socket(family).close()
+    try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close()
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            return
+    raise OSError(f"a raw socket: {_REFUSED}")
 
 
 def _landlock_abi() -> int:

@@ -32,6 +32,7 @@ __all__ = [
     "close_from",
     "detach",
     "drop_bounding_set",
+    "filter_system_calls",
     "landlock_abi",
     "landlock_add_path",
     "landlock_restrict",
@@ -90,6 +91,9 @@ _UINT_MAX: Final = 0xFFFFFFFF
 _LANDLOCK_CREATE_RULESET_VERSION: Final = 1
 _LANDLOCK_RULE_PATH_BENEATH: Final = 1
 _PR_SET_DUMPABLE: Final = 4
+_PR_SET_SECCOMP: Final = 22
+_SECCOMP_MODE_FILTER: Final = 2
+_FILTER_LINE_BYTES: Final = 8
 _PR_CAPBSET_READ: Final = 23
 _PR_CAPBSET_DROP: Final = 24
 _PR_CAP_AMBIENT: Final = 47
@@ -110,6 +114,10 @@ class _PathRule(ctypes.Structure):
 
 class _MountAttributes(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns"))
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
 class _CapHeader(ctypes.Structure):
@@ -211,6 +219,14 @@ def drop_bounding_set() -> None:
             continue
         _prctl("capability bounds", _PR_CAPBSET_DROP, number)
     _prctl("ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+
+
+def filter_system_calls(code: bytes) -> None:
+    """Every system call from now on is judged by this program of the packet filter's language."""
+    wanted = _Filter(len(code) // _FILTER_LINE_BYTES, code)
+    zero = ctypes.c_ulong(0)
+    mode = ctypes.c_ulong(_SECCOMP_MODE_FILTER)
+    _checked(_libc().prctl(_PR_SET_SECCOMP, mode, ctypes.byref(wanted), zero, zero), "seccomp")
 
 
 def set_capabilities(mask: int = 0) -> None:
