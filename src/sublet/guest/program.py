@@ -16,6 +16,7 @@ import importlib
 import importlib.machinery
 import io
 import json
+import linecache
 import os
 import sys
 import types
@@ -54,7 +55,9 @@ class Program:
         elif self.argv[0] == "-c":
             command, rest = self._after("-c")
             _set_up(["-c", *rest], "")
-            _execute(_new_main(), compile(command, "<string>", "exec"))
+            code = compile(command, "<string>", "exec")
+            _show_lines(code, command)
+            _execute(_new_main(), code)
         else:
             self._run_script()
 
@@ -144,6 +147,15 @@ def _new_main() -> types.ModuleType:
 
 def _execute(main: types.ModuleType, code: types.CodeType) -> None:
     exec(code, main.__dict__)  # noqa: S102 - the program whose guest this is
+
+
+def _show_lines(code: types.CodeType, command: str) -> None:
+    """From 3.13 on a traceback shows the lines of a ``-c`` command; else it would show those we were begun with."""
+    known: Any = linecache
+    if hasattr(known, "_interactive_cache"):
+        known._register_code(code, command, "<string>")
+    elif "<string>" in known.cache:
+        known.cache["<string>"] = (len(command), None, [f"{line}\n" for line in command.splitlines()], "<string>")
 
 
 def _is_archive(path: str) -> bool:

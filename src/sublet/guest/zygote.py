@@ -133,6 +133,7 @@ class Zygote:
 def main(arguments: list[str]) -> None:
     """The program of a zygote, and then of every guest that is forked from it."""
     fd, *modules = arguments
+    _close_all_but({int(fd)})  # whatever the supervisor was started with is not for guests
     with socket.socket(fileno=int(fd)) as sock:
         sock.set_inheritable(False)
         zygote = Zygote(sock)
