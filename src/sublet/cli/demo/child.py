@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from sublet.cli.call import Office
 from sublet.client.address import find_address
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
-from sublet.errors import Disconnected
+from sublet.errors import Disconnected, SubletError
 
 __all__ = ["DemoOffice"]
 
@@ -30,8 +31,8 @@ class DemoOffice:
     def __init__(self, folder: Path, host_gpus: str) -> None:
         self.home = folder / "home"
         self._words = ["up", "--foreground", "--host-gpus", host_gpus]
-        self._env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
-        self._env |= {"SUBLET_HOME": str(self.home), "XDG_STATE_HOME": str(folder / "state")}
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+        self.env |= {"SUBLET_HOME": str(self.home), "XDG_STATE_HOME": str(folder / "state")}
         self._log = folder / "office.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.operator = Office(find_address(None, None, str(self.home), {}))
@@ -55,6 +56,8 @@ class DemoOffice:
     ) -> None:
         process = self._process
         if process is not None and process.poll() is None:
+            with contextlib.suppress(SubletError):  # its leases end, and with them whatever still runs
+                self.operator.post("/v1/down", {"how": "now"})
             process.terminate()
             try:
                 process.wait(STOP_S)
@@ -86,5 +89,5 @@ class DemoOffice:
         command = [sys.executable, "-m", "sublet", *self._words]
         # A session of its own: Ctrl-C is for the demo, which then ends its office in order.
         return subprocess.Popen(
-            command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

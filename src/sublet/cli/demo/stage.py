@@ -37,7 +37,7 @@ class Stage:
         print(paint(text, "bold"))
 
     def close(self, text: str) -> None:
-        print(f"\n{paint(text, 'green', 'bold')}\n\nYour turn:  sublet lease acquire --gpu 1GiB")
+        print(f"\n{paint(text, 'green', 'bold')}\n\nYour turn:  sublet run --gpu 1GiB -- python your_program.py")
 
     def act(self, title: str) -> None:
         if self._act and sys.stdout.isatty():

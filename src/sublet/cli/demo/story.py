@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from sublet.cli import bill
 from sublet.cli.demo.child import DemoOffice
+from sublet.cli.demo.commands import Commands
 from sublet.cli.demo.stage import BUSY, ClaimFailed, Stage
 from sublet.cli.lease import listing
 from sublet.cli.show import Json, plural, seconds
@@ -43,13 +44,16 @@ def tell() -> None:
     started = time.monotonic()
     # The client would say on stderr what the story tells anyway.
     logging.getLogger("sublet.client").addHandler(logging.NullHandler())
-    stage = Stage(acts=7)
+    stage = Stage(acts=9)
     stage.open("Sublet lends scarce hardware for minutes at a time. This is a rehearsal in a temporary folder.")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sublet-demo-")))
         office = stack.enter_context(DemoOffice(folder, "1x4GiB"))
-        story = _Story(stage, office, stack)
+        commands = Commands(stage, office, folder, stack)
+        story = _Story(stage, office, stack, commands)
         story.an_office_opens()
+        commands.one_that_will_not_leave()
+        commands.one_that_is_killed()
         story.two_tenants()
         story.ben_takes_what_is_left()
         story.ana_goes_first()
@@ -65,7 +69,8 @@ def tell() -> None:
 class _Story:
     """What the acts share."""
 
-    def __init__(self, stage: Stage, office: DemoOffice, stack: contextlib.ExitStack) -> None:
+    def __init__(self, stage: Stage, office: DemoOffice, stack: contextlib.ExitStack, commands: Commands) -> None:
+        self._commands = commands
         self._stage = stage
         self._office = office
         self._stack = stack
@@ -215,6 +220,7 @@ class _Story:
         )
         place = _told(places, "Ben hears of his place in the queue")
         stage.claim(place.position == 1, f"Ben asks again and waits: {place}.")
+        self._commands.one_that_goes_on()
         before, leases, pid = self._books()
         stage.exhibit(listing(leases))
         office.kill()
@@ -236,6 +242,7 @@ class _Story:
             "deadlines to the microsecond, and Ben has his place in the queue.",
             but=f"{before} before and {after} after",
         )
+        self._commands.it_went_on()
         for lease in self._anas:
             lease.renew()
         stage.claim(all(lease.remaining > 100 for lease in self._anas), "Ana renews, as if nothing had happened.")
@@ -258,6 +265,7 @@ class _Story:
         by_tenant: list[Json] = operator.get("/v1/bill", by="tenant")
         stage.exhibit(bill.for_people("lease", by_lease))
         shares = {self._bens.id: 1.0, self._anas[0].id: 0.75, self._anas[1].id: 0.25, last.id: 1.0}
+        shares |= self._commands.shares
         stage.claim(
             {line["key"] for line in by_lease} == set(shares)
             and all(_close(line["gpu_seconds"], line["held_seconds"] * shares[line["key"]]) for line in by_lease),
