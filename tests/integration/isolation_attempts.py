@@ -18,7 +18,7 @@ import stat
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -61,6 +61,11 @@ class Attempt:
     control: Control
     landlock_abi: int = 1
     """From which version on Landlock is one of the walls."""
+
+    def standing(self, active: Collection[str], landlock_abi: int) -> set[str]:
+        """The names of those walls that stand here."""
+        walls = {part.value for part in self.walls} & set(active)
+        return walls - {Part.LANDLOCK.value} if landlock_abi < self.landlock_abi else walls
 
 
 ATTEMPTS: dict[str, Attempt] = {}

@@ -152,6 +152,13 @@ def as_control(attempt: Attempt, world: World) -> str:
     return in_child(body)
 
 
+def may_try(attempt: Attempt, abilities: isolation.Abilities) -> bool:
+    """What is too harmful for a control is too harmful for a guest without a wall against it."""
+    active = [part.value for part in isolation.Part if abilities.has(part)]
+    harmless = attempt.control != "nobody" or not attempt.walls
+    return harmless or bool(attempt.standing(active, abilities.landlock_abi))
+
+
 def may_control(attempt: Attempt, kind: str, abilities: isolation.Abilities, world: World) -> bool:
     match attempt.control:
         case "anybody":
@@ -186,7 +193,7 @@ def main(kind: str) -> None:
         results: dict[str, Any] = {}
         for name, attempt in ATTEMPTS.items():
             results[name] = {
-                "guest": as_guest(attempt, world, plan),
+                "guest": as_guest(attempt, world, plan) if may_try(attempt, abilities) else "not tried",
                 "control": as_control(attempt, world) if may_control(attempt, kind, abilities, world) else None,
                 "alive": os.waitpid(world.neighbour, os.WNOHANG) == (0, 0),
             }

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from sublet.supervisor.isolation import Part
-from tests.integration.isolation_attempts import ATTEMPTS, Attempt
+from tests.integration.isolation_attempts import ATTEMPTS
 
 HERE: Final = Path(__file__).parent
 KINDS: Final = ("root", "ordinary", "confined")
@@ -37,13 +37,6 @@ def stage(script: str, kind: str) -> Any:
     return found
 
 
-def walls_that_stand(attempt: Attempt, found: Any) -> set[str]:
-    stand = {part.value for part in attempt.walls} & set(found["active"])
-    if found["abi"] < attempt.landlock_abi:
-        stand.discard(Part.LANDLOCK.value)
-    return stand
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTEMPTS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,7 +46,7 @@ def test_no_attempt_gets_out_where_a_wall_is_said_to_stand(kind: str, name: str)
     assert result["alive"], "the neighbour did not survive it"
     if result["control"] is not None:
         assert result["control"].startswith("GOT"), f"without walls it must succeed: {result['control']}"
-    if attempt.walls and not walls_that_stand(attempt, found):
+    if attempt.walls and not attempt.standing(found["active"], found["abi"]):
         for part in attempt.walls:
             [line] = [line for line in found["lines"] if line.startswith(f"{part.value} ")]
             assert "not active" in line or (part is Part.LANDLOCK and "(without" in line), line
