@@ -21,6 +21,8 @@ SOCKET_NAME: Final = "supervisor.sock"
 PATIENCE_S: Final = 15.0
 """How long a new one may take to answer: it may first have to end what its predecessor left."""
 LOOK_S: Final = 0.005
+OTHER_S: Final = 0.1
+"""Between two attempts while another one has the lock and does not answer."""
 LOG_NAME: Final = "supervisor.log"
 _CODE: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -46,7 +48,10 @@ class FindOrStart:
             if asyncio.get_running_loop().time() > deadline:
                 raise self._failed("did not answer in time")
             status = started.poll()
-            if status not in (None, os.EX_TEMPFAIL):  # 75: there is another one, which is about to listen
+            if status == os.EX_TEMPFAIL:  # there is another one, which is about to listen, or to end
+                await asyncio.sleep(OTHER_S)
+                started = self._start()
+            elif status is not None:
                 raise self._failed(f"ended with status {status}")
             await asyncio.sleep(LOOK_S)
         return found

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import logging
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -50,6 +51,9 @@ AGAIN_S: Final = (0.05, 0.2, 1.0, 5.0)
 CONFIGURE_S: Final = 30.0
 """How long a supervisor may take to answer who it is."""
 
+ORDERS_MAX: Final = 256
+"""In one message."""
+
 Connect = Callable[[], Awaitable[socket.socket]]
 """Finds the supervisor of this office, or starts one; a connected, non-blocking socket."""
 
@@ -76,12 +80,13 @@ class SupervisedAgent:
         self._connect = connect
         self._sink = report
         self._on_new_supervisor = on_new_supervisor
-        self._out: list[Order] = []
+        self._out: deque[Order] = deque()
         self._early: list[Report] | None = []
         """What was reported before the office could listen."""
         self._link: Link | None = None
         self._sock: socket.socket | None = None
         self._writing = False
+        self._is_joined = False
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._again: asyncio.Task[None] | None = None
         self._closed = False
@@ -100,11 +105,9 @@ class SupervisedAgent:
 
     def tick(self, now_ns: int) -> int | None:
         """The office's turn is over: what it ordered goes out. The supervisor keeps its own time."""
-        if self._out and self._link is not None:
-            orders, self._out = self._out, []
-            self._link.event(dumps(Orders(orders=tuple(orders), incarnation=self._incarnation())))
-            self._send()
-        elif self._out:
+        if self._link is not None:
+            self._push()
+        else:
             self._out.clear()  # a new supervisor is told of everything that is live
         return None
 
@@ -112,6 +115,12 @@ class SupervisedAgent:
 
     async def start(self) -> None:
         """Find or start the supervisor, and take over what runs."""
+        for pause_s in AGAIN_S[:-1]:
+            try:
+                return await self._join()
+            except (Disconnected, OSError):  # it was just about to end
+                self._drop()
+                await asyncio.sleep(pause_s)
         await self._join()
 
     def listen(self) -> None:
@@ -160,14 +169,14 @@ class SupervisedAgent:
     # ---- the connection ----
 
     async def _join(self) -> None:
-        had_one = self.supervisor is not None
+        had_one, self._is_joined = self.supervisor is not None, False
         sock = await self._connect()
         self._sock, self._link = sock, Link.connecting()
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
         asked = Configure(office=self._office, inventory=self._inventory)
         configured = await asyncio.wait_for(self.ask(asked), CONFIGURE_S)
         assert isinstance(configured, Configured)
-        self.supervisor = configured
+        self.supervisor, self._is_joined = configured, True
         if had_one:
             self._on_new_supervisor()
 
@@ -213,12 +222,15 @@ class SupervisedAgent:
             future.set_result(answer)
 
     def _lost(self, over: Over) -> None:
-        """The supervisor ended, or another office took over."""
+        """The supervisor ended, or another office took over. While it is being joined, who joins it finds out."""
         self._drop()
-        if not self._closed and over.error is None:
+        if self._closed or not self._is_joined:
+            return
+        self._is_joined = False
+        if over.error is None or isinstance(over.error, Disconnected):
             _log.error("the supervisor has ended, and the guests with it; another is started")
             self._again = asyncio.get_running_loop().create_task(self._join_again())
-        elif over.error is not None:
+        else:
             _log.error("the supervisor hung up: %s", over.error)
 
     def _drop(self) -> None:
@@ -243,8 +255,16 @@ class SupervisedAgent:
             if is_out:
                 loop.remove_writer(self._sock.fileno())
             else:
-                loop.add_writer(self._sock.fileno(), self._send)
+                loop.add_writer(self._sock.fileno(), self._push)
             self._writing = not is_out
+
+    def _push(self) -> None:
+        """What was ordered, in messages of a size that is taken, and no faster than they are."""
+        self._send()
+        while self._out and self._link is not None and not self._link.has_output:
+            batch = tuple(self._out.popleft() for _ in range(min(len(self._out), ORDERS_MAX)))
+            self._link.event(dumps(Orders(orders=batch, incarnation=self._incarnation())))
+            self._send()
 
 
 def _away() -> Disconnected:

@@ -22,11 +22,9 @@ def main(text: str) -> int:
     """Be the supervisor; the exit status. 75 if there is one already."""
     settings = loads(SupervisorSettings, text.encode())
     os.makedirs(settings.runtime, mode=0o700, exist_ok=True)
-    lock = os.open(os.path.join(settings.runtime, "supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return 75
+    locked = os.path.join(settings.runtime, "supervisor.lock")
+    if not _lock(locked):
+        return os.EX_TEMPFAIL
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -37,7 +35,25 @@ def main(text: str) -> int:
         supervisor.serve(listening)
     finally:
         os.unlink(path)
+        os.unlink(locked)
     return 0
+
+
+def _lock(path: str) -> bool:
+    """Be the only one, until this process ends. The file is taken away by whoever held it, so what was locked may be
+    no longer what lies there; then it is tried again."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
+                return True
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        except FileNotFoundError:
+            pass
+        os.close(lock)
 
 
 def _listen(path: str) -> socket.socket:

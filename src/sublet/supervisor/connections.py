@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from collections.abc import Callable
 
 from sublet.errors import SubletError
@@ -51,24 +52,35 @@ class Connection:
             self._heard(Over(error, by_peer=False))
 
     def _ready(self, events: int) -> None:
-        if events & WRITE:
-            self._push()
-        if self._is_open and events & ~WRITE:
-            self._receive()
+        try:
+            if events & WRITE:
+                self._push()
+            if self._is_open and events & ~WRITE:
+                self._receive()
+        except SubletError as error:
+            self.cut(error)
+        except Exception:  # noqa: BLE001 - one connection must not be able to end the guests of all others
+            sys.excepthook(*sys.exc_info())
+            self.cut(SubletError("the supervisor made a mistake; its log has the details"))
 
     def _receive(self) -> None:
-        for happening in receive_some(self._sock, self.link):
+        self._hear(receive_some(self._sock, self.link))
+        self.push()
+
+    def _hear(self, happened: list[Happening]) -> None:
+        for happening in happened:
             if isinstance(happening, Over):
                 self._send()
                 self._shut()
             self._heard(happening)
-        self.push()
 
     def _push(self) -> None:
         self._will_push = False
         if self._is_open:
             wanted = (READ if self.link.wants_input else 0) | (0 if self._send() else WRITE)
-            if wanted != self._watching:
+            if self.link.over is not None:  # too much piled up: who does not read is not waited for
+                self._hear(self.link.news())
+            elif wanted != self._watching:
                 self._watching = wanted
                 self._loop.change(self._sock.fileno(), wanted)
 

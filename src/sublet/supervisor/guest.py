@@ -53,6 +53,8 @@ class Guest:
         self.ended_wall_ns = 0
         self.kills = 0
         """How often its end was forced."""
+        self.on_gone: Callable[[], object] = lambda: None
+        """Told once nothing of it runs."""
         self._used: Usage | None = None
         self.listeners: list[Callable[[GuestNews], None]] = []
 

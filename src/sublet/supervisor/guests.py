@@ -76,6 +76,9 @@ class Guests:
         self._starting: dict[int, _Starting] = {}
         self._ended: deque[GuestId] = deque()
         self._will_look = False
+        self._to_tell: list[Guest] = []
+        self._to_kill: list[Guest] = []
+        self._will_act = False
 
     # ---- starting ----
 
@@ -84,9 +87,13 @@ class Guests:
         self._check_room(tenancy.tenant)
         id_ = GuestId("g-" + secrets.token_hex(5))
         folder = os.path.join(self._logs, id_)
-        prepared = self._launch.prepare(
-            tenancy, profile, spec, id_, lambda: GuestLog(folder, self._clock), lambda: self._all_read(id_)
-        )
+        try:
+            prepared = self._launch.prepare(
+                tenancy, profile, spec, id_, lambda: GuestLog(folder, self._clock), lambda: self._all_read(id_)
+            )
+        except OSError as error:
+            self._launch.remove(folder)
+            raise _refused_by_machine(error) from error
         self._launch.fork(prepared, lambda child: self._forked(tenancy, profile, id_, prepared, child, begun))
 
     def _forked(
@@ -99,14 +106,12 @@ class Guests:
         begun: Begun,
     ) -> None:
         """It is there and waits. If its lease ended meanwhile, it has never run."""
-        if isinstance(child, OSError) or tenancy.over is not None:
-            prepared.stdio.close()
-            self._launch.remove(prepared.log.folder)
-            if isinstance(child, OSError):
-                begun(None, CapacityExceeded(f"no process could be started: {child.strerror}"))
-            else:
-                child.forget()
-                begun(None, LeaseNotActive(f"lease {tenancy.lease} is over"))
+        if isinstance(child, OSError):
+            self._never_ran(prepared, begun, _refused_by_machine(child))
+            return
+        if tenancy.over is not None:
+            child.forget()
+            self._never_ran(prepared, begun, LeaseNotActive(f"lease {tenancy.lease} is over"))
             return
         tree = self._tree(id_, tenancy.lease, child.pid, prepared.uid)
         guest = Guest(
@@ -121,14 +126,25 @@ class Guests:
             log=prepared.log,
             wall_ns=self._clock.wall_ns(),
         )
+        try:
+            self._note(guest, tenancy)
+        except OSError as error:
+            child.forget()
+            self._never_ran(prepared, begun, _refused_by_machine(error))
+            return
         tenancy.guests[id_] = self.by_id[id_] = guest
+        guest.on_gone = lambda: tenancy.guests.pop(id_, None)
         self._trees.add(tree)
         self._reaper.expect(child.pid, lambda how: self._main_exited(guest, how))
-        self._note(guest, tenancy)
         guest.stdio.started()
         self._starting[child.failure] = _Starting(guest, child, begun)
         self._loop.watch(child.failure, READ, lambda _: self._began(child.failure))
         child.go()
+
+    def _never_ran(self, prepared: Prepared, begun: Begun, error: SubletError) -> None:
+        prepared.stdio.close()
+        self._launch.remove(prepared.log.folder)
+        begun(None, error)
 
     def _check_room(self, tenant: TenantId) -> None:
         running = [guest for guest in self.by_id.values() if not guest.is_gone]
@@ -208,7 +224,7 @@ class Guests:
 
     def _look(self) -> None:
         self._will_look = False
-        look = self._trees.look()
+        look = self._trees.look(guest.tree for guest in self.of(None) if guest.state is GuestState.ENDING)
         self.strangers = len(look.strangers)
         if look.strangers:
             self._trees.kill_strangers()
@@ -238,6 +254,7 @@ class Guests:
         else:
             guest.stdio.drain_until(self._loop.now_ns() + DRAIN_NS)
         self._keep(guest)
+        guest.on_gone()
         self.on_gone(guest.lease)
 
     def _all_read(self, id_: GuestId) -> None:
@@ -264,7 +281,8 @@ class Guests:
                 guest.reason = guest.reason or reason
                 if guest.state is not GuestState.ENDING:
                     guest.now(GuestEvent.END)
-            self._trees.signal(guest.tree, signal.SIGTERM)
+            self._to_tell.append(guest)
+            self._act_soon()
 
     def signal(self, guest: Guest, number: int, *, tree: bool) -> None:
         """To its main process, or to all it has; harmless once it is gone."""
@@ -282,7 +300,26 @@ class Guests:
             if guest.state is not GuestState.ENDING:
                 guest.now(GuestEvent.END)
         if chosen:
-            self._trees.kill(guest.tree for guest in chosen)
+            self._to_kill += chosen
+            self._act_soon()
+
+    def _act_soon(self) -> None:
+        """Of many that end at once the process table is read once."""
+        if not self._will_act:
+            self._will_act = True
+            self._loop.soon(self._act)
+
+    def _act(self) -> None:
+        self._will_act = False
+        told, self._to_tell = self._to_tell, []
+        killed, self._to_kill = self._to_kill, []
+        if told:
+            look = self._trees.look(guest.tree for guest in told)
+            for guest in told:
+                for stat in look.of(guest.tree):
+                    self._trees.procs.send(stat.identity, signal.SIGTERM)
+        if killed:
+            self._trees.kill(guest.tree for guest in killed)
             self._reaper.reap()
             self.look_soon()
 
@@ -305,6 +342,13 @@ class Guests:
         """What to say of guests that were killed and are still there."""
         look = self._trees.look()
         return self._trees.why_alive(stat for guest in guests for stat in look.of(guest.tree))
+
+
+def _refused_by_machine(error: OSError) -> CapacityExceeded:
+    return CapacityExceeded(
+        f"no process could be started here: {error.strerror or error}",
+        do="`sublet doctor` says what this machine allows; it may have too little memory, disk or descriptors.",
+    )
 
 
 def what_to_do(failed: SpawnFailed) -> str:

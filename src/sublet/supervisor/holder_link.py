@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import socket
-import traceback
+import sys
 from collections.abc import Callable
 from typing import Final, assert_never
 
@@ -23,6 +23,7 @@ from sublet.supervisor.premises import Premises
 from sublet.supervisor.spawn import SpawnFailed
 from sublet.values import TenantId
 from sublet.wire.codec import dumps, loads
+from sublet.wire.frames import close_all
 from sublet.wire.guests import (
     OUTPUT_HEAD,
     Attach,
@@ -45,7 +46,7 @@ from sublet.wire.guests import (
 from sublet.wire.guests import (
     Guests as GuestList,
 )
-from sublet.wire.happenings import Called, Closed, Credit, Data, Happening, Hello, Over
+from sublet.wire.happenings import Buffer, Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
 from sublet.wire.link import Link
 
 __all__ = ["HolderLink"]
@@ -93,7 +94,12 @@ class HolderLink:
     def _heard(self, happening: Happening) -> None:
         match happening:
             case Called():
+                close_all(happening.fds)
                 self._called(happening)
+            case Event() | Opened():
+                close_all(happening.fds)
+            case Buffer():
+                close_all((happening.fd,))
             case Data():
                 self._typed(happening)
             case Credit():
@@ -111,7 +117,7 @@ class HolderLink:
         except SubletError as error:
             self._link.refuse(called.call, error)
         except Exception:  # noqa: BLE001 - what one holder asks must not be able to end everybody's guests
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
             self._link.refuse(called.call, SubletError("the supervisor made a mistake; its log has the details"))
         self._connection.push()
 

@@ -80,7 +80,9 @@ class OfficeLink:
             case Called():
                 self._called(happening)
             case Event():
-                self._served.obey(loads(Orders, happening.body))
+                close_all(happening.fds)
+                if self._is_configured:
+                    self._served.obey(loads(Orders, happening.body))
             case Over():
                 self._on_over(self)
             case _:

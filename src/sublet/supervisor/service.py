@@ -13,7 +13,7 @@ import socket
 from typing import Final
 
 from sublet.clock import Clock
-from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, SubletError, Unauthorized
+from sublet.errors import InvalidRequest, LeaseNotActive, SubletError, Unauthorized
 from sublet.lease.node import Node
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.claims import AGAIN_NS, Claims
@@ -29,7 +29,7 @@ from sublet.supervisor.predecessor import Predecessor
 from sublet.supervisor.premises import Premises
 from sublet.supervisor.procs import Procs
 from sublet.supervisor.tree import Trees
-from sublet.values import NS_PER_S, LeaseId, TenantId
+from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
 from sublet.wire.guests import (
     Admit,
     Configure,
@@ -54,6 +54,9 @@ __all__ = ["SOCKET_NAME", "Supervisor"]
 SOCKET_NAME: Final = "supervisor.sock"
 BEAT_S: Final = 1.0
 """How often pages get the present time, and it is asked whether anybody still needs this process."""
+QUIT_NS: Final = 5 * NS_PER_S
+"""How long guests may take to be ended when it is told to end at once."""
+QUIT_LOOK_S: Final = 0.05
 ALONE_S: Final = 60.0
 """So long it waits for an office while nothing is left to look after."""
 
@@ -122,7 +125,15 @@ class Supervisor:
         self._listening = listening
         self.loop.watch(listening.fileno(), READ, self._accept)
         self._beat()
-        self.loop.run()
+        try:
+            self.loop.run()
+        finally:
+            self._launch.zygotes.close()
+            self._claims.close()
+            self._groups.remove()
+            for folder in (self._launch.leases, self._notes.folder):
+                with contextlib.suppress(OSError):  # something is in it, and is there for the next one
+                    os.rmdir(folder)
 
     def _accept(self, events: int) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
@@ -143,8 +154,7 @@ class Supervisor:
             tenancy.show(now_ns)
         self.guests.look_after()
         self._claim_again(now_ns)
-        if not self._is_needed(now_ns):
-            self.loop.stop()
+        self._stop_if_idle()
         self.loop.after(BEAT_S, self._beat)
 
     def _claim_again(self, now_ns: int) -> None:
@@ -153,6 +163,10 @@ class Supervisor:
             self._claim_again_ns = now_ns + AGAIN_NS
             self._reports += self._claims.again()
             self._say()
+
+    def _stop_if_idle(self) -> None:
+        if not self._is_needed(self.loop.now_ns()):
+            self.loop.stop()
 
     def _is_needed(self, now_ns: int) -> bool:
         if any(True for _ in self.guests.of(None)):
@@ -179,7 +193,7 @@ class Supervisor:
             self.node.inventory_changed(asked.inventory)
             self.node.say_again(self.loop.now_ns())
         if self._office is not None:
-            self._office.cut(Disconnected("another office of the same home took over"))
+            self._office.cut(InvalidRequest("another office of the same home took over"))
         self._office, self._may_quit = link, False
         self._reports += self._claims.configure(asked.inventory)
         self._step()
@@ -233,7 +247,17 @@ class Supervisor:
     def quit(self, asked: Quit) -> None:
         self._may_quit = True
         if asked.now:
-            self.loop.stop()  # guests are sent SIGKILL as this process ends
+            self._end_all(self.loop.now_ns() + QUIT_NS)
+        self.loop.soon(self._stop_if_idle)
+
+    def _end_all(self, until_ns: int) -> None:
+        """Of what is not gone in time the next supervisor finds a note."""
+        left = list(self.guests.of(None))
+        self.guests.kill(left, EndReason.OPERATOR)
+        if left and self.loop.now_ns() < until_ns:
+            self.loop.after(QUIT_LOOK_S, lambda: self._end_all(until_ns))
+        else:
+            self.loop.stop()
 
     # ---- the law's turn ----
 

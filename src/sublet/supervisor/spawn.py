@@ -77,6 +77,8 @@ class Child:
     def forget(self) -> None:
         """It was never noted: it ends without having run."""
         self._close_go()
+        os.close(self.failure)
+        os.close(self.pidfd)
 
     def _close_go(self) -> None:
         if self._go >= 0:
