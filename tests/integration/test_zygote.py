@@ -251,7 +251,8 @@ def test_a_signal_without_an_end_is_an_ordinary_one(tmp_path: Path) -> None:
     assert (done["code"], done["err"]) == (-signal.SIGTERM, "")
 
 
-def test_a_guest_that_waits_for_its_threads_is_interrupted_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["", "time.sleep(999)"], ids=["waiting for it", "at work beside it"])
+def test_a_thread_does_not_keep_a_guest_from_ending_with_its_lease(tmp_path: Path, then: str) -> None:
     code = """
 import threading, time
 def work():
@@ -259,8 +260,9 @@ def work():
     time.sleep(999)
 threading.Thread(target=work).start()
 """
-    done = play("noticed", str(tmp_path), code, "noticed")
+    done = play("noticed", str(tmp_path), code + then, "noticed")
     assert done["code"] == 76
+    assert done["err"].startswith("sublet: the lease ended: preempted")
 
 
 def test_an_interpreter_that_has_nothing_of_ours_makes_guests_all_the_same(tmp_path: Path) -> None:

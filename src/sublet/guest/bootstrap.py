@@ -2,7 +2,9 @@
 
 The supervisor announces an end with SIGTERM, after it wrote the reason on the guest's page. The main thread then gets
 ``LeaseInterrupt``, once, wherever it is in Python code; a call into C that does not come back delays it. A program may
-catch it to save and leave; if it goes on, it is ended by force when the grace is over. SIGTERM *without* an end on the
+catch it to save and leave; if it goes on, it is ended by force when the grace is over.
+Where it goes through to the top the program is over: its other threads are not waited for, as Python would, since they
+would only be met by that force (who wants to wait for them catches it and does). SIGTERM *without* an end on the
 page is an ordinary one and does what it always does.
 
 The exit status is 76 where the lease's end went through to the top, and what plain Python gives in every other case.
@@ -24,6 +26,7 @@ from typing import Final, NoReturn
 
 from sublet.errors import LeaseInterrupt, SubletError
 from sublet.guest.current import PAGE_VARIABLE, end_of
+from sublet.guest.ending import end_at_once
 from sublet.guest.program import Program
 from sublet.guest.program import __file__ as program_file
 from sublet.wire.page import PageReader, PageState
@@ -50,8 +53,10 @@ def run(program: Program, end: Callable[[int], NoReturn] = sys.exit) -> NoReturn
             step()
         except BaseException as error:  # noqa: BLE001 - this is the top: whatever comes is told, as Python tells it
             status = _tell(error)
-            if step is arrange_interrupt:
+            if step is arrange_interrupt or status == LEASE_ENDED:
                 break
+    if status == LEASE_ENDED and threading.active_count() > 1:
+        end_at_once(status)
     if status == _INTERRUPTED:
         sys.excepthook = lambda *_: None  # it is told already
         raise KeyboardInterrupt

@@ -126,7 +126,8 @@ def test_a_page_of_another_version_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "too_much", [{"lease": LeaseId("l" * 129)}, {"office": "o" * 129}, {"devices": tuple("GPU" * 10 for _ in range(40))}]
+    "too_much",
+    [{"lease": LeaseId("l" * 129)}, {"office": "o" * 129}, {"devices": tuple("GPU" * 10 for _ in range(40))}],
 )
 def test_what_does_not_fit_is_refused_and_not_cut(too_much: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="has room for"):
@@ -189,6 +190,7 @@ def test_a_page_is_seen_whole_and_kept_up_to_date(tmp_path: Path) -> None:
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o444
         reader = PageReader(path)
         assert reader.read() == view()
+        newer = view()
         for n in range(5):
             newer = view(now_ns=n, state=PageState.NOTICED, reason=EndReason.QUOTA, devices=("GPU-1", "GPU-2"))
             writer.write(newer)
