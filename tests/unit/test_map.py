@@ -70,7 +70,10 @@ NEVER: Final[dict[str, tuple[frozenset[str], str]]] = {
 """Walls that the order alone does not build: room → the rooms it never imports, and why."""
 
 STDLIB_ONLY: Final = ("values", "errors", "clock", "wire", "lease", "supervisor")
-NOT_STDLIB: Final = {"wire.http": "msgspec types of the HTTP part, used by broker and client only"}
+NOT_STDLIB: Final = {
+    "wire.http": "msgspec types of the HTTP part, used by broker and client only",
+    "wire.http_views": "the same, those that only show",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sublet.broker import serve_bills as bills
 from sublet.broker import serve_leases as leases
+from sublet.broker import serve_looking as looking
 from sublet.broker import serve_office as office
 from sublet.broker.service import Call, Reply, Service
 from sublet.wire import http as wire
@@ -157,6 +158,24 @@ def _table() -> tuple[Route, ...]:
             "News as server-sent events",
             answers={200: "text/event-stream"},
             query={"lease": "only of this lease", "all": "1: of all tenants (operators)"},
+        ),
+        route(
+            "GET",
+            "/v1/guests",
+            Right.TENANT,
+            looking.guests,
+            "What runs under leases",
+            answers={200: list[wire.GuestEntry]},
+            query={"all": "1: also what has ended and whose output is kept", "lease": "only under this lease"},
+        ),
+        route(
+            "GET",
+            "/v1/queue",
+            Right.TENANT,
+            looking.queue,
+            "Who waits, at which place, and for what; those who are next first",
+            answers={200: list[wire.PlaceAnswer]},
+            query={"limit": "how many at most (256)"},
         ),
         route(
             "GET", "/v1/tenants", Right.OPERATOR, office.tenants, "All tenants", answers={200: list[wire.TenantView]}

@@ -25,6 +25,7 @@ from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.audit import Record
 from sublet.observe.bills import Rates
 from sublet.values import LeaseId, TenantId
+from sublet.wire.guests import Guests, ListGuests
 from sublet.wire.http import AuditReport, LeaseView
 
 __all__ = ["JSON", "Call", "Identity", "Reply", "Service", "is_live", "json_reply"]
@@ -103,6 +104,8 @@ class Service:
     stop: Callable[[], None]
     """Ends the office, in order; leases stay as they are."""
     rates: Rates = field(default_factory=Rates)
+    list_guests: Callable[[ListGuests], Awaitable[Guests]] | None = None
+    """What runs, of all tenants; None where nothing can run."""
     document: Callable[[], bytes] = bytes
     """The OpenAPI document; whoever serves the routes puts it here."""
     hub: Hub = field(init=False)

@@ -132,6 +132,7 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
             detail=notice.detail,
         ),
         end=None if lease.end is None else end_view(lease.end),
+        holder=lease.holder,
     )
 
 

@@ -177,6 +177,7 @@ class Office:
         )
         await agent.start()
         self._stack.push_async_callback(agent.close)
+        self.service.list_guests = agent.guests
         path = data_path(self.home)
         door = Door(_listen(path), _Rights(self.service), agent)
         door.on_limit = self.service.limit

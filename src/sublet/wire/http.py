@@ -4,17 +4,34 @@ Sizes are integer bytes, durations are seconds, times are RFC 3339 in UTC. Insta
 (``deadline``) are seconds of CLOCK_BOOTTIME and mean something only on the office's machine; the answer to a renewal
 therefore carries ``ttl`` as well, and a holder counts from when it *sent* the request.
 
-This is the one part of ``wire`` that uses msgspec.
+This and ``http_views``, which has what is only ever shown, are the parts of ``wire`` that use msgspec.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from sublet.errors import RenewalRefusal
 from sublet.values import Epoch
+from sublet.wire.http_views import (
+    AuditEntry,
+    AuditReport,
+    BackupAnswer,
+    BillLine,
+    DeviceView,
+    DownAnswer,
+    EndView,
+    FenceView,
+    GuestEntry,
+    Hello,
+    Message,
+    NodeView,
+    NoticeView,
+    PartView,
+    StatusView,
+)
 from sublet.wire.version import WIRE_HEADER, WIRE_OLDEST, WIRE_VERSION
 
 __all__ = [
@@ -40,6 +57,7 @@ __all__ = [
     "ErrorView",
     "FenceView",
     "GrantAnswer",
+    "GuestEntry",
     "Hello",
     "LeaseView",
     "News",
@@ -64,10 +82,6 @@ __all__ = [
     "TokenView",
     "WantBody",
 ]
-
-
-class _Message(msgspec.Struct, kw_only=True, omit_defaults=False):
-    pass
 
 
 class _Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -202,29 +216,7 @@ class BackupRequest(_Request, kw_only=True, forbid_unknown_fields=True):
 # ---- answers ----
 
 
-class PartView(_Message, kw_only=True):
-    resource: str
-    kind: str
-    amount: int
-    model: str = ""
-    host: bool = False
-    exclusivity: str | None = None
-
-
-class NoticeView(_Message, kw_only=True):
-    reason: str
-    in_seconds: float
-    at: str
-    detail: str = ""
-
-
-class EndView(_Message, kw_only=True):
-    reason: str
-    at: str
-    detail: str = ""
-
-
-class LeaseView(_Message, kw_only=True):
+class LeaseView(Message, kw_only=True):
     id: str
     tenant: str
     status: str
@@ -251,21 +243,23 @@ class LeaseView(_Message, kw_only=True):
     renewals: int
     notice: NoticeView | None
     end: EndView | None
+    holder: str = ""
+    """Who asked, or attached, as it called itself."""
 
 
-class GrantAnswer(_Message, kw_only=True, tag="grant", tag_field="answer"):
+class GrantAnswer(Message, kw_only=True, tag="grant", tag_field="answer"):
     lease: LeaseView
     token: str | None = None
 
 
-class PlaceAnswer(_Message, kw_only=True, tag="place", tag_field="answer"):
+class PlaceAnswer(Message, kw_only=True, tag="place", tag_field="answer"):
     lease: LeaseView
     position: int
     reason: str
     estimate: float | None
 
 
-class OfferAnswer(_Message, kw_only=True, tag="offer", tag_field="answer"):
+class OfferAnswer(Message, kw_only=True, tag="offer", tag_field="answer"):
     lease: LeaseView
     kind: str
     asked: int
@@ -274,7 +268,7 @@ class OfferAnswer(_Message, kw_only=True, tag="offer", tag_field="answer"):
     """Seconds."""
 
 
-class RefusalAnswer(_Message, kw_only=True, tag="refusal", tag_field="answer"):
+class RefusalAnswer(Message, kw_only=True, tag="refusal", tag_field="answer"):
     code: str
     reason: str
     do: str
@@ -282,7 +276,7 @@ class RefusalAnswer(_Message, kw_only=True, tag="refusal", tag_field="answer"):
     estimate: float | None
 
 
-class RenewAnswer(_Message, kw_only=True):
+class RenewAnswer(Message, kw_only=True):
     lease: str
     epoch: Epoch
     deadline: float
@@ -299,7 +293,7 @@ _REASON: Final = (
 )
 
 
-class ErrorView(_Message, kw_only=True):
+class ErrorView(Message, kw_only=True):
     kind: str
     """The class of the error tree."""
     message: str
@@ -309,50 +303,18 @@ class ErrorView(_Message, kw_only=True):
     reason: Annotated[str | None, msgspec.Meta(description=_REASON)] = None
 
 
-class ErrorBody(_Message, kw_only=True):
+class ErrorBody(Message, kw_only=True):
     error: ErrorView
 
 
-class RenewalsAnswer(_Message, kw_only=True):
+class RenewalsAnswer(Message, kw_only=True):
     """In the order of the request; each is an answer or an error."""
 
     items: list[RenewAnswer | None]
     errors: list[ErrorView | None]
 
 
-class DeviceView(_Message, kw_only=True):
-    id: str
-    node: str
-    kind: str
-    model: str
-    host: bool
-    capacity: int
-    free: int
-    state: str
-    detail: str
-    leases: list[str]
-
-
-class NodeView(_Message, kw_only=True):
-    id: str
-    domain: str
-    labels: dict[str, str]
-    state: str
-
-
-class FenceView(_Message, kw_only=True):
-    """One quarantined slice or device."""
-
-    resource: str
-    lease: str | None
-    epoch: Epoch | None
-    amount: int
-    detail: str
-    hard: bool
-    """True needs an operator's word (``--vouch``)."""
-
-
-class TenantView(_Message, kw_only=True):
+class TenantView(Message, kw_only=True):
     id: str
     tier_max: str
     operator: bool
@@ -363,92 +325,18 @@ class TenantView(_Message, kw_only=True):
     queued: int
 
 
-class TenantToken(_Message, kw_only=True):
+class TenantToken(Message, kw_only=True):
     tenant: TenantView
     token: str | None
     """Shown this once; the office keeps only its hash."""
 
 
-class TokenView(_Message, kw_only=True):
+class TokenView(Message, kw_only=True):
     token: str
     expires_at: str
 
 
-class StatusView(_Message, kw_only=True):
-    pid: int
-    version: str
-    wire: int
-    home: str
-    incarnation: int
-    started_at: str
-    uptime: float
-    embedded: bool
-    """Started by itself; ends itself when idle."""
-    nodes: list[NodeView]
-    devices: list[DeviceView]
-    live: int
-    queued: int
-    quarantined: int
-    audit_head: str
-
-
-class Hello(_Message, kw_only=True):
-    wire: int
-    wire_oldest: int
-    version: str
-    pid: int
-
-
-class BillLine(_Message, kw_only=True):
-    """One row of a bill: a lease, or a sum over leases."""
-
-    key: str
-    """Lease id, tenant, or label value, as asked."""
-    tenant: str | None
-    leases: int
-    held_seconds: float
-    busy_seconds: float
-    gpu_seconds: float
-    core_seconds: float
-    memory_byte_seconds: float
-    block_byte_seconds: float
-    cost: float
-    end: str | None = None
-    live: bool = False
-
-
-class DownAnswer(_Message, kw_only=True):
-    leases: int
-    """How many lived when it was asked."""
-
-
-class BackupAnswer(_Message, kw_only=True):
-    path: str
-    bytes: int
-
-
-class AuditReport(_Message, kw_only=True):
-    ok: bool
-    records: int
-    head: str
-    problem: str | None = None
-
-
-class AuditEntry(_Message, kw_only=True):
-    """One record of the audit chain."""
-
-    seq: int
-    at: str
-    kind: str
-    """What happened: the type of the event."""
-    by: str
-    """Whose doing it was: ``tenant:ID``, ``operator:ID``, or ``office`` for what time, an agent or the scheduler did.
-    Empty where the record is older than this field."""
-    event: dict[str, Any]
-    """The event as it is hashed; what has its usual value is left out."""
-
-
-class News(_Message, kw_only=True):
+class News(Message, kw_only=True):
     """One server-sent event: ``event:`` is ``what``, ``data:`` is this."""
 
     what: str

@@ -1,0 +1,95 @@
+"""The control API, what an onlooker asks for: what runs under leases, and who waits, at which place and for what.
+
+Both are questions about many leases at once. Asked one by one they would be many messages, and asking after a waiting
+lease is a sign of life of its holder, which an onlooker is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Final
+
+from sublet.broker.asking import flag, number
+from sublet.broker.order import position
+from sublet.broker.service import Call, Reply, Service, json_reply
+from sublet.broker.views import place_answer, rfc3339, seconds
+from sublet.errors import Disconnected
+from sublet.wire.guests import GuestView, ListGuests
+from sublet.wire.http import GuestEntry
+
+__all__ = ["COMMAND_MAX", "PLACES_MAX", "guests", "queue"]
+
+COMMAND_MAX: Final = 2000
+"""Characters of a command line that are shown."""
+PLACES_MAX: Final = 256
+"""Places in one answer: each is looked for in the whole line."""
+ANSWER_S: Final = 3.0
+"""How long the supervisor may take. It answers in a millisecond; who looks should not hang where it does not."""
+
+
+async def guests(service: Service, call: Call) -> Reply:
+    """What runs; a tenant sees what is its own, an operator everything."""
+    asked = ListGuests(ended=flag(call.query, "all"))
+    if "lease" in call.query:
+        call.id = call.query["lease"]
+        asked = ListGuests(lease=service.lease(call).id, ended=asked.ended)
+    if service.list_guests is None:
+        return json_reply([])
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            found = (await service.list_guests(asked)).guests
+    except TimeoutError:
+        raise Disconnected("the supervisor of this machine does not answer", do="Try again in a moment.") from None
+    me = call.caller
+    return json_reply([_entry(guest) for guest in found if me.operator or guest.tenant == me.tenant])
+
+
+async def queue(service: Service, call: Call) -> Reply:
+    """Who waits, those who are next first."""
+    most = int(number(call.query, "limit", most=PLACES_MAX)) or PLACES_MAX
+    ledger, now = service.driver.ledger, service.driver.now()
+    waiting = [
+        (position(ledger.state, lease, now.ns, ledger.policy), lease)
+        for lease in ledger.state.queue_listing()
+        if call.caller.operator or lease.tenant == call.caller.tenant
+    ]
+    waiting.sort(key=lambda place: (place[0], place[1].arrival))
+    places = (ledger.place_of(lease.id, now) for _, lease in itertools.islice(waiting, most))
+    return json_reply([place_answer(place, service.view(place.lease, now)) for place in places if place is not None])
+
+
+def _entry(guest: GuestView) -> GuestEntry:
+    """In the units of every document."""
+    return GuestEntry(
+        id=guest.id,
+        lease=guest.lease,
+        epoch=guest.epoch,
+        tenant=guest.tenant,
+        name=guest.name,
+        argv=_beginning(guest.argv),
+        profile=guest.profile.value,
+        state=guest.state,
+        pid=guest.pid,
+        processes=guest.processes,
+        started_at=rfc3339(guest.started_at) if guest.started_at else None,
+        ended_at=rfc3339(guest.ended_at) if guest.ended_at else None,
+        exit_code=None if guest.exit_code < 0 else guest.exit_code,
+        reason=guest.reason or None,
+        cpu=seconds(guest.cpu_ns),
+        peak_bytes=guest.peak_bytes,
+        log_bytes=guest.log_bytes,
+        log_dropped=guest.log_dropped,
+    )
+
+
+def _beginning(argv: tuple[str, ...]) -> list[str]:
+    """A command line may have megabytes, and two thousand of them are listed."""
+    shown: list[str] = []
+    left = COMMAND_MAX
+    for word in argv:
+        if len(word) > left:
+            return [*shown, word[:left] + "…"]
+        shown.append(word)
+        left -= len(word) + 1
+    return shown

@@ -1,0 +1,189 @@
+"""The messages of the control API that only ever show something: what there is, what runs, what was consumed.
+
+``http`` has all the others, and hands these on, so nobody has to know on which side of the line a message lies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sublet.values import Epoch
+
+__all__ = [
+    "AuditEntry",
+    "AuditReport",
+    "BackupAnswer",
+    "BillLine",
+    "DeviceView",
+    "DownAnswer",
+    "EndView",
+    "FenceView",
+    "GuestEntry",
+    "Hello",
+    "Message",
+    "NodeView",
+    "NoticeView",
+    "PartView",
+    "StatusView",
+]
+
+
+class Message(msgspec.Struct, kw_only=True, omit_defaults=False):
+    """What the office says."""
+
+
+class PartView(Message, kw_only=True):
+    resource: str
+    kind: str
+    amount: int
+    model: str = ""
+    host: bool = False
+    exclusivity: str | None = None
+
+
+class NoticeView(Message, kw_only=True):
+    reason: str
+    in_seconds: float
+    at: str
+    detail: str = ""
+
+
+class EndView(Message, kw_only=True):
+    reason: str
+    at: str
+    detail: str = ""
+
+
+class DeviceView(Message, kw_only=True):
+    id: str
+    node: str
+    kind: str
+    model: str
+    host: bool
+    capacity: int
+    free: int
+    state: str
+    detail: str
+    leases: list[str]
+
+
+class NodeView(Message, kw_only=True):
+    id: str
+    domain: str
+    labels: dict[str, str]
+    state: str
+
+
+class FenceView(Message, kw_only=True):
+    """One quarantined slice or device."""
+
+    resource: str
+    lease: str | None
+    epoch: Epoch | None
+    amount: int
+    detail: str
+    hard: bool
+    """True needs an operator's word (``--vouch``)."""
+
+
+class Hello(Message, kw_only=True):
+    wire: int
+    wire_oldest: int
+    version: str
+    pid: int
+
+
+class StatusView(Message, kw_only=True):
+    pid: int
+    version: str
+    wire: int
+    home: str
+    incarnation: int
+    started_at: str
+    uptime: float
+    embedded: bool
+    """Started by itself; ends itself when idle."""
+    nodes: list[NodeView]
+    devices: list[DeviceView]
+    live: int
+    queued: int
+    quarantined: int
+    audit_head: str
+
+
+class GuestEntry(Message, kw_only=True):
+    """A command that runs under a lease, or ran under one that is remembered."""
+
+    id: str
+    lease: str
+    epoch: Epoch
+    tenant: str
+    name: str
+    argv: list[str]
+    """Of a very long command line only the beginning, and an ellipsis."""
+    profile: str
+    state: str
+    pid: int
+    processes: int
+    started_at: str | None
+    ended_at: str | None
+    exit_code: int | None
+    """Of its main process: 128+n for signal n; null while it runs."""
+    reason: str | None
+    """Why it was ended, if it did not end by itself."""
+    cpu: float
+    """Seconds of CPU time."""
+    peak_bytes: int
+    log_bytes: int
+    log_dropped: int
+
+
+class BillLine(Message, kw_only=True):
+    """One row of a bill: a lease, or a sum over leases."""
+
+    key: str
+    """Lease id, tenant, or label value, as asked."""
+    tenant: str | None
+    leases: int
+    held_seconds: float
+    busy_seconds: float
+    gpu_seconds: float
+    core_seconds: float
+    memory_byte_seconds: float
+    block_byte_seconds: float
+    cost: float
+    end: str | None = None
+    live: bool = False
+
+
+class AuditReport(Message, kw_only=True):
+    ok: bool
+    records: int
+    head: str
+    problem: str | None = None
+
+
+class AuditEntry(Message, kw_only=True):
+    """One record of the audit chain."""
+
+    seq: int
+    at: str
+    kind: str
+    """What happened: the type of the event."""
+    by: str
+    """Whose doing it was: ``tenant:ID``, ``operator:ID``, or ``office`` for what time, an agent or the scheduler did.
+    Empty where the record is older than this field."""
+    event: dict[str, Any]
+    """The event as it is hashed; what has its usual value is left out."""
+
+
+class DownAnswer(Message, kw_only=True):
+    leases: int
+    """How many lived when it was asked."""
+
+
+class BackupAnswer(Message, kw_only=True):
+    path: str
+    bytes: int

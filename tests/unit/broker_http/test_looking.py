@@ -1,0 +1,201 @@
+"""What an onlooker is told: what runs, and who waits; each tenant of its own only."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sublet.broker import serve_looking
+from sublet.broker.serve_looking import COMMAND_MAX, PLACES_MAX
+from sublet.values import GIB, Epoch, GuestId, LeaseId, TenantId
+from sublet.wire.guests import Guests, GuestView, ListGuests, Profile
+from tests.unit.broker_http.bench import Bench, bench, run
+
+DEVICE = [{"kind": "gpu", "amount": GIB}]
+
+
+def guest(number: int, tenant: str, **changes: Any) -> GuestView:
+    facts: dict[str, Any] = {
+        "id": GuestId(f"g-{number}"),
+        "lease": LeaseId(f"l-{number}"),
+        "epoch": Epoch(1, number),
+        "tenant": TenantId(tenant),
+        "name": "",
+        "argv": ("sleep", "9"),
+        "profile": Profile.LOCAL,
+        "state": "running",
+        "pid": 100 + number,
+        "processes": 2,
+        "started_at": 1_700_000_000_123_456_789,
+        "ended_at": 0,
+        "exit_code": -1,
+        "reason": "",
+        "cpu_ns": 1_500_000_000,
+        "peak_bytes": 1 << 20,
+        "log_bytes": 7,
+        "log_dropped": 0,
+    }
+    return GuestView(**(facts | changes))
+
+
+class Listing:
+    """A supervisor that has these guests."""
+
+    def __init__(self, *found: GuestView) -> None:
+        self.found = found
+        self.asked: list[ListGuests] = []
+
+    async def __call__(self, asked: ListGuests) -> Guests:
+        self.asked.append(asked)
+        return Guests(guests=self.found)
+
+
+def test_a_tenant_sees_its_own_guests_and_an_operator_all() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            b.service.list_guests = Listing(guest(1, "ann"), guest(2, "bob"), guest(3, "ann"))
+            tokens = {name: await b.tenant(name) for name in ("ann", "bob", "eve")}
+            seen = {name: await _guests(b, token=token) for name, token in tokens.items()}
+            assert seen == {"ann": ["g-1", "g-3"], "bob": ["g-2"], "eve": []}
+            assert await _guests(b) == ["g-1", "g-2", "g-3"]
+
+    run(story)
+
+
+async def _guests(b: Bench, path: str = "/v1/guests", token: str | None = None) -> list[str]:
+    return [found["id"] for found in (await b.ask("GET", path, token=token)).json]
+
+
+def test_a_guest_is_told_in_the_units_of_every_document() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            ended = {"ended_at": 1_700_000_001_000_000_000, "exit_code": 137, "reason": "expired", "state": "gone"}
+            b.service.list_guests = Listing(guest(1, "local"), guest(2, "local", **ended))
+            runs, over = (await b.ask("GET", "/v1/guests")).json
+            assert (runs["started_at"], runs["ended_at"]) == ("2023-11-14T22:13:20.123Z", None)
+            assert (runs["exit_code"], runs["reason"], runs["cpu"], runs["epoch"]) == (None, None, 1.5, [1, 1])
+            assert (over["exit_code"], over["reason"], over["ended_at"]) == (137, "expired", "2023-11-14T22:13:21.000Z")
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (("a", "b"), ["a", "b"]),
+        (("x" * COMMAND_MAX,), ["x" * COMMAND_MAX]),
+        (("x" * (COMMAND_MAX + 1), "b"), ["x" * COMMAND_MAX + "…"]),
+        (("x" * (COMMAND_MAX - 1), "bcd"), ["x" * (COMMAND_MAX - 1), "…"]),
+        (("",) * (3 * COMMAND_MAX), None),
+        ((), []),
+    ],
+)
+def test_of_an_endless_command_line_the_beginning_is_shown(argv: tuple[str, ...], shown: list[str] | None) -> None:
+    found = serve_looking._beginning(argv)
+    assert sum(map(len, found)) <= COMMAND_MAX + 1
+    assert len(found) <= COMMAND_MAX + 2
+    assert shown is None or found == shown
+
+
+def test_what_is_asked_for_reaches_the_supervisor() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            listing = b.service.list_guests = Listing()
+            lease = (await b.acquire())["lease"]["id"]
+            await b.ask("GET", "/v1/guests")
+            await b.ask("GET", f"/v1/guests?all=1&lease={lease}")
+            assert listing.asked == [ListGuests(), ListGuests(lease=lease, ended=True)]
+
+    run(story)
+
+
+def test_guests_of_a_lease_that_is_not_ones_own_are_those_of_no_lease() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            listing = b.service.list_guests = Listing(guest(1, "local"))
+            bob = await b.tenant("bob")
+            lease = (await b.acquire())["lease"]["id"]
+            other = await b.ask("GET", f"/v1/guests?lease={lease}", token=bob)
+            never = await b.ask("GET", "/v1/guests?lease=l-never", token=bob)
+            assert (other.status, never.status) == (404, 404)
+            assert other.body == never.body.replace(b"l-never", lease.encode())
+            assert listing.asked == []
+
+    run(story)
+
+
+def test_where_nothing_can_run_nothing_runs() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            assert await _guests(b) == []
+
+    run(story)
+
+
+def test_a_supervisor_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_looking, "ANSWER_S", 0.05)
+
+    async def silence(asked: ListGuests) -> Guests:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def story() -> None:
+        async with bench() as b:
+            b.service.list_guests = silence
+            answer = await b.ask("GET", "/v1/guests")
+            assert (answer.status, answer.error["kind"]) == (503, "Disconnected")
+
+    run(story)
+
+
+def test_the_line_is_listed_with_who_is_next_first() -> None:
+    """With place, reason and estimate; a tenant sees its own entries at their real places."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            ann, bob = await b.tenant("ann"), await b.tenant("bob")
+            await b.acquire(wants=DEVICE, request_id="holds", ttl=60)
+            waiting = [
+                (await b.acquire(who, wants=DEVICE, request_id=f"w{i}", tier=tier))["lease"]["id"]
+                for i, (who, tier) in enumerate([(ann, "batch"), (bob, "batch"), (ann, "interactive")])
+            ]
+            line = (await b.ask("GET", "/v1/queue")).json
+            assert line[0]["lease"]["id"] == waiting[2], "a higher tier goes first"
+            assert [place["position"] for place in line] == [1, 2, 3]
+            assert all(place["answer"] == "place" and place["reason"] for place in line)
+            assert line[0]["estimate"] > 0
+            own = (await b.ask("GET", "/v1/queue", token=bob)).json
+            assert [place["lease"]["id"] for place in own] == [waiting[1]]
+            assert own[0]["position"] in (2, 3)
+            first = (await b.ask("GET", "/v1/queue?limit=1")).json
+            assert first == line[:1]
+
+    run(story)
+
+
+def test_looking_at_the_line_is_no_sign_of_life_of_those_who_wait() -> None:
+    """Who waits and says nothing loses the place, however many look on."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            await b.acquire(wants=DEVICE, request_id="holds", ttl=3600)
+            await b.acquire(wants=DEVICE, request_id="waits")
+            for _ in range(40):
+                await b.pass_time("30s")
+                line = (await b.ask("GET", "/v1/queue")).json
+                if not line:
+                    return
+            pytest.fail("it waits for ever")
+
+    run(story)
+
+
+@pytest.mark.parametrize("limit", ["-1", "nan", "x", str(PLACES_MAX + 1)])
+def test_a_limit_that_makes_no_sense_is_refused(limit: str) -> None:
+    async def story() -> None:
+        async with bench() as b:
+            assert (await b.ask("GET", f"/v1/queue?limit={limit}")).status == 400
+
+    run(story)
