@@ -105,6 +105,8 @@ class Premises:
         tenancy = self.tenancies.get(lease)
         if tenancy is None:
             return
+        tenancy.expiring = True
+        tenancy.show(self._now_ns())  # before SIGTERM: a guest looks there why it came
         left_s = max(0.0, (deadline_ns - self._now_ns()) / NS_PER_S)
         line = f"sublet: this lease runs out in {left_s:.1f} s and is not being renewed; save and leave now"
         self._guests.tell(tenancy.running(), line, None)
@@ -113,7 +115,11 @@ class Premises:
 
     def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
         tenancy = self.tenancies.get(lease)
-        for guest in tenancy.running() if tenancy is not None else ():
+        if tenancy is None:
+            return
+        tenancy.expiring = False
+        tenancy.show(self._now_ns())
+        for guest in tenancy.running():
             guest.stdio.say("sublet: the lease was renewed after all")
             guest.tell(GuestNews(guest=guest.id, what="spared"))
 

@@ -49,6 +49,8 @@ class Tenancy:
         self.deadline_ns = deadline_ns
         self.guests: dict[GuestId, Guest] = {}
         self.notice: Notify | None = None
+        self.expiring = False
+        """Whether guests were told that its deadline is near, and that nobody has moved it."""
         self.over: EndReason | None = None
         """Why it ended, once it has; it stays here until nothing of it is left."""
         self.detail = ""
@@ -120,19 +122,21 @@ class Tenancy:
         }
 
     def _view(self, now_ns: int) -> PageView:
-        state = PageState.LIVE
+        state, reason, take_at_ns = PageState.LIVE, self.over, 0
         if self.over is not None:
             state = PageState.OVER
+        elif self.expiring:
+            state, reason, take_at_ns = PageState.NOTICED, EndReason.EXPIRED, self.deadline_ns
         elif self.notice is not None:
-            state = PageState.NOTICED
+            state, reason, take_at_ns = PageState.NOTICED, self.notice.reason, self.notice.take_at_ns or 0
         return PageView(
             lease=self.lease,
             epoch=self.epoch,
             deadline_ns=self.deadline_ns,
             now_ns=now_ns,
             state=state,
-            reason=self.over or (self.notice.reason if self.notice is not None else None),
-            take_at_ns=(self.notice.take_at_ns or 0) if self.notice is not None else 0,
+            reason=reason,
+            take_at_ns=take_at_ns,
             devices=self.devices,
             office=self._office,
             detail=self.detail,
