@@ -334,7 +334,8 @@ def test_the_operators_commands(sublet: Shell) -> None:
     assert report["ok"] is True
     assert report["records"] > 0
     assert report["head"] in sublet("audit", "verify").out
-    kinds = [(entry["kind"], entry["by"]) for entry in sublet("audit", "log", "--of", "local", "--lines", "1000", "--json").json]
+    log = sublet("audit", "log", "--of", "local", "--lines", "1000", "--json").json
+    kinds = [(entry["kind"], entry["by"]) for entry in log]
     assert ("node_drained", "operator:local") in kinds
     assert ("node_joined", "office") in kinds
     assert "node_drained" in sublet("audit", "log", "--lines", "50").out
