@@ -330,7 +330,7 @@ class Guests:
         if grace_ns < 0:
             grace_ns = guest.spec.grace_ns or ENDED_ALONE_GRACE_NS
         if grace_ns:
-            self.tell([guest], "sublet: this command is being stopped", EndReason.OPERATOR)
+            self.tell([guest], "this command is being stopped", EndReason.OPERATOR)
         self._loop.at(self._loop.now_ns() + grace_ns, lambda: self._force(guest))
 
     def _force(self, guest: Guest) -> None:

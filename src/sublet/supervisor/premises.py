@@ -87,7 +87,7 @@ class Premises:
         tenancy.show(self._now_ns())
         for guest in tenancy.running():
             if notice is None:
-                guest.stdio.say("sublet: the lease is not taken after all")
+                guest.stdio.say("the lease is not taken after all")
                 guest.tell(GuestNews(guest=guest.id, what="spared"))
             else:
                 self._announce(guest, notice)
@@ -96,7 +96,7 @@ class Premises:
         take_at_ns = notice.take_at_ns or 0
         left_s = max(0.0, (take_at_ns - self._now_ns()) / NS_PER_S)
         because = f": {notice.detail}" if notice.detail else ""
-        guest.stdio.say(f"sublet: this lease is taken in {left_s:.0f} s ({notice.reason}{because}); save now")
+        guest.stdio.say(f"this lease is taken in {left_s:.0f} s ({notice.reason}{because}); save now")
         guest.tell(
             GuestNews(guest=guest.id, what="notice", reason=notice.reason, take_at_ns=take_at_ns, detail=notice.detail)
         )
@@ -108,7 +108,7 @@ class Premises:
         tenancy.expiring = True
         tenancy.show(self._now_ns())  # before SIGTERM: a guest looks there why it came
         left_s = max(0.0, (deadline_ns - self._now_ns()) / NS_PER_S)
-        line = f"sublet: this lease runs out in {left_s:.1f} s and is not being renewed; save and leave now"
+        line = f"this lease runs out in {left_s:.1f} s and is not being renewed; save and leave now"
         self._guests.tell(tenancy.running(), line, None)
         for guest in tenancy.running():
             guest.tell(GuestNews(guest=guest.id, what="notice", reason=EndReason.EXPIRED, take_at_ns=deadline_ns))
@@ -120,7 +120,7 @@ class Premises:
         tenancy.expiring = False
         tenancy.show(self._now_ns())
         for guest in tenancy.running():
-            guest.stdio.say("sublet: the lease was renewed after all")
+            guest.stdio.say("the lease was renewed after all")
             guest.tell(GuestNews(guest=guest.id, what="spared"))
 
     # ---- when it is over ----
@@ -134,7 +134,7 @@ class Premises:
         tenancy.over, tenancy.detail = reason, detail
         tenancy.show(now_ns)
         because = f": {detail}" if detail else ""
-        line = f"sublet: the lease is over ({reason}{because})"
+        line = f"the lease is over ({reason}{because})"
         grace_s = (kill_at_ns - now_ns) / NS_PER_S
         if grace_s > 0:
             line += f"; what still runs in {grace_s:.1f} s is ended"
