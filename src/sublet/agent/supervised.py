@@ -117,11 +117,13 @@ class SupervisedAgent:
         """Find or start the supervisor, and take over what runs."""
         for pause_s in AGAIN_S[:-1]:
             try:
-                return await self._join()
-            except (Disconnected, OSError):  # it was just about to end
+                await self._join()
+                break
+            except (Disconnected, OSError, TimeoutError):  # it was just about to end
                 self._drop()
                 await asyncio.sleep(pause_s)
-        await self._join()
+        else:
+            await self._join()
 
     def listen(self) -> None:
         """The office knows the machine by now, and hears what is reported."""
