@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 from typing import Final
 
-import sublet
 from sublet.errors import SubletError
 from sublet.wire.codec import dumps
 from sublet.wire.guests import SupervisorSettings
@@ -36,7 +34,7 @@ class FindOrStart:
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
         self._path = os.path.join(settings.runtime, SOCKET_NAME)
-        self._started: subprocess.Popen[bytes] | None = None
+        self._started: _Process | None = None
 
     async def __call__(self) -> socket.socket:
         found = _connected(self._path)
@@ -56,20 +54,10 @@ class FindOrStart:
             await asyncio.sleep(LOOK_S)
         return found
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        if self._started is not None:
-            self._started.poll()
+    def _start(self) -> _Process:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            self._started = subprocess.Popen(
-                command(self._settings),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd="/",
-                env={name: value for name, value in os.environ.items() if name in _KEPT},
-            )
+            self._started = _Process(command(self._settings), log)
         finally:
             os.close(log)
         return self._started
@@ -82,6 +70,33 @@ class FindOrStart:
         return SubletError(f"the supervisor {what}", do=f"Its last words are in {self._log}.")
 
 
+class _Process:
+    """A process in a session of its own, which is meant to outlive this one. ``subprocess`` would warn of that."""
+
+    def __init__(self, argv: list[str], log: int) -> None:
+        self._status: int | None = None
+        self._pid = os.posix_spawn(
+            argv[0],
+            argv,
+            {name: value for name, value in os.environ.items() if name in _KEPT},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+            ],
+            setsid=True,
+        )
+
+    def poll(self) -> int | None:
+        """Its exit status, as a shell says it, once it has ended."""
+        if self._status is None:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                if pid:
+                    self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
@@ -92,7 +107,7 @@ def command(settings: SupervisorSettings) -> list[str]:
 
 def package_folder() -> str:
     """Where the package lies, for a process that does not have it on its path."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(sublet.__file__)))
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def _connected(path: str) -> socket.socket | None:
