@@ -113,7 +113,7 @@ SHRINK, GROW, WRITE = fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE
         (lambda: os.open("/", os.O_RDONLY), "no memory file"),
         (lambda: os.eventfd(0), "no memory file"),
     ],
-    ids=str,
+    ids=range(12),
 )
 def test_a_descriptor_that_could_do_harm_is_refused(make: Callable[[], int], words: str) -> None:
     with nothing_left_open():
