@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens, and a test compares them
     from sublet import aio, errors
     from sublet.client.fabric import Fabric, connect
+    from sublet.client.guests import Guest
     from sublet.client.handle import DroppedLease
     from sublet.client.lease import Lease
     from sublet.client.model import LeaseChange, LeasedDevice, Notice, Offer, Place
@@ -73,6 +74,7 @@ __all__ = [
     "Epoch",
     "Exclusivity",
     "Fabric",
+    "Guest",
     "InvalidRequest",
     "Kind",
     "Lease",
@@ -114,6 +116,7 @@ _LAZY: Final[dict[str, str]] = {
     "Epoch": "sublet.values",
     "Exclusivity": "sublet.values",
     "Fabric": "sublet.client.fabric",
+    "Guest": "sublet.client.guests",
     "InvalidRequest": "sublet.errors",
     "Kind": "sublet.values",
     "Lease": "sublet.client.lease",

@@ -39,6 +39,9 @@ def blocking() -> None:
     assert_type(fabric.memory("8GiB"), sublet.Lease)
     assert_type(fabric.block(min_blocks=512), sublet.Lease)
     assert_type(fabric.attach("l-1"), sublet.Lease)
+    with fabric.cpu(1).start(["true"], stdio="null") as guest:
+        assert_type(guest, sublet.Guest)
+        assert_type(guest.wait(1.0), int)
     assert_type(fabric.status(), StatusView)
     assert_type(fabric.leases(), list[LeaseView])
     assert_type(fabric.bill(by="tenant"), list[BillLine])

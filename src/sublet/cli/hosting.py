@@ -128,7 +128,7 @@ def _environment(tenant: str, extra: Sequence[tuple[str, str]], *, terminal: boo
 
 
 def _have_all_three() -> None:
-    """Where one of the three streams is closed, the next file or socket would take its number, and be mistaken for it."""
+    """Where one of the three is closed, the next file or socket would take its number and be mistaken for it."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

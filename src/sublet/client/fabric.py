@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
 from sublet.client.address import Address, find_address
 from sublet.client.asking import (
@@ -48,6 +48,10 @@ from sublet.lease.policy import RenewalPolicy
 from sublet.values import NS_PER_S, LeaseId, RenewMode
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
+
+if TYPE_CHECKING:
+    from sublet.client.guest_watch import Watch
+    from sublet.wire.guests import GuestView
 
 __all__ = ["EXIT_PATIENCE_S", "HELLO_TRIES", "Fabric", "connect", "start_office"]
 
@@ -106,6 +110,7 @@ class Fabric:
         self._lock = threading.RLock()
         self._book = Book(self._clock, new_request_id)
         self._courier = Courier()
+        self._guest_watch: Watch | None = None
         self._keeper = Keeper(self._book, self._core, self._transport, self._clock, self._lock, self._reviver())
 
     def __repr__(self) -> str:
@@ -141,6 +146,8 @@ class Fabric:
                 break
             with contextlib.suppress(SubletError):
                 self._return(one, left_s)
+        if self._guest_watch is not None:
+            self._guest_watch.close()
         self._keeper.stop(max(0.1, (until_ns - self._clock.now_ns()) / NS_PER_S))
         self._transport.close()
 
@@ -221,6 +228,12 @@ class Fabric:
         """One lease as the office knows it."""
         return self._run(self._core.look(LeaseId(lease)))
 
+    def guests(self, lease: LeaseFacts | LeaseId | str | None = None, *, ended: bool = False) -> list[GuestView]:
+        """The commands that run under leases of yours; with ``ended`` also those whose output is still kept."""
+        from sublet.client.guests import list_guests
+
+        return list_guests(self, lease.id if isinstance(lease, LeaseFacts) else lease or "", ended=ended)
+
     def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
         """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""
         return self._run(self._core.query(bill_path(by, since, until), list[BillLine]))
@@ -236,6 +249,16 @@ class Fabric:
         return self._run(self._core.command(method, path, body, shape, timeout))
 
     # ---- within
+
+    @property
+    def _watch(self) -> Watch:
+        """Hears of the guests its leases started; made with the first."""
+        with self._lock:
+            if self._guest_watch is None:
+                from sublet.client.guest_watch import Watch
+
+                self._guest_watch = Watch()
+            return self._guest_watch
 
     def _acquire(self, asked: Asked, on_offer: Callable[[Offer], bool] | None) -> Lease:
         line = QueueLine()

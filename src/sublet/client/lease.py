@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -21,6 +22,7 @@ from sublet.values import LeaseId
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
+    from sublet.client.guests import Guest, StdioText
 
 __all__ = ["Lease"]
 
@@ -113,6 +115,40 @@ class Lease(LeaseFacts):
         changes: queue.SimpleQueue[LeaseChange] = queue.SimpleQueue()
         self._listen(changes.put)
         return self._take_events(changes)
+
+    # ---- what runs under it
+
+    def start(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        stdio: StdioText = "pipes",
+        rows: int = 24,
+        cols: int = 80,
+        name: str = "",
+        grace: float | str | None = None,
+    ) -> Guest:
+        """Start a command under it. While the command runs the lease is in use, so it is renewed; when the lease ends,
+        so do the command and everything it has started.
+
+        It gets this program's folder, environment and umask, unless ``cwd`` and ``env`` (the whole environment) say
+        otherwise. ``stdio`` is ``"pipes"``, ``"pty"`` (a terminal of ``rows`` and ``cols``) or ``"null"`` (nothing to
+        read). ``grace`` is how long it may take to leave when it is stopped alone. Raises ``InvalidRequest`` if there
+        is no such command, or it may not be run.
+        """
+        from sublet.client.guests import start_guest
+
+        self._own()
+        self.check()
+        return start_guest(self, argv, env=env, cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace)
+
+    def _in_use(self) -> Callable[[], None]:
+        """Something runs under it, until what is returned is called."""
+        running = contextlib.ExitStack()
+        running.enter_context(self.activity())
+        return running.close
 
     # ---- for a RenewalManager of one's own
 

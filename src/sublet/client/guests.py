@@ -1,0 +1,386 @@
+"""Commands under a lease, as a program starts and holds them: ``lease.start(["python", "train.py"])``.
+
+A guest is everything that a command has started. It ends with its lease, whatever becomes of this program; while its
+command runs the lease counts as being in use, so it is renewed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeVar
+
+from sublet.client.address import Address
+from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
+from sublet.lease.states import GuestState
+from sublet.values import EndReason, GuestId, LeaseId, parse_duration_ns
+from sublet.wire.channels import WINDOW
+from sublet.wire.codec import dumps, loads
+from sublet.wire.conversation import Conversation
+from sublet.wire.frames import CONTROL_MAX
+from sublet.wire.guests import (
+    OUTPUT_HEAD,
+    STDERR,
+    STDOUT,
+    Attach,
+    Attached,
+    EndGuest,
+    Greeting,
+    GuestNews,
+    Guests,
+    GuestSpec,
+    GuestView,
+    HolderCall,
+    HolderReply,
+    ListGuests,
+    NotStarted,
+    Resize,
+    SignalGuest,
+    Start,
+    Started,
+    StdioKind,
+)
+from sublet.wire.happenings import Closed, Data, Event, Happening, Over
+from sublet.wire.http import TokenView
+
+if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
+    from sublet.client.lease import Lease
+
+__all__ = ["Guest", "Output", "StdioText", "list_guests", "start_guest"]
+
+T = TypeVar("T")
+StdioText = StdioKind | Literal["pipes", "pty", "null"]
+_STREAMS: Final = {STDOUT: "stdout", STDERR: "stderr"}
+_LOCAL: Final = "local"
+PAUSE_MAX_S: Final = 0.1
+"""Between two looks at a guest that is being stopped."""
+
+
+class Output(NamedTuple):
+    """A piece of what a guest said."""
+
+    stream: str
+    """stdout, stderr, sublet (a line of ours: a notice, say), or gap: bytes in between are no longer kept."""
+    data: bytes
+
+
+class Guest:
+    """A command under a lease. Made by ``lease.start``; safe to use from several threads.
+
+    As a context manager it is stopped at the end of the block, if it still runs. Otherwise it runs until it is done, or
+    until its lease ends.
+    """
+
+    def __init__(self, id: GuestId, pid: int, lease: LeaseId, address: Address) -> None:  # noqa: A002
+        self.id = id
+        self.pid = pid
+        self.lease_id = lease
+        self._address = address
+        self._exited = threading.Event()
+        self._exit_code: int | None = None
+        self._reason: EndReason | None = None
+        self._lost: SubletError | None = None
+        self._on_exit: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._asking: Conversation | None = None
+        self._stdin = 0
+
+    def __repr__(self) -> str:
+        said = "runs" if self._exit_code is None else f"exit {self._exit_code}"
+        return f"<Guest {self.id} pid {self.pid} {said}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Stop it. What the body raised goes on as it is."""
+        try:
+            self.stop()
+        except NotFound:  # gone so long that nobody remembers it
+            pass
+        except SubletError as failed:
+            if error is None:
+                raise
+            error.add_note(f"guest {self.id} could not be stopped: {failed}")
+        finally:
+            self.close()
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its command: 128 + n if signal n ended it; None while it runs."""
+        return self._exit_code
+
+    @property
+    def reason(self) -> EndReason | None:
+        """Why it was ended; None if it was not, and ended by itself."""
+        return self._reason
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until its command has ended; the exit code. ``TimeoutError`` if it has not by then.
+
+        Its output is kept meanwhile, within a bound; read it with ``output()``, also afterwards.
+        """
+        if not self._exited.wait(timeout):
+            raise TimeoutError(f"guest {self.id} has not ended within {timeout} s")
+        if self._exit_code is None:
+            raise self._lost or Disconnected("the supervisor hung up")
+        return self._exit_code
+
+    def send_signal(self, number: int, *, tree: bool = False) -> None:
+        """Send it a signal: its command, or (``tree``) every process it has."""
+        self._ask(SignalGuest(guest=self.id, number=int(number), tree=tree))
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Its terminal has another size now. Nothing happens without one."""
+        self._ask(Resize(guest=self.id, rows=rows, cols=cols))
+
+    def stop(self, grace: float | str | None = None) -> int:
+        """SIGTERM, and after the grace (its own by default) the end of every process it has. Returns when they are
+        gone."""
+        grace_ns = -1 if grace is None else parse_duration_ns(grace, "grace", zero_ok=True)
+        self._ask(EndGuest(guest=self.id, grace_ns=grace_ns))
+        pause_s = 0.005
+        while (view := self.view()).state != GuestState.GONE:
+            time.sleep(pause_s)
+            pause_s = min(PAUSE_MAX_S, 1.5 * pause_s)
+        self._reason = _reason_of(view)
+        self._exit_code = view.exit_code
+        return view.exit_code
+
+    def view(self) -> GuestView:
+        """Everything about it: state, processes, CPU time, peak memory, size of its output."""
+        found = self._ask(ListGuests(guest=self.id, ended=True))
+        if not isinstance(found, Guests) or not found.guests:
+            raise NotFound(f"guest {self.id} is not remembered any more")
+        return found.guests[0]
+
+    def output(self, *, offset: int = 0, lossless: bool = True) -> Iterator[Output]:
+        """What it says, from the beginning (or an offset in bytes) until it is gone.
+
+        With ``lossless`` the guest waits, once a buffer is full, for whoever iterates here. Its output outlives it, so
+        this also works when it has ended.
+        """
+        with _connect(self._address, "") as conversation:
+            attached = _attach(conversation, Attach(guest=self.id, offset=offset, lossless=lossless))
+            conversation.link.grant(attached.output, WINDOW)
+            while True:
+                for happening in conversation.wait(1.0):
+                    if isinstance(happening, Closed):
+                        return
+                    if isinstance(happening, Over):
+                        raise happening.error or Disconnected("the supervisor hung up")
+                    if (piece := _piece(happening)) is not None:
+                        yield piece
+                    if isinstance(happening, Data):
+                        conversation.link.consumed(happening.channel, happening.cost)
+
+    def write(self, data: bytes) -> None:
+        """Give it something to read. Returns when all of it is on its way; ``BrokenPipeError`` if it has ended."""
+        with self._lock:
+            conversation = self._at_stdin()
+            rest = memoryview(data)
+            while rest:
+                if self._exited.is_set():
+                    raise BrokenPipeError(f"guest {self.id} has ended and reads no more")
+                sent = conversation.link.send_data(self._stdin, rest)
+                rest = rest[sent:]
+                conversation.flush(1.0)
+                if not sent:
+                    self._look(conversation.wait(0.2))
+
+    def close_stdin(self) -> None:
+        """Nothing more comes: it finds the end of its input."""
+        with self._lock:
+            conversation = self._at_stdin()
+            conversation.link.finish(self._stdin)
+            conversation.flush()
+
+    def close(self) -> None:
+        """Let go of our connection to it. It goes on; everything here still works."""
+        with self._lock:
+            if self._asking is not None:
+                self._asking.close()
+                self._asking, self._stdin = None, 0
+
+    # ---- within
+
+    def _ask(self, call: HolderCall) -> HolderReply:
+        with self._lock:
+            return _ask(self._connected(), call)
+
+    def _connected(self) -> Conversation:
+        """One connection for questions and for its input, made when it is needed, and again if it broke."""
+        if self._asking is not None and self._asking.link.over is not None:
+            self._asking.close()
+            self._asking, self._stdin = None, 0
+        if self._asking is None:
+            self._asking = _connect(self._address, "")
+        return self._asking
+
+    def _at_stdin(self) -> Conversation:
+        conversation = self._connected()
+        if not self._stdin:  # no output is granted here, so none comes
+            self._stdin = _attach(conversation, Attach(guest=self.id, offset=-1, stdin=True)).stdin
+        return conversation
+
+    def _look(self, happenings: Sequence[Happening]) -> None:
+        for happening in happenings:
+            if isinstance(happening, Over):
+                raise happening.error or Disconnected("the supervisor hung up")
+
+    def _heard(self, happening: Happening) -> bool:
+        """News, on the thread that watches. True: there is nothing more to come."""
+        match happening:
+            case Event(body=body):
+                news = loads(GuestNews, body)
+                if news.what == "exited":  # the rest is in its output
+                    self._saw(news)
+            case Over(error=error):
+                self._lost = error or Disconnected("the supervisor hung up")
+                self._ended()
+            case _:
+                pass
+        return self._exited.is_set()
+
+    def _saw(self, news: GuestNews) -> None:
+        self._reason = news.reason or self._reason
+        if news.exit_code >= 0:
+            self._exit_code = news.exit_code
+            self._ended()
+
+    def _ended(self) -> None:
+        if not self._exited.is_set():
+            self._exited.set()
+            self._on_exit()
+
+
+def start_guest(
+    lease: Lease,
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    env: Mapping[str, str] | None,
+    cwd: str | os.PathLike[str] | None,
+    stdio: StdioText,
+    rows: int,
+    cols: int,
+    name: str,
+    grace: float | str | None,
+) -> Guest:
+    """Run a command under the lease, and count it as being in use until the command has ended."""
+    if isinstance(argv, str | bytes) or not argv:
+        raise InvalidRequest("a command is a sequence of words", do='Write it as ["python", "train.py"].')
+    spec = GuestSpec(
+        argv=tuple(os.fspath(word) for word in argv),
+        cwd=os.path.abspath(os.getcwd() if cwd is None else cwd),
+        env=_environment(lease, env),
+        stdio=StdioKind(stdio),
+        rows=rows,
+        cols=cols,
+        name=name,
+        grace_ns=0 if grace is None else parse_duration_ns(grace, "grace"),
+        umask=_umask(),
+    )
+    fabric, address = lease._fabric, lease._fabric.address
+    token = fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView)).token
+    conversation = _connect(address, token)
+    try:
+        started = _start(conversation, spec)
+        guest = Guest(started.guest, started.pid, lease.id, address)
+        guest._on_exit = lease._in_use()
+        try:
+            view = _attach(conversation, Attach(guest=guest.id, offset=-1)).view  # no credit: the news alone
+        except BaseException:
+            guest._ended()
+            raise
+    except BaseException:
+        conversation.close()
+        raise
+    # It may have been quicker than we.
+    guest._saw(GuestNews(guest=guest.id, what="exited", exit_code=view.exit_code, reason=_reason_of(view)))
+    if guest.exit_code is not None:
+        conversation.close()
+    else:
+        fabric._watch.add(conversation, guest._heard)
+    return guest
+
+
+def list_guests(fabric: Fabric, lease: str, *, ended: bool) -> list[GuestView]:
+    """Those that one may see."""
+    with _connect(fabric.address, "") as conversation:
+        found = _ask(conversation, ListGuests(lease=lease, ended=ended))
+    return list(found.guests) if isinstance(found, Guests) else []
+
+
+def _connect(address: Address, capability: str) -> Conversation:
+    """With a lease's token; or, to look and to stop, as whoever the address says we are."""
+    if address.socket is None:
+        raise Unsupported(
+            f"commands run on the machine of their office, and {address.url} is elsewhere",
+            do="Start them from a program on that machine.",
+        )
+    greeting = Greeting(capability=capability, access="" if capability else address.token or "")
+    return Conversation.connect(os.fspath(address.socket.with_name("data.sock")), dumps(greeting))
+
+
+def _start(conversation: Conversation, spec: GuestSpec) -> Started:
+    body = dumps(Start(spec=spec))
+    if len(body) > CONTROL_MAX:
+        raise InvalidRequest(
+            f"arguments and environment take {len(body)} bytes together, and {CONTROL_MAX} is the most",
+            do="Give a smaller env=, or hand it over in a file.",
+        )
+    answer = loads(HolderReply, conversation.call(body).body)
+    if isinstance(answer, NotStarted):
+        raise InvalidRequest(answer.message, do=answer.do)
+    return _expected(answer, Started)
+
+
+def _attach(conversation: Conversation, asked: Attach) -> Attached:
+    return _expected(_ask(conversation, asked), Attached)
+
+
+def _ask(conversation: Conversation, call: HolderCall) -> HolderReply:
+    answer: HolderReply = loads(HolderReply, conversation.call(dumps(call)).body)
+    return answer
+
+
+def _expected(answer: HolderReply, kind: type[T]) -> T:
+    if not isinstance(answer, kind):
+        raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
+    return answer
+
+
+def _piece(happening: Happening) -> Output | None:
+    match happening:
+        case Data(data=data):
+            stream, _ = OUTPUT_HEAD.unpack_from(data)
+            return Output(_STREAMS.get(stream, "sublet"), data[OUTPUT_HEAD.size :])
+        case Event(body=body):
+            news = loads(GuestNews, body)
+            return Output("gap", news.detail.encode()) if news.what == "gap" else None
+        case _:
+            return None
+
+
+def _reason_of(view: GuestView) -> EndReason | None:
+    with contextlib.suppress(ValueError):
+        return EndReason(view.reason)
+    return None
+
+
+def _environment(lease: Lease, env: Mapping[str, str] | None) -> dict[str, str]:
+    """Ours, where the guest runs as the same user; that of another tenant begins with an empty one."""
+    if env is not None:
+        return dict(env)
+    return dict(os.environ) if lease._held.view.tenant == _LOCAL else {}
+
+
+def _umask() -> int:
+    found = os.umask(0o077)
+    os.umask(found)
+    return found

@@ -1,0 +1,134 @@
+"""Commands under a lease, started and held by a program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+
+PATIENCE_S = 30.0
+
+
+def until(what: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end_s, "it did not come to be"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    with sublet.connect(home=home) as made:
+        yield made
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+@pytest.fixture
+def lease(fabric: sublet.Fabric) -> Iterator[sublet.Lease]:
+    with fabric.cpu(1, ttl="10s") as lease:
+        yield lease
+
+
+def test_a_command_runs_and_says_what_it_says(lease: sublet.Lease, tmp_path: Path) -> None:
+    guest = lease.start(["sh", "-c", "pwd; echo $MINE >&2; exit 3"], cwd=tmp_path, env={"MINE": "x", **os.environ})
+    assert guest.wait(PATIENCE_S) == 3
+    assert (guest.exit_code, guest.reason) == (3, None)
+    said = list(guest.output())
+    assert b"".join(piece.data for piece in said if piece.stream == "stdout") == f"{tmp_path.resolve()}\n".encode()
+    assert b"".join(piece.data for piece in said if piece.stream == "stderr") == b"x\n"
+    view = guest.view()
+    assert (view.id, view.lease, view.exit_code, view.pid) == (guest.id, lease.id, 3, guest.pid)
+    guest.close()
+
+
+def test_it_reads_what_it_is_given(lease: sublet.Lease) -> None:
+    blob = os.urandom(1 << 20) * 3
+    with lease.start(["cat"]) as guest:
+
+        def give() -> None:
+            guest.write(blob)
+            guest.close_stdin()
+
+        giving = threading.Thread(target=give)
+        giving.start()
+        assert b"".join(piece.data for piece in guest.output() if piece.stream == "stdout") == blob
+        giving.join()
+        assert guest.wait(PATIENCE_S) == 0
+        with pytest.raises(BrokenPipeError):
+            guest.write(b"more")
+
+
+def test_the_lease_is_in_use_while_it_runs(fabric: sublet.Fabric) -> None:
+    """So it is renewed, for as long as the command runs and no longer."""
+    with fabric.cpu(1, ttl="2s") as lease:
+        guest = lease.start(["sleep", "3"], stdio="null")
+        assert lease.busy
+        assert guest.wait(PATIENCE_S) == 0
+        until(lambda: not lease.busy)
+        assert fabric.lease(lease.id).renewals > 0
+        guest.close()
+
+
+def test_signals_and_the_end_of_a_block(lease: sublet.Lease) -> None:
+    script = "trap 'echo caught' USR1; trap '' TERM; echo ready; while :; do sleep 0.05; done"
+    with lease.start(["sh", "-c", script], grace="200ms") as guest:
+        output = guest.output()
+        assert next(output).data == b"ready\n"
+        guest.send_signal(signal.SIGUSR1)
+        assert next(output).data == b"caught\n"
+        with pytest.raises(TimeoutError):
+            guest.wait(0.05)
+    assert guest.exit_code == 137
+    assert guest.reason is sublet.EndReason.OPERATOR
+    assert not lease.busy
+
+
+def test_a_terminal_of_its_own(lease: sublet.Lease) -> None:
+    with lease.start(["sh", "-c", "test -t 0 && stty size"], stdio="pty", rows=11, cols=77) as guest:
+        assert guest.wait(PATIENCE_S) == 0
+        assert b"".join(piece.data for piece in guest.output()) == b"11 77\r\n"
+
+
+def test_the_end_of_the_lease_is_its_end(fabric: sublet.Fabric) -> None:
+    with fabric.cpu(1, ttl="10s") as lease:
+        guest = lease.start(["sleep", "300"], stdio="null")
+        assert [view.id for view in fabric.guests(lease)] == [guest.id]
+    assert guest.wait(PATIENCE_S) == 143
+    assert guest.reason is sublet.EndReason.RELEASED
+    assert fabric.guests(lease) == []
+    assert [view.id for view in fabric.guests(lease.id, ended=True)] == [guest.id]
+    with pytest.raises(sublet.LeaseEnded):
+        lease.start(["true"])
+
+
+@pytest.mark.parametrize(
+    "argv", [[], "true", ["no-such-command-anywhere"], ["/etc/passwd"], ["echo", "a\0b"], ["echo", "x" * (2 << 20)]]
+)
+def test_what_cannot_be_run_is_refused_in_words(lease: sublet.Lease, argv: list[str]) -> None:
+    with pytest.raises(sublet.InvalidRequest) as refused:
+        lease.start(argv)
+    assert refused.value.do
+    until(lambda: not lease.busy)
+
+
+def test_closing_the_fabric_wakes_who_waits(fabric: sublet.Fabric) -> None:
+    other = sublet.connect(home=fabric.address.home)
+    lease = other.cpu(1)
+    guest = lease.start(["sleep", "300"], stdio="null")
+    other.close()
+    with pytest.raises(sublet.SubletError):
+        guest.wait(PATIENCE_S)
+    until(lambda: fabric.guests(lease.id) == [])
