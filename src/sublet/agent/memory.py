@@ -108,6 +108,12 @@ class MemoryAgent:
         self.machine.agent_died(self.faults)
         self._begin()
 
+    def adopted(self, inventory: Inventory) -> None:
+        """Another office has come to what runs here, and says what this node has now."""
+        self._inventory = inventory
+        self._law.inventory_changed(inventory)
+        self._law.say_again(self._clock.now_ns())
+
     def _begin(self) -> None:
         self._hardware = PretendedHardware(self.machine, self.faults, self._timings)
         self._law = Node(

@@ -44,6 +44,9 @@ class FaultPlan:
             "holder crash": self._holder_crash,
             "holder pause": self._holder_pause,
             "node crash": self._node_crash,
+            "node pause": self._node_pause,
+            "amnesia": self._amnesia,
+            "link broken": self._link_broken,
             "node gone": self._node_gone,
             "node drained": self._node_drained,
             "revoked": self._revoked,
@@ -100,30 +103,24 @@ class FaultPlan:
         self.office_down()
 
     def office_down(self, *, reboot: bool = False) -> None:
-        """It is down; what lives in its process is too. It comes back."""
-        for node in self._world.nodes:
-            if node.embedded:
-                node.crash(reboot=reboot)
+        """It is down; on a machine that starts anew, so is its supervisor. It comes back."""
+        if reboot and self._world.supervisor is not None:
+            self._world.supervisor.crash(reboot=True)
         self._world.push(self._in(0.2, 15), None, self.office_up, (self._world.office,))
 
     def office_up(self, office: OfficeProcess) -> None:
         """Start it, if nobody has."""
-        if office.alive or office is not self._world.office:
-            return
-        office.begin()
-        for node in self._world.nodes:
-            if node.embedded and not node.alive:
-                node.begin()
+        if not office.alive and office is self._world.office:
+            office.begin()
 
     def _office_pause(self) -> None:
         self._met("office pause")
         self._pause(self._world.office, 20)
+        if self._world.supervisor is not None and self._random() < 0.3:  # all of the machine stood still
+            self._world.supervisor.pause(self._world.office.paused_until)
 
     def _pause(self, process: Process, most_s: float) -> None:
         process.pause(self._in(0.1, most_s))
-        for node in self._world.nodes:
-            if process is self._world.office and node.embedded:
-                node.pause(process.paused_until)
 
     def _slow_disk(self) -> None:
         self._met("slow disk")
@@ -220,10 +217,29 @@ class FaultPlan:
 
     def _node_crash(self) -> None:
         node = self._world.random.choice(self._world.nodes)
-        if not node.embedded:
-            self._met("node crash", self._near(node))
-            node.crash()
+        self._met("supervisor crash" if node.embedded else "node crash", self._near(node))
+        node.crash()
+        if not node.embedded:  # another supervisor is started by the office
             self._world.push(self._in(1, 30), None, self._begin, (node,))
+
+    def _node_pause(self) -> None:
+        node = self._world.random.choice(self._world.nodes)
+        self._met("supervisor pause" if node.embedded else "node pause", self._near(node))
+        self._pause(node, 25)
+
+    def _amnesia(self) -> None:
+        """Its tables are empty from one moment to the next, and nobody has seen it go."""
+        node = self._world.random.choice(self._world.nodes)
+        if node.alive:
+            self._met("amnesia", self._near(node))
+            node.crash()
+            node.begin()
+
+    def _link_broken(self) -> None:
+        agent = self._world.office.agent
+        if agent is not None and agent.link is not None:
+            self._met("link broken")
+            agent.link.break_()
 
     def _node_gone(self) -> None:
         """Somebody decided that the node is gone. It may be wrong."""

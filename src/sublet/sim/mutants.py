@@ -1,8 +1,8 @@
 """Known bugs of other systems, put into the real parts while a seed runs, to see that the seeds would find them.
 
-Z1 to Z19; each says whose bug it was. Nothing of it is in the product: a mutant replaces one method or function of a
-part for as long as its context lasts. Where the bug needs machinery that this design does not have, the nearest thing
-that could happen here stands for it, and says so.
+Z1 to Z22; each says whose bug it was, or of which kind. Nothing of it is in the product: a mutant replaces one method
+or function of a part for as long as its context lasts. Where the bug needs machinery that this design does not have,
+the nearest thing that could happen here stands for it, and says so.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sublet.agent.machine import Machine
+from sublet.agent.pretended import PretendedHardware
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker import promises
@@ -25,6 +26,7 @@ from sublet.broker.state import State
 from sublet.broker.step import Step
 from sublet.errors import LeaseExpired
 from sublet.lease.fence import FenceTable, Live
+from sublet.lease.hardware import Leftover
 from sublet.lease.holder import Holder
 from sublet.lease.node import Node
 from sublet.lease.policy import RenewalPolicy
@@ -276,6 +278,37 @@ def _kept_without_looking(_original: Any) -> Any:
     return can_be_kept
 
 
+# ---- an office and its supervisor ----
+
+
+def _adopted_without_deadlines(original: Any) -> Any:
+    def say_again(self: Node, now_ns: int) -> None:
+        original(self, now_ns)
+        self.fence._deadlines.clear()
+
+    return say_again
+
+
+def _takes_the_hardware_for_empty(_original: Any) -> Any:
+    def leftovers(self: PretendedHardware) -> list[Leftover]:
+        return []
+
+    return leftovers
+
+
+def _takes_its_journal_for_held(original: Any) -> Any:
+    came_back = False
+
+    def handle(self: Ledger, command: cmd.Command, now: Now) -> Outcome:
+        nonlocal came_back
+        if isinstance(command, cmd.OpenOffice):
+            came_back = bool(self.state.leases)
+        outcome: Outcome = original(self, command, now)
+        return replace(outcome, hold=None) if came_back else outcome
+
+    return handle
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     "Z1": Mutant("the agent compares no epochs", "Kleppmann on Redlock", ((FenceTable, "check", _no_epoch_check),)),
     "Z2": Mutant("epochs are kept in memory only", "many lock services", ((Disk, "recover", _epochs_in_memory),)),
@@ -339,5 +372,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "a promise is kept without looking again whether it can be",
         "Jepsen on etcd 3.4.3",
         ((promises, "can_be_kept", _kept_without_looking),),
+    ),
+    "Z20": Mutant(
+        "a supervisor that another office takes over forgets its deadlines",
+        "timers that die with a connection",
+        ((Node, "say_again", _adopted_without_deadlines),),
+    ),
+    "Z21": Mutant(
+        "a new supervisor takes the hardware for empty",
+        "lost state that is taken for none",
+        ((PretendedHardware, "leftovers", _takes_the_hardware_for_empty),),
+    ),
+    "Z22": Mutant(
+        "an office that came back takes what its journal says for what its supervisor holds",
+        "caches that are warmed from disk",
+        ((Ledger, "handle", _takes_its_journal_for_held),),
     ),
 }

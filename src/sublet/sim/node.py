@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sublet.agent.machine import FaultName, Faults, Machine
 from sublet.agent.memory import MemoryAgent
 from sublet.errors import SubletError
+from sublet.lease.teardown import Phase
 from sublet.sim.process import MachineClock, Process
 from sublet.values import Epoch, LeaseId, ResourceId
 from sublet.wire.orders import Inventory, Order, Report
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["NodeProcess"]
 
 _HELLO_NS = 3_000_000_000
+_TROUBLE_NS = 40_000_000_000
+"""So long after the hardware was mended, an end that was tried before may still be tried again."""
 
 
 class NodeProcess(Process):
-    """One agent. ``embedded`` means that it lives in the office's process and on its clock."""
+    """One agent. ``embedded`` means that it is on the office's machine, and has its clock."""
 
     def __init__(self, world: World, clock: MachineClock, inventory: Inventory, *, embedded: bool) -> None:
         super().__init__(world, str(inventory.node), clock)
@@ -41,6 +44,7 @@ class NodeProcess(Process):
         self._office: OfficeProcess | None = None
         self._welcomed_by: int | None = None
         self._wake_ns: int | None = None
+        self._changed_ns: dict[ResourceId | None, int] = {}
 
     def begin(self) -> None:
         super().begin()
@@ -113,11 +117,8 @@ class NodeProcess(Process):
 
     def _report(self, report: Report) -> None:
         self.world.watch.reported(self, report)
-        office = self.world.office if self._office is None or self.embedded else self._office
-        if self.embedded:
-            office.report(report)
-        else:
-            self.world.net.send(self, office, office.report, report, lease=getattr(report, "lease", None))
+        office = self.world.office if self._office is None else self._office
+        self.world.net.send(self, office, office.report, report, lease=getattr(report, "lease", None))
 
     def _tick(self) -> None:
         self._wake_ns = None
@@ -143,5 +144,19 @@ class NodeProcess(Process):
     def turn(self, fault: FaultName, *, on: bool, resource: ResourceId | None) -> None:
         """Break something, or mend it."""
         (self.hardware_faults.turn_on if on else self.hardware_faults.turn_off)(fault, resource)
+        self._changed_ns[resource] = self.world.now
         if self.alive:
             self.poke()
+
+    def may_be_late(self, resource: ResourceId, lease: LeaseId) -> bool:
+        """Whether the hardware is, or just was, such that a guest cannot be ended in time; or this was told already."""
+        stuck, slow = FaultName.STUCK_TEARDOWN, FaultName.SLOW_TEARDOWN
+        if self.hardware_faults.is_on(stuck, resource) or self.hardware_faults.is_on(slow, resource):
+            return True
+        changed_ns = max(self._changed_ns.get(resource, -_TROUBLE_NS), self._changed_ns.get(None, -_TROUBLE_NS))
+        if self.world.now - changed_ns < _TROUBLE_NS:
+            return True
+        return any(
+            down.phase is Phase.FAILED and down.lease == lease and down.part.resource == resource
+            for down in self.agent.teardowns()
+        )

@@ -8,7 +8,7 @@ crash may come at any moment of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sublet.broker import commands as cmd
@@ -20,13 +20,15 @@ from sublet.broker.records import LeaseRecord, Now
 from sublet.errors import Disconnected, LeaseNotActive
 from sublet.sim.process import MachineClock, Process
 from sublet.sim.replies import Reply, reply_for
-from sublet.values import LeaseId, TenantId
+from sublet.values import Kind, LeaseId, TenantId
 from sublet.wire.orders import Held, Inventory, NotHeld, Order, Report
 
 if TYPE_CHECKING:
+    from sublet.broker.state import State
     from sublet.sim.disk import Disk
     from sublet.sim.holder import HolderProcess
     from sublet.sim.node import NodeProcess
+    from sublet.sim.thin import ThinAgent
     from sublet.sim.world import World
 
 __all__ = ["OfficeProcess"]
@@ -38,6 +40,8 @@ SLACK_NS: Final = 2 * BEAT_NS
 """How long the clock may have run on after the last instant in the journal."""
 HOLD_TIMEOUT_NS: Final = 5 * _S
 ASK_NODES_NS: Final = 3 * _S
+FEWER_CORES: Final = 0.25
+"""How often a machine of its own has fewer cores than it had."""
 COMPACT_EVERY: Final = 200
 """Batches; the real office compacts less often, and this one lives shorter."""
 
@@ -58,6 +62,8 @@ class OfficeProcess(Process):
 
     def __init__(self, world: World, name: str, clock: MachineClock, disk: Disk) -> None:
         super().__init__(world, name, clock)
+        self.agent: ThinAgent | None = None
+        """The way to the supervisor of its own machine, where it has one."""
         self.disk = disk
         self.ledger: Ledger | None = None
         self.opened = False
@@ -95,8 +101,26 @@ class OfficeProcess(Process):
             slack_ns=SLACK_NS,
             restored=self.disk.restored,
         )
-        self.submit(opening, self._open)
-        self._look_for_nodes()
+        if self.agent is None:
+            self.submit(opening, self._open)
+            self._look_for_nodes()
+        else:
+            self.agent.begin(self._found_inventory(state), lambda: self.submit(opening, self._open))
+
+    def _found_inventory(self, state: State) -> Inventory:
+        """What the machine has this time: sometimes less than before, but never less than leases hold."""
+        assert self.agent is not None
+        found = self.agent.supervisor.machine.inventory
+        if self.world.random.random() < FEWER_CORES:
+            held = {record.id: record.used for record in state.resources.values()}
+            few = [
+                replace(device, capacity=max(device.capacity // 2, held.get(device.id, 0)))
+                if device.kind is Kind.CPU
+                else device
+                for device in found.devices
+            ]
+            found = replace(found, devices=tuple(few))
+        return found
 
     def _open(self, _reply: Reply) -> None:
         self.opened = True
@@ -106,9 +130,9 @@ class OfficeProcess(Process):
         for lease in self.ledger.state.leases.values():
             self.presence.restored(lease, self.clock.now_ns())
         self.world.watch.opened(self)
-        for node in self.world.nodes:
-            if node.embedded:
-                self.hello(node, node.boot, node.agent.inventory())
+        if self.agent is not None:
+            self.submit(cmd.NodeUp(inventory=self.agent.inventory), None)
+            self.agent.listen()
         self._beat()
 
     def crash(self) -> None:
@@ -117,6 +141,8 @@ class OfficeProcess(Process):
         was_syncing = self._syncing
         self.disk.crash(self.world.random.random())
         self.world.watch.office_died(self, was_syncing=was_syncing)
+        if self.agent is not None:
+            self.agent.crash()
         super().crash()
         self.ledger = None
         self._reset()
@@ -152,6 +178,7 @@ class OfficeProcess(Process):
         self._listeners[lease_id] = holder
         answer = self.ledger.answer_for(lease, now)
         reply = reply_for(answer, lease, now)
+        self.world.watch.promised(self, reply, lease.deadline_ns or 0)
         if holder.boot == boot:
             self.world.net.send(self, holder, holder.answered, token, reply, lease=lease_id)
 
@@ -169,7 +196,7 @@ class OfficeProcess(Process):
             self.submit(cmd.NodeUp(inventory=inventory), lambda _reply: self._welcome(node, boot))
 
     def _welcome(self, node: NodeProcess, boot: int) -> None:
-        if not node.embedded and node.boot == boot:
+        if node.boot == boot:
             self.world.net.send(self, node, node.welcomed, self)
 
     def report(self, report: Report) -> None:
@@ -230,8 +257,10 @@ class OfficeProcess(Process):
         answer = outcome.answer
         lease = getattr(answer, "lease", None)
         asked.reply = reply_for(answer, lease, now)
-        if outcome.hold is not None and lease is not None:
-            asked.number, asked.deadline_ns = outcome.hold[1], lease.deadline_ns or 0
+        if lease is not None:
+            asked.deadline_ns = lease.deadline_ns or 0
+        if outcome.hold is not None:
+            asked.number = outcome.hold[1]
 
     def _synced(self, batch: list[tuple[_Asked, Outcome]], events: list[ev.Event], now: Now) -> None:
         if self.world.scenario.sync_fails(self.world):
@@ -263,9 +292,12 @@ class OfficeProcess(Process):
                     self._refused(asked.command.report)
             elif asked.answer is not None and asked.reply is not None:
                 if outcome.hold is None:
+                    self.world.watch.promised(self, asked.reply, asked.deadline_ns)
                     asked.answer(asked.reply)
                 else:
                     self.after(HOLD_TIMEOUT_NS, self._not_confirmed, LeaseId(outcome.hold[0]), asked)
+        if self.agent is not None:
+            self.agent.tick()
 
     def _send(self, order: Order) -> None:
         assert self.ledger is not None
@@ -273,16 +305,15 @@ class OfficeProcess(Process):
         node = self.world.node_by_id.get(node_id) if node_id is not None else None
         if node is None:
             return
-        if node.embedded:
-            if node.alive:
-                node.take(order, None)
+        if self.agent is not None:
+            self.agent.send(order)
         else:
             self.world.net.send(self, node, node.take, order, self.disk.incarnation, lease=order.lease)
 
     def _holds(self, report: Held) -> None:
         for asked in [a for a in self._waiting.get(report.lease, ()) if a.number <= report.number]:
             self._drop(report.lease, asked)
-            self.world.watch.promised(self, report.lease, asked.reply, asked.deadline_ns)
+            self.world.watch.promised(self, asked.reply, asked.deadline_ns)
             assert asked.answer is not None and asked.reply is not None
             asked.answer(asked.reply)
 
@@ -322,6 +353,8 @@ class OfficeProcess(Process):
         now = Now(self.clock.now_ns(), self.clock.wall_ns())
         for order in self.ledger.orders_due(now):
             self._send(order)
+        if self.agent is not None:
+            self.agent.tick()
         for lease_id in self.presence.gone(now.ns):
             lease = self.ledger.state.leases.get(lease_id)
             if lease is not None:
@@ -349,7 +382,7 @@ class OfficeProcess(Process):
     def _look_for_nodes(self) -> None:
         """Ask those who have not reported in to this office, and those who are counted as lost."""
         for node in self.world.nodes:
-            if node.embedded or self.ledger is None:
+            if self.ledger is None:
                 continue
             record = self.ledger.state.nodes.get(node.agent.node)
             if node.name not in self._known_boots or record is None or record.lost:

@@ -77,8 +77,8 @@ class Progress:
         for process in (world.office, *world.nodes, *world.holders):
             process.paused_until = min(process.paused_until, world.now)
             process.resume()
-            if process.name not in self._lost and not process.alive:
-                process.begin()
+            if process.name not in self._lost and not process.alive and process is not world.supervisor:
+                process.begin()  # (a supervisor is started by its office)
         self._look_after()
 
     def _look_after(self) -> None:

@@ -53,6 +53,9 @@ RATES_PER_MINUTE: Final = {
     "holder crash": 1.2,
     "holder pause": 2.0,
     "node crash": 0.7,
+    "node pause": 0.6,
+    "amnesia": 0.3,
+    "link broken": 0.7,
     "node gone": 0.4,
     "node drained": 0.5,
     "revoked": 1.0,
@@ -69,7 +72,8 @@ class Scenario:
     seed: int
     mode: Mode
     embedded: bool
-    """Office and agent in one process, on one clock with the holders; else one office and agents on other machines."""
+    """One machine and one clock: an office, a supervisor that outlives it, holders. Else one office and agents on other
+    machines."""
     true_clocks: bool
     """All clocks keep their rates within what the rules assume; else agents run up to 20 % off, and only what must hold
     whatever the clocks do is checked."""

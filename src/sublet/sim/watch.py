@@ -17,8 +17,9 @@ from sublet.lease.fence import is_exclusive
 from sublet.lease.states import LIVE_STATES
 from sublet.sim.account import audit
 from sublet.sim.idle_hands import IdleHands
+from sublet.sim.supervised import SupervisedRules
 from sublet.values import EndReason, Epoch, Kind, LeaseId, RenewMode, ResourceId, Tier
-from sublet.wire.orders import Order, Report, TornDown
+from sublet.wire.orders import Held, Order, Report, TornDown
 
 if TYPE_CHECKING:
     from sublet.broker.state import State
@@ -73,6 +74,7 @@ class Watch:
         self._over: dict[LeaseId, EndReason] = {}
         self._requests: dict[tuple[str, str], LeaseId] = {}
         self._met_incarnation: dict[str, int] = {}
+        self._supervised = SupervisedRules(self.fail)
         self._entry_before: Live | None = None
         self._at_crash: bytes | None = None
         self._left_at_crash: dict[LeaseId, int] = {}
@@ -241,18 +243,21 @@ class Watch:
                     more_s = (left_ns - self._left_at_crash[lease.id]) / _S
                     self.fail("L10", f"a restart gave {lease.id} {more_s:.1f} s more than it had")
 
-    def promised(self, office: OfficeProcess, lease_id: LeaseId, reply: Reply | None, deadline_ns: int) -> None:
+    def promised(self, office: OfficeProcess, reply: Reply | None, deadline_ns: int) -> None:
         """An answer that promises a deadline goes out: the agent must hold it by now."""
         world = self._world
         if office.deposed or reply is None or reply.kind != "granted" or reply.node is None:
             return
-        assert reply.epoch is not None
+        lease_id = reply.lease
+        assert reply.epoch is not None and lease_id is not None
         self._told[lease_id] = reply.epoch
         self._promised_ns[lease_id] = deadline_ns
         if reply.epoch in self._epochs and self._epochs[reply.epoch] != lease_id:
             self.fail("L2", f"epoch {reply.epoch} was given to {self._epochs[reply.epoch]} and to {lease_id}")
         self._epochs[reply.epoch] = lease_id
         node = world.node_by_id[reply.node]
+        if node.embedded:
+            self._supervised.promised(lease_id, reply.epoch, deadline_ns)
         entry = node.agent.fence.get(lease_id)
         if entry is None or entry.epoch != reply.epoch or not node.alive or not world.scenario.true_clocks:
             return
@@ -273,9 +278,21 @@ class Watch:
                     self.fail("L4", f"{node.name} said TornDown of {report.lease} while its guest is on {resource}")
                 key = (report.lease, resource)
                 self._torn[key] = max(report.epoch, self._torn.get(key, report.epoch))
+        elif isinstance(report, Held) and node.embedded:
+            self._supervised.held(node, report)
+
+    def supervisor_died(self, node: NodeProcess, *, reboot: bool) -> None:
+        """Its tables are gone; what they were about may not be."""
+        self._supervised.died(node, reboot=reboot)
+
+    def supervisor_moved(self, node: NodeProcess) -> None:
+        """It did what was due."""
+        self._supervised.moved(node)
 
     def before_order(self, node: NodeProcess, order: Order, incarnation: int | None) -> None:
         """An order arrives at an agent."""
+        if node.embedded:
+            self._supervised.ordered(order)
         self._entry_before = node.agent.fence.get(order.lease)
 
     def after_order(self, node: NodeProcess, order: Order, incarnation: int | None) -> None:
@@ -374,6 +391,8 @@ class Watch:
         for node in world.nodes:
             if not node.alive or world.now <= node.paused_until:
                 continue
+            if node.embedded:
+                self._supervised.look(node)
             for entry in node.agent.fence:
                 word_true = self._word_true.get(entry.lease)
                 most_ns = 2 * self._ttl_ns.get(entry.lease, 0) * 5 // 4 + 65 * _S

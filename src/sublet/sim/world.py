@@ -17,6 +17,8 @@ from sublet.sim.office import OfficeProcess
 from sublet.sim.process import MachineClock, Process
 from sublet.sim.progress import Progress
 from sublet.sim.scenario import Mode, draw
+from sublet.sim.supervisor import SupervisorProcess
+from sublet.sim.thin import ThinAgent
 from sublet.sim.watch import Watch
 from sublet.values import LeaseId, NodeId, TenantId
 
@@ -53,10 +55,18 @@ class World:
         disk = Disk(plan.policy)
         self.office = OfficeProcess(self, "office", self.office_clock, disk)
         self.deposed: OfficeProcess | None = None
-        self.nodes = [
-            NodeProcess(self, self._clock(str(found.node), node=True), found, embedded=plan.embedded)
-            for found in plan.inventories
-        ]
+        self.supervisor: SupervisorProcess | None = None
+        if plan.embedded:
+            self.supervisor = SupervisorProcess(self, self.office_clock, plan.inventories[0])
+            self.office.agent = ThinAgent(self.office, self.supervisor)
+        self.nodes: list[NodeProcess] = (
+            [self.supervisor]
+            if self.supervisor is not None
+            else [
+                NodeProcess(self, self._clock(str(found.node), node=True), found, embedded=False)
+                for found in plan.inventories
+            ]
+        )
         self.node_by_id = {NodeId(str(node.agent.node)): node for node in self.nodes}
         self.node_by_name = {node.name: node for node in self.nodes}
         self.tenants = [TenantId(f"t{index}") for index in range(plan.tenants)]
@@ -90,7 +100,8 @@ class World:
         end = plan.seconds * _S
         self.office.begin()
         for node in self.nodes:
-            node.begin()
+            if node is not self.supervisor:  # which the office starts
+                node.begin()
         self.push(_S // 10, None, self._settle_in)
         self.push(LOOK_EVERY_NS, None, self._look)
         self.faults.begin(until=int(end * HEAL_SHARE) if plan.mode == "liveness" else end)
