@@ -288,7 +288,7 @@ def held(home: Path, clock: HeldClock, story: Callable[[Office], Coroutine[Any, 
     """An office in this process, on a clock of ours, for the length of a story."""
 
     async def life() -> None:
-        office = Office(home, host_gpus="2x4GiB", clock=clock)
+        office = Office(home, host_gpus="2x4GiB", clock=clock, pretended=True)
         await office.start()
         try:
             await story(office)

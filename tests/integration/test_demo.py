@@ -31,8 +31,18 @@ def test_the_demo_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "sublet", "demo"], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert time.monotonic() - started < 40
-    assert re.findall(r"^(\d)/7  ", done.stdout, re.MULTILINE) == list("1234567")
-    for word in ("place 1", "preempted", "offers 1GiB instead of 2GiB", "SIGKILL", "same deadlines", "The audit chain"):
+    assert re.findall(r"^(\d)/9  ", done.stdout, re.MULTILINE) == list("123456789")
+    for word in (
+        "status 76",
+        "nothing left of either",
+        "counted to 15",
+        "place 1",
+        "preempted",
+        "offers 1GiB instead of 2GiB",
+        "SIGKILL",
+        "same deadlines",
+        "The audit chain",
+    ):
         assert word in done.stdout.replace("\n     ", " ")
     claims = re.search(r"(\d+) claims checked", done.stdout)
     assert claims is not None
