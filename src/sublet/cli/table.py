@@ -15,6 +15,7 @@ COMMANDS: Final[dict[str, str]] = {
     "up": "office:up",
     "down": "office:down",
     "status": "status:status",
+    "top": "top:top",
     "doctor": "doctor:doctor",
     "run": "run:run",
     "ps": "guests:ps",
@@ -51,7 +52,7 @@ GROUPS: Final[dict[str, str]] = {
 
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Start here": ("demo", "doctor"),
-    "The office": ("up", "down", "status"),
+    "The office": ("up", "down", "status", "top"),
     "Commands under a lease": ("run", "ps", "logs", "exec", "stop"),
     "Leases": ("lease", "bill"),
     "For the operator": ("tenant", "fence", "drain", "audit", "backup", "restore"),

@@ -1,0 +1,386 @@
+"""The rows of the live view: one per device, lease, guest, waiting request and tenant. Pure.
+
+On a narrow terminal some columns are left out, never the reason of anything.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from sublet.cli.show import Json, plural
+from sublet.cli.top.columns import WIDE, Column, Entry, table
+from sublet.cli.top.snapshot import Snapshot, remaining
+from sublet.cli.top.text import Line, Span, age, bar, size, span_line, width_of
+from sublet.cli.top.text import fit as fitted
+from sublet.values import Kind, Tier
+
+__all__ = ["Row", "Section", "sections"]
+
+BAR: Final = 8
+_TROUBLE: Final = {"quarantined": "red", "lost": "red", "teardown": "yellow", "draining": "yellow"}
+
+
+class Row(NamedTuple):
+    """A line, and what it is about: for counting those that do not fit."""
+
+    line: Line
+    noun: str
+
+
+class Section(NamedTuple):
+    """One part of the screen."""
+
+    name: str
+    heading: Line
+    rows: tuple[Row, ...]
+    floor: int
+    """Rows it gets before another one gets more than its own."""
+    beyond: Mapping[str, int] = {}
+    """How many more there are of what, for which no line was made."""
+
+
+def sections(known: Snapshot, width: int, now_s: float, reach: int | None = None) -> tuple[Section, ...]:
+    """All parts that have something in them, and always the leases. ``reach`` says how many leases may come to be seen;
+    with ten thousand of them the others are only counted."""
+    elapsed_s = max(0.0, now_s - known.at_s)
+    found = (
+        _devices(known, width),
+        _leases(known, width, elapsed_s, reach),
+        _queue(known, width, elapsed_s),
+        _tenants(known, width),
+    )
+    return tuple(section for section in found if section.rows)
+
+
+# ---- devices ----
+
+
+def _devices(known: Snapshot, width: int) -> Section:
+    columns = (
+        Column("DEVICE", 40),
+        Column("SIZE", 8, right=True),
+        Column("USED", BAR + 8),
+        Column("STATE", 60),
+        Column("BY", 0),
+    )
+    tenant_of = {lease["id"]: lease["tenant"] for lease in known.leases}
+    nodes = {node["id"]: node["state"] for node in known.status["nodes"]}
+    fences = Counter(fence["resource"] for fence in known.fences or () if fence["lease"])
+    entries = [_device(device, tenant_of, nodes, fences) for device in sorted(known.status["devices"], key=_gpus_first)]
+    heading, lines = table("DEVICES", columns, entries, width)
+    return Section("devices", heading, tuple(Row(line, "device") for line in lines), 5)
+
+
+def _gpus_first(device: Json) -> tuple[bool, bool]:
+    """Then those in trouble before those in order."""
+    return device["kind"] != Kind.GPU, device["state"] == "free" and not device["detail"]
+
+
+def _device(device: Json, tenant_of: Mapping[str, str], nodes: Mapping[str, str], fences: Mapping[str, int]) -> Entry:
+    capacity, used = device["capacity"], device["capacity"] - device["free"]
+    in_service = device["state"] == "free"
+    return (
+        _device_name(device),
+        _amount(device["kind"], capacity),
+        (*bar(used / capacity if capacity else 0.0, BAR, "cyan"), Span(f" {_short(device['kind'], used):>7}"))
+        if in_service
+        else Span("-" * 3, "dim"),
+        _device_state(device, nodes, fences),
+        _by(device, tenant_of),
+    )
+
+
+def _device_name(device: Json) -> str:
+    if device["kind"] != Kind.GPU:
+        return str(device["id"])
+    return f"{device['id']} {'host device, no GPU' if device['host'] else device['model'] or 'GPU'}"
+
+
+def _device_state(device: Json, nodes: Mapping[str, str], fences: Mapping[str, int]) -> Span:
+    state, detail, node = str(device["state"]), str(device["detail"]), nodes.get(device["node"], "up")
+    if state != "free":
+        return Span(f"{state.upper()}: {detail}" if detail else state.upper(), _TROUBLE.get(state, "yellow"))
+    if node != "up":
+        return Span(f"node {node}", "red" if node == "lost" else "yellow")
+    if fences.get(device["id"]):
+        return Span(f"{plural(fences[device['id']], 'slice')} QUARANTINED", "red")
+    if detail:
+        return Span(f"used by others: {detail}", "yellow")
+    if device["free"] == device["capacity"]:
+        return Span("free", "green")
+    return Span("partly lent" if device["free"] else "lent")
+
+
+def _by(device: Json, tenant_of: Mapping[str, str]) -> str:
+    """Tenants, with how many leases each; what we may not see is somebody's all the same."""
+    counted = Counter(tenant_of.get(lease, "?") for lease in device["leases"])
+    said = [f"{tenant} ×{count}" if count > 1 else tenant for tenant, count in sorted(counted.items())]
+    if not said and device["state"] == "free" and device["free"] < device["capacity"] and not device["detail"]:
+        return "others"
+    return ", ".join(said)
+
+
+# ---- leases and what runs under them ----
+
+
+def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) -> Section:
+    columns = (
+        Column("LEASE", 18),
+        Column("TENANT", 24 if width >= WIDE else 8),
+        Column("HOLDS", 36 if width >= WIDE else 10),
+        Column("TIER", 11, wide=True),
+        Column("TIME LEFT", BAR + 9),
+        Column("STATUS", 48 if width >= WIDE else 36),
+        Column("NAME", 24, wide=True),
+        Column("HOLDER", 0),
+    )
+    live = [lease for lease in known.leases if lease["status"] != "queued"]
+    under: dict[str, list[Json]] = {}
+    for guest in known.guests or ():
+        under.setdefault(guest["lease"], []).append(guest)
+    shown, unseen = live[:reach], live[len(live[:reach]) :]
+    entries = [_lease(lease, elapsed_s, is_wide=width >= WIDE) for lease in shown]
+    entries += [_ended(end.lease, is_wide=width >= WIDE) for end in known.ended]
+    title = f"LEASES ({len(live)})" if live else "LEASES"
+    heading, lines = table(title, columns, entries, width)
+    rows: list[Row] = []
+    wall_s = known.wall_s + elapsed_s
+    for lease, line in zip([*shown, *(end.lease for end in known.ended)], lines, strict=True):
+        rows.append(Row(line, "lease"))
+        rows += _guests(under.pop(lease["id"], ()), width, wall_s)
+    uncounted = sum(len(under.pop(lease["id"], ())) for lease in unseen)
+    for left in under.values():
+        rows += _guests(left, width, wall_s)
+    if not rows:
+        nothing = "Nothing is lent. Borrow something: sublet run --gpu 1GiB -- COMMAND"
+        rows.append(Row(span_line((Span(nothing, "dim"),), width), "line"))
+    return Section("leases", heading, tuple(rows), 6, {"lease": len(unseen), "guest": uncounted})
+
+
+def _lease(lease: Json, elapsed_s: float, *, is_wide: bool) -> Entry:
+    return (
+        lease["id"],
+        lease["tenant"],
+        _holds(lease, is_wide=is_wide),
+        lease["tier"],
+        _time_left(lease, elapsed_s),
+        _lease_status(lease, elapsed_s, is_wide=is_wide),
+        lease["name"] or "-",
+        Span(_who(lease, is_wide=is_wide), "dim"),
+    )
+
+
+def _ended(lease: Json, *, is_wide: bool) -> Entry:
+    end = lease["end"] or {"reason": "over", "detail": ""}
+    said = f"ended: {end['reason']}" + (f" ({end['detail']})" if end["detail"] else "")
+    texts = (lease["id"], lease["tenant"], _holds(lease, is_wide=is_wide), lease["tier"], "-", said)
+    return tuple(Span(text, "dim") for text in (*texts, lease["name"] or "-", _who(lease, is_wide=is_wide)))
+
+
+def _holds(lease: Json, *, is_wide: bool) -> str:
+    """What, and where there is room also of which device."""
+    parts = lease["parts"]
+    if not parts:
+        return " + ".join(_want(want) for want in lease["wants"])
+    if is_wide:
+        return " + ".join(f"{_short(part['kind'], part['amount'])} of {part['resource']}" for part in parts)
+    return " + ".join(_kind(part["kind"], part["amount"]) for part in parts)
+
+
+def _want(want: Json) -> str:
+    said = _kind(want["kind"], want["amount"])
+    return f"{want['count']} × {said}" if want["count"] > 1 else said
+
+
+def _time_left(lease: Json, elapsed_s: float) -> str | Line:
+    if lease["claim_within"] is not None:
+        return f"claim in {age(lease['claim_within'] - elapsed_s)}"
+    left_s = remaining(lease, elapsed_s)
+    if left_s is None:
+        return "-"
+    part = left_s / lease["ttl"] if lease["ttl"] else 0.0
+    style = "red" if lease["notice"] is not None else "green" if part > 0.25 else "yellow"
+    return (*bar(part, BAR, style), Span(f" {age(left_s):>7}"))
+
+
+def _lease_status(lease: Json, elapsed_s: float, *, is_wide: bool) -> Span:
+    """What one must know comes first: a notice with its reason and moment, then what is unusual."""
+    notice = lease["notice"]
+    if notice is not None:
+        said = f"NOTICED: {notice['reason']} in {age(notice['in_seconds'] - elapsed_s)}"
+        return Span(f"{said} ({notice['detail']})" if is_wide and notice["detail"] else said, "bold red")
+    said = str(lease["status"])
+    if lease["tier"] != Tier.INTERACTIVE and not is_wide:
+        said += f", {lease['tier']}"
+    if lease["end"] is not None:
+        said += f": {lease['end']['reason']}"
+    if lease["idle"]:
+        return Span(f"{said}, idle", "yellow")
+    return Span(said, "yellow" if lease["status"] == "ending" else "")
+
+
+def _who(lease: Json, *, is_wide: bool) -> str:
+    """On a narrow terminal the name stands for the holder, for that is what people chose."""
+    holder = str(lease.get("holder") or "-")
+    return holder if is_wide else str(lease["name"] or holder)
+
+
+def _guests(guests: Iterable[Json], width: int, wall_s: float) -> Iterator[Row]:
+    for guest in guests:
+        command = " ".join(guest["argv"])
+        left = f"  └ {guest['id']}  "
+        facts, style = _guest_facts(guest, wall_s)
+        if width < 64:
+            facts = f"pid {guest['pid']}"
+        if guest["name"]:
+            command = f"{guest['name']}: {command}"
+        room = max(0, width - width_of(left) - width_of(facts) - 2)
+        spans = (Span(left, "dim"), Span(fitted(command, room)), Span("  "), Span(facts, style))
+        yield Row(span_line(spans, width), "guest")
+
+
+def _guest_facts(guest: Json, wall_s: float) -> tuple[str, str]:
+    """``pid 4711  cpu 12s  1.2GiB  4m 10s``, and before it what is not as usual."""
+    said, style = "", ""
+    if guest["state"] != "running" or guest["exit_code"] is not None:
+        said, style = str(guest["state"]), "yellow"
+        if guest["exit_code"] is not None:
+            said = f"exit {guest['exit_code']}" if guest["state"] in ("running", "gone") else said
+        if guest["reason"]:
+            said += f": {guest['reason']}"
+        said += "  "
+    processes = f"+{guest['processes'] - 1}" if guest["processes"] > 1 else ""
+    pid = f"pid {guest['pid']}{processes}"
+    memory = size(guest["peak_bytes"]) if guest["peak_bytes"] else "-"
+    since_s = _since(guest["started_at"], wall_s)
+    return f"{said}{pid:<11}  cpu {age(guest['cpu']):>7}  {memory:>7}  {age(since_s):>7}", style
+
+
+# ---- who waits ----
+
+
+def _queue(known: Snapshot, width: int, elapsed_s: float) -> Section:
+    columns = (
+        Column("#", 4, right=True),
+        Column("LEASE", 18),
+        Column("TENANT", 24 if width >= WIDE else 8),
+        Column("WANTS", 36 if width >= WIDE else 10),
+        Column("TIER", 11, wide=True),
+        Column("SINCE", 7, right=True, wide=True),
+        Column("IN ABOUT", 8, right=True),
+        Column("BECAUSE", 0),
+    )
+    entries = [_place(place, known.wall_s, elapsed_s) for place in known.queue]
+    waiting = max(len(entries), sum(lease["status"] == "queued" for lease in known.leases))
+    heading, lines = table(f"QUEUE ({waiting})", columns, entries, width)
+    # Of a long line the office lists the beginning; of the rest only the number is known.
+    beyond = {"waiting": waiting - len(entries)}
+    return Section("queue", heading, tuple(Row(line, "waiting") for line in lines), 3, beyond)
+
+
+def _place(place: Json, wall_s: float, elapsed_s: float) -> Entry:
+    lease, estimate = place["lease"], place["estimate"]
+    return (
+        str(place["position"]),
+        lease["id"],
+        lease["tenant"],
+        " + ".join(_want(want) for want in lease["wants"]),
+        lease["tier"],
+        age(_since(lease["asked_at"], wall_s + elapsed_s)),
+        "?" if estimate is None else age(estimate - elapsed_s),
+        place["reason"],
+    )
+
+
+# ---- tenants ----
+
+
+def _tenants(known: Snapshot, width: int) -> Section:
+    columns = (
+        Column("TENANT", 24),
+        Column("LEASES", 7, right=True),
+        Column("WAIT", 5, right=True),
+        Column("SHARE, LAST HOUR", BAR + 10),
+        Column("GPU TIME", 8, right=True),
+        Column("COST", 14, right=True),
+        Column("", 0),
+    )
+    entries = _operators_view(known) if known.tenants is not None else _own_view(known)
+    heading, lines = table(f"TENANTS ({len(entries)})", columns, entries, width)
+    return Section("tenants", heading, tuple(Row(line, "tenant") for line in lines), 3)
+
+
+def _operators_view(known: Snapshot) -> list[Entry]:
+    """Who used most of the last hour comes first; who has nothing and used nothing is left out."""
+    bills = {line["key"]: line for line in known.bill}
+    tenants = [
+        tenant
+        for tenant in known.tenants or ()
+        if tenant["leases"] or tenant["queued"] or tenant["gpu_seconds_used"] or tenant["id"] in bills
+    ]
+    tenants.sort(key=lambda tenant: (-tenant["gpu_seconds_used"], -tenant["leases"], tenant["id"]))
+    total_s = sum(tenant["gpu_seconds_used"] for tenant in tenants)
+    return [
+        (
+            tenant["id"],
+            str(tenant["leases"]),
+            str(tenant["queued"]),
+            _share(tenant["gpu_seconds_used"] / total_s if total_s else 0.0),
+            *_billed(bills.get(tenant["id"])),
+            Span("operator", "dim") if tenant["operator"] else "",
+        )
+        for tenant in tenants
+    ]
+
+
+def _own_view(known: Snapshot) -> list[Entry]:
+    """A tenant sees its own bill, and is not told what part of the whole that is."""
+    held = Counter(lease["tenant"] for lease in known.leases if lease["status"] != "queued")
+    waits = Counter(lease["tenant"] for lease in known.leases if lease["status"] == "queued")
+    bills = {line["key"]: line for line in known.bill}
+    names = sorted({*held, *waits, *bills})
+    return [
+        (name, str(held[name]), str(waits[name]), Span("-", "dim"), *_billed(bills.get(name)), "") for name in names
+    ]
+
+
+def _share(part: float) -> Line:
+    return (*bar(part, BAR, "cyan"), Span(f" {part:>5.0%}"))
+
+
+def _billed(line: Json | None) -> tuple[str, str]:
+    """GPU time and cost, of all time."""
+    return ("-", "-") if line is None else (age(line["gpu_seconds"]), f"{line['cost']:.4f}")
+
+
+# ---- amounts and times ----
+
+
+def _amount(kind: str, number: int) -> str:
+    return plural(number, "core") if kind == Kind.CPU else size(number)
+
+
+def _short(kind: str, number: int) -> str:
+    return str(number) if kind == Kind.CPU else size(number)
+
+
+def _kind(kind: str, number: int) -> str:
+    return _amount(kind, number) if kind == Kind.CPU else f"{size(number)} {kind}"
+
+
+def _since(moment: str | None, wall_s: float) -> float | None:
+    began_s = None if moment is None else _wall_s(moment)
+    return None if began_s is None else max(0.0, wall_s - began_s)
+
+
+@functools.lru_cache(maxsize=4096)
+def _wall_s(moment: str) -> float | None:
+    """Seconds of an RFC 3339 time, if it is one."""
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except (ValueError, OverflowError):
+        return None

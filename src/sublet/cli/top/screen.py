@@ -1,0 +1,157 @@
+"""The whole screen from what is known and how large it is. Pure: the same goes in, the same comes out.
+
+Every part gets a few rows, the one that is looked at gets most, and what does not fit is counted. So a terminal of ten
+rows shows less of everything, and never nothing of something.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from sublet.cli.show import plural
+from sublet.cli.top.rows import Section, sections
+from sublet.cli.top.snapshot import Snapshot
+from sublet.cli.top.text import Line, Span, age, clipped, span_line, width_of
+
+__all__ = ["COLUMNS_MIN", "ROWS_MIN", "Look", "Screen", "screen", "whole"]
+
+COLUMNS_MIN: Final = 40
+ROWS_MIN: Final = 10
+_MANY: Final = {"waiting": "waiting"}
+
+
+class Look(NamedTuple):
+    """Where the person looks."""
+
+    at: str = "leases"
+    """The part that gets most of the room, and that the arrows scroll."""
+    scroll: int = 0
+
+
+class Screen(NamedTuple):
+    """Lines, none longer than the terminal is wide, and where the person looks after all."""
+
+    lines: tuple[Line, ...]
+    look: Look
+    parts: tuple[str, ...]
+    """What there is to look at, in the order of Tab."""
+    page: int
+    """Rows of the part that is looked at."""
+
+
+def screen(known: Snapshot, look: Look, columns: int, rows: int, now_s: float) -> Screen:
+    """Exactly as many lines as the terminal has rows."""
+    columns, rows = max(columns, 1), max(rows, 1)
+    found = sections(known, columns, now_s, reach=look.scroll + rows)
+    parts = tuple(section.name for section in found)
+    at = look.at if look.at in parts else "leases"
+    head, foot = _head(known, columns, now_s), _foot(parts, at, columns)
+    given = _shares(found, at, rows - len(head) - 1)
+    spare = rows - len(head) - 1 - sum(1 + given[section.name] for section in found)
+    gap = spare >= len(found)
+    lines, scroll = list(head), 0
+    for section in found:
+        if gap:
+            lines.append(())
+        start = look.scroll if section.name == at else 0
+        shown, start = _window(section, given[section.name], start, columns)
+        scroll = start if section.name == at else scroll
+        lines += [section.heading, *shown]
+    lines = lines[: rows - 1]
+    lines += [()] * (rows - 1 - len(lines))
+    lines.append(foot)
+    shown_lines = tuple(lines[-rows:])
+    if known.lost_s is not None:
+        shown_lines = (*shown_lines[:1], *(_grey(line) for line in shown_lines[1:-1]), shown_lines[-1])
+    return Screen(shown_lines, Look(at, scroll), parts, max(1, given.get(at, 1) - 1))
+
+
+def whole(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
+    """Everything, as long as it may be: for a file, a pipe, or whoever looks once."""
+    lines = [*_head(known, columns, now_s)]
+    for section in sections(known, columns, now_s):
+        shown, _ = _window(section, len(section.rows) + 1, 0, columns)
+        lines += [(), section.heading, *shown]
+    return tuple(lines)
+
+
+# ---- head and foot ----
+
+
+def _head(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
+    if known.lost_s is not None:
+        away = f" No answer for {age(now_s - known.lost_s)}, trying again. Below is what was known. "
+        return (span_line((Span("Sublet", "bold"), Span(away, "bold red"), Span(known.lost_why, "red")), columns),)
+    status = known.status
+    noticed = sum(lease["notice"] is not None for lease in known.leases)
+    said = [f"up {age(status['uptime'] + max(0.0, now_s - known.at_s))}", plural(status["live"], "lease")]
+    if known.guests is not None:
+        said.append(plural(sum(guest["state"] != "gone" for guest in known.guests), "guest"))
+    said.append(f"{status['queued']} waiting")
+    spans = [Span("Sublet", "bold"), Span("  " + ", ".join(said))]
+    if noticed:
+        spans.append(Span(f", {noticed} under notice", "bold red"))
+    if status["quarantined"]:
+        spans.append(Span(f", {status['quarantined']} in quarantine", "bold red"))
+    used = sum(width_of(span.text) for span in spans)
+    where = clipped(f"{status['home']}  pid {status['pid']}", max(0, columns - used - 2))
+    if width_of(where) > 12:  # shorter, it would say nothing
+        spans.append(Span(" " * (columns - used - width_of(where))))
+        spans.append(Span(where, "dim"))
+    return (span_line(spans, columns),)
+
+
+def _foot(parts: Sequence[str], at: str, columns: int) -> Line:
+    spans = [Span("q", "bold"), Span(" quit  "), Span("↑↓", "bold"), Span(" scroll  "), Span("Tab", "bold")]
+    spans.append(Span(" next:"))
+    spans += [Span(f" [{part}]", "bold cyan") if part == at else Span(f" {part}", "dim") for part in parts]
+    return span_line(spans, columns)
+
+
+def _grey(line: Line) -> Line:
+    return tuple(span._replace(style="dim") for span in line)
+
+
+# ---- who gets how many rows ----
+
+
+def _shares(found: Sequence[Section], at: str, rows: int) -> dict[str, int]:
+    """Rows below each heading: at first one each, then up to its floor, then the part that is looked at takes what it
+    needs, and then the others."""
+    wants = {section.name: len(section.rows) + any(section.beyond.values()) for section in found}
+    given = dict.fromkeys(wants, 0)
+    left = rows - len(found)
+    order = [at, *(section.name for section in found if section.name != at)]
+    floors = {section.name: section.floor for section in found}
+    for bound in (dict.fromkeys(order, 1), floors, wants):
+        for name in order:
+            more = max(0, min(wants[name], bound[name]) - given[name])
+            taken = max(0, min(more, left))
+            given[name] += taken
+            left -= taken
+    return given
+
+
+def _window(section: Section, rows: int, start: int, columns: int) -> tuple[list[Line], int]:
+    """So many rows from there on; if not all are shown, the last one counts what is missing. Also where it begins."""
+    total = len(section.rows)
+    if rows <= 0:
+        return [], 0
+    if total <= rows and not any(section.beyond.values()):
+        return [row.line for row in section.rows], 0
+    room = rows - 1
+    start = max(0, min(start, total - room))
+    below = Counter(row.noun for row in section.rows[start + room :])
+    below.update({noun: count for noun, count in section.beyond.items() if count})
+    above = Counter(row.noun for row in section.rows[:start])
+    said = "… and " if start == 0 else f"… {_counted(above)} above" + (", " if below else "")
+    if below:
+        said += f"{_counted(below)} {'more' if start == 0 else 'below'}"
+    lines = [row.line for row in section.rows[start : start + room]]
+    return [*lines, span_line((Span(said, "dim"),), columns)], start
+
+
+def _counted(nouns: Mapping[str, int]) -> str:
+    return ", ".join(plural(count, noun, _MANY.get(noun, "")) for noun, count in nouns.items())

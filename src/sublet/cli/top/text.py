@@ -1,0 +1,125 @@
+"""Text in cells: what fits a terminal, whoever wrote it. Pure.
+
+A terminal has cells, not letters: some letters take two of them, some (accents written apart) none. Names and command
+lines come from others, so whatever could move the cursor is made visible first, and a width is never taken from
+``len``.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from sublet.values import NS_PER_S, format_duration
+
+__all__ = ["Line", "Span", "age", "bar", "cells", "clipped", "fit", "plain", "size", "span_line", "width_of"]
+
+MARKS_MAX: Final = 2
+"""Accents on one letter; whoever stacks more of them paints over the lines above."""
+FULL, EMPTY, MORE, UNSEEN = "█", "░", "…", "·"
+
+
+class Span(NamedTuple):
+    """Text in one style: words of ``bold dim red green yellow cyan``, or none."""
+
+    text: str
+    style: str = ""
+
+
+Line = tuple[Span, ...]
+
+
+def cells(text: str) -> list[str]:
+    """One entry per cell: the letter with its accents, and an empty one behind a letter that takes two cells."""
+    if text.isascii() and text.isprintable():
+        return list(text)
+    found: list[str] = []
+    for letter in text:
+        if not letter.isprintable():
+            found.append(UNSEEN)
+        elif unicodedata.category(letter) in ("Mn", "Me"):
+            _put_mark(found, letter)
+        elif unicodedata.east_asian_width(letter) in ("W", "F"):
+            found += (letter, "")
+        else:
+            found.append(letter)
+    return found
+
+
+def _put_mark(found: list[str], mark: str) -> None:
+    at = len(found) - 1
+    if at > 0 and not found[at]:
+        at -= 1
+    if at < 0:
+        found.append(UNSEEN)
+    elif len(found[at]) <= MARKS_MAX:
+        found[at] += mark
+
+
+def width_of(text: str) -> int:
+    """How many cells it takes."""
+    return len(cells(text))
+
+
+def clipped(text: str, width: int) -> str:
+    """As much of it as fits, with an ellipsis where something is missing."""
+    found = cells(text)
+    if len(found) <= width:
+        return "".join(found)
+    if width <= 0:
+        return ""
+    kept = found[: width - 1]
+    if found[width - 1] == "" and kept:  # the second half of a letter would be missing
+        kept[-1] = " "
+    return "".join(kept) + MORE
+
+
+def fit(text: str, width: int, *, right: bool = False) -> str:
+    """Exactly so many cells."""
+    shown = clipped(text, width)
+    space = " " * (width - width_of(shown))
+    return space + shown if right else shown + space
+
+
+def span_line(spans: Iterable[Span], width: int) -> Line:
+    """A line of at most so many cells, and nothing in it that a terminal would obey."""
+    found: list[Span] = []
+    left = width
+    for text, style in spans:
+        shown = clipped(text, left)
+        if shown:
+            found.append(Span(shown, style))
+        left -= width_of(shown)
+        if left <= 0:
+            break
+    return tuple(found)
+
+
+def plain(line: Line) -> str:
+    """Without any style."""
+    return "".join(span.text for span in line).rstrip()
+
+
+def bar(part: float, width: int, style: str = "") -> Line:
+    """``████░░``: more than nothing shows at least one block, less than all at least one gap."""
+    full = round(min(1.0, max(0.0, part)) * width)
+    if 0.0 < part < 1.0 and width > 1:
+        full = min(max(full, 1), width - 1)
+    return (Span(FULL * full, style), Span(EMPTY * (width - full), "dim"))
+
+
+def age(seconds: float | None) -> str:
+    """A duration of at most seven cells, to the second: ``4m 10s``; below a second nothing counts."""
+    return "-" if seconds is None else format_duration(max(0, int(seconds)) * NS_PER_S) or "0s"
+
+
+def size(amount: int) -> str:
+    """Bytes in at most seven cells: ``1.2GiB``, ``139GiB``, ``640KiB``."""
+    value, unit = float(amount), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1000:
+            break
+        value, unit = value / 1024, larger
+    digits = f"{value:.1f}" if value < 100 and unit != "B" else f"{value:.0f}"
+    return digits.removesuffix(".0") + unit

@@ -1,0 +1,154 @@
+"""Keeps a snapshot of an office up to date, on a thread of its own, so that keys are answered whatever the office does.
+
+News change the snapshot when they come. It is read again at most once a second, and no oftener than that the office
+spends a twentieth of its time on it. If the office does not answer, what was known stays, marked as old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sublet.cli.top.reading import Reader
+from sublet.cli.top.snapshot import Snapshot, heard, merged
+from sublet.client.http1 import ProtocolError
+from sublet.client.sse import EventReader
+from sublet.client.transport import Flight
+from sublet.errors import SubletError
+
+__all__ = ["Watch"]
+
+EVERY_S: Final = 2.0
+"""Between two readings while there are no news: CPU time, memory and renewals make none."""
+SOON_S: Final = 1.0
+"""After news, and while the office does not answer."""
+BILL_EVERY_S: Final = 5.0
+PART: Final = 20
+"""A reading that takes long is followed by a pause so many times as long."""
+LISTEN_AGAIN_S: Final = 3.0
+SILENCE_S: Final = 40.0
+"""The office gives a sign of life every fifteen seconds."""
+
+
+class Watch:
+    """``known`` is always the newest; ``on_change`` is called, on the thread, whenever it is another one."""
+
+    def __init__(self, reader: Reader, known: Snapshot, on_change: Callable[[], None]) -> None:
+        self.known = known
+        self._reader = reader
+        self._on_change = on_change
+        self._ours, self._theirs = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="sublet-top-watch", daemon=True)
+        self._stopped = False
+        self._news: Flight | None = None
+        self._events = EventReader()
+        self._listen_at_s = self._heard_s = 0.0
+        self._read_at_s = known.at_s + EVERY_S
+        self._soonest_s = known.at_s + SOON_S
+        self._bill_at_s = known.at_s + BILL_EVERY_S
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait for an answer that is under way: the thread ends with the process."""
+        self._stopped = True
+        with contextlib.suppress(OSError):
+            os.write(self._theirs, b".")
+
+    def _run(self) -> None:
+        while not self._stopped:
+            now_s = time.monotonic()
+            if self._news is None and now_s >= self._listen_at_s:
+                self._listen(now_s)
+            if now_s >= self._read_at_s:
+                self._read(now_s)
+            self._wait()
+        self._hang_up()
+        self._reader.close()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._ours, select.POLLIN)
+        until_s = self._read_at_s
+        if self._news is None:
+            until_s = min(until_s, self._listen_at_s)
+        else:
+            poll.register(self._news.fileno(), select.POLLIN)
+        ready = dict(poll.poll(max(0.0, until_s - time.monotonic()) * 1000))
+        if self._news is not None and self._news.fileno() in ready:
+            self._hear()
+        elif self._news is not None and time.monotonic() > self._heard_s + SILENCE_S:
+            self._hang_up()
+
+    # ---- reading ----
+
+    def _read(self, now_s: float) -> None:
+        everything = self.known.lost_s is not None or now_s >= self._bill_at_s
+        try:
+            fresh = self._reader.read(everything=everything)
+        except SubletError as error:
+            self._lost(error, now_s)
+            return
+        took_s = fresh.at_s - now_s
+        self._read_at_s = fresh.at_s + max(EVERY_S, PART * took_s)
+        self._soonest_s = fresh.at_s + max(SOON_S, PART * took_s)
+        if everything:
+            self._bill_at_s = fresh.at_s + max(BILL_EVERY_S, PART * took_s)
+        self._change(merged(self.known, fresh))
+
+    def _lost(self, error: SubletError, now_s: float) -> None:
+        self._read_at_s = time.monotonic() + SOON_S
+        since_s = now_s if self.known.lost_s is None else self.known.lost_s
+        self._change(self.known._replace(lost_s=since_s, lost_why=error.message))
+
+    def _change(self, known: Snapshot) -> None:
+        self.known = known
+        self._on_change()
+
+    # ---- news ----
+
+    def _listen(self, now_s: float) -> None:
+        self._listen_at_s, self._heard_s = now_s + LISTEN_AGAIN_S, now_s
+        try:
+            self._news = self._reader.listen()
+        except SubletError:
+            return  # the reading that fails as well says so
+        self._events = EventReader()
+
+    def _hear(self) -> None:
+        assert self._news is not None
+        try:
+            events = self._events.feed(self._news.read())
+        except (SubletError, ProtocolError):
+            self._lost_the_stream()
+            return
+        if self._news.complete or self._news.status not in (0, 200):
+            self._lost_the_stream()
+            return
+        now_s = self._heard_s = time.monotonic()
+        known = self.known
+        for event in events:
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # of a newer office
+                known = heard(known, event.event, json.loads(event.data), now_s)
+            if event.event != "place":
+                self._read_at_s = min(self._read_at_s, max(now_s, self._soonest_s))
+        if known is not self.known:
+            self._change(known)
+
+    def _lost_the_stream(self) -> None:
+        """It ends with the office, or the office has enough of them: a reading tells which."""
+        self._hang_up()
+        self._listen_at_s = time.monotonic() + LISTEN_AGAIN_S
+        self._read_at_s = min(self._read_at_s, max(time.monotonic(), self._soonest_s))
+
+    def _hang_up(self) -> None:
+        if self._news is not None:
+            self._news.close()
+            self._news = None
