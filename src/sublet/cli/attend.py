@@ -31,6 +31,8 @@ TWICE_S: Final = 2.0
 """A second Ctrl-C within this time ends the guest; the first is the guest's own affair."""
 LEFT_BEHIND_S: Final = 0.02
 """The last process of a guest is nearly always gone with its first. If not, so long after it we go on without them."""
+LASTING_S: Final = 0.4
+"""What runs for longer needs its lease renewed, some time; the shortest time to live is 2 s."""
 LOOK_AGAIN_S: Final = 0.5
 _CTRL_C: Final = 0x03
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -51,6 +53,8 @@ class Attendance:
         self.is_over = False
         self.on_exited: Callable[[], None] = lambda: None
         """Called once, when its main process has ended and what it left behind takes its time."""
+        self.on_lasting: Callable[[], None] = lambda: None
+        """Called once, when its main process has run for longer than a moment."""
         self.is_onlooker = False
         """It only looks: a signal ends the looking, not the guest."""
         self.wants_end = False
@@ -70,6 +74,7 @@ class Attendance:
         self._endings = 0
         self._exited_s: float | None = None
         self._drop_at_s: float | None = None
+        self._lasts_at_s: float | None = time.monotonic() + LASTING_S
 
     def attach(self, *, offset: int = 0, follow: bool = True, lossless: bool = True) -> None:
         """Begin with its output from this offset on."""
@@ -93,7 +98,7 @@ class Attendance:
                 while self._signals:
                     self._signalled(self._signals.pop(0))
                 self._pass_input()
-                self._mind_the_exit()
+                self._mind_the_time()
                 if not self._is_done():
                     self._wait(wake)
 
@@ -141,10 +146,18 @@ class Attendance:
         if code >= 0 and self.exit_code is None:
             self.exit_code = code
             self._exited_s = time.monotonic()
+            self._lasts_at_s = None
             self._input_over = True
 
-    def _mind_the_exit(self) -> None:
-        if self._exited_s is not None and (self.is_over or time.monotonic() >= self._exited_s + LEFT_BEHIND_S):
+    def _mind_the_time(self) -> None:
+        now_s = time.monotonic()
+        if self._lasts_at_s is not None and now_s >= self._lasts_at_s:
+            self._lasts_at_s = None
+            self.on_lasting()
+        if self._drop_at_s is not None and now_s >= self._drop_at_s:
+            self._drop_at_s = None
+            self._end()
+        if self._exited_s is not None and (self.is_over or now_s >= self._exited_s + LEFT_BEHIND_S):
             self._exited_s = None
             self.on_exited()
 
@@ -262,17 +275,13 @@ class Attendance:
                 outlet.ready()
         if may_read and _STDIN in ready:
             self._read_input()
-        if self._drop_at_s is not None and time.monotonic() >= self._drop_at_s:
-            self._drop_at_s = None
-            self._end()
 
     def _timeout_ms(self, may_read: bool) -> int:
         now_s = time.monotonic()
         left_s = [LOOK_AGAIN_S * 10]  # a wait stands still while the machine sleeps
         if self._exited_s is not None:
             left_s.append(self._exited_s + LEFT_BEHIND_S - now_s)
-        if self._drop_at_s is not None:
-            left_s.append(self._drop_at_s - now_s)
+        left_s += [moment_s - now_s for moment_s in (self._drop_at_s, self._lasts_at_s) if moment_s is not None]
         if not may_read and not self._input_over:
             left_s.append(LOOK_AGAIN_S)
         return 1 + max(0, int(min(left_s) * 1000))

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Final
 
-from sublet.client.home import data_path, home_dir, socket_path
+from sublet.client.home import home_dir, home_text, runtime_text
 from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
 from sublet.errors import Disconnected, SubletError, Unsupported
 from sublet.wire.version import WIRE_VERSION
@@ -42,18 +42,18 @@ class Direct:
         token = os.environ.get("SUBLET_TOKEN") or None
         if os.environ.get("SUBLET_URL"):
             return cls._reach_url(token)
-        home = home_dir()
-        made = cls(os.fspath(socket_path(home)), os.fspath(data_path(home)), token)
+        folder = runtime_text(home_text())
+        made = cls(f"{folder}/office.sock", f"{folder}/data.sock", token)
         try:
             made._open()
         except (FileNotFoundError, ConnectionRefusedError) as error:
             if not start:
                 from sublet.cli.call import no_office
 
-                raise no_office(home) from error
+                raise no_office(home_text()) from error
             from sublet.client.office import ensure_office
 
-            ensure_office(home)
+            ensure_office(home_dir())
         return made
 
     @classmethod

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -22,6 +21,8 @@ from sublet.cli.direct import Direct
 from sublet.errors import Disconnected, SubletError
 
 if TYPE_CHECKING:
+    import threading
+
     from sublet.cli.live import LiveLine
     from sublet.client.core import Hooks
     from sublet.client.lease import Lease
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Taken", "boottime_ns", "take", "token_of"]
 
-KEEP_AFTER_S: Final = 0.4
-"""A command that runs for longer than this gets its lease renewed; the shortest time to live is 2 s."""
 SAY_WAITING_AFTER_S: Final = 1.0
 """Where nobody looks, a shorter wait is not worth a line."""
 RETURN_PATIENCE_S: Final = 3.0
@@ -58,13 +57,9 @@ class Taken:
         self._since_ns = boottime_ns()
         self._kept: Lease | None = None
         self._keeping: threading.Thread | None = None
-        self._stop = threading.Event()
         self._is_returned = False
 
     def __enter__(self) -> Self:
-        if self._renew != "never":
-            self._keeping = threading.Thread(target=self._keep, name="sublet-keep", daemon=True)
-            self._keeping.start()
         return self
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
@@ -75,9 +70,15 @@ class Taken:
         """Where commands are started under it."""
         return self._direct.data_path
 
+    def keep(self) -> None:
+        """The command runs on: from now on it is renewed. What does that is loaded beside the command's output."""
+        if self._renew != "never" and not self._is_returned:
+            import threading
+
+            self._keeping = threading.Thread(target=self._keep, name="sublet-keep", daemon=True)
+            self._keeping.start()
+
     def _keep(self) -> None:
-        if self._stop.wait(KEEP_AFTER_S):
-            return
         from sublet.client.keeping import keep
 
         self._kept = keep(self._answer, sent_ns=self._sent_ns, busy_since_ns=self._since_ns, renew=self._renew)
@@ -87,7 +88,6 @@ class Taken:
         if self._is_returned:
             return
         self._is_returned = True
-        self._stop.set()
         if self._keeping is not None:
             self._keeping.join()
         try:
@@ -196,6 +196,8 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> Taken:
 @contextlib.contextmanager
 def _patient_hooks(line: LiveLine) -> Iterator[Hooks]:
     """What is said while one waits: to a person at once, to a log only if it lasts."""
+    import threading
+
     from sublet.cli.acquire import offered, told
     from sublet.client.core import Hooks
 

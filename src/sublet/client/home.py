@@ -7,25 +7,45 @@ deep. Both are for the owner only, and that is checked, not assumed.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["data_path", "home_dir", "log_path", "make_private_dir", "runtime_dir", "socket_path"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "data_path",
+    "home_dir",
+    "home_text",
+    "log_path",
+    "make_private_dir",
+    "runtime_dir",
+    "runtime_text",
+    "socket_path",
+]
+
+# `sublet run` asks for the paths as text: what makes a ``Path`` takes as long to load as the rest of its client.
 
 
 def home_dir(home: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None) -> Path:
     """The state folder: what was given, else ``SUBLET_HOME``, else the user's state folder."""
+    from pathlib import Path
+
+    return Path(home_text(home, env))
+
+
+def home_text(home: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None) -> str:
+    """The same, as text."""
     environ = os.environ if env is None else env
     chosen = os.fspath(home) if home is not None else environ.get("SUBLET_HOME", "")
     if not chosen:
         state = environ.get("XDG_STATE_HOME", "")
         chosen = os.path.join(state if os.path.isabs(state) else os.path.expanduser("~/.local/state"), "sublet")
-    return Path(os.path.realpath(os.path.expanduser(chosen)))
+    return os.path.realpath(os.path.expanduser(chosen))
 
 
 def runtime_dir(home: Path) -> Path:
@@ -34,10 +54,19 @@ def runtime_dir(home: Path) -> Path:
     It does not depend on ``XDG_RUNTIME_DIR``: a shell and a cron job of the same user must find the same office. It is
     one level deep, so that checking the one folder is enough where anybody may write beside it.
     """
+    from pathlib import Path
+
+    return Path(runtime_text(os.fspath(home)))
+
+
+def runtime_text(home: str) -> str:
+    """The same, as text."""
+    import hashlib
+
     uid = os.getuid()
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:12]
     base = f"/run/user/{uid}"
-    return Path(base, f"sublet-{digest}") if _is_own(base, uid) else Path(f"/tmp/sublet-{uid}-{digest}")
+    return f"{base}/sublet-{digest}" if _is_own(base, uid) else f"/tmp/sublet-{uid}-{digest}"
 
 
 def socket_path(home: Path) -> Path:
