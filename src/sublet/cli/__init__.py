@@ -8,6 +8,7 @@ way and is done in well under 100 ms.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -18,7 +19,19 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is not None:
+        return _main(list(argv))
+    status = _main(sys.argv[1:])
+    if "threading" not in sys.modules and "_SUBLET_COMPLETE" not in os.environ:
+        # Nothing is open that anybody else would close, and taking the interpreter apart would cost 6 ms.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never open
+                stream.flush()
+        os._exit(status)
+    return status
+
+
+def _main(words: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that the terminal does not know is no reason to fail
         sys.stdout.reconfigure(errors="replace")
     from sublet.cli import exits

@@ -7,8 +7,10 @@ deep. Both are for the owner only, and that is checked, not assumed.
 
 from __future__ import annotations
 
+import importlib
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -61,10 +63,8 @@ def runtime_dir(home: Path) -> Path:
 
 def runtime_text(home: str) -> str:
     """The same, as text."""
-    import hashlib
-
     uid = os.getuid()
-    digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:12]
+    digest = _sha256(os.fsencode(home))[:12]
     base = f"/run/user/{uid}"
     return f"{base}/sublet-{digest}" if _is_own(base, uid) else f"/tmp/sublet-{uid}-{digest}"
 
@@ -98,6 +98,17 @@ def make_private_dir(path: Path) -> Path:
     if stat.S_IMODE(found.st_mode) & 0o022:
         raise InvalidRequest(f"others may write into {path}", do=f"Take that right away with `chmod go-w {path}`.")
     return path
+
+
+def _sha256(data: bytes) -> str:
+    """By the interpreter's own module where it has one: ``hashlib`` loads OpenSSL, which takes 3 ms or more."""
+    name = "_sha2" if sys.version_info >= (3, 12) else "_sha256"
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        module = importlib.import_module("hashlib")
+    digest: str = module.sha256(data).hexdigest()
+    return digest
 
 
 def _is_own(path: str, uid: int) -> bool:
