@@ -215,7 +215,7 @@ class Service:
         for event in events:
             if type(event) is ev.TenantSet:
                 self.access.put(event.tenant)
-            elif self._watchers:
+            elif self._watchers and type(event) is not ev.Queued:  # whose lease is new, and watched by nobody
                 _wake(self._watchers.get(getattr(event, "lease", None), ()))  # type: ignore[arg-type]
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from sublet.broker.events import Event, Granted, Queued
 from sublet.broker.http_app import BODY_MAX_BYTES, STATUS_OF
 from sublet.broker.routes import ROUTES
 from sublet.errors import SubletError
+from sublet.lease.states import LeaseStatus
 from sublet.testing import FaultName
-from sublet.values import GIB, Epoch
+from sublet.values import GIB, Epoch, LeaseId
 from sublet.wire.http import WIRE_VERSION
 from tests.unit.broker_http.bench import Bench, bench, exchange, run, turns
 
@@ -146,6 +148,29 @@ def test_a_long_poll_answers_when_the_status_changes() -> None:
             answer = await poll
             assert answer.json["lease"]["status"] == "granted"
             assert 0 < answer.json["lease"]["claim_within"] <= 10
+
+    run(story)
+
+
+def test_a_newcomer_in_the_same_batch_keeps_no_news_from_who_polls() -> None:
+    """The facts of one commit may begin with a request that joins the line and go on with a grant to who waits."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            facts: list[Event] = []
+            b.driver.listen(lambda now, events: facts.extend(events))
+            first = (await b.acquire())["lease"]
+            place = (await b.acquire(request_id="second"))["lease"]
+            await b.ask("POST", f"/v1/leases/{first['id']}/release", {})
+            await b.pass_time("1s")
+            queued = next(fact for fact in facts if isinstance(fact, Queued))
+            granted = next(fact for fact in facts if isinstance(fact, Granted) and fact.lease == place["id"])
+            poll = asyncio.ensure_future(b.ask("GET", f"/v1/leases/{place['id']}?wait=60&after=granted"))
+            await turns()
+            b.driver.ledger.state.leases[LeaseId(place["id"])].status = LeaseStatus.ACTIVE
+            b.driver._tell(b.driver.now(), [queued, granted])
+            await turns()
+            assert poll.done()
 
     run(story)
 
