@@ -87,6 +87,7 @@ class OfficeProcess:
     """``sublet up --foreground`` on a home of its own, perhaps under strace."""
 
     place: Path
+    devices: str = DEVICES
     home: Path = field(init=False)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     lines: list[Line] = field(default_factory=list, init=False)
@@ -115,7 +116,7 @@ class OfficeProcess:
         tracing = list(strace)
         if tracing:  # -D: strace is the grandchild, so that the child, and its exit status, are the office's own
             tracing = ["strace", "-D", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(self.log), *tracing]
-        words = [sys.executable, "-m", "sublet", "up", "--foreground", "--host-gpus", DEVICES]
+        words = [sys.executable, "-m", "sublet", "up", "--foreground", "--host-gpus", self.devices]
         with open(self.place / "said", "wb") as said:
             self.process = subprocess.Popen(
                 [*before, *tracing, *words], env=self.env(), stdin=subprocess.DEVNULL, stdout=said, stderr=said

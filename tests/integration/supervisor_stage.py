@@ -7,7 +7,6 @@ the folders. Whatever happens in a test, ``close`` ends everything that carries 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import select
@@ -15,8 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +23,8 @@ import pytest
 from sublet.agent.starting import command, package_folder
 from sublet.errors import Disconnected, SubletError
 from sublet.supervisor.cgroups_places import Files, find_places
-from sublet.supervisor.procs import Identity, Procs
 from sublet.supervisor.service import SOCKET_NAME
-from sublet.supervisor.tree import LEASE_MARK, OFFICE_MARK
-from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.values import GIB, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import (
@@ -53,26 +49,13 @@ from sublet.wire.happenings import Event, Over
 from sublet.wire.link import Link
 from sublet.wire.orders import Device, Inventory, Order, Report
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
+from tests.traces import PATIENCE_S, Traces, until
 
-PATIENCE_S: Final = 30.0
-NAP_S: Final = 0.002
 TENANT: Final = TenantId("local")
 PATH: Final = os.environ.get("PATH", os.defpath)
 needs_freezer: Final = pytest.mark.skipif(
     not os.access("/sys/fs/cgroup/freezer", os.W_OK), reason="needs a freezer of cgroup v1, and root"
 )
-
-
-def now_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-def until(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    """Wait for a condition, not for a time."""
-    limit = time.monotonic() + patience_s
-    while not is_so():
-        assert time.monotonic() < limit, f"never came to be: {what}"
-        time.sleep(NAP_S)
 
 
 def inventory_of(gpus: int = 2) -> Inventory:
@@ -84,12 +67,12 @@ def inventory_of(gpus: int = 2) -> Inventory:
     return Inventory(node=NodeId("bench"), domain="bench", devices=(*devices, cores))
 
 
-class SupervisorStage:
+class SupervisorStage(Traces):
     """One supervisor process with folders of its own."""
 
     def __init__(self, place: Path, *, gpus: int = 2, office: str = "") -> None:
-        self.office = office or f"t{secrets.token_hex(4)}"
-        self.runtime, self.state = place / "run", place / "state"
+        super().__init__(office or f"t{secrets.token_hex(4)}", place / "run")
+        self.state = place / "state"
         self.inventory = inventory_of(gpus)
         self.settings = SupervisorSettings(
             office=self.office,
@@ -98,7 +81,6 @@ class SupervisorStage:
             package=package_folder(),
             version="test",
         )
-        self.procs = Procs()
         self.process: subprocess.Popen[bytes] | None = None
         self.says: OfficeLine | None = None
         self._holders: dict[tuple[LeaseId, Epoch], HolderLine] = {}
@@ -170,41 +152,6 @@ class SupervisorStage:
             found = self._holders[lease, epoch] = self.office_line.admit(lease, epoch)
         return found
 
-    # ---- what is really there ----
-
-    def marked(self, lease: LeaseId | None = None) -> list[Identity]:
-        """The living processes that carry the office's mark (and the lease's)."""
-        found = []
-        for stat in self.procs.table().stats.values():
-            if stat.is_gone:
-                continue
-            marks = self.procs.marks(stat.pid, "SUBLET_")
-            if marks.get(OFFICE_MARK) == self.office and lease in (None, marks.get(LEASE_MARK)):
-                found.append(stat.identity)
-        return found
-
-    def groups(self) -> list[str]:
-        """Folders of control groups that are the office's."""
-        files = Files()
-        found = []
-        for place in find_places():
-            for base in {place.base, place.top}:
-                found += [folder for folder in files.folders(base) if folder.endswith(f"/sublet-{self.office}")]
-        return found
-
-    def lease_groups(self) -> list[str]:
-        files = Files()
-        return [folder for office in self.groups() for folder in files.folders(office)]
-
-    def residue(self) -> list[str]:
-        """What no lease may leave: processes, groups, folders, pages, notes."""
-        left = [f"process {one.pid}: {self.procs.text(one.pid, 'cmdline')!r}" for one in self.marked()]
-        left += self.lease_groups()
-        for name in ("leases", "notes"):
-            folder = self.runtime / name
-            left += [str(path) for path in folder.rglob("*")] if folder.is_dir() else []
-        return left
-
     # ---- the end ----
 
     def close(self) -> None:
@@ -215,29 +162,8 @@ class SupervisorStage:
                 with contextlib.suppress(ProcessLookupError):
                     self.process.send_signal(number)
             self.process.wait(PATIENCE_S)
-        until("the end of what is marked", self._end_marked)
-        until("removed groups", self._remove_groups)
+        self.clear()
         shutil.rmtree(self.runtime, ignore_errors=True)
-
-    def _end_marked(self) -> bool:
-        left = self.marked()
-        for identity in left:
-            self.procs.send(identity, signal.SIGKILL)
-        return not left
-
-    def _remove_groups(self) -> bool:
-        files = Files()
-        left = self.groups()
-        for office in left:
-            for lease in files.folders(office):
-                for guest in files.folders(lease):
-                    with contextlib.suppress(OSError):
-                        files.remove(guest)
-                with contextlib.suppress(OSError):
-                    files.remove(lease)
-            with contextlib.suppress(OSError):
-                files.remove(office)
-        return not left
 
 
 @contextlib.contextmanager
@@ -405,17 +331,3 @@ class Freezer:
             return True
 
         until("a removed freezer", is_removed)
-
-
-def has_lock(path: Path) -> bool:
-    """Whether somebody has this file locked now."""
-    with open(path, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
-
-
-def seconds(ns: int) -> float:
-    return ns / NS_PER_S

@@ -17,7 +17,8 @@ from sublet.supervisor.tree import LEASE_MARK
 from sublet.testing import AgentBench, AgentConformance
 from sublet.values import Epoch, LeaseId, NodeId, ResourceId
 from sublet.wire.orders import Inventory, Order, Report
-from tests.integration.supervisor_stage import Freezer, SupervisorStage, needs_freezer, now_ns, until
+from tests.integration.supervisor_stage import Freezer, SupervisorStage, needs_freezer
+from tests.traces import now_ns, until
 
 GUEST = """
 trap '[ -e "$DEAF" ] || exit 0' TERM

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sublet.errors import LeaseNotActive
-from sublet.testing.office_in_short import OfficeInShort
-from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId
-from sublet.wire.guests import Attach, EndGuest, Guests, ListGuests, Quit, StdioKind
+from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.orders import End, Failed, Grant, Held, Part, TornDown, Verify
 from tests.integration.supervisor_stage import (
     TENANT,
     Freezer,
-    HolderLine,
     SupervisorStage,
     needs_freezer,
-    now_ns,
     supervisor_at,
-    until,
 )
+from tests.traces import now_ns, until
 
 A, B = LeaseId("lease-a"), LeaseId("lease-b")
 E5, E6, E7 = Epoch(1, 5), Epoch(1, 6), Epoch(1, 7)

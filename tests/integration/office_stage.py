@@ -1,0 +1,168 @@
+"""A whole office with its supervisor, and holders that run guests under leases, for tests that break them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sublet.client.home import data_path, runtime_dir
+from sublet.supervisor.procs import Procs
+from sublet.values import Epoch, LeaseId
+from sublet.wire.codec import dumps, loads
+from sublet.wire.conversation import Conversation
+from sublet.wire.guests import Greeting, GuestSpec, HolderCall, HolderReply, Start, Started, SupervisorSettings
+from tests.crash.office_process import Answer, Call, Line, OfficeProcess
+from tests.traces import PATIENCE_S, Traces, supervisor_of, until
+
+PATH: Final = os.environ.get("PATH", os.defpath)
+WAIT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A lease of ours, with the token that lets us run guests under it."""
+
+    id: LeaseId
+    epoch: Epoch
+    devices: tuple[str, ...]
+    token: str
+
+
+class OfficeStage:
+    """An office of its own."""
+
+    def __init__(self, place: Path, devices: str) -> None:
+        self.office = OfficeProcess(place, devices)
+        self.runtime = runtime_dir(self.office.home)
+        self.procs = Procs()
+        self._asked = 0
+        self._supervisors: set[int] = set()
+        self.traces: Traces | None = None
+
+    # ---- processes ----
+
+    def start(self) -> None:
+        assert self.office.start(), self.office.said
+        until("a supervisor", self.find_supervisor)
+        self.id = self._id()
+        self.traces = Traces(self.id, self.runtime)
+
+    def kill_office(self) -> None:
+        self.office.kill()
+        self.office.ended()
+
+    def find_supervisor(self) -> int | None:
+        found = supervisor_of(self.runtime)
+        if found is not None:
+            self._supervisors.add(found)
+        return found
+
+    @property
+    def supervisor(self) -> int:
+        """Its pid; waits until there is one."""
+        until("a supervisor", self.find_supervisor)
+        found = self.find_supervisor()
+        assert found is not None
+        return found
+
+    def kill_supervisor(self) -> None:
+        pid = self.supervisor
+        identity = self.procs.identity(pid)
+        os.kill(pid, signal.SIGKILL)
+        until("a dead supervisor", lambda: identity is None or not self.procs.is_there(identity))
+
+    def _id(self) -> str:
+        """The office's, as its supervisor was told."""
+        words = self.procs.text(self.supervisor, "cmdline").split("\0")
+        settings = loads(SupervisorSettings, words[-2].encode())
+        return settings.office
+
+    @property
+    def supervisor_log(self) -> str:
+        path = self.office.home / "supervisor.log"
+        return path.read_text() if path.exists() else ""
+
+    def close(self) -> None:
+        """Everything that was started ends: the office, its supervisors, what they started."""
+        if self.office.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.office.process.send_signal(signal.SIGCONT)
+            self.office.kill()
+            self.office.ended()
+        self.find_supervisor()
+        for pid in self._supervisors:
+            if str(self.runtime) in self.procs.text(pid, "cmdline"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+                    os.kill(pid, signal.SIGKILL)
+        if self.traces is not None:
+            self.traces.clear()
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+    # ---- leases ----
+
+    def acquire(self, line: Line, *, memory: int, ttl_s: float, wait_s: float = WAIT_S, **more: Any) -> Held:
+        """As a patient client does it: into the line, wait for the turn, claim."""
+        self._asked += 1
+        body = {
+            "request_id": f"r-{os.urandom(8).hex()}",
+            "wants": [{"kind": "gpu", "amount": memory, "exclusivity": "session"}],
+            "ttl": ttl_s,
+            "wait": wait_s,
+            "token": True,
+            **more,
+        }
+        answer = asked(line, "POST", "/v1/leases", body)
+        doc = answer.doc
+        while not (doc["answer"] == "grant" and doc.get("token")):
+            lease = doc["lease"]
+            assert lease["status"] in ("queued", "granted"), doc
+            if lease["status"] == "granted":
+                doc = asked(line, "POST", f"/v1/leases/{lease['id']}/claim", {"token": True}).doc
+            else:
+                doc = asked(line, "GET", f"/v1/leases/{lease['id']}?wait=30&after={lease['status']}").doc
+        lease = doc["lease"]
+        devices = tuple(part["resource"] for part in lease["parts"])
+        return Held(id=LeaseId(lease["id"]), epoch=Epoch(*lease["epoch"]), devices=devices, token=doc["token"])
+
+    def hold(self, held: Held) -> Conversation:
+        """A holder's connection."""
+        return Conversation.connect(
+            str(data_path(self.office.home)), dumps(Greeting(capability=held.token)), timeout_s=PATIENCE_S
+        )
+
+
+def asked(line: Line, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+    """An answer that is no error."""
+    answer = line.ask(Call(method=method, path=path, body=body))
+    assert answer is not None, f"no answer to {method} {path}"
+    assert not (isinstance(answer.doc, dict) and "error" in answer.doc), f"{method} {path}: {answer}"
+    return answer
+
+
+def started(talk: Conversation, *argv: str, env: dict[str, str] | None = None) -> Started:
+    """Run this under the connection's lease."""
+    reply = called(talk, Start(spec=GuestSpec(argv=argv, cwd="/", env={"PATH": PATH, **(env or {})})))
+    assert isinstance(reply, Started), reply
+    return reply
+
+
+def called(talk: Conversation, what: HolderCall) -> HolderReply:
+    reply: HolderReply = loads(HolderReply, talk.call(dumps(what), timeout_s=PATIENCE_S).body)
+    return reply
+
+
+@contextlib.contextmanager
+def office_stage(place: Path, devices: str = "4x4GiB") -> Iterator[OfficeStage]:
+    stage = OfficeStage(place, devices)
+    try:
+        stage.start()
+        yield stage
+    finally:
+        stage.close()

@@ -1,0 +1,143 @@
+"""The revoke race: a holder that will not leave, against the next grant of its device.
+
+Elsewhere this was measured as more than a second in which two programs had the device (kubernetes#141471): the
+allocation was free while the last container still ran. Here the next grant may come only when nothing of the last
+holder is left, and what is measured are the guests themselves: their own records of when they were there, by
+CLOCK_BOOTTIME, and a lock that lasts as long as the last copy of the device's descriptor.
+
+``SUBLET_RACE_ROUNDS`` says how often; 200 where nothing is said.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from sublet.client.home import socket_path
+from sublet.values import GIB
+from tests.crash.office_process import Line
+from tests.integration.office_stage import OfficeStage, asked, office_stage, started
+from tests.traces import until
+
+ROUNDS: Final = int(os.environ.get("SUBLET_RACE_ROUNDS", "200"))
+SEED: Final = int(os.environ.get("SUBLET_RACE_SEED", "1"))
+DEVICES: Final = 6
+LANES: Final = 2 * DEVICES
+"""Two want each device, so that there is always one in line."""
+TTL_S: Final = 2.0
+PROCESSES: Final = 4
+GUEST: Final = Path(__file__).with_name("race_guest.py")
+
+
+class Stay(NamedTuple):
+    """When a lease's guest was on a device, by its own records."""
+
+    lease: str
+    first_ns: int
+    last_ns: int
+
+
+class Lanes:
+    """Holders that come one after the other, several at a time."""
+
+    def __init__(self, stage: OfficeStage, place: Path, rounds: int) -> None:
+        self.stage = stage
+        self.place = place
+        self.left = rounds
+        self.leases: list[str] = []
+        self.failures: list[BaseException] = []
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._lane, args=(n,), name=f"lane {n}") for n in range(LANES)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.failures:
+            raise self.failures[0]
+
+    def _lane(self, n: int) -> None:
+        chance = random.Random(f"{SEED} {n}")
+        line = Line(socket_path(self.stage.office.home))
+        try:
+            while not self.failures and self._takes_one():
+                self._round(line, chance)
+        except BaseException as error:
+            self.failures.append(error)
+        finally:
+            line.close()
+
+    def _takes_one(self) -> bool:
+        with self._lock:
+            self.left -= 1
+            return self.left >= 0
+
+    def _round(self, line: Line, chance: random.Random) -> None:
+        held = self.stage.acquire(line, memory=GIB, ttl_s=TTL_S)
+        self.leases.append(held.id)
+        (device,) = held.devices
+        name = device.replace("/", "-")
+        record = self.place / name / held.id
+        record.parent.mkdir(exist_ok=True)
+        record.touch()
+        with self.stage.hold(held) as talk:
+            started(
+                talk,
+                *(sys.executable, "-I", "-S", str(GUEST), str(self.place / f"{name}.device"), str(record), held.id),
+            )
+            until("all four of them at work", lambda: len(_who(record)) == PROCESSES)
+            match chance.random():
+                case x if x < 0.5:
+                    asked(line, "POST", f"/v1/leases/{held.id}/release", {"request_id": f"e-{held.id}"})
+                case x if x < 0.96:
+                    asked(line, "POST", f"/v1/leases/{held.id}/revoke", {})
+                case _:
+                    pass  # nobody says anything: it runs out
+
+
+def _who(record: Path) -> set[str]:
+    with open(record) as file:
+        return {words[1] for words in map(str.split, file) if words[2:3] == ["there"]}
+
+
+def stays(records: Path) -> list[Stay]:
+    """All of one device, in the order in which they began."""
+    found = []
+    for record in records.iterdir():
+        said = [line.split() for line in record.read_text().splitlines()]
+        assert not [words for words in said if words[2] == "taken"], f"{record.name} found the device still taken"
+        times = [int(words[3]) for words in said]
+        found.append(Stay(record.name, min(times), max(times)))
+    return sorted(found, key=lambda stay: stay.first_ns)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[OfficeStage]:
+    with office_stage(tmp_path / "place", f"{DEVICES}x4GiB") as found:
+        yield found
+
+
+def test_nobody_meets_the_last_holder(stage: OfficeStage, tmp_path: Path) -> None:
+    lanes = Lanes(stage, tmp_path, ROUNDS)
+    lanes.run()
+    assert stage.traces is not None
+    until("no residue", lambda: stage.traces is not None and not stage.traces.residue())
+    records = sorted(path for path in tmp_path.glob("local-*") if path.is_dir())
+    all_of_them = [stay for record in records for stay in stays(record)]
+    assert sorted(stay.lease for stay in all_of_them) == sorted(lanes.leases)
+    assert len(all_of_them) == ROUNDS
+    overlaps = [
+        (before, after, (before.last_ns - after.first_ns) / 1e6)
+        for record in records
+        for before, after in zip(stays(record), stays(record)[1:], strict=False)
+        if before.last_ns >= after.first_ns
+    ]
+    assert overlaps == [], "milliseconds in which two leases were on one device"

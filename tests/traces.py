@@ -1,0 +1,111 @@
+"""What an office leaves on a machine, read from the machine itself: processes by the marks in their environments,
+groups by their folders, files by looking. No table of ours is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from sublet.supervisor.cgroups_places import Files, find_places
+from sublet.supervisor.procs import Identity, Procs
+from sublet.supervisor.tree import LEASE_MARK, OFFICE_MARK
+from sublet.values import LeaseId
+
+PATIENCE_S: Final = 30.0
+NAP_S: Final = 0.002
+
+
+def now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def until(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    """Wait for a condition, not for a time."""
+    limit = time.monotonic() + patience_s
+    while not is_so():
+        assert time.monotonic() < limit, f"never came to be: {what}"
+        time.sleep(NAP_S)
+
+
+def supervisor_of(runtime: Path) -> int | None:
+    """The pid of whoever serves the supervisor's socket there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        if sock.connect_ex(str(runtime / "supervisor.sock")) != 0:
+            return None
+        pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
+
+
+class Traces:
+    """Those of one office."""
+
+    def __init__(self, office: str, runtime: Path) -> None:
+        self.office = office
+        self.runtime = runtime
+        self.procs = Procs()
+
+    def marked(self, lease: LeaseId | None = None) -> list[Identity]:
+        """The living processes that carry the office's mark (and the lease's)."""
+        found = []
+        for stat in self.procs.table().stats.values():
+            if stat.is_gone:
+                continue
+            marks = self.procs.marks(stat.pid, "SUBLET_")
+            if marks.get(OFFICE_MARK) == self.office and lease in (None, marks.get(LEASE_MARK)):
+                found.append(stat.identity)
+        return found
+
+    def groups(self) -> list[str]:
+        """Folders of control groups that are the office's."""
+        files = Files()
+        found = []
+        for place in find_places():
+            for base in {place.base, place.top}:
+                found += [folder for folder in files.folders(base) if folder.endswith(f"/sublet-{self.office}")]
+        return found
+
+    def lease_groups(self) -> list[str]:
+        files = Files()
+        return [folder for office in self.groups() for folder in files.folders(office)]
+
+    def residue(self) -> list[str]:
+        """What no lease may leave: processes, groups, folders, pages, notes."""
+        left = [f"process {one.pid}: {self.procs.text(one.pid, 'cmdline')!r}" for one in self.marked()]
+        left += self.lease_groups()
+        for name in ("leases", "notes"):
+            for at, folders, files in os.walk(self.runtime / name):  # what goes meanwhile is passed over
+                left += [f"{at}/{found}" for found in (*folders, *files)]
+        return left
+
+    def clear(self) -> None:
+        """Nothing of it is left, however the test went."""
+        until("the end of what is marked", self._end_marked)
+        until("removed groups", self._remove_groups)
+
+    def _end_marked(self) -> bool:
+        left = self.marked()
+        for identity in left:
+            self.procs.send(identity, signal.SIGKILL)
+        return not left
+
+    def _remove_groups(self) -> bool:
+        files = Files()
+        left = self.groups()
+        for office in left:
+            for lease in files.folders(office):
+                for guest in files.folders(lease):
+                    with contextlib.suppress(OSError):
+                        files.remove(guest)
+                with contextlib.suppress(OSError):
+                    files.remove(lease)
+            with contextlib.suppress(OSError):
+                files.remove(office)
+        return not left
