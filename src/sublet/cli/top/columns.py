@@ -19,6 +19,7 @@ WIDE: Final = 120
 class Column(NamedTuple):
     head: str
     most: int
+    """Cells; 0: all that are left."""
     right: bool = False
     wide: bool = False
     """Only shown where there is room."""
@@ -37,13 +38,14 @@ def table(title: str, columns: Sequence[Column], entries: Sequence[Entry], width
         used[1] = used[1]._replace(head=title)
     widths = [
         min(
-            max(column.most, width_of(column.head)) or width,
+            max(column.most, width_of(column.head)) if column.most else width,
             max(width_of(column.head), *(sum(width_of(span.text) for span in row[at]) for row in rows), 0),
         )
         for at, column in enumerate(used)
     ]
-    heading = _aligned([(Span(column.head),) for column in used], used, widths, width)
-    return tuple(span._replace(style="bold") for span in heading), [_aligned(row, used, widths, width) for row in rows]
+    titles = "".join(span.text for span in _aligned([(Span(column.head),) for column in used], used, widths, 1000))
+    heading = (Span(titles[:width].rstrip(), "bold"),)  # nothing is missing where only a title is cut
+    return heading, [_aligned(row, used, widths, width) for row in rows]
 
 
 def _spans(cell: str | Span | Line) -> Line:
@@ -57,10 +59,11 @@ def _aligned(row: Sequence[Line], columns: Sequence[Column], widths: Sequence[in
     for at, (cell, column, wide) in enumerate(zip(row, columns, widths, strict=True)):
         if at:
             spans.append(Span("  "))
-        inner = span_line(cell, wide)
-        if len(cell) == 1:  # cut with an ellipsis, as a whole
-            inner = (Span(fit(cell[0].text, wide, right=column.right), cell[0].style),)
-        spans += inner
-        if len(cell) != 1:
-            spans.append(Span(" " * (wide - sum(width_of(span.text) for span in inner))))
+        if at == len(row) - 1 and not column.right:
+            spans += cell  # nothing stands behind it
+        elif len(cell) == 1:  # cut with an ellipsis, as a whole
+            spans.append(Span(fit(cell[0].text, wide, right=column.right), cell[0].style))
+        else:
+            inner = span_line(cell, wide)
+            spans += (*inner, Span(" " * (wide - sum(width_of(span.text) for span in inner))))
     return span_line(spans, width)

@@ -29,6 +29,7 @@ class Row(NamedTuple):
 
     line: Line
     noun: str
+    """Empty if it only goes on with the row above."""
 
 
 class Section(NamedTuple):
@@ -61,18 +62,29 @@ def sections(known: Snapshot, width: int, now_s: float, reach: int | None = None
 
 def _devices(known: Snapshot, width: int) -> Section:
     columns = (
-        Column("DEVICE", 40),
+        Column("DEVICE", 40 if width >= WIDE else 30),
         Column("SIZE", 8, right=True),
         Column("USED", BAR + 8),
         Column("STATE", 60),
         Column("BY", 0),
     )
-    tenant_of = {lease["id"]: lease["tenant"] for lease in known.leases}
+    tenant_of = {lease["id"]: lease["tenant"] for lease in (*known.leases, *(end.lease for end in known.ended))}
     nodes = {node["id"]: node["state"] for node in known.status["nodes"]}
     fences = Counter(fence["resource"] for fence in known.fences or () if fence["lease"])
-    entries = [_device(device, tenant_of, nodes, fences) for device in sorted(known.status["devices"], key=_gpus_first)]
-    heading, lines = table("DEVICES", columns, entries, width)
-    return Section("devices", heading, tuple(Row(line, "device") for line in lines), 5)
+    devices = sorted(known.status["devices"], key=_gpus_first)
+    entries = [_device(device, tenant_of, nodes, fences, is_wide=width >= WIDE) for device in devices]
+    heading, lines = table(f"DEVICES ({len(entries)})", columns, entries, width)
+    rows: list[Row] = []
+    for device, line in zip(devices, lines, strict=True):
+        rows.append(Row(line, "device"))
+        if device["detail"] and width < WIDE:
+            rows.append(_reason(device["detail"], width))
+    return Section("devices", heading, tuple(rows), 5)
+
+
+def _reason(reason: str, width: int) -> Row:
+    """On a line of its own, where the columns leave no room for it."""
+    return Row(span_line((Span("   └ ", "dim"), Span(reason)), width), "")
 
 
 def _gpus_first(device: Json) -> tuple[bool, bool]:
@@ -89,7 +101,7 @@ def _device(device: Json, tenant_of: Mapping[str, str], nodes: Mapping[str, str]
         (*bar(used / capacity if capacity else 0.0, BAR, "cyan"), Span(f" {_short(device['kind'], used):>7}"))
         if in_service
         else Span("-" * 3, "dim"),
-        _device_state(device, nodes, fences),
+        _device_state(device, nodes, fences, is_wide=is_wide),
         _by(device, tenant_of),
     )
 
@@ -100,16 +112,17 @@ def _device_name(device: Json) -> str:
     return f"{device['id']} {'host device, no GPU' if device['host'] else device['model'] or 'GPU'}"
 
 
-def _device_state(device: Json, nodes: Mapping[str, str], fences: Mapping[str, int]) -> Span:
-    state, detail, node = str(device["state"]), str(device["detail"]), nodes.get(device["node"], "up")
+def _device_state(device: Json, nodes: Mapping[str, str], fences: Mapping[str, int], *, is_wide: bool) -> Span:
+    state, node = str(device["state"]), nodes.get(device["node"], "up")
+    detail = f": {device['detail']}" if device["detail"] and is_wide else ""
     if state != "free":
-        return Span(f"{state.upper()}: {detail}" if detail else state.upper(), _TROUBLE.get(state, "yellow"))
+        return Span(state.upper() + detail, _TROUBLE.get(state, "yellow"))
     if node != "up":
         return Span(f"node {node}", "red" if node == "lost" else "yellow")
     if fences.get(device["id"]):
         return Span(f"{plural(fences[device['id']], 'slice')} QUARANTINED", "red")
-    if detail:
-        return Span(f"used by others: {detail}", "yellow")
+    if device["detail"]:
+        return Span(f"used by others{detail}", "yellow")
     if device["free"] == device["capacity"]:
         return Span("free", "green")
     return Span("partly lent" if device["free"] else "lent")
@@ -133,7 +146,7 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
         Column("TENANT", 24 if width >= WIDE else 8),
         Column("HOLDS", 36 if width >= WIDE else 10),
         Column("TIER", 11, wide=True),
-        Column("TIME LEFT", BAR + 9),
+        Column("TIME LEFT", BAR + 8),
         Column("STATUS", 48 if width >= WIDE else 36),
         Column("NAME", 24, wide=True),
         Column("HOLDER", 0),
@@ -151,14 +164,14 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
     wall_s = known.wall_s + elapsed_s
     for lease, line in zip([*shown, *(end.lease for end in known.ended)], lines, strict=True):
         rows.append(Row(line, "lease"))
-        rows += _guests(under.pop(lease["id"], ()), width, wall_s)
+        rows += _guests(under.pop(lease["id"], ()), width, wall_s, lease["name"])
     uncounted = sum(len(under.pop(lease["id"], ())) for lease in unseen)
     for left in under.values():
         rows += _guests(left, width, wall_s)
     if not rows:
         nothing = "Nothing is lent. Borrow something: sublet run --gpu 1GiB -- COMMAND"
         rows.append(Row(span_line((Span(nothing, "dim"),), width), "line"))
-    return Section("leases", heading, tuple(rows), 6, {"lease": len(unseen), "guest": uncounted})
+    return Section("leases", heading, tuple(rows), 8, {"lease": len(unseen), "guest": uncounted})
 
 
 def _lease(lease: Json, elapsed_s: float, *, is_wide: bool) -> Entry:
@@ -187,7 +200,7 @@ def _holds(lease: Json, *, is_wide: bool) -> str:
     if not parts:
         return " + ".join(_want(want) for want in lease["wants"])
     if is_wide:
-        return " + ".join(f"{_short(part['kind'], part['amount'])} of {part['resource']}" for part in parts)
+        return " + ".join(f"{_amount(part['kind'], part['amount'])} of {part['resource']}" for part in parts)
     return " + ".join(_kind(part["kind"], part["amount"]) for part in parts)
 
 
@@ -204,15 +217,18 @@ def _time_left(lease: Json, elapsed_s: float) -> str | Line:
         return "-"
     part = left_s / lease["ttl"] if lease["ttl"] else 0.0
     style = "red" if lease["notice"] is not None else "green" if part > 0.25 else "yellow"
-    return (*bar(part, BAR, style), Span(f" {age(left_s):>7}"))
+    return (*bar(part, BAR - 2, style), Span(f" {age(left_s):>7}"))
 
 
 def _lease_status(lease: Json, elapsed_s: float, *, is_wide: bool) -> Span:
     """What one must know comes first: a notice with its reason and moment, then what is unusual."""
     notice = lease["notice"]
     if notice is not None:
-        said = f"NOTICED: {notice['reason']} in {age(notice['in_seconds'] - elapsed_s)}"
-        return Span(f"{said} ({notice['detail']})" if is_wide and notice["detail"] else said, "bold red")
+        in_s = age(notice["in_seconds"] - elapsed_s)
+        if not is_wide:
+            return Span(f"NOTICE: {notice['reason']} {in_s}", "bold red")
+        detail = f" ({notice['detail']})" if notice["detail"] else ""
+        return Span(f"NOTICE: {notice['reason']} in {in_s}{detail}", "bold red")
     said = str(lease["status"])
     if lease["tier"] != Tier.INTERACTIVE and not is_wide:
         said += f", {lease['tier']}"
@@ -229,35 +245,36 @@ def _who(lease: Json, *, is_wide: bool) -> str:
     return holder if is_wide else str(lease["name"] or holder)
 
 
-def _guests(guests: Iterable[Json], width: int, wall_s: float) -> Iterator[Row]:
+def _guests(guests: Iterable[Json], width: int, wall_s: float, known_as: str | None = None) -> Iterator[Row]:
+    """Indented below their lease, the command with as much room as is left."""
     for guest in guests:
         command = " ".join(guest["argv"])
         left = f"  └ {guest['id']}  "
-        facts, style = _guest_facts(guest, wall_s)
+        facts, style = _guest_facts(guest, wall_s, is_wide=width >= WIDE)
         if width < 64:
             facts = f"pid {guest['pid']}"
-        if guest["name"]:
+        if guest["name"] and guest["name"] != known_as:
             command = f"{guest['name']}: {command}"
         room = max(0, width - width_of(left) - width_of(facts) - 2)
         spans = (Span(left, "dim"), Span(fitted(command, room)), Span("  "), Span(facts, style))
         yield Row(span_line(spans, width), "guest")
 
 
-def _guest_facts(guest: Json, wall_s: float) -> tuple[str, str]:
+def _guest_facts(guest: Json, wall_s: float, *, is_wide: bool) -> tuple[str, str]:
     """``pid 4711  cpu 12s  1.2GiB  4m 10s``, and before it what is not as usual."""
     said, style = "", ""
     if guest["state"] != "running" or guest["exit_code"] is not None:
         said, style = str(guest["state"]), "yellow"
         if guest["exit_code"] is not None:
             said = f"exit {guest['exit_code']}" if guest["state"] in ("running", "gone") else said
-        if guest["reason"]:
+        if guest["reason"] and is_wide:  # else it stands beside the lease
             said += f": {guest['reason']}"
         said += "  "
     processes = f"+{guest['processes'] - 1}" if guest["processes"] > 1 else ""
     pid = f"pid {guest['pid']}{processes}"
     memory = size(guest["peak_bytes"]) if guest["peak_bytes"] else "-"
     since_s = _since(guest["started_at"], wall_s)
-    return f"{said}{pid:<11}  cpu {age(guest['cpu']):>7}  {memory:>7}  {age(since_s):>7}", style
+    return f"{said}{pid:<9}  {age(guest['cpu']):>7} cpu  {memory:>7}  {age(since_s):>7}", style
 
 
 # ---- who waits ----
@@ -272,14 +289,19 @@ def _queue(known: Snapshot, width: int, elapsed_s: float) -> Section:
         Column("TIER", 11, wide=True),
         Column("SINCE", 7, right=True, wide=True),
         Column("IN ABOUT", 8, right=True),
-        Column("BECAUSE", 0),
+        Column("BECAUSE", 0, wide=True),
     )
     entries = [_place(place, known.wall_s, elapsed_s) for place in known.queue]
     waiting = max(len(entries), sum(lease["status"] == "queued" for lease in known.leases))
     heading, lines = table(f"QUEUE ({waiting})", columns, entries, width)
     # Of a long line the office lists the beginning; of the rest only the number is known.
     beyond = {"waiting": waiting - len(entries)}
-    return Section("queue", heading, tuple(Row(line, "waiting") for line in lines), 3, beyond)
+    rows: list[Row] = []
+    for place, line in zip(known.queue, lines, strict=True):
+        rows.append(Row(line, "waiting"))
+        if width < WIDE:
+            rows.append(_reason(place["reason"], width))
+    return Section("queue", heading, tuple(rows), 3, beyond)
 
 
 def _place(place: Json, wall_s: float, elapsed_s: float) -> Entry:
@@ -311,7 +333,7 @@ def _tenants(known: Snapshot, width: int) -> Section:
     )
     entries = _operators_view(known) if known.tenants is not None else _own_view(known)
     heading, lines = table(f"TENANTS ({len(entries)})", columns, entries, width)
-    return Section("tenants", heading, tuple(Row(line, "tenant") for line in lines), 3)
+    return Section("tenants", heading, tuple(Row(line, "tenant") for line in lines), 2)
 
 
 def _operators_view(known: Snapshot) -> list[Entry]:

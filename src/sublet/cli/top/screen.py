@@ -13,12 +13,13 @@ from typing import Final, NamedTuple
 from sublet.cli.show import plural
 from sublet.cli.top.rows import Section, sections
 from sublet.cli.top.snapshot import Snapshot
-from sublet.cli.top.text import Line, Span, age, clipped, span_line, width_of
+from sublet.cli.top.text import Line, Span, age, span_line, width_of
 
 __all__ = ["COLUMNS_MIN", "ROWS_MIN", "Look", "Screen", "screen", "whole"]
 
 COLUMNS_MIN: Final = 40
 ROWS_MIN: Final = 10
+FEW: Final = 4
 _MANY: Final = {"waiting": "waiting"}
 
 
@@ -83,7 +84,7 @@ def whole(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
 def _head(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
     if known.lost_s is not None:
         away = f" No answer for {age(now_s - known.lost_s)}, trying again. Below is what was known. "
-        return (span_line((Span("Sublet", "bold"), Span(away, "bold red"), Span(known.lost_why, "red")), columns),)
+        return (span_line((Span("Sublet ", "bold"), Span(away, "bold red"), Span(known.lost_why, "red")), columns),)
     status = known.status
     noticed = sum(lease["notice"] is not None for lease in known.leases)
     said = [f"up {age(status['uptime'] + max(0.0, now_s - known.at_s))}", plural(status["live"], "lease")]
@@ -96,10 +97,10 @@ def _head(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
     if status["quarantined"]:
         spans.append(Span(f", {status['quarantined']} in quarantine", "bold red"))
     used = sum(width_of(span.text) for span in spans)
-    where = clipped(f"{status['home']}  pid {status['pid']}", max(0, columns - used - 2))
-    if width_of(where) > 12:  # shorter, it would say nothing
-        spans.append(Span(" " * (columns - used - width_of(where))))
-        spans.append(Span(where, "dim"))
+    for where in (f"{status['home']}  pid {status['pid']}", str(status["home"])):
+        if used + 2 + width_of(where) <= columns:
+            spans += (Span(" " * (columns - used - width_of(where))), Span(where, "dim"))
+            break
     return (span_line(spans, columns),)
 
 
@@ -118,16 +119,16 @@ def _grey(line: Line) -> Line:
 
 
 def _shares(found: Sequence[Section], at: str, rows: int) -> dict[str, int]:
-    """Rows below each heading: at first one each, then up to its floor, then the part that is looked at takes what it
-    needs, and then the others."""
+    """Rows below each heading: a few for the part that is looked at, one for each, then up to their floors, then the
+    part that is looked at takes what it needs, and then the others."""
     wants = {section.name: len(section.rows) + any(section.beyond.values()) for section in found}
     given = dict.fromkeys(wants, 0)
     left = rows - len(found)
     order = [at, *(section.name for section in found if section.name != at)]
     floors = {section.name: section.floor for section in found}
-    for bound in (dict.fromkeys(order, 1), floors, wants):
+    for bound in ({at: FEW}, dict.fromkeys(order, 1), floors, wants):
         for name in order:
-            more = max(0, min(wants[name], bound[name]) - given[name])
+            more = max(0, min(wants[name], bound.get(name, 0)) - given[name])
             taken = max(0, min(more, left))
             given[name] += taken
             left -= taken
@@ -143,15 +144,20 @@ def _window(section: Section, rows: int, start: int, columns: int) -> tuple[list
         return [row.line for row in section.rows], 0
     room = rows - 1
     start = max(0, min(start, total - room))
-    below = Counter(row.noun for row in section.rows[start + room :])
+    below = Counter(row.noun for row in section.rows[start + room :] if row.noun)
     below.update({noun: count for noun, count in section.beyond.items() if count})
-    above = Counter(row.noun for row in section.rows[:start])
-    said = "… and " if start == 0 else f"… {_counted(above)} above" + (", " if below else "")
+    above = Counter(row.noun for row in section.rows[:start] if row.noun)
+    said = [f"{_counted(above)} above"] if above else []
     if below:
-        said += f"{_counted(below)} {'more' if start == 0 else 'below'}"
+        said.append(f"{_counted(below)} below" if above else f"and {_counted(below, 'more ')}")
     lines = [row.line for row in section.rows[start : start + room]]
-    return [*lines, span_line((Span(said, "dim"),), columns)], start
+    return [*lines, span_line((Span("… " + ", ".join(said), "dim"),), columns)], start
 
 
-def _counted(nouns: Mapping[str, int]) -> str:
-    return ", ".join(plural(count, noun, _MANY.get(noun, "")) for noun, count in nouns.items())
+def _counted(nouns: Mapping[str, int], more: str = "") -> str:
+    """``87 more leases, 12 guests``."""
+    said = []
+    for noun, count in sorted(nouns.items(), reverse=True):  # leases before guests
+        said.append(plural(count, more + noun, more + _MANY[noun] if noun in _MANY else ""))
+        more = ""
+    return ", ".join(said)

@@ -111,7 +111,8 @@ def bar(part: float, width: int, style: str = "") -> Line:
 
 def age(seconds: float | None) -> str:
     """A duration of at most seven cells, to the second: ``4m 10s``; below a second nothing counts."""
-    return "-" if seconds is None else format_duration(max(0, int(seconds)) * NS_PER_S) or "0s"
+    whole = 0 if seconds is None else max(0, int(seconds))
+    return "-" if seconds is None else format_duration(whole * NS_PER_S) if whole else "0s"
 
 
 def size(amount: int) -> str:
