@@ -92,7 +92,9 @@ def _gpus_first(device: Json) -> tuple[bool, bool]:
     return device["kind"] != Kind.GPU, device["state"] == "free" and not device["detail"]
 
 
-def _device(device: Json, tenant_of: Mapping[str, str], nodes: Mapping[str, str], fences: Mapping[str, int]) -> Entry:
+def _device(
+    device: Json, tenant_of: Mapping[str, str], nodes: Mapping[str, str], fences: Mapping[str, int], *, is_wide: bool
+) -> Entry:
     capacity, used = device["capacity"], device["capacity"] - device["free"]
     in_service = device["state"] == "free"
     return (
