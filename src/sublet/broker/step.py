@@ -188,6 +188,7 @@ def grant_order(lease: LeaseRecord, now_ns: int) -> orders.Grant:
         parts=lease.parts,
         deadline_ns=lease.deadline_ns,
         ttl_ns=max(0, lease.deadline_ns - now_ns),
+        name=lease.name or "",
     )
 
 

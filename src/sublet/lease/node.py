@@ -72,6 +72,7 @@ class Node:
         self._report = report
         self._same_clock = same_clock
         self._tenants: dict[LeaseId, TenantId] = {}
+        self._names: dict[LeaseId, str] = {}
         self._notices: dict[LeaseId, Notify] = {}
         self._waiting: dict[LeaseId, Grant] = {}
         self._expiring = Expiring()
@@ -173,6 +174,11 @@ class Node:
         return MappingProxyType(self._tenants)
 
     @property
+    def names(self) -> Mapping[LeaseId, str]:
+        """What their holders call the live leases, as far as they have a name."""
+        return MappingProxyType(self._names)
+
+    @property
     def notices(self) -> Mapping[LeaseId, Notify]:
         """What the office has announced, and not taken back."""
         return MappingProxyType(self._notices)
@@ -245,6 +251,8 @@ class Node:
         deadline_ns = self._deadline_ns(order, now_ns)
         self.fence.admit(order.lease, order.epoch, (self.incarnation, order.number), deadline_ns, order.parts)
         self._tenants[order.lease] = order.tenant
+        if order.name:
+            self._names[order.lease] = order.name
         self._now_in_force(before, order, now_ns)
         self._answer(order, held=True)
 
@@ -339,6 +347,7 @@ class Node:
         if self.fence.get(lease) is None:
             self._notices.pop(lease, None)
             self._tenants.pop(lease, None)
+            self._names.pop(lease, None)
             self._expiring.drop(lease)
 
     def _warn_who_expires(self, now_ns: int) -> None:

@@ -90,6 +90,8 @@ class Grant:
     """Absolute, if the agent shares the broker's clock domain."""
     ttl_ns: int
     """What remains, for an agent with another clock."""
+    name: str = ""
+    """What its holder calls it. Storage of a lease with a name is kept when the lease ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
