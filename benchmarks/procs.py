@@ -69,6 +69,11 @@ class Child:
             return ""
         return self._process.stdout.readline()
 
+    def answer(self) -> str:
+        """Another line, for one that says more than one."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
     def complaint(self) -> str:
         """The end of what it wrote to its error output."""
         self._errors.seek(0)

@@ -1,0 +1,76 @@
+"""Ray, of one machine, in an environment of its own: how long until a new actor with numpy has answered.
+
+One program keeps the cluster and makes an actor for each line it reads; ray leaves warm worker processes about, which
+is how people have it. Without ray the published figure is all there is to compare with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from benchmarks.peers.venv import python_with, version_in
+from benchmarks.procs import Child
+
+__all__ = ["PUBLISHED_S", "Ray"]
+
+PUBLISHED_S: Final = 0.34
+"""What is published for the start of an actor."""
+_PROGRAM: Final = """
+import json, logging, os, sys, time
+os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+import ray
+ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False,
+         object_store_memory=100 * 1024 * 1024, _temp_dir=sys.argv[1])
+@ray.remote(num_cpus=0)
+class Actor:
+    def __init__(self):
+        import numpy
+        self.numpy = numpy
+    def ready(self):
+        return self.numpy.__version__
+print("up", flush=True)
+for line in sys.stdin:
+    began = time.perf_counter()
+    actor = Actor.remote()
+    ray.get(actor.ready.remote())
+    took = time.perf_counter() - began
+    ray.kill(actor)
+    print(json.dumps(took), flush=True)
+ray.shutdown()
+"""
+
+
+class Ray:
+    """A cluster of one machine."""
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self.version = version_in(python, "ray")
+        temporary = folder / "ray"
+        temporary.mkdir()
+        self._child = Child([str(python), "-c", _PROGRAM, str(temporary)], name="ray", pipes=True)
+        up = self._child.ask("")
+        if up.strip() != "up":
+            raise RuntimeError(f"ray did not start: {self._child.complaint()}")
+        self._child.answer()  # to the empty line, which has made a first actor
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, folder: Path) -> Iterator[Ray]:
+        """Raises ``RuntimeError`` where ray cannot be installed or started."""
+        ray = cls(python_with("ray", folder), folder)
+        try:
+            yield ray
+        finally:
+            ray._child.end()
+
+    def actor_s(self) -> float:
+        """A new actor, until its first answer."""
+        said = self._child.ask("another")
+        if not said:
+            raise RuntimeError(f"ray ended: {self._child.complaint()}")
+        took: float = json.loads(said)
+        return took
