@@ -7,7 +7,6 @@ A guest is *gone* when a look over the process table has shown that none of its 
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -85,7 +84,7 @@ class Guests:
     def start(self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun) -> None:
         """Run it; ``begun`` is told when it runs, or why it cannot. Raises for what can be said at once."""
         self._check_room(tenancy.tenant)
-        id_ = GuestId("g-" + secrets.token_hex(5))
+        id_ = GuestId("g-" + os.urandom(5).hex())
         folder = os.path.join(self._logs, id_)
         try:
             prepared = self._launch.prepare(
