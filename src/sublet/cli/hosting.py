@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from sublet.cli.attend import Attendance
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.messages import Json, greeting, message, read
 from sublet.cli.parsing import duration
 from sublet.cli.terminal import size_of
 from sublet.errors import InvalidRequest, SubletError
 from sublet.values import NS_PER_S
-from sublet.wire.conversation import Conversation
+
+if TYPE_CHECKING:
+    from sublet.cli.attend import Attendance
+    from sublet.wire.conversation import Conversation
 
 __all__ = [
     "CommandWords",
@@ -105,6 +107,9 @@ def wants_terminal(tty: bool, no_tty: bool) -> bool:
 
 def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attendance]:
     """Run it under the lease of this token, and be attached."""
+    from sublet.cli.attend import Attendance
+    from sublet.wire.conversation import Conversation
+
     asked = message("Start", spec=spec)
     conversation = Conversation.connect(data_path, greeting(capability=token))
     try:

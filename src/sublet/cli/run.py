@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sublet.cli.attend import Attendance
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import ENDED, say_error
 from sublet.cli.hosting import (
@@ -28,6 +27,9 @@ from sublet.cli.show import visible
 from sublet.cli.taking import Taken, take
 from sublet.errors import Disconnected, LeaseNotActive, SubletError
 from sublet.values import Kind, RenewMode, Tier
+
+if TYPE_CHECKING:
+    from sublet.cli.attend import Attendance
 
 __all__ = ["run"]
 

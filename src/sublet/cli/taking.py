@@ -138,7 +138,7 @@ def take(request: dict[str, Any]) -> Taken:
     direct = Direct.reach()
     try:
         direct.send("POST", "/v1/leases", {**request, "token": True})
-        import sublet.wire.conversation  # noqa: F401 - soon needed, and the office has something to do meanwhile
+        import sublet.cli.attend  # noqa: F401 - soon needed, and the office has something to do meanwhile
 
         status, answer = direct.answer()
     except Disconnected:
