@@ -232,10 +232,10 @@ def _lease_status(lease: Json, elapsed_s: float, *, is_wide: bool) -> Span:
         detail = f" ({notice['detail']})" if notice["detail"] else ""
         return Span(f"NOTICE: {notice['reason']} in {in_s}{detail}", "bold red")
     said = str(lease["status"])
-    if lease["tier"] != Tier.INTERACTIVE and not is_wide:
-        said += f", {lease['tier']}"
     if lease["end"] is not None:
         said += f": {lease['end']['reason']}"
+    if lease["tier"] != Tier.INTERACTIVE and not is_wide:
+        said += f", {lease['tier']}"
     if lease["idle"]:
         return Span(f"{said}, idle", "yellow")
     return Span(said, "yellow" if lease["status"] == "ending" else "")

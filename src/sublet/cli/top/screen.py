@@ -19,7 +19,10 @@ __all__ = ["COLUMNS_MIN", "ROWS_MIN", "Look", "Screen", "screen", "whole"]
 
 COLUMNS_MIN: Final = 40
 ROWS_MIN: Final = 10
+ROWS_USUAL: Final = 20
+"""Below a head and above a foot, on the terminals that floors were made for."""
 FEW: Final = 4
+"""Rows for what is looked at before others get any."""
 _MANY: Final = {"waiting": "waiting"}
 
 
@@ -60,13 +63,11 @@ def screen(known: Snapshot, look: Look, columns: int, rows: int, now_s: float) -
         shown, start = _window(section, given[section.name], start, columns)
         scroll = start if section.name == at else scroll
         lines += [section.heading, *shown]
+    if known.lost_s is not None:
+        lines = [*head, *(_grey(line) for line in lines[len(head) :])]
     lines = lines[: rows - 1]
     lines += [()] * (rows - 1 - len(lines))
-    lines.append(foot)
-    shown_lines = tuple(lines[-rows:])
-    if known.lost_s is not None:
-        shown_lines = (*shown_lines[:1], *(_grey(line) for line in shown_lines[1:-1]), shown_lines[-1])
-    return Screen(shown_lines, Look(at, scroll), parts, max(1, given.get(at, 1) - 1))
+    return Screen((*lines, foot), Look(at, scroll), parts, max(1, given.get(at, 1) - 1))
 
 
 def whole(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
@@ -125,7 +126,7 @@ def _shares(found: Sequence[Section], at: str, rows: int) -> dict[str, int]:
     given = dict.fromkeys(wants, 0)
     left = rows - len(found)
     order = [at, *(section.name for section in found if section.name != at)]
-    floors = {section.name: section.floor for section in found}
+    floors = {section.name: section.floor * max(1, rows // ROWS_USUAL) for section in found}
     for bound in ({at: FEW}, dict.fromkeys(order, 1), floors, wants):
         for name in order:
             more = max(0, min(wants[name], bound.get(name, 0)) - given[name])

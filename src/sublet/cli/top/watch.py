@@ -64,14 +64,20 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped:
-            now_s = time.monotonic()
-            if self._news is None and now_s >= self._listen_at_s:
-                self._listen(now_s)
-            if now_s >= self._read_at_s:
-                self._read(now_s)
-            self._wait()
+            try:
+                self._turn(time.monotonic())
+            except Exception as error:  # noqa: BLE001 - a view that looks live and is not would be worse than any error
+                self._hang_up()
+                self._lost(SubletError(f"{type(error).__name__}: {error}"), time.monotonic())
         self._hang_up()
         self._reader.close()
+
+    def _turn(self, now_s: float) -> None:
+        if self._news is None and now_s >= self._listen_at_s:
+            self._listen(now_s)
+        if now_s >= self._read_at_s:
+            self._read(now_s)
+        self._wait()
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -144,6 +150,8 @@ class Watch:
 
     def _lost_the_stream(self) -> None:
         """It ends with the office, or the office has enough of them: a reading tells which."""
+        if self._news is not None and self._news.complete:
+            self._news = None  # its connection is the transport's again
         self._hang_up()
         self._listen_at_s = time.monotonic() + LISTEN_AGAIN_S
         self._read_at_s = min(self._read_at_s, max(time.monotonic(), self._soonest_s))
