@@ -85,6 +85,8 @@ def _release(office: Office, news: News, leases: Sequence[Lease]) -> list[float]
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(Holder(office)) for _ in leases]
         began = {}
+        for holder in holders:  # as programs that have been there for a while
+            holder.ask("GET", "/v1/status", {})
         for lease, holder in zip(leases, holders, strict=True):
             began[lease.id] = time.perf_counter()
             lease.begin_release(holder)
