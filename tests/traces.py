@@ -5,7 +5,9 @@ groups by their folders, files by looking. No table of ours is asked.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -42,6 +44,27 @@ def supervisor_of(runtime: Path) -> int | None:
             return None
         pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return int(pid)
+
+
+def office_of(supervisor: int) -> str:
+    """The id of the office that it serves, as it was told when it was started."""
+    words = Procs().text(supervisor, "cmdline").split("\0")
+    found: str = json.loads(words[-2])["office"]
+    return found
+
+
+def end_office(runtime: Path) -> None:
+    """The office has ended: its supervisor ends as well, with all that it runs, and the folder goes."""
+    supervisor = supervisor_of(runtime)
+    if supervisor is not None:
+        traces = Traces(office_of(supervisor), runtime)
+        identity = traces.procs.identity(supervisor)
+        for number in (signal.SIGCONT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(supervisor, number)
+        until("a dead supervisor", lambda: identity is None or not traces.procs.is_there(identity))
+        traces.clear()
+    shutil.rmtree(runtime, ignore_errors=True)
 
 
 class Traces:

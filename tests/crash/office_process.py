@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any, Final
 from sublet.broker.journal_files import Anchors
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
+from tests.traces import end_office
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 30.0
@@ -189,4 +189,4 @@ def office_at(place: Path) -> Iterator[OfficeProcess]:
                 office.process.send_signal(signal.SIGCONT)
             office.kill()
             office.ended()
-        shutil.rmtree(runtime_dir(office.home), ignore_errors=True)
+        end_office(runtime_dir(office.home))

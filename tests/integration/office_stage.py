@@ -18,7 +18,7 @@ from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Greeting, GuestSpec, HolderCall, HolderReply, Start, Started, SupervisorSettings
 from tests.crash.office_process import Answer, Call, Line, OfficeProcess
-from tests.traces import PATIENCE_S, Traces, supervisor_of, until
+from tests.traces import PATIENCE_S, Traces, end_office, office_of, supervisor_of, until
 
 PATH: Final = os.environ.get("PATH", os.defpath)
 WAIT_S: Final = 60.0
@@ -42,7 +42,6 @@ class OfficeStage:
         self.runtime = runtime_dir(self.office.home)
         self.procs = Procs()
         self._asked = 0
-        self._supervisors: set[int] = set()
         self.traces: Traces | None = None
 
     # ---- processes ----
@@ -50,18 +49,14 @@ class OfficeStage:
     def start(self) -> None:
         assert self.office.start(), self.office.said
         until("a supervisor", self.find_supervisor)
-        self.id = self._id()
-        self.traces = Traces(self.id, self.runtime)
+        self.traces = Traces(office_of(self.supervisor), self.runtime)
 
     def kill_office(self) -> None:
         self.office.kill()
         self.office.ended()
 
     def find_supervisor(self) -> int | None:
-        found = supervisor_of(self.runtime)
-        if found is not None:
-            self._supervisors.add(found)
-        return found
+        return supervisor_of(self.runtime)
 
     @property
     def supervisor(self) -> int:
@@ -77,33 +72,26 @@ class OfficeStage:
         os.kill(pid, signal.SIGKILL)
         until("a dead supervisor", lambda: identity is None or not self.procs.is_there(identity))
 
-    def _id(self) -> str:
-        """The office's, as its supervisor was told."""
-        words = self.procs.text(self.supervisor, "cmdline").split("\0")
-        settings = loads(SupervisorSettings, words[-2].encode())
-        return settings.office
-
     @property
     def supervisor_log(self) -> str:
         path = self.office.home / "supervisor.log"
         return path.read_text() if path.exists() else ""
 
     def close(self) -> None:
-        """Everything that was started ends: the office, its supervisors, what they started."""
+        """Everything that was started ends: the office, its supervisor, what that started."""
         if self.office.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.office.process.send_signal(signal.SIGCONT)
             self.office.kill()
             self.office.ended()
-        self.find_supervisor()
-        for pid in self._supervisors:
-            if str(self.runtime) in self.procs.text(pid, "cmdline"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-                    os.kill(pid, signal.SIGKILL)
+        end_office(self.runtime)
         if self.traces is not None:
             self.traces.clear()
-        shutil.rmtree(self.runtime, ignore_errors=True)
+
+    @property
+    def residue(self) -> list[str]:
+        assert self.traces is not None, "start first"
+        return self.traces.residue()
 
     # ---- leases ----
 

@@ -128,8 +128,7 @@ def stage(tmp_path: Path) -> Iterator[OfficeStage]:
 def test_nobody_meets_the_last_holder(stage: OfficeStage, tmp_path: Path) -> None:
     lanes = Lanes(stage, tmp_path, ROUNDS)
     lanes.run()
-    assert stage.traces is not None
-    until("no residue", lambda: stage.traces is not None and not stage.traces.residue())
+    until("no residue", lambda: not stage.residue)
     records = sorted(path for path in tmp_path.glob("local-*") if path.is_dir())
     all_of_them = [stay for record in records for stay in stays(record)]
     assert sorted(stay.lease for stay in all_of_them) == sorted(lanes.leases)

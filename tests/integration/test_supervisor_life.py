@@ -1,4 +1,4 @@
-"""A supervisor that dies, is started anew, is left alone: what runs, what is cleared away, what is not given to others."""
+"""A supervisor that dies, is started anew, is left alone: what runs, what goes, what is not given to others."""
 
 from __future__ import annotations
 

@@ -71,12 +71,12 @@ class Teardowns:
         return True
 
     def look_again(self, lease: LeaseId, epoch: Epoch, part: Part, now_ns: int) -> None:
-        """From the start, unless it is still being done."""
+        """From the start, unless it is still being done; then what comes of that is the answer."""
         down = self._all.get((lease, part.resource))
-        if down is None or down.is_settled:
-            self._all.pop((lease, part.resource), None)
-            epoch = epoch if down is None else max(epoch, down.epoch)
-            self.begin(lease, epoch, part, grace_until_ns=now_ns, asked=True)
+        if down is not None and down.is_settled:
+            del self._all[lease, part.resource]
+            epoch = max(epoch, down.epoch)
+        self.begin(lease, epoch, part, grace_until_ns=now_ns, asked=True)
 
     def given_up(self, wanted: Sequence[Part], epoch: Epoch) -> Teardown | None:
         """A failed teardown in the way of a grant. If the office was told of it, the operator has vouched for the

@@ -519,6 +519,19 @@ def test_what_an_earlier_keeper_left_is_killed_before_anything_is_granted_there(
     assert [type(report) for report in rig.reports] == [Held], "the office has not asked for the leftover"
 
 
+def test_a_verification_asked_for_while_a_leftover_is_being_cleared_is_answered() -> None:
+    """It is the same work, begun without being asked for; what comes of it is the answer."""
+    rig = Rig(Leftover(lease=A, epoch=Epoch(1, 7), part=ONE))
+    rig.settle(A)
+    rig.paper.dies = False
+    rig.at(1)
+    rig.node.send(Verify(lease=A, epoch=Epoch(1, 7), parts=(ONE,)), now_ns=rig.now_ns)
+    assert not rig.reports
+    rig.paper.dies = True
+    rig.at(3)
+    assert [type(report) for report in rig.reports] == [TornDown]
+
+
 def test_a_new_office_may_find_other_devices_on_the_same_node() -> None:
     """What waited for more of a resource gets it; who is live stays; what is gone is not complained of for ever."""
     rig = Rig()
