@@ -51,6 +51,8 @@ AGAIN_S: Final = (0.05, 0.2, 1.0, 5.0)
 CONFIGURE_S: Final = 30.0
 """How long a supervisor may take to answer who it is."""
 
+TOLD_S: Final = 5.0
+"""How long a holder waits at the most for a new supervisor to be told of its lease."""
 ORDERS_MAX: Final = 256
 """In one message."""
 
@@ -87,6 +89,8 @@ class SupervisedAgent:
         self._sock: socket.socket | None = None
         self._writing = False
         self._is_joined = False
+        self._is_told = asyncio.Event()
+        """Whether the supervisor knows which leases live."""
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._again: asyncio.Task[None] | None = None
         self._closed = False
@@ -107,6 +111,8 @@ class SupervisedAgent:
         """The office's turn is over: what it ordered goes out. The supervisor keeps its own time."""
         if self._link is not None:
             self._push()
+            if self._is_joined:
+                self._is_told.set()
         else:
             self._out.clear()  # a new supervisor is told of everything that is live
         return None
@@ -158,7 +164,12 @@ class SupervisedAgent:
         return found
 
     async def admit(self, front: Front, hello: Hello, fd: int) -> None:
-        """Hand a holder's connection over; the descriptor here is still the caller's to close."""
+        """Hand a holder's connection over; the descriptor here is still the caller's to close.
+
+        A supervisor that has just been started is first told which leases live, or it would deny them.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_told.wait(), TOLD_S)
         if self._link is None:
             raise _away()
         copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
@@ -172,6 +183,7 @@ class SupervisedAgent:
 
     async def _join(self) -> None:
         had_one, self._is_joined = self.supervisor is not None, False
+        self._is_told.clear()
         sock = await self._connect()
         self._sock, self._link = sock, Link.connecting()
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)

@@ -146,6 +146,11 @@ class Node:
         """
         return self.fence.check(lease, epoch, now_ns)
 
+    def awaits(self, lease: LeaseId, epoch: Epoch) -> bool:
+        """Whether the pair was granted and is not live yet, because what was there before is still being cleared."""
+        waiting = self._waiting.get(lease)
+        return waiting is not None and waiting.epoch == epoch
+
     def saved(self, lease: LeaseId, save_ns: int, now_ns: int) -> None:
         """The last save of this lease took so long: it is warned that much earlier (see ``lease.policy.lead_ns``)."""
         live = self.fence.get(lease)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, assert_never
 
-from sublet.errors import InvalidRequest, SubletError, Unauthorized
+from sublet.errors import Disconnected, InvalidRequest, SubletError, Unauthorized
 from sublet.lease.node import Node
 from sublet.supervisor.connections import Connection
 from sublet.supervisor.following import Following
@@ -170,6 +170,10 @@ class HolderLink:
         lease, epoch = self.front.lease, self.front.epoch
         if lease is None or epoch is None:
             raise InvalidRequest("this connection is not of a lease", do="Connect with the lease's capability token.")
+        if self._node.awaits(lease, epoch):
+            raise Disconnected(
+                "what was on the hardware of this lease before is still being cleared away", do="Try again in a moment."
+            )
         self._node.check(lease, epoch, self._now_ns())
         tenancy = self._premises.tenancies[lease]
 
