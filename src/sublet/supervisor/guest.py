@@ -53,6 +53,10 @@ class Guest:
         self.ended_wall_ns = 0
         self.kills = 0
         """How often its end was forced."""
+        self.memory_max = 0
+        """Bytes that the guests of its lease may use together; 0: any."""
+        self.is_told_of_memory = False
+        """Whether a line on its stderr has said that it had too little."""
         self.on_gone: Callable[[], object] = lambda: None
         """Told once nothing of it runs."""
         self._used: Usage | None = None

@@ -25,11 +25,11 @@ from sublet.supervisor.notes import GuestNote, Notes
 from sublet.supervisor.reaper import Exit, Reaper
 from sublet.supervisor.spawn import Child, SpawnFailed, read_failure
 from sublet.supervisor.tenancy import Tenancy
-from sublet.supervisor.tree import Tree, Trees
-from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId
+from sublet.supervisor.tree import Look, Tree, Trees
+from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId, format_size
 from sublet.wire.guests import GuestSpec, Profile
 
-__all__ = ["ENDED_KEPT", "GUESTS_MAX", "GUESTS_PER_TENANT_MAX", "Guests", "what_to_do"]
+__all__ = ["ENDED_KEPT", "GUESTS_MAX", "GUESTS_PER_TENANT_MAX", "Guests", "out_of_memory", "what_to_do"]
 
 GUESTS_MAX: Final = 2048
 """Guests that run at once on one machine."""
@@ -62,6 +62,8 @@ class Guests:
         self.by_id: dict[GuestId, Guest] = {}
         self.on_gone: Callable[[LeaseId], None] = lambda _: None
         """Told when the last process of a guest of this lease is gone."""
+        self.on_look: Callable[[Look], None] = lambda _: None
+        """Told what each look has shown."""
         self.strangers = 0
         """Processes below the supervisor that are nobody's; while there are any, nothing is verified."""
         self._loop = loop
@@ -84,6 +86,22 @@ class Guests:
     def start(self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun) -> None:
         """Run it; ``begun`` is told when it runs, or why it cannot. Raises for what can be said at once."""
         self._check_room(tenancy.tenant)
+
+        def room_made(error: SubletError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                if tenancy.over is not None:
+                    raise LeaseNotActive(f"lease {tenancy.lease} is over")
+                self._check_room(tenancy.tenant)
+                self._start(tenancy, profile, spec, begun)
+            except SubletError as refused:
+                begun(None, refused)
+
+        if not self._launch.make_room(tenancy, profile, spec, room_made):
+            self._start(tenancy, profile, spec, begun)
+
+    def _start(self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun) -> None:
         id_ = GuestId("g-" + os.urandom(5).hex())
         folder = os.path.join(self._logs, id_)
         try:
@@ -131,6 +149,7 @@ class Guests:
             child.forget()
             self._never_ran(prepared, begun, _refused_by_machine(error))
             return
+        guest.memory_max = tenancy.memory_max
         tenancy.guests[id_] = self.by_id[id_] = guest
         guest.on_gone = lambda: tenancy.guests.pop(id_, None)
         self._trees.add(tree)
@@ -224,6 +243,7 @@ class Guests:
     def _look(self) -> None:
         self._will_look = False
         look = self._trees.look(guest.tree for guest in self.of(None) if guest.state is GuestState.ENDING)
+        self.on_look(look)
         self.strangers = len(look.strangers)
         if look.strangers:
             self._trees.kill_strangers()
@@ -238,6 +258,9 @@ class Guests:
         failed = guest.exit_code >= 0  # it never ran: the failure pipe said so, and why
         if not failed:
             guest.exited(how)
+            if guest.reason is EndReason.OUT_OF_MEMORY and not guest.is_told_of_memory:
+                guest.is_told_of_memory = True
+                guest.stdio.say(out_of_memory(guest.memory_max))
 
     def _gone(self, guest: Guest) -> None:
         """Nothing of it runs. What it still had to say is read to the end."""
@@ -348,6 +371,15 @@ def _refused_by_machine(error: OSError) -> CapacityExceeded:
         f"no process could be started here: {error.strerror or error}",
         do="`sublet doctor` says what this machine allows; it may have too little memory, disk or descriptors.",
     )
+
+
+def out_of_memory(allowed: int, used: int = 0) -> str:
+    """The line for a guest that had too little: what its lease allows, and what was used if that was measured."""
+    if not allowed:
+        return "the machine has no memory left, and the kernel ended a process of this guest (out_of_memory)"
+    if used:
+        return f"the lease has {format_size(allowed)} of memory and its guests used {format_size(used)} (out_of_memory)"
+    return f"the lease has {format_size(allowed)} of memory and needed more; the kernel ended a process (out_of_memory)"
 
 
 def what_to_do(failed: SpawnFailed) -> str:

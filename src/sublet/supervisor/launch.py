@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError
 from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.cores import choose
 from sublet.supervisor.ends import child_setup
+from sublet.supervisor.errands import Errands
 from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.limits import pin
 from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.spawn import Child, SpawnPlan, spawn
 from sublet.supervisor.stdio import Stdio
+from sublet.supervisor.stores import Stores
 from sublet.supervisor.tenancy import Tenancy
 from sublet.supervisor.tree import Trees, marks_of
 from sublet.supervisor.walls import Room, Walls
@@ -47,6 +50,8 @@ class Prepared:
     log: GuestLog
     uid: int | None
     """Whose processes they will be; None: the supervisor's own user."""
+    cores: tuple[int, ...] = ()
+    """Where it is kept, if anywhere."""
 
 
 class Launch:
@@ -61,6 +66,10 @@ class Launch:
         self._state = state
         self._groups = groups
         self._walls: Walls | None = None
+        self.pinned: Callable[[], Iterable[tuple[int, ...]]] = tuple
+        """On which cores leases are kept now, one by one."""
+        self.errands = Errands(loop, lambda pid, lives: _known(trees, pid, lives))
+        self.stores = Stores(loop=loop, errands=self.errands, state=state, runtime=runtime)
         self.zygotes = Zygotes(loop, on_life=lambda pid, lives: _known(trees, pid, lives))
 
     @property
@@ -69,6 +78,15 @@ class Launch:
         if self._walls is None:
             self._walls = Walls(runtime=self._runtime, state=self._state)
         return self._walls
+
+    def make_room(
+        self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, then: Callable[[SubletError | None], None]
+    ) -> bool:
+        """See to the disk and memory of the lease, which may take a moment: then ``then`` is told. False: nothing has
+        to be waited for. Raises for what can be said at once."""
+        check_spec(spec)
+        ids = self.walls.ids(tenancy.tenant) if profile is Profile.TENANT else None
+        return self.stores.open(tenancy, ids, then)
 
     def prepare(
         self,
@@ -82,8 +100,10 @@ class Launch:
         """Raises ``InvalidRequest`` or ``Unsupported`` before anything is made."""
         check_spec(spec)
         behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
-        tenancy.open(self.leases, self._groups, self._loop.now_ns())
+        tenancy.open(self.leases, self._groups, self._loop.now_ns(), self._cores)
         marks = {**tenancy.environment(), **marks_of(self._office, tenancy.lease, guest)}
+        if behind is not None and os.path.dirname(tenancy.segment) not in tenancy.writable:
+            marks.pop("SUBLET_MEMORY", None)  # a descriptor of ours, which it cannot see from where it lives
         group = self._groups.group(tenancy.lease, guest)
         if group is not None:
             group.create()
@@ -106,7 +126,10 @@ class Launch:
             argv=_argv(spec),
             env={**room.env, **marks},
         )
-        return Prepared(spec, plan, stdio, kept, room.ids.uid if room.ids is not None else None)
+        return Prepared(spec, plan, stdio, kept, room.ids.uid if room.ids is not None else None, tenancy.pinned)
+
+    def _cores(self, count: int) -> tuple[int, ...]:
+        return choose(count, os.sched_getaffinity(0), self.pinned())
 
     def fork(self, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
         """Make the process; it waits for ``go``. From a warm interpreter it comes a moment later."""
@@ -132,6 +155,8 @@ class Launch:
         groups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in plan.join]
 
         def done(found: Child | SubletError) -> None:
+            if isinstance(found, Child):
+                pin(prepared.cores, found.pid)  # it waits, and has one thread
             forked(_forked(plan) if isinstance(found, SubletError) else found)
 
         try:

@@ -2,7 +2,7 @@
 
 Without groups a cap is the kernel's cap on *one* process: enough against a mistake, not against malice, and
 ``describe`` of the groups says so. Memory is not capped that way: a limit on addresses breaks what maps more than it
-uses (every CUDA program), so it is measured and left to the caller.
+uses (every CUDA program), so it is measured (``memory_watch``).
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class Usage:
     """How often the kernel ended a process for want of memory."""
 
 
-def pin(cpus: tuple[int, ...]) -> None:
-    """Keep this process, and what it starts, on these cores. A program may take it back; a cpuset it may not."""
+def pin(cpus: tuple[int, ...], pid: int = 0) -> None:
+    """Keep this process (0: the calling one), and what it starts, on these cores. A program may take it back; a cpuset
+    it may not."""
     if cpus:
         with contextlib.suppress(OSError):  # cores that this process may not use
-            os.sched_setaffinity(0, cpus)
+            os.sched_setaffinity(pid, cpus)

@@ -13,6 +13,7 @@ from sublet.lease.hardware import Clean, Leftover, NotYet, Verdict
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.guests import Guests
+from sublet.supervisor.stores import Stores
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.guests import GuestNews
@@ -33,6 +34,7 @@ class Premises:
         *,
         guests: Guests,
         groups: Groups,
+        stores: Stores,
         office: str,
         now_ns: Callable[[], int],
         cut: Callable[[LeaseId], None],
@@ -42,6 +44,9 @@ class Premises:
         """The newest of each lease."""
         self.still_left: Callable[[LeaseId], str] = lambda _: ""
         """What a predecessor's guests of this lease still have here, in words; empty if nothing."""
+        self.name_of: Callable[[LeaseId], str] = lambda _: ""
+        """What the holder of a lease calls it."""
+        self._stores = stores
         self._guests = guests
         self._groups = groups
         self._office = office
@@ -61,7 +66,13 @@ class Premises:
         tenancy = self.tenancies.get(lease)
         if tenancy is None or tenancy.over is not None:  # what was ended before does not go on under this epoch
             self.tenancies[lease] = Tenancy(
-                lease=lease, tenant=tenant, epoch=epoch, parts=parts, deadline_ns=deadline_ns, office=self._office
+                lease=lease,
+                tenant=tenant,
+                epoch=epoch,
+                parts=parts,
+                deadline_ns=deadline_ns,
+                office=self._office,
+                name=self.name_of(lease),
             )
             if tenancy is not None:
                 self._older.append(tenancy)
@@ -91,6 +102,12 @@ class Premises:
                 guest.tell(GuestNews(guest=guest.id, what="spared"))
             else:
                 self._announce(guest, notice)
+
+    def say(self, lease: LeaseId, line: str) -> None:
+        """Tell all guests of the lease."""
+        tenancy = self.tenancies.get(lease)
+        for guest in tenancy.running() if tenancy is not None else ():
+            guest.stdio.say(line)
 
     def _announce(self, guest: Guest, notice: Notify) -> None:
         take_at_ns = notice.take_at_ns or 0
@@ -161,10 +178,14 @@ class Premises:
                 again_ns=now_ns + LOOK_AGAIN_NS,
             )
         for tenancy in tuple(self._of(lease, epoch)):
+            self._stores.leave(tenancy)
             left = tenancy.close(self._groups, alone=sum(one.lease == lease for one in self._all()) == 1)
             if left:
                 return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
             self._drop(tenancy)
+        store = self._stores.left(resource, lease, epoch)
+        if store:  # what the lease had elsewhere need not wait for it
+            return NotYet(what=store, again_ns=now_ns + LOOK_AGAIN_NS)
         self._kills.pop((lease, resource), None)
         return Clean()
 
@@ -174,6 +195,11 @@ class Premises:
                 self._drop(tenancy)
 
     # ---- which ----
+
+    @property
+    def everything(self) -> Iterator[Tenancy]:
+        """Each of which something may be here."""
+        return self._all()
 
     def _all(self) -> Iterator[Tenancy]:
         yield from self._older

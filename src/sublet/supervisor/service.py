@@ -22,6 +22,7 @@ from sublet.supervisor.holder_link import HolderLink
 from sublet.supervisor.launch import Launch
 from sublet.supervisor.locks import DeviceLocks
 from sublet.supervisor.loop import READ, Loop, Timer
+from sublet.supervisor.memory_watch import MemoryWatch
 from sublet.supervisor.notes import Notes
 from sublet.supervisor.office_link import OfficeLink
 from sublet.supervisor.prctl import set_child_subreaper
@@ -111,11 +112,17 @@ class Supervisor:
         self.premises = Premises(
             guests=self.guests,
             groups=self._groups,
+            stores=self._launch.stores,
             office=settings.office,
             now_ns=self.loop.now_ns,
             cut=self._cut,
         )
         self.premises.still_left = self._predecessor.still_left
+        self._launch.pinned = lambda: [one.pinned for one in self.premises.everything]
+        self._launch.stores.on_gone = self._guest_gone
+        self._launch.stores.begin()
+        memory = MemoryWatch(self.guests, self._procs, lambda: self.premises.everything)
+        self.guests.on_look = memory.look
 
     # ---- life ----
 
@@ -129,6 +136,7 @@ class Supervisor:
             self.loop.run()
         finally:
             self._launch.zygotes.close()
+            self._launch.stores.close()
             self._claims.close()
             self._groups.remove()
             for folder in (self._launch.leases, self._notes.folder):
@@ -153,6 +161,8 @@ class Supervisor:
         for tenancy in self.premises.tenancies.values():
             tenancy.show(now_ns)
         self.guests.look_after()
+        for lease, line in self._launch.stores.look_after():
+            self.premises.say(lease, line)
         self._claim_again(now_ns)
         self._stop_if_idle()
         self.loop.after(BEAT_S, self._beat)
@@ -187,8 +197,10 @@ class Supervisor:
             )
         is_new = self.node is None
         if self.node is None:
-            self.premises.left = self._predecessor.leftovers(asked.inventory.devices)
-            self.node = Node(asked.inventory, self.premises, report=self._report)
+            left = self._predecessor.leftovers(asked.inventory.devices)
+            self.premises.left = [*left, *self._launch.stores.leftovers()]
+            self.node = node = Node(asked.inventory, self.premises, report=self._report)
+            self.premises.name_of = lambda lease: node.names.get(lease, "")
         else:
             self.node.inventory_changed(asked.inventory)
             self.node.say_again(self.loop.now_ns())

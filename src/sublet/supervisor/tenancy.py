@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.guest import Guest
@@ -12,6 +13,9 @@ from sublet.supervisor.limits import Limits
 from sublet.values import EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
 from sublet.wire.orders import Notify, Part
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
+
+if TYPE_CHECKING:
+    from sublet.supervisor.stores import Store
 
 __all__ = ["Tenancy", "lease_of_folder", "limits_for"]
 
@@ -40,9 +44,18 @@ class Tenancy:
     """
 
     def __init__(
-        self, *, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int, office: str
+        self,
+        *,
+        lease: LeaseId,
+        tenant: TenantId,
+        epoch: Epoch,
+        parts: tuple[Part, ...],
+        deadline_ns: int,
+        office: str,
+        name: str = "",
     ) -> None:
         self.lease = lease
+        self.name = name
         self.tenant = tenant
         self.epoch = epoch
         self.parts = parts
@@ -61,6 +74,13 @@ class Tenancy:
         """The cores its guests are kept on where their time cannot be capped."""
         self.writable: tuple[str, ...] = ()
         """Folders that came with the lease: those of its blocks."""
+        self.stores: list[Store] = []
+        self.has_stores = False
+        """Whether what it has of disk and memory was made, or is being made."""
+        self.blocks: tuple[str, ...] = ()
+        """The folders of its blocks, once they are there."""
+        self.segment = ""
+        """The path of its memory."""
         self._office = office
         self._page: PageWriter | None = None
 
@@ -80,16 +100,26 @@ class Tenancy:
         """Those of which something runs."""
         return (guest for guest in self.guests.values() if not guest.is_gone)
 
-    def open(self, base: str, groups: Groups, now_ns: int) -> None:
-        """Make what guests need, once."""
+    @property
+    def memory_max(self) -> int:
+        """Bytes that its guests may use together; 0: any."""
+        return limits_for(self.parts).memory_bytes
+
+    def open(self, base: str, groups: Groups, now_ns: int, cores: Callable[[int], tuple[int, ...]]) -> None:
+        """Make what guests need, once. ``cores`` chooses so many, where they can only be kept on some."""
         if self.folder:
             return
         folder = os.path.join(base, f"{self.lease}.{self.epoch}")
         os.makedirs(os.path.join(folder, "tmp"), mode=0o700, exist_ok=True)
         group = groups.group(self.lease)
+        limits = limits_for(self.parts)
         if group is not None:
             group.create()
-            self.unlimited = group.set_limits(limits_for(self.parts))
+            self.unlimited = group.set_limits(limits)
+        else:
+            self.unlimited = [name for name, cap in (("memory", limits.memory_bytes), ("cpu", limits.cores)) if cap]
+        if "cpu" in self.unlimited:
+            self.pinned = cores(limits.cores)
         self.folder = folder
         self._page = PageWriter.create(self.page_path, self._view(now_ns))
 
@@ -114,12 +144,19 @@ class Tenancy:
 
     def environment(self) -> dict[str, str]:
         """What a guest finds: the first values, and where the present ones are."""
-        return {
+        found = {
             "SUBLET_EPOCH": str(self.epoch),
             "SUBLET_DEADLINE": f"{self.deadline_ns / 1e9:.3f}",
             "SUBLET_DEVICES": ",".join(self.devices),
             "SUBLET_PAGE": self.page_path,
         }
+        if self.blocks:
+            found["SUBLET_BLOCK"] = self.blocks[0]
+        if len(self.blocks) > 1:
+            found["SUBLET_BLOCKS"] = os.pathsep.join(self.blocks)
+        if self.segment:
+            found["SUBLET_MEMORY"] = self.segment
+        return found
 
     def _view(self, now_ns: int) -> PageView:
         state, reason, take_at_ns = PageState.LIVE, self.over, 0

@@ -37,9 +37,13 @@ class Walls:
 
     def behind(self, tenant: TenantId) -> _Behind:
         """For one tenant. Raises ``Unsupported`` if a wall that must stand cannot be built here."""
-        ids = self._uids.ids(tenant) if self._uids is not None else None
+        ids = self.ids(tenant)
         self.plan(Wish(folder="/", tenant=tenant, ids=ids))
         return _Behind(self, tenant, ids)
+
+    def ids(self, tenant: TenantId) -> Ids | None:
+        """Whose the files of this tenant's guests are; None: our own user's."""
+        return self._uids.ids(tenant) if self._uids is not None else None
 
     def plan(self, wish: Wish) -> Plan:
         """The steps for one guest."""

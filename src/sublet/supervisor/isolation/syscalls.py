@@ -46,6 +46,7 @@ __all__ = [
     "set_dumpable",
     "set_host_name",
     "set_mount_attributes",
+    "unmount",
     "unshare",
 ]
 
@@ -152,10 +153,11 @@ def unshare(flags: int) -> None:
     _checked(_libc().unshare(ctypes.c_int(flags)), "unshare")
 
 
-def mount(kind: str, target: str, flags: int = 0, data: str = "") -> None:
+def mount(kind: str, target: str, flags: int = 0, data: str = "", *, source: str = "") -> None:
     """Mount a file system of this kind, or with an empty kind change the propagation of one that is there."""
     raw = kind.encode() or None
-    answer = _libc().mount(raw or b"none", os.fsencode(target), raw, ctypes.c_ulong(flags), data.encode() or None)
+    named = os.fsencode(source) or raw or b"none"
+    answer = _libc().mount(named, os.fsencode(target), raw, ctypes.c_ulong(flags), data.encode() or None)
     _checked(answer, f"mount {kind} at {target}")
 
 
@@ -189,6 +191,11 @@ def pivot_root() -> None:
 def detach(path: str) -> None:
     """Take down a mount and all below it."""
     _checked(_libc().umount2(os.fsencode(path), _MNT_DETACH), f"umount {path}")
+
+
+def unmount(path: str) -> None:
+    """Take down a mount that nobody uses; ``OSError`` (EBUSY) while somebody does."""
+    _checked(_libc().umount2(os.fsencode(path), 0), f"umount {path}")
 
 
 def set_host_name(name: str) -> None:

@@ -1,0 +1,75 @@
+"""How much is in a folder whose size nobody enforces: counted a little at a time, again and again.
+
+What is counted may change meanwhile, and whoever writes may be hostile: no link is followed, and of very many names
+only the first are counted. So this tells of mistakes; it is no wall, and is called none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from sublet.values import format_size
+
+__all__ = ["NAMES_MAX", "Count", "count"]
+
+NAMES_MAX: Final = 200_000
+"""So many names are counted in one folder of a lease."""
+_SECTOR: Final = 512
+
+
+def count(folder: str) -> Iterator[int]:
+    """The bytes on disk of one name after the other, below the folder. Of a file with several names, each counts."""
+    waiting = [folder]
+    for _ in range(NAMES_MAX):
+        if not waiting:
+            return
+        try:
+            entries = os.scandir(waiting.pop())
+        except OSError:  # it went, or is nobody's to read, or too deep down
+            yield 0
+            continue
+        with entries:
+            for entry in entries:
+                try:
+                    used = entry.stat(follow_symlinks=False).st_blocks * _SECTOR
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                except OSError:
+                    used = 0
+                yield used
+
+
+class Count:
+    """Of one folder, and what there is to say of it."""
+
+    def __init__(self, folder: str, size: int) -> None:
+        self.used = 0
+        """At the end of the last round."""
+        self._folder = folder
+        self._size = size
+        self._round = count(folder)
+        self._so_far = 0
+        self._names = 0
+        self._is_over = False
+
+    def step(self, names: int) -> str:
+        """Go on by so many names. A line for the guests if a round has shown that it is too full, as news."""
+        for _ in range(names):
+            used = next(self._round, None)
+            if used is None or self._names >= NAMES_MAX:
+                return self._end_round()
+            self._so_far += used
+            self._names += 1
+        return ""
+
+    def _end_round(self) -> str:
+        self.used, self._so_far, self._names, self._round = self._so_far, 0, 0, count(self._folder)
+        was_over, self._is_over = self._is_over, self.used > self._size
+        if was_over or not self._is_over:
+            return ""
+        return (
+            f"{self._folder} holds {format_size(self.used)}, and {format_size(self._size)} are leased; "
+            f"nothing stops it on this machine, so make room"
+        )

@@ -1,0 +1,135 @@
+"""Errands: what the supervisor has to have done and must not wait for, in short-lived copies of itself.
+
+A copy does one thing that waits for the kernel (a file system is made, a disk is written to) and says what came of it
+in one text. It keeps nothing of the supervisor's open but its own pipe, ends with the supervisor, and is known to the
+trees as no stranger. At most a few at a time; the others wait their turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from sublet.supervisor.isolation.syscalls import close_from
+from sublet.supervisor.loop import READ, Loop, Timer
+from sublet.supervisor.prctl import set_pdeathsig
+
+__all__ = ["ERRANDS_MAX", "Errands"]
+
+ERRANDS_MAX: Final = 4
+ERRAND_S: Final = 300.0
+"""What takes longer is ended, if it can be, and counts as failed: a disk that hangs."""
+ANSWER_MAX: Final = 60_000
+"""Bytes: they fit into the pipe, so that nobody waits to be read."""
+_PIPE: Final = 3
+_STDERR: Final = 2
+
+Work = Callable[[], str]
+Done = Callable[[str | None], None]
+"""Told the answer; None if there is none, because it failed or took too long."""
+
+
+@dataclass(slots=True)
+class _Errand:
+    pid: int
+    pidfd: int
+    answer: int
+    done: Done
+    timer: Timer
+
+
+class Errands:
+    """Those of one supervisor. Somebody else reaps its children."""
+
+    def __init__(self, loop: Loop, on_life: Callable[[int, bool], None]) -> None:
+        """``on_life`` is told the pid of each copy that was made, and of each that has ended."""
+        self._loop = loop
+        self._on_life = on_life
+        self._waiting: deque[tuple[Work, Done]] = deque()
+        self._running: dict[int, _Errand] = {}
+
+    def run(self, work: Work, done: Done) -> None:
+        """Have it done, soon."""
+        self._waiting.append((work, done))
+        self._next()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._waiting.clear()
+        for errand in tuple(self._running.values()):
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(errand.pidfd, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(errand.pid, 0)
+            self._forget(errand)
+
+    def _next(self) -> None:
+        while self._waiting and len(self._running) < ERRANDS_MAX:
+            work, done = self._waiting.popleft()
+            try:
+                self._start(work, done)
+            except OSError:  # no process to be had; its caller asks again
+                self._loop.soon(lambda done=done: done(None))  # type: ignore[misc]
+
+    def _start(self, work: Work, done: Done) -> None:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            if os.getpid() == parent:
+                os.close(writing)
+        if pid == 0:
+            _be(work, writing, parent)
+        self._on_life(pid, True)
+        os.set_blocking(reading, False)
+        pidfd = os.pidfd_open(pid)
+        timer = self._loop.after(ERRAND_S, lambda: signal.pidfd_send_signal(pidfd, signal.SIGKILL))
+        self._running[pidfd] = _Errand(pid, pidfd, reading, done, timer)
+        self._loop.watch(pidfd, READ, lambda _: self._ended(pidfd))
+
+    def _ended(self, pidfd: int) -> None:
+        errand = self._running[pidfd]
+        said = b""
+        with contextlib.suppress(BlockingIOError):  # it has ended, so all is there that will ever be
+            said = os.read(errand.answer, ANSWER_MAX + 1)
+        self._forget(errand)
+        errand.done(said[1:].decode("utf-8", "surrogateescape") if said else None)
+        self._next()
+
+    def _forget(self, errand: _Errand) -> None:
+        errand.timer.cancel()
+        del self._running[errand.pidfd]
+        self._loop.forget(errand.pidfd)
+        self._on_life(errand.pid, False)
+        os.close(errand.pidfd)
+        os.close(errand.answer)
+
+
+def _be(work: Work, writing: int, parent: int) -> NoReturn:
+    """The copy: nothing may return from here."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        pipe = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, _PIPE)
+        os.dup2(pipe, _PIPE, inheritable=False)
+        close_from(_PIPE + 1)
+        set_pdeathsig(signal.SIGKILL, parent)
+        said = work().encode("utf-8", "surrogateescape")
+        os.write(_PIPE, b"=" + said[:ANSWER_MAX])
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - this is a copy of the supervisor
+        with contextlib.suppress(OSError):
+            os.write(_STDERR, f"sublet: an errand failed: {error!r}\n".encode())
+    finally:
+        os._exit(1)

@@ -1,0 +1,151 @@
+"""Mounts and loop devices: which there are below a folder, and the calls that make and take them away.
+
+What there is is read from the kernel each time (``/proc/self/mountinfo``, ``/sys/block``) and never from a table of
+ours, so that what a supervisor that died has left is found in the same way as what this one made. A loop device is made
+so that it goes by itself when the last who uses it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+from typing import Final, NamedTuple
+
+from sublet.supervisor.isolation import syscalls
+
+__all__ = [
+    "Mount",
+    "attach_loop",
+    "loops_in",
+    "loops_of",
+    "mount_image",
+    "mount_memory",
+    "mounts_below",
+    "mounts_in",
+    "take_down",
+]
+
+_LOOP_CTL_GET_FREE: Final = 0x4C82
+_LOOP_SET_FD: Final = 0x4C00
+_LOOP_CLR_FD: Final = 0x4C01
+_LOOP_SET_STATUS64: Final = 0x4C04
+_AUTOCLEAR: Final = 4
+_INFO: Final = struct.Struct("=5Q4I160s2Q")
+_TRIES: Final = 64
+"""Others look for a free loop device at the same time."""
+_EXT4_IOC_SHUTDOWN: Final = 0x8004587D
+_WITHOUT_WRITING: Final = struct.pack("=I", 2)
+_DELETED: Final = " (deleted)"
+_FLAGS: Final = syscalls.MS_NODEV | syscalls.MS_NOSUID
+
+
+class Mount(NamedTuple):
+    """One line of the kernel's list."""
+
+    point: str
+    kind: str
+    source: str
+
+
+def mounts_in(text: str, folder: str) -> list[Mount]:
+    """Those below a folder (or at it), in the order in which they can be taken down."""
+    found = []
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, rest = before.split(" "), after.split(" ")
+        if len(fields) < 5 or len(rest) < 2:
+            continue
+        point = _unescaped(fields[4])
+        if point == folder or point.startswith(folder + "/"):
+            found.append(Mount(point, rest[0], _unescaped(rest[1])))
+    return found[::-1]
+
+
+def mounts_below(folder: str) -> list[Mount]:
+    """The same, as it is now."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        return mounts_in(os.fsdecode(file.read()), os.path.realpath(folder))
+
+
+def loops_in(backing: dict[str, str], folder: str) -> list[str]:
+    """Of loop devices and the files behind them, those whose file lies below the folder, or lay there."""
+    return sorted(name for name, file in backing.items() if file.removesuffix(_DELETED).startswith(folder + "/"))
+
+
+def loops_of(folder: str) -> list[str]:
+    """The loop devices of images in this folder, as they are now."""
+    backing = {}
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir("/sys/block"):
+            with contextlib.suppress(OSError), open(f"/sys/block/{name}/loop/backing_file", "rb") as file:
+                backing[f"/dev/{name}"] = os.fsdecode(file.read()).rstrip("\n")
+    return loops_in(backing, os.path.realpath(folder))
+
+
+def attach_loop(image: str) -> tuple[str, int]:
+    """A loop device over this file, and its descriptor: once that is closed and nothing mounted, the device is free."""
+    backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _ in range(_TRIES):
+            device = f"/dev/loop{_free_loop()}"
+            fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(fd, _LOOP_SET_FD, backing)
+            except OSError as error:
+                os.close(fd)
+                if error.errno == errno.EBUSY:
+                    continue
+                raise
+            try:
+                fcntl.ioctl(fd, _LOOP_SET_STATUS64, _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR, b"", 0, 0))
+            except OSError:
+                fcntl.ioctl(fd, _LOOP_CLR_FD)
+                os.close(fd)
+                raise
+            return device, fd
+    finally:
+        os.close(backing)
+    raise OSError(errno.EBUSY, "others took every free loop device", image)
+
+
+def mount_image(image: str, folder: str) -> None:
+    """An image with ext4 in it, at this folder."""
+    device, fd = attach_loop(image)
+    try:
+        syscalls.mount("ext4", folder, _FLAGS, "noinit_itable", source=device)
+    finally:
+        os.close(fd)
+
+
+def mount_memory(folder: str, size: int, *, names: int) -> None:
+    """A file system in memory that takes so many bytes and so many names, and no more."""
+    syscalls.mount("tmpfs", folder, _FLAGS, f"size={size},nr_inodes={names},mode=0700", source="sublet")
+
+
+def take_down(point: str, *, unwritten: bool) -> None:
+    """Unmount what is at this folder. ``unwritten``: what it has in memory need not come to disk."""
+    if unwritten:
+        with contextlib.suppress(OSError):  # another kind of file system, or an old kernel: then it is written
+            fd = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(fd, _EXT4_IOC_SHUTDOWN, _WITHOUT_WRITING)
+            finally:
+                os.close(fd)
+    syscalls.unmount(point)
+
+
+def _free_loop() -> int:
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+    finally:
+        os.close(control)
+
+
+def _unescaped(path: str) -> str:
+    for code, sign in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        path = path.replace(code, sign)
+    return path

@@ -1,0 +1,352 @@
+"""What leases have of disk and memory on this machine: a folder for a lease of blocks, a segment for one of memory.
+
+They are made when the first guest of the lease starts, which waits for them, and taken away when the lease is over,
+which is verified. Both are done by errands; here it is known how far each has come.
+
+Folders of blocks lie in the state folder: ``blocks/leases/<lease>.<epoch>``, and with a name, which is kept when its
+lease ends, ``blocks/named/<tenant>/<name>``. Segments lie in the runtime folder, ``memory/<lease>.<epoch>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
+from sublet.lease.hardware import Leftover
+from sublet.supervisor.counting import Count
+from sublet.supervisor.errands import Errands
+from sublet.supervisor.loop import Loop
+from sublet.supervisor.stores_work import Made, StoreNote, make_blocks, make_memory, put_away, read_note, why_no_image
+from sublet.supervisor.tenancy import Tenancy, lease_of_folder
+from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId, valid_name
+from sublet.wire.codec import dumps, loads
+from sublet.wire.orders import Part
+
+__all__ = ["AGAIN_NS", "State", "Store", "Stores"]
+
+COUNTED_AT_ONCE: Final = 1000
+COUNTED_MIN: Final = 20
+"""Names that are looked at in one turn, of all leases together, and of one at least: 1000 take a few milliseconds."""
+AGAIN_NS: Final = (50_000_000, 200_000_000, 1_000_000_000)
+"""Between one attempt to put a store away and the next."""
+_NOBODY: Final = TenantId("nobody")
+
+Ids = tuple[int, int] | None
+Then = Callable[[SubletError | None], None]
+"""Told once the stores of a lease are there, or why they are not."""
+
+
+class State(enum.Enum):
+    """How far a store has come."""
+
+    MAKING = "making"
+    THERE = "there"
+    REFUSED = "refused"
+    """It could not be made, and nothing of it is there."""
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+class Store:
+    """One folder, or one segment."""
+
+    def __init__(self, folder: str, note: StoreNote, state: State) -> None:
+        self.folder = folder
+        self.note = note
+        self.state = state
+        self.made = Made()
+        self.is_made = False
+        self.segment = -1
+        """Where there is no file system in memory: a file of fixed size that lives as long as this descriptor."""
+        self.why = ""
+        """What keeps it from being put away."""
+        self.tries = 0
+        self.again_ns = 0
+        self.is_asked = False
+        """Whether an errand is out for it."""
+        self.waiting: list[Callable[[], None]] = []
+        self.counts: dict[int, Count] = {}
+        """By part, where the size is only counted."""
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.note.name)
+
+    def covers(self, resource: ResourceId) -> bool:
+        """Whether it lies on this resource; of one whose note is lost nobody knows."""
+        return not self.note.parts or any(part.resource == resource for part in self.note.parts)
+
+
+class Stores:
+    """All of one supervisor."""
+
+    def __init__(self, *, loop: Loop, errands: Errands, state: str, runtime: str) -> None:
+        self.on_gone: Callable[[LeaseId], None] = lambda _: None
+        """Told when a store of this lease was put away."""
+        self._loop = loop
+        self._errands = errands
+        self.blocks: Final = os.path.join(state, "blocks")
+        self.memory: Final = os.path.join(runtime, "memory")
+        self._all: list[Store] = list(self._found())
+
+    # ---- making ----
+
+    def open(self, tenancy: Tenancy, ids: Ids, then: Then) -> bool:
+        """See to what this lease has; ``then`` is told when it is there. False: it is there now (or there is nothing
+        to make), and nobody is told. Raises for what can be said at once."""
+        if not tenancy.has_stores:
+            tenancy.stores = self._begun(tenancy)
+            tenancy.has_stores = True
+            for store in tenancy.stores:
+                self._make(store, ids)
+        stores = tenancy.stores
+        if all(store.is_made for store in stores):
+            self._check(tenancy, stores)
+            return False
+        self._wait(tenancy, stores, then)
+        return True
+
+    def _wait(self, tenancy: Tenancy, stores: list[Store], then: Then) -> None:
+        is_told = False
+
+        def look() -> None:
+            nonlocal is_told
+            if is_told or not all(store.is_made for store in stores):
+                return
+            is_told = True
+            try:
+                self._check(tenancy, stores)
+            except SubletError as error:
+                then(error)
+            else:
+                then(None)
+
+        for store in stores:
+            store.waiting.append(look)
+
+    def _check(self, tenancy: Tenancy, stores: list[Store]) -> None:
+        """Whether all is there; if it is, guests learn of it. What was refused may be asked for again."""
+        refused = next((store for store in stores if store.made.refused), None)
+        if refused is not None:
+            if tenancy.stores is stores:
+                self.leave(tenancy)
+                tenancy.has_stores = False
+            raise CapacityExceeded(refused.made.refused, do="Make room, or ask for another size or name.")
+        block = next((store for store in stores if store.note.kind is Kind.BLOCK), None)
+        memory = next((store for store in stores if store.note.kind is Kind.MEMORY), None)
+        tenancy.blocks = block.made.paths if block is not None else ()
+        tenancy.segment = memory.made.paths[0] if memory is not None and memory.made.paths else ""
+        tenancy.writable = (
+            *tenancy.blocks,
+            *((os.path.dirname(tenancy.segment),) if memory is not None and memory.segment < 0 else ()),
+        )
+
+    def _begun(self, tenancy: Tenancy) -> list[Store]:
+        found = []
+        name = f"{tenancy.lease}.{tenancy.epoch}"
+        for kind, base in ((Kind.BLOCK, os.path.join(self.blocks, "leases")), (Kind.MEMORY, self.memory)):
+            parts = tuple(part for part in tenancy.parts if part.kind is kind)
+            if parts:
+                folder, called = os.path.join(base, name), ""
+                if kind is Kind.BLOCK and tenancy.name:
+                    folder, called = self._named(tenancy.tenant, tenancy.name), tenancy.name
+                found.append(Store(folder, _note_of(tenancy, parts, called), State.MAKING))
+        for store in found:
+            self._check_free(store)
+        self._all += found
+        return found
+
+    def _named(self, tenant: TenantId, name: str) -> str:
+        folder = os.path.join(self.blocks, "named", valid_name(tenant, "tenant"))
+        return os.path.join(folder, valid_name(name, "name"))
+
+    def _check_free(self, store: Store) -> None:
+        other = next((one for one in self._all if one.folder == store.folder and one.state is not State.GONE), None)
+        if other is not None and other.state is State.LEAVING:
+            raise CapacityExceeded(
+                "what this lease, or one of the same name, had on disk is still being put away",
+                do="Try again in a moment.",
+            )
+        if other is not None:
+            raise InvalidRequest(
+                f"the folder named {store.note.name} is used by lease {other.note.lease}",
+                do="Choose another name, or wait until that lease is over.",
+            )
+
+    def _make(self, store: Store, ids: Ids) -> None:
+        if store.note.kind is Kind.MEMORY and os.geteuid() != 0:
+            self._hold_segment(store, "only root may mount a file system in memory")
+        elif store.note.kind is Kind.BLOCK and why_no_image() and not store.is_named:
+            try:
+                store.made = make_blocks(store.folder, store.note, ids)  # a plain folder is made in no time
+            except OSError as error:
+                store.made = Made(refused=f"the folder of the lease could not be made: {error.strerror or error}")
+            self._is_made(store)
+        else:
+            work = make_memory if store.note.kind is Kind.MEMORY else make_blocks
+            store.is_asked = True
+            self._errands.run(
+                lambda: dumps(work(store.folder, store.note, ids)).decode("utf-8", "surrogateescape"),
+                lambda said: self._was_made(store, said),
+            )
+
+    def _was_made(self, store: Store, said: str | None) -> None:
+        store.is_asked = False
+        if said is None:
+            store.made = Made(refused="the folder of the lease could not be made; the supervisor's log says why")
+        else:
+            store.made = loads(Made, said.encode("utf-8", "surrogateescape"))
+        if store.note.kind is Kind.MEMORY and store.made.counted:
+            self._hold_segment(store, store.made.counted)
+        else:
+            self._is_made(store)
+
+    def _hold_segment(self, store: Store, why: str) -> None:
+        """A file in memory that can be neither longer nor shorter, and goes with this process."""
+        import fcntl
+
+        size = sum(part.amount for part in store.note.parts)
+        try:
+            store.segment = os.memfd_create("sublet-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(store.segment, size)
+            seals = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(store.segment, fcntl.F_ADD_SEALS, seals)
+        except OSError as error:
+            store.made = Made(refused=f"{why}, and a segment could not be made: {error.strerror}")
+        else:
+            store.made = Made(paths=(f"/proc/{os.getpid()}/fd/{store.segment}",))
+        self._is_made(store)
+
+    def _is_made(self, store: Store) -> None:
+        store.is_made = True
+        if store.state is State.MAKING:
+            store.state = State.REFUSED if store.made.refused else State.THERE
+        waiting, store.waiting = store.waiting, []
+        for call in waiting:
+            call()
+        if store.state is State.LEAVING:  # the lease ended meanwhile
+            self._put_away(store)
+
+    # ---- taking away ----
+
+    def leave(self, tenancy: Tenancy) -> None:
+        """The lease is over and nobody uses them any more: they go, soon."""
+        for store in tenancy.stores:
+            if store.state not in (State.LEAVING, State.GONE):
+                store.state = State.LEAVING
+                self._put_away(store)
+
+    def left(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
+        """What of the lease is still on this resource, in words; empty if nothing. Each question may be an attempt."""
+        now_ns = self._loop.now_ns()
+        for store in tuple(self._all):
+            if store.note.lease != lease or store.note.epoch > epoch or not store.covers(resource):
+                continue
+            if store.state is State.LEAVING:
+                if not store.is_asked and now_ns >= store.again_ns:
+                    self._put_away(store)
+                if store.state is State.LEAVING:
+                    return store.why or f"{store.folder} is being {'put away' if store.is_named else 'removed'}"
+        return ""
+
+    def leftovers(self) -> list[Leftover]:
+        """What a predecessor had, on which resources."""
+        return [
+            Leftover(lease=store.note.lease, epoch=store.note.epoch, part=part)
+            for store in self._all
+            if store.state is State.LEAVING
+            for part in store.note.parts
+        ]
+
+    def look_after(self) -> list[tuple[LeaseId, str]]:
+        """Where sizes are only counted, count on; what there is to say to the guests of which lease."""
+        counted = [store for store in self._all if store.state is State.THERE and store.made.counted]
+        found = []
+        for store in counted:
+            for number, part in enumerate(store.note.parts[: len(store.made.paths)]):
+                count = store.counts.setdefault(number, Count(store.made.paths[number], part.amount))
+                line = count.step(max(COUNTED_MIN, COUNTED_AT_ONCE // len(counted)))
+                if line:
+                    found.append((store.note.lease, line))
+        return found
+
+    def begin(self) -> None:
+        """Put away what a predecessor left. To be called once its guests were ended."""
+        for store in tuple(self._all):
+            if store.state is State.LEAVING:
+                self._put_away(store)
+
+    def close(self) -> None:
+        """This process ends, so now it may wait: whatever is still there is put away."""
+        self._errands.close()
+        for store in self._all:
+            if store.segment >= 0:
+                os.close(store.segment)
+            with contextlib.suppress(OSError):
+                put_away(store.folder, keep=store.is_named)
+        for folder in (os.path.join(self.blocks, "leases"), self.memory):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+    def _put_away(self, store: Store) -> None:
+        if store.is_asked:
+            return
+        if store.segment >= 0:
+            os.close(store.segment)
+            store.segment = -1
+            self._was_put_away(store, "")
+            return
+        store.is_asked = True
+        folder, keep = store.folder, store.is_named
+        self._errands.run(lambda: put_away(folder, keep=keep), lambda said: self._was_put_away(store, said))
+
+    def _was_put_away(self, store: Store, said: str | None) -> None:
+        store.is_asked = False
+        if said == "":
+            store.state = State.GONE
+            self._all.remove(store)
+            self.on_gone(store.note.lease)
+            return
+        store.why = said or f"{store.folder} could not be removed; the supervisor's log says why"
+        store.again_ns = self._loop.now_ns() + AGAIN_NS[min(store.tries, len(AGAIN_NS) - 1)]
+        store.tries += 1
+
+    # ---- what a predecessor left ----
+
+    def _found(self) -> Iterator[Store]:
+        for base in (os.path.join(self.blocks, "leases"), self.memory):
+            for name in _names(base):
+                folder = os.path.join(base, name)
+                note = _read(folder) or StoreNote(
+                    lease=lease_of_folder(name), epoch=Epoch(0, 0), tenant=_NOBODY, parts=()
+                )
+                yield Store(folder, note, State.LEAVING)
+        named = os.path.join(self.blocks, "named")
+        for tenant in _names(named):
+            for name in _names(os.path.join(named, tenant)):
+                folder = os.path.join(named, tenant, name)
+                live = _read(folder)
+                if live is not None:
+                    yield Store(folder, live, State.LEAVING)
+
+
+def _note_of(tenancy: Tenancy, parts: tuple[Part, ...], name: str) -> StoreNote:
+    return StoreNote(lease=tenancy.lease, epoch=tenancy.epoch, tenant=tenancy.tenant, parts=parts, name=name)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _read(folder: str) -> StoreNote | None:
+    try:
+        return read_note(folder)
+    except (OSError, SubletError):
+        return None

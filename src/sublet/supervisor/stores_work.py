@@ -1,0 +1,322 @@
+"""Making and taking away what a lease has of disk or memory. This waits for the kernel, so it is done in an errand.
+
+A store is a folder: a note of whose it is, and for each part its place (``0``, ``1``, …), where guests write, with the
+image behind it (``0.img``) where the size is enforced.
+
+Best first: an ext4 image of the leased size, mounted; a plain folder whose use is counted where that cannot be had.
+Only that the machine cannot do it leads to the second. A full disk is no reason: then there is no room, and it is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from sublet.supervisor.isolation.cleaning import remove_tree
+from sublet.supervisor.mounts import loops_of, mount_image, mount_memory, mounts_below, take_down
+from sublet.supervisor.prctl import set_pdeathsig
+from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId, format_size
+from sublet.wire.codec import dumps, loads
+from sublet.wire.orders import Part
+
+__all__ = [
+    "IMAGE_MIN",
+    "KEPT",
+    "NOTE",
+    "SEGMENT",
+    "Made",
+    "StoreNote",
+    "make_blocks",
+    "make_memory",
+    "mkfs",
+    "probe",
+    "put_away",
+    "read_note",
+    "why_no_image",
+]
+
+IMAGE_MIN: Final = 1 * MIB
+"""Below this a file system is mostly about itself; the folder is counted instead."""
+JOURNAL_MIN: Final = 64 * MIB
+"""A smaller one has no journal, which would take a tenth of it and more."""
+NOTE: Final = "note"
+KEPT: Final = "kept"
+"""What the note is called once its lease has ended and the folder stays."""
+SEGMENT: Final = "segment"
+NAMES_MAX: Final = 64
+"""Files that a segment's folder has room for: the segment, and a few."""
+_PROBED: Final = ResourceId("probe/block")
+_CANNOT: Final = frozenset(
+    (errno.EPERM, errno.EACCES, errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTBLK)
+)
+"""What the kernel says when a thing cannot be done here at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreNote:
+    """Whose it is."""
+
+    lease: LeaseId
+    epoch: Epoch
+    tenant: TenantId
+    parts: tuple[Part, ...]
+    name: str = ""
+    """With a name it is kept when the lease has ended."""
+
+    @property
+    def kind(self) -> Kind:
+        return self.parts[0].kind if self.parts else Kind.BLOCK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What came of it."""
+
+    paths: tuple[str, ...] = ()
+    """What guests use, part by part."""
+    counted: str = ""
+    """Why the size is not enforced; empty where it is."""
+    refused: str = ""
+    """Why there is nothing: a sentence for people."""
+
+
+def why_no_image() -> str:
+    """Why images cannot be had here, as far as that is known without trying; empty if it is not."""
+    if os.geteuid() != 0:
+        return "only root may mount an image"
+    if not mkfs():
+        return "there is no mkfs.ext4 (package e2fsprogs)"
+    if not os.path.exists("/dev/loop-control"):
+        return "there are no loop devices (/dev/loop-control)"
+    return ""
+
+
+def mkfs() -> str:
+    """Where the program is that makes file systems; empty if nowhere."""
+    folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/sbin", "/sbin"]
+    found = (os.path.join(folder, "mkfs.ext4") for folder in folders if os.path.isabs(folder))
+    return next((path for path in found if os.access(path, os.X_OK)), "")
+
+
+def read_note(folder: str) -> StoreNote | None:
+    """Whose the folder is while it is used; ``OSError`` or ``SubletError`` if that cannot be read."""
+    try:
+        with open(os.path.join(folder, NOTE), "rb") as file:
+            return loads(StoreNote, file.read())
+    except FileNotFoundError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------ making
+
+
+def make_blocks(folder: str, note: StoreNote, ids: tuple[int, int] | None) -> Made:
+    """The folders of the block parts of one lease; with ``ids`` they belong to that user."""
+    made: list[tuple[str, str]] = []
+    was_kept = _begin(folder, note)
+    try:
+        for number, part in enumerate(note.parts):
+            made.append(_make_block(os.path.join(folder, str(number)), part.amount, ids))
+    except OSError as error:
+        put_away(folder, keep=was_kept)
+        return Made(refused=_in_words(error, sum(part.amount for part in note.parts)))
+    return Made(paths=tuple(path for path, _ in made), counted=next((why for _, why in made if why), ""))
+
+
+def make_memory(folder: str, note: StoreNote, ids: tuple[int, int] | None) -> Made:
+    """One segment for all memory parts of a lease, in a file system of just that size."""
+    _begin(folder, note)
+    place, size = os.path.join(folder, "0"), sum(part.amount for part in note.parts)
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    try:
+        mount_memory(place, size, names=NAMES_MAX)
+    except OSError as error:
+        return Made(counted=f"mounting a file system in memory is refused ({error.strerror})")
+    path = os.path.join(place, SEGMENT)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+    _give(ids, path, place)
+    return Made(paths=(path,))
+
+
+def _begin(folder: str, note: StoreNote) -> bool:
+    """The note comes first: whatever is made after it is found by it. Whether the folder was kept until now."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, NOTE)
+    with open(path + "~", "wb") as file:
+        file.write(dumps(note))
+    os.replace(path + "~", path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, KEPT))
+        return True
+    return False
+
+
+def _make_block(place: str, size: int, ids: tuple[int, int] | None) -> tuple[str, str]:
+    """The folder, and why its size is not enforced."""
+    image, there = place + ".img", os.path.isdir(place)
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    if os.path.exists(image):
+        _use_kept(image, place, size)
+        why = ""
+    elif there:  # kept, and never an image
+        why = "it was made without an image"
+    else:
+        why = _make_image(image, place, size)
+    os.chmod(place, 0o700)
+    _give(ids, place)
+    return place, why
+
+
+def _use_kept(image: str, place: str, size: int) -> None:
+    kept = os.stat(image).st_size
+    if kept != size:
+        said = f"the folder of this name is kept with {format_size(kept)}, and the lease has {format_size(size)}"
+        raise OSError(errno.EEXIST, said)
+    os.chmod(image, 0o600)
+    mount_image(image, place)
+
+
+def _make_image(image: str, place: str, size: int) -> str:
+    why = why_no_image()
+    if not why and size < IMAGE_MIN:
+        why = f"{format_size(size)} is too little for a file system of its own"
+    if why:
+        return why
+    part = image + "~"
+    try:
+        _reserve(part, size)
+        _format(part, size)
+        os.rename(part, image)
+        mount_image(image, place)
+    except OSError as error:
+        for path in (part, image):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        if error.errno in _CANNOT:
+            return f"an image could not be mounted ({error.strerror})"
+        raise
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.join(place, "lost+found"))
+    return ""
+
+
+def _reserve(path: str, size: int) -> None:
+    """The room on the disk, now: what is leased is there, and a disk that fills up later is nobody else's trouble."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+def _format(path: str, size: int) -> None:
+    journal = () if size >= JOURNAL_MIN else ("-O", "^has_journal")
+    lazily = "nodiscard,lazy_itable_init=1,lazy_journal_init=1"
+    argv = (mkfs(), "-q", "-F", "-m", "0", "-E", lazily, *journal, path)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(argv, parent)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise OSError(errno.EIO, f"mkfs.ext4 failed with {os.waitstatus_to_exitcode(status)}", path)
+
+
+def _become(argv: tuple[str, ...], parent: int) -> NoReturn:
+    try:
+        set_pdeathsig(signal.SIGKILL, parent)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        os.execve(argv[0], argv, {"PATH": os.defpath})
+    finally:
+        os._exit(127)
+
+
+def _give(ids: tuple[int, int] | None, *paths: str) -> None:
+    if ids is not None:
+        for path in paths:
+            os.chown(path, *ids)
+
+
+def _in_words(error: OSError, size: int) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of the office has no room for {format_size(size)}"
+    if error.errno == errno.EEXIST:
+        return str(error.strerror)
+    return f"the folder of the lease could not be made: {error.strerror or error}"
+
+
+# --------------------------------------------------------------------------------------------------------- taking away
+
+
+def put_away(folder: str, *, keep: bool) -> str:
+    """Take down what is mounted below the folder, and the folder with it, or keep it read-only. What is still there, in
+    words; empty if nothing is. Twice is once."""
+    if not os.path.lexists(folder):
+        return _still_used(folder)
+    for mount in mounts_below(folder):
+        try:
+            take_down(mount.point, unwritten=not keep)
+        except OSError as error:
+            return f"{mount.point} could not be unmounted ({error.strerror})"
+    used = _still_used(folder)
+    if used:
+        return used
+    if keep:
+        return _keep(folder)
+    left = remove_tree(folder)
+    return "" if left.is_clean else str(left)
+
+
+def _still_used(folder: str) -> str:
+    mounts = [mount.point for mount in mounts_below(folder)]
+    if mounts:
+        return f"{', '.join(mounts)} is mounted still"
+    loops = loops_of(folder)
+    return f"{', '.join(loops)} is in use still" if loops else ""
+
+
+def _keep(folder: str) -> str:
+    """From here on it is nobody's to write to."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name.endswith("~"):
+            os.unlink(path)
+        elif name.endswith(".img"):
+            os.chmod(path, 0o400)
+        elif os.path.isdir(path):
+            os.chmod(path, 0o500)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(os.path.join(folder, NOTE), os.path.join(folder, KEPT))
+    return ""
+
+
+def probe(folder: str) -> tuple[str, str]:
+    """Try both for real below this folder: why images, and why segments, cannot be had here; empty if they can."""
+    parts = (Part(resource=_PROBED, kind=Kind.BLOCK, amount=IMAGE_MIN),)
+    note = StoreNote(lease=LeaseId("doctor"), epoch=Epoch(0, 0), tenant=TenantId("local"), parts=parts)
+    said = []
+    for name, make in (("block", make_blocks), ("memory", make_memory)):
+        place = os.path.join(folder, name)
+        try:
+            made = make(place, note, None)
+            said.append(made.refused or made.counted or put_away(place, keep=False))
+        except OSError as error:
+            said.append(str(error.strerror or error))
+        finally:
+            put_away(place, keep=False)
+    return said[0], said[1]
