@@ -207,7 +207,7 @@ def test_keys_and_sizes_change_what_is_shown_and_a_stop_is_survived(office: Shel
         tty.until(r"\[queue\]")
         tty.resize(40, 150)
         tty.process.send_signal(signal.SIGWINCH)
-        tty.until(r"\x1b\[2J.*HOLDER")
+        tty.until(r"\x1b\[2J.*pid")
         tty.until(r"\x1b\[40;1H")
         tty.press(b"\x1a")  # nobody could continue it in a session of its own, so the system does not stop it
         tty.until(re.escape(LEAVE))

@@ -10,9 +10,11 @@ from typing import Final, NamedTuple
 
 from sublet.cli.top.text import Line, Span, fit, span_line, width_of
 
-__all__ = ["WIDE", "Column", "Entry", "table"]
+__all__ = ["WIDE", "WIDER", "Column", "Entry", "table"]
 
 WIDE: Final = 120
+"""From this width on reasons stand in the row they belong to."""
+WIDER: Final = 160
 """From this width on every column is shown."""
 
 
@@ -21,8 +23,8 @@ class Column(NamedTuple):
     most: int
     """Cells; 0: all that are left."""
     right: bool = False
-    wide: bool = False
-    """Only shown where there is room."""
+    since: int = 0
+    """Shown on terminals of at least so many columns."""
 
 
 Entry = tuple["str | Span | Line", ...]
@@ -30,7 +32,7 @@ Entry = tuple["str | Span | Line", ...]
 
 def table(title: str, columns: Sequence[Column], entries: Sequence[Entry], width: int) -> tuple[Line, list[Line]]:
     """The heading, whose first column has the title, and a line per entry."""
-    shown = [at for at, column in enumerate(columns) if not column.wide or width >= WIDE]
+    shown = [at for at, column in enumerate(columns) if width >= column.since]
     first = columns[0]._replace(head=title, right=False) if columns[0].head != "#" else columns[0]
     used = [first if at == 0 else columns[at] for at in shown]
     rows = [[_spans(entry[at]) for at in shown] for entry in entries]

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from sublet.cli.show import Json, plural
-from sublet.cli.top.columns import WIDE, Column, Entry, table
+from sublet.cli.top.columns import WIDE, WIDER, Column, Entry, table
 from sublet.cli.top.snapshot import Snapshot, remaining
 from sublet.cli.top.text import Line, Span, age, bar, size, span_line, width_of
 from sublet.cli.top.text import fit as fitted
@@ -147,19 +147,19 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
         Column("LEASE", 18),
         Column("TENANT", 24 if width >= WIDE else 8),
         Column("HOLDS", 36 if width >= WIDE else 10),
-        Column("TIER", 11, wide=True),
+        Column("TIER", 11, since=WIDE),
         Column("TIME LEFT", BAR + 8),
-        Column("STATUS", 48 if width >= WIDE else 36),
-        Column("NAME", 24, wide=True),
-        Column("HOLDER", 0),
+        Column("STATUS", 48 if width >= WIDER else 30),
+        Column("NAME", 24, since=WIDER),
+        Column("HOLDER" if width >= WIDER else "NAME", 0),
     )
     live = [lease for lease in known.leases if lease["status"] != "queued"]
     under: dict[str, list[Json]] = {}
     for guest in known.guests or ():
         under.setdefault(guest["lease"], []).append(guest)
     shown, unseen = live[:reach], live[len(live[:reach]) :]
-    entries = [_lease(lease, elapsed_s, is_wide=width >= WIDE) for lease in shown]
-    entries += [_ended(end.lease, is_wide=width >= WIDE) for end in known.ended]
+    entries = [_lease(lease, elapsed_s, width) for lease in shown]
+    entries += [_ended(end.lease, width) for end in known.ended]
     title = f"LEASES ({len(live)})" if live else "LEASES"
     heading, lines = table(title, columns, entries, width)
     rows: list[Row] = []
@@ -176,24 +176,24 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
     return Section("leases", heading, tuple(rows), 8, {"lease": len(unseen), "guest": uncounted})
 
 
-def _lease(lease: Json, elapsed_s: float, *, is_wide: bool) -> Entry:
+def _lease(lease: Json, elapsed_s: float, width: int) -> Entry:
     return (
         lease["id"],
         lease["tenant"],
-        _holds(lease, is_wide=is_wide),
+        _holds(lease, is_wide=width >= WIDE),
         lease["tier"],
         _time_left(lease, elapsed_s),
-        _lease_status(lease, elapsed_s, is_wide=is_wide),
+        _lease_status(lease, elapsed_s, is_wide=width >= WIDE),
         lease["name"] or "-",
-        Span(_who(lease, is_wide=is_wide), "dim"),
+        Span(_who(lease, is_wide=width >= WIDER), "dim"),
     )
 
 
-def _ended(lease: Json, *, is_wide: bool) -> Entry:
+def _ended(lease: Json, width: int) -> Entry:
     end = lease["end"] or {"reason": "over", "detail": ""}
     said = f"ended: {end['reason']}" + (f" ({end['detail']})" if end["detail"] else "")
-    texts = (lease["id"], lease["tenant"], _holds(lease, is_wide=is_wide), lease["tier"], "-", said)
-    return tuple(Span(text, "dim") for text in (*texts, lease["name"] or "-", _who(lease, is_wide=is_wide)))
+    texts = (lease["id"], lease["tenant"], _holds(lease, is_wide=width >= WIDE), lease["tier"], "-", said)
+    return tuple(Span(text, "dim") for text in (*texts, lease["name"] or "-", _who(lease, is_wide=width >= WIDER)))
 
 
 def _holds(lease: Json, *, is_wide: bool) -> str:
@@ -242,7 +242,7 @@ def _lease_status(lease: Json, elapsed_s: float, *, is_wide: bool) -> Span:
 
 
 def _who(lease: Json, *, is_wide: bool) -> str:
-    """On a narrow terminal the name stands for the holder, for that is what people chose."""
+    """Where there is one column for both, the name stands for the holder, for that is what people chose."""
     holder = str(lease.get("holder") or "-")
     return holder if is_wide else str(lease["name"] or holder)
 
@@ -288,10 +288,10 @@ def _queue(known: Snapshot, width: int, elapsed_s: float) -> Section:
         Column("LEASE", 18),
         Column("TENANT", 24 if width >= WIDE else 8),
         Column("WANTS", 36 if width >= WIDE else 10),
-        Column("TIER", 11, wide=True),
-        Column("SINCE", 7, right=True, wide=True),
+        Column("TIER", 11, since=WIDE),
+        Column("SINCE", 7, right=True, since=WIDE),
         Column("IN ABOUT", 8, right=True),
-        Column("BECAUSE", 0, wide=True),
+        Column("BECAUSE", 0, since=WIDE),
     )
     entries = [_place(place, known.wall_s, elapsed_s) for place in known.queue]
     waiting = max(len(entries), sum(lease["status"] == "queued" for lease in known.leases))
