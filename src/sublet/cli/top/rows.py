@@ -146,7 +146,7 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
     columns = (
         Column("LEASE", 18),
         Column("TENANT", 24 if width >= WIDE else 8),
-        Column("HOLDS", 36 if width >= WIDE else 10),
+        Column("HOLDS", 36 if width >= WIDE else 11),
         Column("TIER", 11, since=WIDE),
         Column("TIME LEFT", BAR + 8),
         Column("STATUS", 48 if width >= WIDER else 30),
