@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
 from sublet.lease.states import GuestEvent, GuestState, next_guest
 from sublet.supervisor.limits import Usage
@@ -14,6 +16,8 @@ from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GuestNews, GuestSpec, GuestView, Profile
 
 __all__ = ["Guest"]
+
+SHOWN_ARGUMENTS: Final = 64
 
 
 class Guest:
@@ -88,8 +92,12 @@ class Guest:
         return self.tree.usage() if self._used is None else self._used
 
     def settle(self) -> None:
-        """It is gone: what it used is noted before its group is taken away."""
+        """It is gone: what it used is noted before its group is taken away. It may stay listed for long, so what only
+        a living one needs is let go."""
         self._used = self.tree.usage()
+        self.spec = replace(self.spec, env={}, args="", argv=self.spec.argv[:SHOWN_ARGUMENTS])
+        self.on_gone()
+        self.on_gone = lambda: None
 
     def tell(self, news: GuestNews) -> None:
         """Everybody who is attached hears of it."""

@@ -276,7 +276,6 @@ class Guests:
         else:
             guest.stdio.drain_until(self._loop.now_ns() + DRAIN_NS)
         self._keep(guest)
-        guest.on_gone()
         self.on_gone(guest.lease)
 
     def _all_read(self, id_: GuestId) -> None:

@@ -3,6 +3,7 @@ is made, so that a bad request leaves nothing behind."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -171,7 +172,8 @@ class Launch:
 
     def remove(self, folder: str) -> None:
         """Take away what was kept of a guest."""
-        remove_tree(folder)
+        with contextlib.suppress(OSError):  # it costs space, and nobody's guests may pay for it
+            remove_tree(folder)
 
 
 def _forked(plan: SpawnPlan) -> Child | OSError:

@@ -61,7 +61,10 @@ def remove_tree(path: str, *, keep_top: bool = False, count_max: int = 10_000_00
     left = Left()
     whole = os.path.abspath(path)
     name = os.path.basename(whole)
-    parent = os.open(os.path.dirname(whole), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        parent = os.open(os.path.dirname(whole), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return left
     try:
         _remove_top(name, parent, left, keep_top=keep_top, count_max=count_max)
     finally:
