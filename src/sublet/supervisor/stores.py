@@ -309,7 +309,7 @@ class Stores:
         if said == "":
             store.state = State.GONE
             self._all.remove(store)
-            self.on_gone(store.note.lease)
+            self._loop.soon(lambda: self.on_gone(store.note.lease))  # not while whoever asked is still at it
             return
         store.why = said or f"{store.folder} could not be removed; the supervisor's log says why"
         store.again_ns = self._loop.now_ns() + AGAIN_NS[min(store.tries, len(AGAIN_NS) - 1)]
