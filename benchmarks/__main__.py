@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import signal
 import sys
@@ -36,6 +37,8 @@ def main() -> int:
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"there is no row {unknown[0]!r}; `python -m benchmarks` lists them.")
+    # Programs are compiled once, as where people have installed them; otherwise each start would be timed compiling.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if arguments.first_in_line:
         be_first_in_line()
     # Told to end, we end as after an error: what was started is ended, folders are removed.
