@@ -126,6 +126,10 @@ class Core:
                     raise _not_granted(answer.lease, request, place, declined)
         except GeneratorExit:
             raise
+        except LeaseEnded as error:  # the request was asked again, and had run out meanwhile
+            if lease is None and error.end is not None and error.end.reason is EndReason.REFUSED:
+                raise _ran_out(request, place, declined) from error
+            raise
         except BaseException as error:
             if not over and _may_linger(error, lease):
                 yield from self._withdraw(call, request, lease)
@@ -302,6 +306,16 @@ def _offer(answer: OfferAnswer) -> Offer:
     return Offer(kind=Kind(answer.kind), asked=answer.asked, offered=answer.offered, valid=answer.valid)
 
 
+def _ran_out(request: AcquireRequest, place: PlaceAnswer | None, declined: Offer | None) -> SubletError:
+    """It waited for as long as it could, or was offered less and declined."""
+    waited = f"not granted within {format_duration(round(request.wait * NS_PER_S))}" if request.wait else ""
+    refused = "" if declined is None else f"the offer of {declined} was declined"
+    why = "" if place is None else place.reason
+    text = ", ".join(part for part in (waited, refused, why) if part) or "it was not granted"
+    estimate = None if place is None else place.estimate
+    return unavailable(Kind(request.wants[0].kind), text, offer=declined, estimate=estimate)
+
+
 def _not_granted(
     view: LeaseView, request: AcquireRequest, place: PlaceAnswer | None, declined: Offer | None
 ) -> SubletError:
@@ -309,12 +323,7 @@ def _not_granted(
     end = None if view.end is None else end_of(view.end)
     reason = None if end is None else end.reason
     if reason is EndReason.REFUSED or (reason is EndReason.WITHDRAWN and declined is not None):
-        waited = f"not granted within {format_duration(round(request.wait * NS_PER_S))}" if request.wait else ""
-        refused = "" if declined is None else f"the offer of {declined} was declined"
-        why = "" if place is None else place.reason
-        text = ", ".join(part for part in (waited, refused, why) if part) or "it was not granted"
-        estimate = None if place is None else place.estimate
-        return unavailable(Kind(request.wants[0].kind), text, offer=declined, estimate=estimate)
+        return _ran_out(request, place, declined)
     if reason is EndReason.HOLDER_GONE:
         return LeaseNotActive(f"the grant of {view.id} was not claimed in time", end=end, do="Ask again.")
     detail = "" if end is None or not end.detail else f": {end.detail}"

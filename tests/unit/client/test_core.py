@@ -24,7 +24,7 @@ from sublet.errors import (
     Unsupported,
 )
 from sublet.values import EndReason, Kind, LeaseId
-from sublet.wire.http import AcquireRequest, ErrorView, GrantAnswer, StatusView
+from sublet.wire.http import AcquireRequest, EndView, ErrorView, GrantAnswer, StatusView
 from tests.unit.client.script import (
     NOBODY,
     SILENCE,
@@ -176,6 +176,13 @@ def test_waiting_ends_when_it_was_to_end(script: Script) -> None:
     assert caught.value.message == "GPU unavailable: not granted within 10m, all devices are held"
     assert caught.value.estimate == 60.0
     assert len(script.calls) == 2
+
+
+def test_a_request_that_ran_out_before_it_was_asked_again_was_not_granted(script: Script) -> None:
+    """Its first answer was lost, or somebody else had asked; the second finds it over. That is no lease that ended."""
+    end = EndView(reason="refused", at="2026-11-21T07:01:00.000Z", detail="it was not granted in time")
+    with pytest.raises(CapacityExceeded, match="not granted within 5m"):
+        acquire(script, SILENCE, error("LeaseNotActive", status=410, end=end), wait="5m")
 
 
 def test_a_grant_that_was_not_claimed_in_time_is_told(script: Script) -> None:
