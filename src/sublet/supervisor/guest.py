@@ -95,7 +95,7 @@ class Guest:
         """It is gone: what it used is noted before its group is taken away. It may stay listed for long, so what only
         a living one needs is let go."""
         self._used = self.tree.usage()
-        self.spec = replace(self.spec, env={}, args="", argv=self.spec.argv[:SHOWN_ARGUMENTS])
+        self.spec = replace(self.spec, argv=self.spec.argv[:SHOWN_ARGUMENTS])
         self.on_gone()
         self.on_gone = lambda: None
 

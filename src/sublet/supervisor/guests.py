@@ -10,7 +10,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sublet.clock import Clock
@@ -40,6 +40,7 @@ KILL_AGAIN_S: Final = 0.5
 """Between two attempts to end one guest alone (the end of a lease has its own rhythm)."""
 DRAIN_NS: Final = 2 * NS_PER_S
 """How long what a guest left in its pipes may take to be read by those who want all of it."""
+REST_MAX_NS: Final = 20_000_000
 ENDED_ALONE_GRACE_NS: Final = 5 * NS_PER_S
 
 Begun = Callable[[Guest | None, SpawnFailed | SubletError | None], None]
@@ -77,6 +78,9 @@ class Guests:
         self._starting: dict[int, _Starting] = {}
         self._ended: deque[GuestId] = deque()
         self._will_look = False
+        self._rest_until_ns = 0
+        """After a look as much time is left for other things, so that of many that end one by one most are met by one
+        look."""
         self._to_tell: list[Guest] = []
         self._to_kill: list[Guest] = []
         self._will_act = False
@@ -208,6 +212,7 @@ class Guests:
             guest.exit_code = failed.exit_code
         elif guest.state is GuestState.STARTING:
             guest.now(GuestEvent.STARTED)
+        guest.spec = replace(guest.spec, env={}, args="")  # it has them, and they are most of what is kept of it
         os.close(starting.child.pidfd)
         starting.begun(guest if failed is None else None, failed)
 
@@ -234,7 +239,10 @@ class Guests:
         """Somebody ended: look who is left, once in this turn."""
         if not self._will_look and any(not guest.is_gone for guest in self.by_id.values()):
             self._will_look = True
-            self._loop.soon(self._look)
+            if self._loop.now_ns() >= self._rest_until_ns:
+                self._loop.soon(self._look)
+            else:
+                self._loop.at(self._rest_until_ns, self._look)
 
     def look_after(self) -> None:
         """Once in a while: what cannot be capped here is measured, and whoever ended unnoticed is found."""
@@ -242,8 +250,11 @@ class Guests:
 
     def _look(self) -> None:
         self._will_look = False
+        began_ns = self._loop.now_ns()
         look = self._trees.look(guest.tree for guest in self.of(None) if guest.state is GuestState.ENDING)
         self.on_look(look)
+        now_ns = self._loop.now_ns()
+        self._rest_until_ns = now_ns + min(now_ns - began_ns, REST_MAX_NS)
         self.strangers = len(look.strangers)
         if look.strangers:
             self._trees.kill_strangers()

@@ -179,7 +179,7 @@ class Premises:
             )
         for tenancy in tuple(self._of(lease, epoch)):
             self._stores.leave(tenancy)
-            left = tenancy.close(self._groups, alone=sum(one.lease == lease for one in self._all()) == 1)
+            left = tenancy.close(self._groups, alone=self._is_alone(tenancy))
             if left:
                 return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
             self._drop(tenancy)
@@ -201,13 +201,18 @@ class Premises:
         """Each of which something may be here."""
         return self._all()
 
+    def _is_alone(self, tenancy: Tenancy) -> bool:
+        return not any(one.lease == tenancy.lease and one is not tenancy for one in self._all())
+
     def _all(self) -> Iterator[Tenancy]:
         yield from self._older
         yield from self.tenancies.values()
 
     def _of(self, lease: LeaseId, epoch: Epoch) -> Iterator[Tenancy]:
         """What there is of the lease, up to this epoch."""
-        return (tenancy for tenancy in self._all() if tenancy.lease == lease and tenancy.epoch <= epoch)
+        for tenancy in (*(one for one in self._older if one.lease == lease), self.tenancies.get(lease)):
+            if tenancy is not None and tenancy.epoch <= epoch:
+                yield tenancy
 
     def _guests_of(self, lease: LeaseId, epoch: Epoch) -> Iterator[Guest]:
         return (guest for tenancy in self._of(lease, epoch) for guest in tenancy.running())
