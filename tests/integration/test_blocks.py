@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,13 @@ import pytest
 from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
 from sublet.supervisor.mounts import loops_of, mounts_below
 from sublet.supervisor.stores_work import KEPT, why_no_image
-from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId
+from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.codec import dumps
-from sublet.wire.guests import Guests, GuestView, ListGuests, SupervisorSettings
+from sublet.wire.guests import Admit, Front, Guests, GuestView, ListGuests, Profile, SupervisorSettings
 from sublet.wire.orders import Device, End, Grant, Held, Inventory, Part, TornDown
+from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from tests.integration import supervisor_stage
-from tests.integration.supervisor_stage import TENANT, SupervisorStage
+from tests.integration.supervisor_stage import TENANT, HolderLine, SupervisorStage
 from tests.traces import now_ns, until
 
 A, B = LeaseId("lease-a"), LeaseId("lease-b")
@@ -355,6 +357,44 @@ def test_memory_is_a_segment_of_just_its_size(kind: str, request: pytest.Fixture
     torn_down(found, 1)
     assert traces(found) == []
     assert not os.path.exists(answer["path"])
+
+
+TENANTS_GUEST = """
+import os, json
+found = {}
+for name in ("BLOCK", "MEMORY"):
+    path = os.environ["SUBLET_" + name]
+    with open(path + ("/x" if name == "BLOCK" else ""), "r+b" if name == "MEMORY" else "wb") as file:
+        file.write(b"mine")
+    found[name] = os.stat(path).st_uid
+found["uid"] = os.getuid()
+found["beside"] = os.listdir(os.path.dirname(os.environ["SUBLET_BLOCK"]))
+print(json.dumps(found), flush=True)
+import time; time.sleep(1000)
+"""
+
+
+@needs_images
+def test_a_tenants_guest_may_write_to_what_its_lease_has_and_sees_nothing_beside(stage: SupervisorStage) -> None:
+    parts = (part(Kind.BLOCK, 2 * MIB), part(Kind.MEMORY, 64 * MIB))
+    anna = TenantId("anna")
+    stage.office_line.order(
+        Grant(lease=A, epoch=E5, number=1, tenant=anna, parts=parts, deadline_ns=now_ns() + 300 * S, ttl_ns=300 * S)
+    )
+    mine, theirs = socket.socketpair()
+    front = Front(tenant=anna, operator=False, profile=Profile.TENANT, lease=A, epoch=E5, operations=("run", "logs"))
+    stage.office_line.ask(Admit(front=front, oldest=WIRE_OLDEST, newest=WIRE_VERSION), (theirs.detach(),))
+    with contextlib.closing(HolderLine(mine)) as holder:
+        holder.start("/usr/bin/python3", "-I", "-S", "-c", TENANTS_GUEST)
+        until("an answer", lambda: "beside" in log_of(stage, A) or "Error" in log_of(stage, A))
+        text = log_of(stage, A)
+        assert "Error" not in text, text
+        found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert found["BLOCK"] == found["MEMORY"] == found["uid"] != 0
+    assert found["beside"] == ["0"]
+    end(stage, A, E5, *parts)
+    torn_down(stage, 1)
+    until("no trace", lambda: traces(stage) == [])
 
 
 def test_an_ordinary_user_has_folders_whose_size_is_counted(plain_stage: SupervisorStage) -> None:

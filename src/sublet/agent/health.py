@@ -179,7 +179,9 @@ class CardWatch:
         return self._news.of(self._others(), now_ns)
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Let go of the driver; of one that still owes an answer, when this process ends."""
+        if self._thread is not None and self._thread.is_alive():
+            return
         if self._nvml is not None:
             nvml, self._nvml = self._nvml, None
             nvml.close()

@@ -29,9 +29,11 @@ from sublet.wire.guests import (
     Front,
     Guests,
     ListGuests,
+    ListProcesses,
     OfficeCall,
     OfficeReply,
     Orders,
+    Processes,
     Quit,
     Reports,
     Revoke,
@@ -162,6 +164,12 @@ class SupervisedAgent:
         found = await self.ask(asked)
         assert isinstance(found, Guests)
         return found
+
+    async def processes(self) -> tuple[int, ...]:
+        """Every process that runs here under a lease, and the supervisor's own."""
+        found = await self.ask(ListProcesses())
+        assert isinstance(found, Processes)
+        return found.pids
 
     async def admit(self, front: Front, hello: Hello, fd: int) -> None:
         """Hand a holder's connection over; the descriptor here is still the caller's to close.

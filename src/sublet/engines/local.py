@@ -24,6 +24,7 @@ from typing import Final
 import uvloop
 
 from sublet import __version__
+from sublet.agent.cards import Cards, has_cards
 from sublet.agent.doors import Door, Visitor
 from sublet.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.agent.memory import MemoryAgent
@@ -51,7 +52,7 @@ from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
 from sublet.values import NS_PER_S
 from sublet.wire.guests import SupervisorSettings
-from sublet.wire.orders import Inventory
+from sublet.wire.orders import Inventory, Report
 
 __all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
 
@@ -100,6 +101,7 @@ class Office:
         self._policy = Policy() if policy is None else policy
         self._die = _die if die is None else die
         self._pretended = pretended
+        self._cards: Cards | None = None
         self._idle_since_ns = 0
         self._requests_seen = -1
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -138,6 +140,8 @@ class Office:
             await self.driver.start(opening, [agent])
             if isinstance(agent, SupervisedAgent):
                 agent.listen()
+                if self._cards is not None:
+                    self._cards.start()
             self.server = HttpServer(App(self.service), on_limit=self.service.limit)
             path = socket_path(self.home)
             listening = _listen(path)
@@ -172,11 +176,12 @@ class Office:
             office=office,
             incarnation=lambda: state.books.incarnation,
             connect=FindOrStart(settings),
-            report=self.driver.report,
+            report=self._heard,
             on_new_supervisor=lambda: self.driver.post(NodeUp(inventory=inventory)),
         )
         await agent.start()
         self._stack.push_async_callback(agent.close)
+        self._watch_cards(inventory, agent, state)
         self.service.list_guests = agent.guests
         path = data_path(self.home)
         door = Door(_listen(path), _Rights(self.service), agent)
@@ -185,6 +190,25 @@ class Office:
         self._stack.callback(path.unlink, missing_ok=True)
         self._stack.callback(door.close)
         return agent
+
+    def _watch_cards(self, inventory: Inventory, agent: SupervisedAgent, state: State) -> None:
+        """Where there are any."""
+        if has_cards(inventory):
+            self._cards = Cards(
+                inventory,
+                processes=agent.processes,
+                leased=lambda resource: state.resources[resource].used if resource in state.resources else 0,
+                report=self.driver.report,
+                now_ns=self.clock.now_ns,
+            )
+            self._stack.push_async_callback(self._cards.close)
+
+    def _heard(self, report: Report) -> None:
+        """The supervisor says something. Of devices that others have, the watch over the cards knows more."""
+        if self._cards is not None:
+            self._cards.heard(report)
+        else:
+            self.driver.report(report)
 
     def _recover(self, journal: Journal) -> tuple[Ledger, OpenOffice, int]:
         """The books as they were left, and how to open them."""

@@ -23,9 +23,11 @@ from sublet.wire.guests import (
     EndGuest,
     Guests,
     ListGuests,
+    ListProcesses,
     OfficeCall,
     OfficeReply,
     Orders,
+    Processes,
     Quit,
     Reports,
     Revoke,
@@ -48,6 +50,8 @@ class Served(Protocol):
     def revoke(self, asked: Revoke) -> None: ...
 
     def list_guests(self, asked: ListGuests) -> Guests: ...
+
+    def list_processes(self) -> Processes: ...
 
     def end_guest(self, asked: EndGuest) -> None: ...
 
@@ -114,6 +118,8 @@ class OfficeLink:
                 self._served.revoke(asked)
             case ListGuests():
                 return self._served.list_guests(asked)
+            case ListProcesses():
+                return self._served.list_processes()
             case EndGuest():
                 self._served.end_guest(asked)
             case Quit():

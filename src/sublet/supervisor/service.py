@@ -13,7 +13,7 @@ import socket
 from typing import Final
 
 from sublet.clock import Clock
-from sublet.errors import InvalidRequest, LeaseNotActive, SubletError, Unauthorized
+from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, QuotaExceeded, SubletError, Unauthorized
 from sublet.lease.node import Node
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.claims import AGAIN_NS, Claims
@@ -38,6 +38,7 @@ from sublet.wire.guests import (
     EndGuest,
     ListGuests,
     Orders,
+    Processes,
     Quit,
     Reports,
     Revoke,
@@ -58,6 +59,17 @@ BEAT_S: Final = 1.0
 QUIT_NS: Final = 5 * NS_PER_S
 """How long guests may take to be ended when it is told to end at once."""
 QUIT_LOOK_S: Final = 0.05
+REPORTS_MAX: Final = 256
+"""In one message: thousands of leases may end at the same moment."""
+ACCEPT_AGAIN_S: Final = 0.5
+"""After a connection could not be taken for want of descriptors."""
+HOLDERS_MAX: Final = 2048
+"""Connections of holders; each takes a descriptor, of which the guests need most."""
+HOLDERS_PER_TENANT_MAX: Final = 1024
+REPORTS_MAX: Final = 256
+"""In one message: thousands of leases may end at the same moment."""
+ACCEPT_AGAIN_S: Final = 0.5
+"""After a connection could not be taken for want of descriptors."""
 ALONE_S: Final = 60.0
 """So long it waits for an office while nothing is left to look after."""
 
@@ -99,6 +111,8 @@ class Supervisor:
         self._office: OfficeLink | None = None
         self._holders: set[HolderLink] = set()
         self._reports: list[Report] = []
+        self._gone: set[LeaseId] = set()
+        """Leases with guests that are gone since the last turn."""
         self._timer: Timer | None = None
         self._alone_since_ns = self._started_ns
         self._may_quit = False
@@ -130,7 +144,7 @@ class Supervisor:
         """Until nobody needs it any more."""
         listening.setblocking(False)
         self._listening = listening
-        self.loop.watch(listening.fileno(), READ, self._accept)
+        self._listen()
         self._beat()
         try:
             self.loop.run()
@@ -143,13 +157,22 @@ class Supervisor:
                 with contextlib.suppress(OSError):  # something is in it, and is there for the next one
                     os.rmdir(folder)
 
+    def _listen(self) -> None:
+        self.loop.watch(self._listening.fileno(), READ, self._accept)
+
     def _accept(self, events: int) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+        try:
             sock, _ = self._listening.accept()
-            if peer_of(sock).uid != os.getuid():
-                sock.close()
-                return
-            OfficeLink(self.loop, sock, self, self._office_gone)
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # too many are open: who connects waits, and nobody else is harmed
+            self.loop.forget(self._listening.fileno())
+            self.loop.after(ACCEPT_AGAIN_S, self._listen)
+            return
+        if peer_of(sock).uid != os.getuid():
+            sock.close()
+            return
+        OfficeLink(self.loop, sock, self, self._office_gone)
 
     def _office_gone(self, link: OfficeLink) -> None:
         if self._office is link:
@@ -234,6 +257,7 @@ class Supervisor:
         if self.node is None:
             raise LeaseNotActive("no office has said yet what this machine has")
         front = asked.front
+        self._check_holders(front.tenant)
         holder = HolderLink(
             loop=self.loop,
             sock=socket.socket(fileno=os.dup(fd)),
@@ -246,12 +270,29 @@ class Supervisor:
         )
         self._holders.add(holder)
 
+    def _check_holders(self, tenant: TenantId) -> None:
+        if len(self._holders) >= HOLDERS_MAX:
+            raise CapacityExceeded(
+                f"{HOLDERS_MAX} connections to commands are open on this machine, and that is the most",
+                do="Wait until some have ended.",
+            )
+        if sum(holder.front.tenant == tenant for holder in self._holders) >= HOLDERS_PER_TENANT_MAX:
+            raise QuotaExceeded(
+                f"tenant {tenant} has {HOLDERS_PER_TENANT_MAX} connections to commands open, and that is the most",
+                do="Close some; one connection can attend many commands.",
+            )
+
     def revoke(self, asked: Revoke) -> None:
         self._cut_those(asked.tenant, None, Unauthorized("the rights of this tenant have changed"))
 
     def list_guests(self, asked: ListGuests) -> GuestList:
         found = self.guests.of(None, lease=asked.lease, guest=asked.guest, ended=asked.ended)
         return GuestList(guests=tuple(guest.view() for guest in found))
+
+    def list_processes(self) -> Processes:
+        look = self._trees.look()
+        guests = (stat.pid for stats in look.members.values() for stat in stats)
+        return Processes(pids=(os.getpid(), *self._trees.helpers, *guests))
 
     def end_guest(self, asked: EndGuest) -> None:
         self.guests.end_alone(self.guests.get(asked.guest, None), asked.grace_ns)
@@ -277,8 +318,16 @@ class Supervisor:
         self._reports.append(report)
 
     def _guest_gone(self, lease: LeaseId) -> None:
+        """Of many that are gone at once all are told in one go."""
+        if not self._gone:
+            self.loop.soon(self._poke)
+        self._gone.add(lease)
+
+    def _poke(self) -> None:
+        gone, self._gone = self._gone, set()
         if self.node is not None:
-            self._arm(self.node.poke(self.loop.now_ns(), lease))
+            only = next(iter(gone)) if len(gone) == 1 else None
+            self._arm(self.node.poke(self.loop.now_ns(), only))
             self._say()
 
     def _step(self) -> None:
@@ -296,7 +345,8 @@ class Supervisor:
     def _say(self) -> None:
         if self._reports and self._office is not None:
             reports, self._reports = self._reports, []
-            self._office.report(Reports(reports=tuple(reports)))
+            for start in range(0, len(reports), REPORTS_MAX):
+                self._office.report(Reports(reports=tuple(reports[start : start + REPORTS_MAX])))
         elif self._office is None:
             self._reports.clear()  # what is still true is said again when an office comes
 

@@ -38,10 +38,12 @@ __all__ = [
     "HolderCall",
     "HolderReply",
     "ListGuests",
+    "ListProcesses",
     "NotStarted",
     "OfficeCall",
     "OfficeReply",
     "Orders",
+    "Processes",
     "Profile",
     "Quit",
     "Reports",
@@ -357,5 +359,17 @@ class Quit:
     now: bool
 
 
-OfficeCall = Configure | Admit | Revoke | ListGuests | EndGuest | Quit
-OfficeReply = Configured | Guests | Done
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListProcesses:
+    """Every process that is the supervisor's or a guest's, now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """Their numbers, as the supervisor sees them."""
+
+    pids: tuple[int, ...]
+
+
+OfficeCall = Configure | Admit | Revoke | ListGuests | ListProcesses | EndGuest | Quit
+OfficeReply = Configured | Guests | Processes | Done

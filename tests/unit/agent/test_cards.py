@@ -1,0 +1,147 @@
+"""The watch over cards in an office: guests are no strangers, one report for each device, nothing without cards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pynvml
+
+from sublet.agent.cards import Cards, has_cards
+from sublet.agent.inventory import machine_inventory, parse_host_gpus
+from sublet.agent.nvml import Nvml, survey
+from sublet.errors import Disconnected
+from sublet.values import GIB, NS_PER_S, NodeId, ResourceId
+from sublet.wire.orders import Fault, Foreign, Held, Inventory, Report
+from tests.unit.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
+
+FIRST = ResourceId(f"local/{uuid_of(0)}")
+
+
+class Desk:
+    """One card, and an office that writes down what it hears."""
+
+    def __init__(self, folder: Path, ours: Callable[[], tuple[int, ...]] = lambda: ()) -> None:
+        self.card = FakeCard(0)
+        self.library = FakeNvml([self.card])
+        self.heard: list[Report] = []
+        self.leased = 0
+        self.now_ns = 0
+        self.inventory = machine_inventory(folder, None, found=survey(self.library))
+
+        async def processes() -> tuple[int, ...]:
+            return ours()
+
+        self.cards = Cards(
+            self.inventory,
+            processes=processes,
+            leased=lambda resource: self.leased,
+            report=self.heard.append,
+            now_ns=lambda: self.now_ns,
+            open_driver=lambda: Nvml.open(self.library),
+            sees_processes=True,
+        )
+
+    async def look(self) -> list[Report]:
+        """A whole look: asked, answered, judged."""
+        self.heard.clear()
+        self.now_ns += 10 * NS_PER_S
+        for _ in range(500):
+            await self.cards.turn()
+            if self.heard:
+                break
+            await asyncio.sleep(0.005)
+            self.now_ns += NS_PER_S
+        return list(self.heard)
+
+
+def test_a_guest_is_no_stranger_and_another_process_is(tmp_path: Path) -> None:
+    ours: list[int] = [4711]
+    desk = Desk(tmp_path, lambda: tuple(ours))
+    desk.card.processes = {4711: 2 * GIB}
+    desk.card.used, desk.leased = 2 * GIB, 2 * GIB
+
+    async def play() -> None:
+        (first,) = await desk.look()
+        assert first == Foreign(node=NodeId("local"), resource=FIRST)
+        desk.card.processes[4712] = GIB
+        desk.card.used += GIB
+        (second,) = await desk.look()
+        assert isinstance(second, Foreign)
+        assert (second.amount, second.blocks) == (GIB, True)
+        await desk.cards.close()
+
+    asyncio.run(play())
+    assert desk.library.opened == 0
+
+
+def test_who_was_ours_at_the_last_look_still_counts(tmp_path: Path) -> None:
+    """It may have ended between the driver's answer and ours."""
+    known = [(4711,), (), ()]
+    desk = Desk(tmp_path, lambda: known.pop(0) if known else ())
+    desk.card.processes = {4711: GIB}
+    desk.card.used = desk.leased = GIB
+
+    async def play() -> None:
+        await desk.cards.turn()
+        desk.cards.watch.health.clear()
+        await desk.cards._learn()
+        assert 4711 in desk.cards._own(FIRST).pids
+        await desk.cards._learn()
+        assert 4711 not in desk.cards._own(FIRST).pids
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+def test_another_office_and_a_stranger_are_one_report(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.card.processes = {99: GIB}
+    desk.card.used = GIB
+
+    async def play() -> None:
+        await desk.look()
+        desk.heard.clear()
+        desk.cards.heard(Foreign(node=NodeId("local"), resource=FIRST, amount=5, blocks=True, detail="office of bo"))
+        (said,) = desk.heard
+        assert isinstance(said, Foreign)
+        assert said.amount == GIB
+        assert "office of bo" in said.detail
+        assert "process 99" in said.detail
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+def test_other_reports_pass_and_a_lost_card_is_a_fault(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+
+    async def play() -> None:
+        held = Held(node=NodeId("local"), lease=None, epoch=None, number=1)  # type: ignore[arg-type]
+        desk.cards.heard(held)
+        assert desk.heard == [held]
+        desk.card.broken = pynvml.NVML_ERROR_GPU_IS_LOST
+        assert any(isinstance(one, Fault) for one in await desk.look())
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+def test_without_a_supervisor_the_last_answer_stands(tmp_path: Path) -> None:
+    def away() -> tuple[int, ...]:
+        raise Disconnected("it has ended")
+
+    desk = Desk(tmp_path, away)
+
+    async def play() -> None:
+        assert await desk.look()
+        await desk.cards.close()
+
+    asyncio.run(play())
+
+
+def test_nothing_is_watched_without_cards(tmp_path: Path) -> None:
+    assert not has_cards(machine_inventory(tmp_path, parse_host_gpus("1x1GiB")))
+    assert not has_cards(Inventory(node=NodeId("local"), domain="local"))
+    assert has_cards(Desk(tmp_path).inventory)
