@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sublet.agent.starting import package_folder
 from sublet.client.home import data_path, runtime_dir
 from sublet.supervisor.procs import Procs
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.conversation import Conversation
-from sublet.wire.guests import Greeting, GuestSpec, HolderCall, HolderReply, Start, Started, SupervisorSettings
+from sublet.wire.guests import Greeting, GuestSpec, HolderCall, HolderReply, Start, Started
 from tests.crash.office_process import Answer, Call, Line, OfficeProcess
 from tests.traces import PATIENCE_S, Traces, end_office, office_of, supervisor_of, until
 
@@ -144,6 +147,46 @@ def started(talk: Conversation, *argv: str, env: dict[str, str] | None = None) -
 def called(talk: Conversation, what: HolderCall) -> HolderReply:
     reply: HolderReply = loads(HolderReply, talk.call(dumps(what), timeout_s=PATIENCE_S).body)
     return reply
+
+
+class HolderProcess:
+    """A holder that can be killed and stopped. It started a guest under each lease, as far as that was possible."""
+
+    def __init__(self, stage: OfficeStage, wanted: list[tuple[Held, GuestSpec]], what: str = "stay") -> None:
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                str(Path(__file__).with_name("holder_program.py")),
+                str(data_path(stage.office.home)),
+                what,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": PATH, "PYTHONPATH": package_folder()},
+            text=True,
+        )
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            for held, spec in wanted:
+                words = json.dumps([held.token, spec.argv, spec.imports, spec.env])
+                self.process.stdin.write(f"{words}\n")
+            self.process.stdin.close()
+        self.pids = []
+        while (said := self.said()) not in ("all", ""):
+            self.pids.append(int(said))
+
+    def said(self) -> str:
+        """The next thing it says; nothing if it has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        """SIGKILL; harmless twice."""
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 @contextlib.contextmanager

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from sublet.errors import Disconnected, LeaseEnded, SubletError
+from sublet.errors import Disconnected, LeaseEnded
 from sublet.supervisor.procs import Identity
 from sublet.values import GIB
 from sublet.wire.conversation import Conversation
-from sublet.wire.guests import OUTPUT_HEAD, Attach, Attached, ListGuests
+from sublet.wire.guests import OUTPUT_HEAD, Attach, Attached, GuestSpec, ListGuests
 from sublet.wire.guests import Guests as GuestList
 from sublet.wire.happenings import Data
 from tests.crash.office_process import Call
-from tests.integration.office_stage import Held, OfficeStage, asked, called, office_stage, started
+from tests.integration.office_stage import PATH, Held, HolderProcess, OfficeStage, asked, called, office_stage, started
 from tests.integration.supervisor_stage import Freezer, needs_freezer
 from tests.traces import until
 
@@ -165,37 +165,16 @@ def test_guests_end_at_their_deadline_while_the_office_is_away(stage: OfficeStag
 def test_whoever_stands_still_beyond_the_deadline_has_nothing_left_when_it_goes_on(stage: OfficeStage) -> None:
     """The guest is ended although it is stopped; the holder, continued, is told that its lease ran out."""
     held = take(stage, ttl_s=2)
-    reading, writing = os.pipe()
-    holder = os.fork()
-    if holder == 0:
-        with contextlib.suppress(BaseException):
-            _hold_and_ask_again(stage, held, writing)
-        os._exit(1)
+    holder = HolderProcess(stage, [(held, GuestSpec(argv=("sleep", "1000"), env={"PATH": PATH}))], "again")
     try:
-        os.close(writing)
-        with open(reading, "rb", buffering=0) as said:
-            pid = int(said.readline())
-            os.kill(holder, signal.SIGSTOP)
-            os.kill(pid, signal.SIGSTOP)
-            until("the end of the guest", lambda: stage.traces is not None and not stage.traces.marked())
-            os.kill(holder, signal.SIGCONT)
-            assert said.readline() == b"LeaseExpired\n"
+        holder.process.send_signal(signal.SIGSTOP)
+        os.kill(holder.pids[0], signal.SIGSTOP)
+        until("the end of the guest", lambda: stage.traces is not None and not stage.traces.marked())
+        holder.process.send_signal(signal.SIGCONT)
+        assert holder.said() == "LeaseExpired"
     finally:
-        os.kill(holder, signal.SIGKILL)
-        os.waitpid(holder, 0)
+        holder.kill()
     until("no residue", lambda: not stage.residue)
-
-
-def _hold_and_ask_again(stage: OfficeStage, held: Held, writing: int) -> None:
-    talk = stage.hold(held)
-    os.write(writing, f"{started(talk, 'sleep', '1000').pid}\n".encode())
-    while True:
-        time.sleep(0.02)
-        try:
-            started(talk, "true")
-        except SubletError as error:
-            os.write(writing, f"{type(error).__name__}\n".encode())
-            time.sleep(1000)
 
 
 @needs_freezer

@@ -25,10 +25,11 @@ from sublet.client.home import socket_path
 from sublet.errors import SubletError
 from sublet.values import GIB
 from sublet.wire.codec import dumps
+from sublet.wire.conversation import Conversation
 from sublet.wire.guests import GuestSpec, Start
 from tests.crash.office_judge import judge_office
 from tests.crash.office_process import Call, Line
-from tests.integration.office_stage import PATH, Held, OfficeStage, asked, office_stage
+from tests.integration.office_stage import PATH, Held, HolderProcess, OfficeStage, asked, office_stage
 from tests.traces import until
 
 ROUNDS: Final = int(os.environ.get("SUBLET_KILL_ROUNDS", "100"))
@@ -53,30 +54,21 @@ WARM_GUEST: Final = GuestSpec(
 
 
 class Holder:
-    """A process of its own that holds leases and started guests under them."""
+    """Who holds the leases and started guests under them: a process of its own if it is to be killed."""
 
-    def __init__(self, stage: OfficeStage, held: list[Held], specs: list[GuestSpec]) -> None:
-        reading, writing = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            with contextlib.suppress(BaseException):
-                os.close(reading)
-                talks = [stage.hold(one) for one in held]
-                for talk, spec in zip(talks, specs, strict=True):
-                    with contextlib.suppress(SubletError):
-                        talk.call(dumps(Start(spec=spec)))
-                os.write(writing, b"!")
-                time.sleep(1000)
-            os._exit(1)
-        os.close(writing)
-        with open(reading, "rb", buffering=0) as said:
-            said.read(1)
+    def __init__(self, stage: OfficeStage, wanted: list[tuple[Held, GuestSpec]], *, alone: bool) -> None:
+        self._process = HolderProcess(stage, wanted) if alone else None
+        self._talks: list[Conversation] = []
+        for held, spec in () if alone else wanted:
+            with contextlib.suppress(SubletError):
+                self._talks.append(stage.hold(held))
+                self._talks[-1].call(dumps(Start(spec=spec)))
 
     def kill(self) -> None:
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self.pid = 0
+        if self._process is not None:
+            self._process.kill()
+        for talk in self._talks:
+            talk.close()
 
 
 class Rounds:
@@ -95,13 +87,14 @@ class Rounds:
             WARM_GUEST if chance.random() < 0.3 else GuestSpec(argv=chance.choice(GUESTS), cwd="/", env={"PATH": PATH})
             for _ in held
         ]
-        holder = Holder(self.stage, held, specs)
+        chosen = chance.sample(victims, 2 if chance.random() < 0.25 else 1)
+        holder = Holder(self.stage, list(zip(held, specs, strict=True)), alone="holder" in chosen)
         try:
             line = Line(socket_path(self.stage.office.home))
             with contextlib.closing(line):
                 if chance.random() < 0.4:  # in the middle of an end
                     line.send(Call(method="POST", path=f"/v1/leases/{held[0].id}/release", body={}))
-                for victim in chance.sample(victims, 2 if chance.random() < 0.25 else 1):
+                for victim in chosen:
                     time.sleep(chance.choice((0, 0.001, 0.005, 0.02, 0.05)))
                     self._kill(victim, holder)
             self._come_back()
