@@ -1,4 +1,5 @@
-"""The doctor's checks of what holds guests: how they are ended, what can be capped, which walls a tenant's guest has.
+"""The doctor's checks of what holds guests: how they are ended, what can be capped, which walls a tenant's guest has,
+whether the sizes of folders and segments hold.
 
 Each part is tried for real, in short-lived processes and groups that are gone again afterwards.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 
@@ -19,7 +21,7 @@ def guest_checks() -> dict[str, Check]:
     """One for each part; none where guests cannot run at all."""
     if sys.platform != "linux":
         return {}
-    return {**_group_checks(), **_wall_checks()}
+    return {**_group_checks(), **_store_checks(), **_wall_checks()}
 
 
 def _group_checks() -> dict[str, Check]:
@@ -27,9 +29,46 @@ def _group_checks() -> dict[str, Check]:
 
     groups = Groups.probe(f"doctor-{secrets.token_hex(4)}")
     try:
-        return {f"guests: {said.part}": partial(_said, said.is_active, said.text) for said in groups.describe()}
+        return {
+            f"guests: {said.part}": partial(_said, said.is_active, said.text + _INSTEAD.get(said.part, ""))
+            if not said.is_active
+            else partial(_said, True, said.text)
+            for said in groups.describe()
+        }
     finally:
         groups.remove()
+
+
+_INSTEAD = {
+    "memory": "; it is measured once a second instead, and who has more than leased is ended",
+    "cpu": "; guests are kept on so many cores instead, which a program may undo",
+}
+
+
+def _store_checks() -> dict[str, Check]:
+    """Made and taken away again, in a folder of their own: an image with a file system, a file system in memory."""
+    from sublet.supervisor.stores_work import probe
+
+    with tempfile.TemporaryDirectory(prefix="sublet-doctor-") as folder:
+        block, memory = probe(folder)
+    return {
+        "leases: size of folders": partial(
+            _stored,
+            f"counted and said, not enforced: {block}" if block else "enforced, by an image with ext4 in it",
+            bool(block),
+        ),
+        "leases: size of memory segments": partial(
+            _stored,
+            f"a sealed file for guests of profile local, none for tenants' guests: {memory}"
+            if memory
+            else "enforced, by a file system in memory",
+            bool(memory),
+        ),
+    }
+
+
+def _stored(text: str, is_less: bool) -> tuple[str, str] | tuple[str, str, str]:
+    return ("note", text, "Run the office as root, with e2fsprogs and loop devices.") if is_less else ("ok", text)
 
 
 def _wall_checks() -> dict[str, Check]:

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -50,6 +51,7 @@ SEGMENT: Final = "segment"
 NAMES_MAX: Final = 64
 """Files that a segment's folder has room for: the segment, and a few."""
 _PROBED: Final = ResourceId("probe/block")
+_NOBODY: Final = TenantId("doctor")
 _CANNOT: Final = frozenset(
     (errno.EPERM, errno.EACCES, errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTBLK)
 )
@@ -307,16 +309,15 @@ def _keep(folder: str) -> str:
 
 def probe(folder: str) -> tuple[str, str]:
     """Try both for real below this folder: why images, and why segments, cannot be had here; empty if they can."""
+    return _probed(os.path.join(folder, "block"), make_blocks), _probed(os.path.join(folder, "memory"), make_memory)
+
+
+def _probed(place: str, make: Callable[[str, StoreNote, tuple[int, int] | None], Made]) -> str:
     parts = (Part(resource=_PROBED, kind=Kind.BLOCK, amount=IMAGE_MIN),)
-    note = StoreNote(lease=LeaseId("doctor"), epoch=Epoch(0, 0), tenant=TenantId("local"), parts=parts)
-    said = []
-    for name, make in (("block", make_blocks), ("memory", make_memory)):
-        place = os.path.join(folder, name)
-        try:
-            made = make(place, note, None)
-            said.append(made.refused or made.counted or put_away(place, keep=False))
-        except OSError as error:
-            said.append(str(error.strerror or error))
-        finally:
-            put_away(place, keep=False)
-    return said[0], said[1]
+    try:
+        made = make(place, StoreNote(lease=LeaseId("doctor"), epoch=Epoch(0, 0), tenant=_NOBODY, parts=parts), None)
+        return made.refused or made.counted or put_away(place, keep=False)
+    except OSError as error:
+        return str(error.strerror or error)
+    finally:
+        put_away(place, keep=False)

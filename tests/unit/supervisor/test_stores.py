@@ -1,0 +1,179 @@
+"""What can be known of folders and segments without making any: tables and counts."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sublet.clock import SystemClock
+from sublet.supervisor.cores import choose
+from sublet.supervisor.counting import NAMES_MAX, Count, count
+from sublet.supervisor.errands import ERRANDS_MAX, Errands
+from sublet.supervisor.guests import out_of_memory
+from sublet.supervisor.loop import Loop
+from sublet.supervisor.memory_watch import share_of
+from sublet.supervisor.mounts import Mount, loops_in, mounts_in
+from sublet.supervisor.procs import PAGE_BYTES, Stat
+from sublet.values import MIB
+
+CORES: list[tuple[int, tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]]] = [
+    (1, (0, 1, 2, 3), [], (0,)),
+    (2, (0, 1, 2, 3), [(0, 1)], (2, 3)),
+    (2, (0, 1, 2, 3), [(0,), (0, 1)], (2, 3)),
+    (3, (0, 1, 2, 3), [(0,), (0, 1)], (1, 2, 3)),
+    (1, (5, 7), [(5,), (7,)], (5,)),
+    (1, (5, 7), [(5,), (5,), (7,)], (7,)),
+    (9, (0, 1), [(0,)], (0, 1)),
+    (1, (2, 3), [(0,), (1,)], (2,)),
+    (0, (0, 1), [], ()),
+    (-1, (0, 1), [], ()),
+    (2, (), [], ()),
+]
+
+
+@pytest.mark.parametrize(("wanted", "allowed", "taken", "chosen"), CORES)
+def test_the_least_used_cores_are_chosen(
+    wanted: int, allowed: tuple[int, ...], taken: list[tuple[int, ...]], chosen: tuple[int, ...]
+) -> None:
+    assert choose(wanted, allowed, taken) == chosen
+
+
+MOUNTS = """\
+24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+31 24 7:0 / /srv/blocks/leases/a.1.5/0 rw,nosuid,nodev - ext4 /dev/loop0 rw
+32 31 0:44 / /srv/blocks/leases/a.1.5/0/inner rw - tmpfs none rw
+33 24 7:1 / /srv/blocks/leases/a.1.55/0 rw shared:2 master:1 - ext4 /dev/loop1 rw
+34 24 7:2 / /srv/blocks/with\\040space/0 rw - ext4 /dev/loop2 rw
+a line that is none
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "found"),
+    [
+        (
+            "/srv/blocks/leases/a.1.5",
+            [
+                Mount("/srv/blocks/leases/a.1.5/0/inner", "tmpfs", "none"),
+                Mount("/srv/blocks/leases/a.1.5/0", "ext4", "/dev/loop0"),
+            ],
+        ),
+        ("/srv/blocks/leases/a.1.55", [Mount("/srv/blocks/leases/a.1.55/0", "ext4", "/dev/loop1")]),
+        ("/srv/blocks/with space", [Mount("/srv/blocks/with space/0", "ext4", "/dev/loop2")]),
+        ("/srv/blocks/leases/a", []),
+    ],
+)
+def test_mounts_are_those_below_the_very_folder_inner_ones_first(folder: str, found: list[Mount]) -> None:
+    assert mounts_in(MOUNTS, folder) == found
+
+
+def test_a_loop_device_is_known_by_its_file_even_after_it_was_removed() -> None:
+    backing = {"/dev/loop0": "/b/a/0.img", "/dev/loop1": "/b/a/0.img (deleted)", "/dev/loop2": "/b/aa/0.img"}
+    assert loops_in(backing, "/b/a") == ["/dev/loop0", "/dev/loop1"]
+
+
+def test_what_is_in_a_folder_is_counted_in_steps_and_said_once(tmp_path: Path) -> None:
+    folder = tmp_path / "0"
+    (folder / "deep" / "down").mkdir(parents=True)
+    (folder / "link").symlink_to("/")
+    for number in range(20):
+        (folder / "deep" / "down" / str(number)).write_bytes(os.urandom(8192))
+    assert 20 * 8192 <= sum(count(str(folder))) < 20 * 8192 + MIB
+    small = Count(str(folder), 65536)
+    said = [small.step(3) for _ in range(40)]
+    lines = [line for line in said if line]
+    assert len(lines) == 1, "of one fact one line, however often it is counted"
+    assert "64KiB are leased" in lines[0]
+    assert said[0] == ""
+    for path in (folder / "deep" / "down").iterdir():
+        path.unlink()
+    assert not any(small.step(3) for _ in range(20))
+    (folder / "again").write_bytes(os.urandom(200_000))
+    assert any(small.step(3) for _ in range(20)), "too much again is news again"
+    assert Count(str(tmp_path / "not there"), 1).step(10) == ""
+    assert NAMES_MAX > 0
+
+
+def stat(pid: int, pages: int) -> Stat:
+    return Stat(pid, 1, pid, pid, ord("S"), 1, 1, 0, pages)
+
+
+def test_what_processes_share_is_divided_among_them(tmp_path: Path) -> None:
+    for pid, kib in ((1, 100), (2, 50)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "smaps_rollup").write_text(
+            f"00-ff r 0 [rollup]\nRss: 900 kB\nPss: {kib} kB\nPss_Dirty: 1 kB\n"
+        )
+    stats = [stat(1, 1000), stat(2, 500), stat(3, 10)]
+    assert share_of(stats, str(tmp_path)) == 150 * 1024 + 10 * PAGE_BYTES, "whose share nobody tells counts as it is"
+
+
+def test_the_line_says_how_much_was_allowed() -> None:
+    assert "has 48MiB of memory" in out_of_memory(48 * MIB)
+    assert "used 60MiB" in out_of_memory(48 * MIB, 60 * MIB)
+    assert "the machine has no memory left" in out_of_memory(0)
+
+
+class Runner:
+    """A loop with errands."""
+
+    def __init__(self) -> None:
+        self.loop = Loop(SystemClock())
+        self.alive: set[int] = set()
+        self.most = 0
+        self.errands = Errands(self.loop, self.life)
+
+    def life(self, pid: int, lives: bool) -> None:
+        (self.alive.add if lives else self.alive.discard)(pid)
+        self.most = max(self.most, len(self.alive))
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        for _ in range(3000):
+            if is_so():
+                return
+            self.loop.turn(0.01)
+        raise AssertionError("never came to be")
+
+
+def test_errands_are_done_elsewhere_and_few_at_a_time() -> None:
+    runner, said = Runner(), list[str | None]()
+    here = os.getpid()
+    for number in range(10):
+        runner.errands.run(lambda number=number: f"{number} {os.getpid() != here}", said.append)  # type: ignore[misc]
+    runner.until(lambda: len(said) == 10)
+    assert sorted(map(str, said)) == [f"{number} True" for number in range(10)]
+    assert runner.most == ERRANDS_MAX
+    assert not runner.alive
+    runner.loop.close()
+
+
+def test_an_errand_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    runner, said = Runner(), list[str | None]()
+    before = set(os.listdir("/proc/self/fd"))
+
+    def fails() -> str:
+        raise OSError("no such luck")
+
+    def hangs() -> str:
+        select.select([], [], [])
+        return ""
+
+    runner.errands.run(fails, said.append)
+    runner.until(lambda: said == [None])
+    assert "no such luck" in capfd.readouterr().err
+    runner.errands.run(hangs, said.append)
+    runner.until(lambda: runner.alive)
+    (pid,) = runner.alive
+    runner.errands.close()
+    assert not runner.alive
+    assert said == [None]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert set(os.listdir("/proc/self/fd")) == before
+    runner.loop.close()
