@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 
+import sublet.wire.refusals  # noqa: F401 - when it is needed there may be no descriptor, or other files, to load it from
 from sublet.clock import SystemClock
 from sublet.supervisor.service import SOCKET_NAME, Supervisor
 from sublet.wire.codec import loads

@@ -18,6 +18,19 @@ from sublet.wire.guests import GuestNews, GuestSpec, GuestView, Profile
 __all__ = ["Guest"]
 
 SHOWN_ARGUMENTS: Final = 64
+SHOWN_CHARACTERS: Final = 256
+"""Of a command line: very many guests must fit into one answer."""
+
+
+def _shown(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """As much of it as people read."""
+    shown, left = [], SHOWN_CHARACTERS
+    for word in argv[:SHOWN_ARGUMENTS]:
+        shown.append(word if len(word) <= left else f"{word[:left]}…")
+        left -= len(word)
+        if left < 0:
+            break
+    return tuple(shown)
 
 
 class Guest:
@@ -117,7 +130,7 @@ class Guest:
             epoch=self.epoch,
             tenant=self.tenant,
             name=self.spec.name,
-            argv=self.spec.argv or (self.spec.entry,),
+            argv=_shown(self.spec.argv or (self.spec.entry,)),
             profile=self.profile,
             state=self.state.value if self.main_runs or self.is_gone else "left behind",
             pid=self.tree.root.pid,

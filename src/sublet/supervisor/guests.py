@@ -20,7 +20,7 @@ from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.launch import Launch, Prepared
 from sublet.supervisor.logs import GuestLog
-from sublet.supervisor.loop import READ, Loop
+from sublet.supervisor.loop import READ, Loop, Timer
 from sublet.supervisor.notes import GuestNote, Notes
 from sublet.supervisor.reaper import Exit, Reaper
 from sublet.supervisor.spawn import Child, SpawnFailed, read_failure
@@ -36,8 +36,10 @@ GUESTS_MAX: Final = 2048
 GUESTS_PER_TENANT_MAX: Final = 512
 ENDED_KEPT: Final = 256
 """Ended guests that are still listed, with their logs."""
-KILL_AGAIN_S: Final = 0.5
+KILL_AGAIN_NS: Final = NS_PER_S // 2
 """Between two attempts to end one guest alone (the end of a lease has its own rhythm)."""
+UNSEEN_S: Final = 0.2
+"""After a look that could not be taken, for want of descriptors or memory: nothing is concluded from it."""
 DRAIN_NS: Final = 2 * NS_PER_S
 """How long what a guest left in its pipes may take to be read by those who want all of it."""
 REST_MAX_NS: Final = 20_000_000
@@ -81,6 +83,8 @@ class Guests:
         self._rest_until_ns = 0
         """After a look as much time is left for other things, so that of many that end one by one most are met by one
         look."""
+        self._forced: dict[GuestId, Timer] = {}
+        """Those that are ended alone, and when that is forced."""
         self._to_tell: list[Guest] = []
         self._to_kill: list[Guest] = []
         self._will_act = False
@@ -218,10 +222,10 @@ class Guests:
 
     # ---- seeing ----
 
-    def get(self, id_: str, tenant: TenantId | None) -> Guest:
-        """The guest, if it is this tenant's (None: anybody's)."""
+    def get(self, id_: str, tenant: TenantId | None, *, lease: LeaseId | None = None) -> Guest:
+        """The guest, if it is this tenant's (None: anybody's), and under this lease (None: any)."""
         guest = self.by_id.get(GuestId(id_))
-        if guest is None or (tenant is not None and guest.tenant != tenant):
+        if guest is None or (tenant is not None and guest.tenant != tenant) or lease not in (None, guest.lease):
             raise NotFound(f"there is no guest {id_}", do="`sublet ps` lists yours; `--all` shows ended ones too.")
         return guest
 
@@ -250,6 +254,12 @@ class Guests:
 
     def _look(self) -> None:
         self._will_look = False
+        try:
+            self._see()
+        except OSError:
+            self._loop.after(UNSEEN_S, self.look_soon)
+
+    def _see(self) -> None:
         began_ns = self._loop.now_ns()
         look = self._trees.look(guest.tree for guest in self.of(None) if guest.state is GuestState.ENDING)
         self.on_look(look)
@@ -278,6 +288,8 @@ class Guests:
         guest.now(GuestEvent.EXITED)
         guest.ended_wall_ns = self._clock.wall_ns()
         guest.settle()
+        if (forced := self._forced.pop(guest.id, None)) is not None:
+            forced.cancel()
         self._trees.drop(guest.id)
         if guest.tree.group is not None:
             guest.tree.group.remove()
@@ -345,6 +357,13 @@ class Guests:
         self._will_act = False
         told, self._to_tell = self._to_tell, []
         killed, self._to_kill = self._to_kill, []
+        try:
+            self._reach(told, killed)
+        except OSError:
+            self._to_tell, self._to_kill = told + self._to_tell, killed + self._to_kill
+            self._loop.after(UNSEEN_S, self._act_soon)
+
+    def _reach(self, told: list[Guest], killed: list[Guest]) -> None:
         if told:
             look = self._trees.look(guest.tree for guest in told)
             for guest in told:
@@ -363,12 +382,21 @@ class Guests:
             grace_ns = guest.spec.grace_ns or ENDED_ALONE_GRACE_NS
         if grace_ns:
             self.tell([guest], "this command is being stopped", EndReason.OPERATOR)
-        self._loop.at(self._loop.now_ns() + grace_ns, lambda: self._force(guest))
+        self._force_at(guest, self._loop.now_ns() + grace_ns)
+
+    def _force_at(self, guest: Guest, at_ns: int) -> None:
+        """However often it is asked for, one timer; the soonest counts."""
+        before = self._forced.get(guest.id)
+        if before is None or at_ns < before.at_ns:
+            if before is not None:
+                before.cancel()
+            self._forced[guest.id] = self._loop.at(at_ns, lambda: self._force(guest))
 
     def _force(self, guest: Guest) -> None:
+        self._forced.pop(guest.id, None)
         if not guest.is_gone:
             self.kill([guest], EndReason.OPERATOR)
-            self._loop.after(KILL_AGAIN_S, lambda: self._force(guest))
+            self._force_at(guest, self._loop.now_ns() + KILL_AGAIN_NS)
 
     def why_alive(self, guests: Iterable[Guest]) -> str:
         """What to say of guests that were killed and are still there."""

@@ -159,7 +159,7 @@ class HolderLink:
             raise Unauthorized(f"this connection may not {operation}", do="Ask for a token that allows it.")
 
     def _mine(self, guest: str, operation: str) -> Guest:
-        found = self._guests.get(guest, self._sees)
+        found = self._guests.get(guest, self._sees, lease=self.front.lease)
         self._may(operation)
         return found
 
@@ -190,7 +190,7 @@ class HolderLink:
         self._guests.start(tenancy, self.front.profile, spec, begun)
 
     def _attach(self, asked: Attach) -> Attached:
-        guest = self._mine(asked.guest, RUN if asked.stdin else LOGS)
+        guest = self._mine(asked.guest, RUN if asked.stdin or asked.lossless else LOGS)
         self._detach(guest.id)
         output = self._link.open_channel()
         stdin = output if asked.stdin else 0
@@ -206,6 +206,8 @@ class HolderLink:
 
     def _list(self, asked: ListGuests) -> GuestList:
         found = self._guests.of(self._sees, lease=asked.lease, guest=asked.guest, ended=asked.ended)
+        if self.front.lease is not None:  # a token of a lease opens what is under that lease
+            found = (guest for guest in found if guest.lease == self.front.lease)
         return GuestList(guests=tuple(guest.view() for guest in found))
 
     def _signal(self, asked: SignalGuest) -> None:
@@ -272,7 +274,7 @@ class _Attached:
             self._following = None
         if self._news in self.guest.listeners:
             self.guest.listeners.remove(self._news)
-        if self._stdin:
+        if self._stdin and self.guest.stdio.on_stdin_room == self._feed:  # who came later has it now
             self.guest.stdio.on_stdin_room = None
         self._link.close(self.channel)
         self._connection.push()

@@ -169,11 +169,11 @@ class Procs:
     def _read(self, name: str) -> Stat | None:
         try:
             fd = os.open(f"{self.root}/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # what could not be seen is not gone for that
             return None
         try:
             return _parse(os.read(fd, _STAT_MAX))
-        except OSError:  # it ended between the two
+        except ProcessLookupError:  # it ended between the two
             return None
         finally:
             os.close(fd)

@@ -66,10 +66,6 @@ ACCEPT_AGAIN_S: Final = 0.5
 HOLDERS_MAX: Final = 2048
 """Connections of holders; each takes a descriptor, of which the guests need most."""
 HOLDERS_PER_TENANT_MAX: Final = 1024
-REPORTS_MAX: Final = 256
-"""In one message: thousands of leases may end at the same moment."""
-ACCEPT_AGAIN_S: Final = 0.5
-"""After a connection could not be taken for want of descriptors."""
 ALONE_S: Final = 60.0
 """So long it waits for an office while nothing is left to look after."""
 

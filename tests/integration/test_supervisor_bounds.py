@@ -1,0 +1,119 @@
+"""What one client, one moment or one large thing must not be able to do to everybody else under the same supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sublet.errors import NotFound, SubletError, Unauthorized
+from sublet.supervisor.service import SOCKET_NAME
+from sublet.values import Epoch, Exclusivity, Kind, LeaseId, ResourceId
+from sublet.wire.guests import Attach, Attached, EndGuest, Guests, ListGuests, SignalGuest
+from sublet.wire.orders import EndedHere, Grant, Part
+from tests.integration.supervisor_stage import TENANT, SupervisorStage, supervisor_at
+from tests.traces import PATIENCE_S, now_ns, until
+
+A, B = LeaseId("lease-a"), LeaseId("lease-b")
+E5, E6 = Epoch(1, 5), Epoch(1, 6)
+S = 1_000_000_000
+MANY = 10_000
+"""Leases whose ends do not fit into one message."""
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[SupervisorStage]:
+    with supervisor_at(tmp_path) as found:
+        yield found
+
+
+def shared(lease: LeaseId, epoch: Epoch, *, deadline_ns: int = 0) -> Grant:
+    """Something that very many can have at once."""
+    at_ns = deadline_ns or now_ns() + 300 * S
+    part = Part(resource=ResourceId("bench/cpu"), kind=Kind.CPU, amount=0, millis=0, exclusivity=Exclusivity.SHARED)
+    return Grant(lease=lease, epoch=epoch, number=1, tenant=TENANT, parts=(part,), deadline_ns=at_ns, ttl_ns=300 * S)
+
+
+def test_thousands_of_leases_may_end_at_the_same_moment(stage: SupervisorStage) -> None:
+    deadline_ns = now_ns() + 8 * S
+    orders = [shared(LeaseId(f"l-{n:016x}"), Epoch(1, 10 + n), deadline_ns=deadline_ns) for n in range(MANY)]
+    for start in range(0, MANY, 250):
+        stage.office_line.order(*orders[start : start + 250])
+    stage.office_line.order(shared(A, E5))
+    guest = stage.holder(A, E5).start("sleep", "1000")
+
+    def all_told() -> bool:
+        stage.office_line.wait(0.05)
+        return len({one.lease for one in stage.office_line.reports if isinstance(one, EndedHere)}) == MANY
+
+    assert now_ns() < deadline_ns, "they were given in time"
+    until("all ends were told", all_told)
+    assert stage.office_line.error is None, stage.log
+    assert [one.pid for one in stage.marked(A)] == [guest.pid]
+
+
+def test_a_token_reaches_its_own_lease_and_one_for_logs_changes_nothing(stage: SupervisorStage) -> None:
+    stage.office_line.order(shared(A, E5), shared(B, E6))
+    mine = stage.holder(A, E5).start("sh", "-c", "echo hello; exec sleep 1000").guest
+    other = stage.holder(B, E6).start("sleep", "1000").guest
+    reader = stage.office_line.admit(A, E5, operations=("logs",))
+    assert isinstance(reader.ask(Attach(guest=mine)), Attached)
+    for asked in (
+        Attach(guest=mine, stdin=True),
+        Attach(guest=mine, lossless=True),  # it would make the guest wait
+        SignalGuest(guest=mine, number=15),
+        EndGuest(guest=mine),
+    ):
+        with pytest.raises(Unauthorized):
+            reader.ask(asked)
+    listed = reader.ask(ListGuests())
+    assert isinstance(listed, Guests)
+    assert [one.id for one in listed.guests] == [mine]
+    for line in (reader, stage.holder(A, E5)):
+        with pytest.raises(NotFound):
+            line.ask(Attach(guest=other))
+    with pytest.raises(NotFound):
+        stage.holder(A, E5).ask(EndGuest(guest=other))
+    reader.close()
+
+
+def test_long_command_lines_can_be_listed(stage: SupervisorStage) -> None:
+    stage.office_line.order(shared(A, E5))
+    long = ["x" * 120_000] * 5
+    for _ in range(3):
+        stage.holder(A, E5).start("sh", "-c", "exec sleep 1000", *long)
+    listed = stage.office_line.ask(ListGuests())
+    assert isinstance(listed, Guests)
+    assert [one.argv[:3] for one in listed.guests] == [("sh", "-c", "exec sleep 1000")] * 3
+    assert listed.guests[0].argv[-1].endswith("…")
+
+
+def test_no_descriptor_left_is_nobody_elses_end(stage: SupervisorStage) -> None:
+    stage.office_line.order(shared(A, E5))
+    holder = stage.holder(A, E5)
+    guest = holder.start("sleep", "1000")
+    resource.prlimit(stage.pid, resource.RLIMIT_NOFILE, (64, 64))
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            sock.settimeout(PATIENCE_S)
+            sock.connect(str(stage.runtime / SOCKET_NAME))
+        until("none is left", lambda: len(os.listdir(f"/proc/{stage.pid}/fd")) == 64)
+        with pytest.raises(SubletError):
+            holder.start("true")
+        assert [one.pid for one in stage.marked(A)] == [guest.pid]
+    until("there is room again", lambda: _starts(stage))
+    assert guest.pid in [one.pid for one in stage.marked(A)]
+
+
+def _starts(stage: SupervisorStage) -> bool:
+    try:
+        stage.holder(A, E5).start("true")
+    except SubletError:
+        return False
+    return True
