@@ -52,6 +52,8 @@ check: lint types test wheel ## all that CI does
 soak: $(READY) ## the big numbers: SEEDS=1000000 simulations, every crash point; hours, not minutes
 	@$(PY) -m sublet.sim --seeds $(SEEDS) --from $(FROM)
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
+	@SUBLET_RACE_ROUNDS=10000 $(PY) -m pytest tests/integration/test_revoke_race.py
+	@SUBLET_KILL_ROUNDS=2000 $(PY) -m pytest tests/integration/test_kill_rounds.py
 
 bench: $(READY) ## the benchmarks, each beside its peer in the same run
 	@if [ -f benchmarks/__main__.py ]; then $(PY) -m benchmarks; else echo "There are no benchmarks yet."; fi

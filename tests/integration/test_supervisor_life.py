@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
+from sublet.errors import (
+    CapacityExceeded,
+    InvalidRequest,
+    NotFound,
+    StaleEpoch,
+    SubletError,
+    Unauthorized,
+)
+from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.codec import dumps
+from sublet.wire.guests import (
+    Attach,
+    Attached,
+    EndGuest,
+    Guests,
+    GuestSpec,
+    HolderCall,
+    ListGuests,
+    NotStarted,
+    Quit,
+    Resize,
+    SignalGuest,
+    Start,
+)
+from sublet.wire.link import CALLS_MAX
 from sublet.wire.orders import End, Failed, Grant, Held, Part, TornDown, Verify
 from tests.integration.supervisor_stage import (
+    PATH,
     TENANT,
     Freezer,
     SupervisorStage,
@@ -112,3 +138,149 @@ def test_what_a_predecessor_left_frozen_harms_no_guest_of_today(stage: Superviso
     end(stage, B, E6, n=1)
     heard(stage, TornDown, 2)
     assert stage.residue() == []
+
+
+# ---- what a holder may ----
+
+
+def test_what_is_anothers_looks_as_if_it_were_not_there(stage: SupervisorStage) -> None:
+    """The same words for a guest of another tenant and for none, whatever is asked; an operator sees both."""
+    grant(stage, A, E5)
+    guest = stage.holder(A, E5).start("sleep", "1000").guest
+    stranger = stage.office_line.admit(None, None, tenant=TenantId("ben"))
+    calls: list[Callable[[GuestId], HolderCall]] = [
+        lambda one: Attach(guest=one),
+        lambda one: EndGuest(guest=one),
+        lambda one: SignalGuest(guest=one, number=9),
+        lambda one: Resize(guest=one, rows=1, cols=1),
+    ]
+    for call in calls:
+        said = []
+        for one in (guest, GuestId("g-0000000000")):
+            with pytest.raises(NotFound) as refused:
+                stranger.ask(call(one))
+            said.append(refused.value.message.replace(one, "ID"))
+        assert said[0] == said[1]
+    assert stranger.ask(ListGuests(guest=guest)) == Guests(guests=())
+    operator = stage.office_line.admit(None, None, tenant=TenantId("ben"), operator=True)
+    listed = operator.ask(ListGuests())
+    assert isinstance(listed, Guests)
+    assert [one.id for one in listed.guests] == [guest]
+    stranger.close()
+    operator.close()
+
+
+def test_rights_that_a_token_does_not_give_are_not_had(stage: SupervisorStage) -> None:
+    grant(stage, A, E5)
+    guest = stage.holder(A, E5).start("sleep", "1000").guest
+    reader = stage.office_line.admit(A, E5, operations=("logs",))
+    with pytest.raises(Unauthorized, match="may not run"):
+        reader.start("true")
+    with pytest.raises(Unauthorized):
+        reader.ask(SignalGuest(guest=guest, number=9))
+    assert isinstance(reader.ask(Attach(guest=guest)), Attached)
+    nobody = stage.office_line.admit(None, None)
+    with pytest.raises(InvalidRequest, match="not of a lease"):
+        nobody.start("true")
+    with pytest.raises(InvalidRequest, match="no signal"):
+        nobody.ask(SignalGuest(guest=guest, number=4000))
+    for line in (reader, nobody):
+        line.close()
+
+
+def test_an_older_epoch_is_cut_off_and_starts_nothing(stage: SupervisorStage) -> None:
+    """Its guests go on under the new one."""
+    grant(stage, A, E5)
+    old = stage.holder(A, E5)
+    guest = old.start("sleep", "1000")
+    grant(stage, A, E6)
+    with pytest.raises(SubletError):
+        old.start("true")
+    until("an end", lambda: old.is_over or not old.talk.wait(0.1))
+    late = stage.office_line.admit(A, E5)
+    with pytest.raises(StaleEpoch):
+        late.start("true")
+    late.close()
+    stage.holder(A, E6).start("true")
+    assert guest.pid in [one.pid for one in stage.marked(A)]
+
+
+def test_a_holder_that_goes_away_or_asks_nonsense_harms_nobody(stage: SupervisorStage) -> None:
+    """Whatever one connection does, the supervisor, its guests and other connections go on."""
+    grant(stage, A, E5)
+    guest = stage.holder(A, E5).start("sleep", "1000")
+    for _ in range(20):
+        gone = stage.office_line.admit(A, E5)
+        gone.talk.link.call(dumps(Start(spec=GuestSpec(argv=("true",), cwd="/", env={"PATH": PATH}))))
+        gone.talk.pump()
+        gone.sock.close()  # before the answer
+    rude = stage.office_line.admit(A, E5)
+    with pytest.raises(InvalidRequest):
+        rude.talk.call(b"nonsense")
+    with open(os.devnull) as null:
+        rude.talk.link.event(b"?", [os.dup(null.fileno())])
+        rude.talk.link.open_channel()
+    rude.sock.send(bytes(1000))
+    until("a cut", lambda: rude.talk.wait(0.1) is not None and rude.is_over)
+    greedy = stage.office_line.admit(A, E5)
+    for _ in range(CALLS_MAX):
+        greedy.talk.link.call(dumps(ListGuests()))
+    with pytest.raises(CapacityExceeded):
+        greedy.talk.link.call(dumps(ListGuests()))
+    greedy.talk.pump()
+    greedy.sock.close()
+    rude.close()
+    until("an end of all but one", lambda: [one.pid for one in stage.marked()] == [guest.pid])
+    fds = len(os.listdir(f"/proc/{stage.pid}/fd"))
+    for _ in range(5):
+        stage.office_line.admit(A, E5).close()
+    stage.office_line.ask(ListGuests())
+    until("closed descriptors", lambda: len(os.listdir(f"/proc/{stage.pid}/fd")) <= fds)
+    assert "Traceback" not in stage.log
+
+
+def test_a_command_that_cannot_run_says_so_and_leaves_nothing(stage: SupervisorStage) -> None:
+    grant(stage, A, E5)
+    for argv, cwd, code in ((("no-such",), "/", 127), (("/etc/hostname",), "/", 126), (("true",), "/nowhere", 126)):
+        reply = stage.holder(A, E5).ask(Start(spec=GuestSpec(argv=argv, cwd=cwd, env={"PATH": PATH})))
+        assert isinstance(reply, NotStarted)
+        assert (reply.exit_code, bool(reply.do)) == (code, True), reply
+    end(stage, A, E5)
+    heard(stage, TornDown)
+    assert stage.residue() == []
+
+
+# ---- its end ----
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_supervisor_that_is_told_to_quit_leaves_nothing(stage: SupervisorStage, now: bool) -> None:
+    """At once, guests with it; or when the last lease is over."""
+    grant(stage, A, E5)
+    stage.holder(A, E5).start("sh", "-c", STUBBORN)
+    until("three processes", lambda: len(stage.marked(A)) == 3)
+    stage.office_line.ask(Quit(now=now))
+    assert stage.process is not None
+    if not now:
+        assert stage.process.poll() is None
+        end(stage, A, E5)
+    stage.process.wait(30)
+    assert stage.residue() == []
+    assert stage.groups() == []
+    assert os.listdir(stage.runtime) == []
+
+
+def test_an_office_that_takes_over_cuts_the_one_before(stage: SupervisorStage) -> None:
+    grant(stage, A, E5)
+    before = stage.office_line
+    after = stage.connect()
+    assert after.configured.live == (A,)
+    assert not after.configured.is_new
+
+    def is_cut() -> bool:
+        before.wait(0.1)
+        return before.error is not None
+
+    until("a cut", is_cut)
+    assert "another office" in str(before.error)
+    before.close()

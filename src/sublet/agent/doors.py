@@ -107,7 +107,7 @@ class Door:
             sock.close()
 
     def _front(self, hello: Hello) -> Front:
-        greeting = loads(Greeting, hello.body or b"{}")
+        greeting = loads(Greeting, hello.body) if hello.body else Greeting()
         if greeting.capability and greeting.access:
             raise Unauthorized("there are two tokens", do="Show one.")
         if not greeting.capability:

@@ -194,6 +194,12 @@ class Premises:
             if tenancy.lease == lease and tenancy.over is not None and not any(tenancy.running()):
                 self._drop(tenancy)
 
+    def leave(self) -> None:
+        """The supervisor ends: where no guest is left, neither folder nor group stays."""
+        for tenancy in tuple(self._all()):
+            if not any(tenancy.running()):
+                tenancy.close(self._groups, alone=self._is_alone(tenancy))
+
     # ---- which ----
 
     @property

@@ -148,6 +148,7 @@ class Supervisor:
             self._launch.zygotes.close()
             self._launch.stores.close()
             self._claims.close()
+            self.premises.leave()
             self._groups.remove()
             for folder in (self._launch.leases, self._notes.folder):
                 with contextlib.suppress(OSError):  # something is in it, and is there for the next one
