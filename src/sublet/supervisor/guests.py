@@ -6,6 +6,7 @@ A guest is *gone* when a look over the process table has shown that none of its 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections import deque
@@ -420,8 +421,13 @@ def out_of_memory(allowed: int, used: int = 0) -> str:
     return f"the lease has {format_size(allowed)} of memory and needed more; the kernel ended a process (out_of_memory)"
 
 
-def what_to_do(failed: SpawnFailed) -> str:
+def what_to_do(failed: SpawnFailed, profile: Profile) -> str:
     """For a person whose command did not come to run."""
+    if profile is Profile.TENANT and failed.number == errno.ENOENT and failed.step in ("exec", "folder"):
+        return (
+            "Commands of a tenant see the system's folders (/usr, /etc, /opt and such) and what came with the lease, "
+            "and no other file of this machine: `cd /` first, and name a program that lies there."
+        )
     return {
         "exec": "Check the spelling and the PATH; a script needs a first line with #! and the right to be executed.",
         "folder": "Choose a working folder that exists and that you may enter.",

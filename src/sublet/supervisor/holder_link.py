@@ -182,7 +182,10 @@ class HolderLink:
                 self._link.refuse(call, failed)
             elif isinstance(failed, SpawnFailed):
                 message = str(failed)
-                self._reply(call, NotStarted(exit_code=failed.exit_code, message=message, do=what_to_do(failed)))
+                self._reply(
+                    call,
+                    NotStarted(exit_code=failed.exit_code, message=message, do=what_to_do(failed, self.front.profile)),
+                )
             elif guest is not None:
                 self._reply(call, Started(guest=guest.id, pid=guest.tree.root.pid))
             self._connection.push()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from sublet.errors import Unsupported
 from sublet.supervisor.isolation import Abilities, Ids, Part, Plan, Policy, Refusal, Uids, Wish, clean_env, enter, plan
 from sublet.supervisor.isolation import Profile as IsolationProfile
+from sublet.supervisor.isolation.plan import SYSTEM_PATHS
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import TenantId
 from sublet.wire.guests import GuestSpec
 
-__all__ = ["Room", "Walls"]
+__all__ = ["Room", "Walls", "prefix_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class _Behind:
         os.makedirs(home, mode=0o700, exist_ok=True)
         if self._ids is not None:
             os.chown(home, *self._ids)
-        readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *_prefix_of(spec)}
+        readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *prefix_of(spec.python, self._walls.hidden)}
         steps = self._walls.plan(
             Wish(
                 folder=home,
@@ -93,6 +96,51 @@ class _Behind:
         return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids)
 
 
-def _prefix_of(spec: GuestSpec) -> tuple[str, ...]:
-    """The folder that the interpreter of an entry point was installed in."""
-    return (os.path.dirname(os.path.dirname(spec.python)),) if os.path.isabs(spec.python) else ()
+def prefix_of(python: str, hidden: Iterable[str]) -> tuple[str, ...]:
+    """The folder that this interpreter was installed in, to be shown to the guest.
+
+    The tenant names it, and what is shown is shown past the rights of the folders above it, and where there is one user
+    for all, past those of its files. So it has to be an installation, where everybody may look, with nothing hidden in
+    it; or the one that Sublet itself runs from.
+    """
+    if not os.path.isabs(python):
+        return ()
+    prefix = os.path.realpath(os.path.dirname(os.path.dirname(os.path.normpath(python))))
+    if prefix == os.path.realpath(os.path.dirname(os.path.dirname(sys.executable))):
+        return (os.path.dirname(os.path.dirname(sys.executable)), prefix)
+    if any(_is_in(prefix, path) for path in SYSTEM_PATHS):
+        return ()
+    hides = any(_is_in(prefix, path) or _is_in(path, prefix) for path in map(os.path.realpath, hidden))
+    if hides or not _is_installed(prefix) or not _is_everybodys(prefix):
+        raise Unsupported(
+            f"a tenant's guest cannot be shown the interpreter {python}",
+            do="Use one of the system's (/usr/bin/python3), or one that is installed where everybody may read.",
+        )
+    return (prefix,)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _is_installed(prefix: str) -> bool:
+    if os.path.exists(os.path.join(prefix, "pyvenv.cfg")):
+        return True
+    try:
+        return any(name.startswith("python3") for name in os.listdir(os.path.join(prefix, "lib")))
+    except OSError:
+        return False
+
+
+def _is_everybodys(folder: str) -> bool:
+    """Whether any user of this machine could get there and read."""
+    try:
+        if not os.stat(folder).st_mode & stat.S_IROTH:
+            return False
+        while os.stat(folder).st_mode & stat.S_IXOTH:
+            if folder == "/":
+                return True
+            folder = os.path.dirname(folder)
+    except OSError:
+        pass
+    return False
