@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,10 @@ import pytest
 from sublet.errors import NotFound, SubletError, Unauthorized
 from sublet.supervisor.service import SOCKET_NAME
 from sublet.values import Epoch, Exclusivity, Kind, LeaseId, ResourceId
-from sublet.wire.guests import Attach, Attached, EndGuest, Guests, ListGuests, SignalGuest
+from sublet.wire.guests import Admit, Attach, Attached, EndGuest, Front, Guests, ListGuests, Profile, SignalGuest
 from sublet.wire.orders import EndedHere, Grant, Part
-from tests.integration.supervisor_stage import TENANT, SupervisorStage, supervisor_at
+from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
+from tests.integration.supervisor_stage import TENANT, HolderLine, SupervisorStage, supervisor_at
 from tests.traces import PATIENCE_S, now_ns, until
 
 A, B = LeaseId("lease-a"), LeaseId("lease-b")
@@ -24,6 +27,7 @@ E5, E6 = Epoch(1, 5), Epoch(1, 6)
 S = 1_000_000_000
 MANY = 10_000
 """Leases whose ends do not fit into one message."""
+COUNTS = "trap 'echo got INT' INT; trap 'echo got TERM' TERM; echo ready; while :; do sleep 0.02; done"
 
 
 @pytest.fixture
@@ -80,6 +84,33 @@ def test_a_token_reaches_its_own_lease_and_one_for_logs_changes_nothing(stage: S
     with pytest.raises(NotFound):
         stage.holder(A, E5).ask(EndGuest(guest=other))
     reader.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the walls are built as root here")
+def test_a_command_behind_walls_gets_a_signal_once(stage: SupervisorStage) -> None:
+    """Two stand between it and the supervisor, and hand on what they get."""
+    stage.office_line.order(shared(A, E5))
+    mine, theirs = socket.socketpair()
+    front = Front(tenant=TENANT, operator=False, profile=Profile.TENANT, lease=A, epoch=E5, operations=("run", "logs"))
+    stage.office_line.ask(Admit(front=front, oldest=WIRE_OLDEST, newest=WIRE_VERSION), (theirs.detach(),))
+    with contextlib.closing(HolderLine(mine)) as holder:
+        guest = holder.start("sh", "-c", COUNTS).guest
+
+        def said() -> bytes:
+            folder = stage.state / "guests" / guest
+            return b"".join(file.read_bytes() for file in folder.iterdir()) if folder.exists() else b""
+
+        def came(count: int) -> bool:
+            return said().count(b"got INT") >= count
+
+        until("it has begun", lambda: b"ready" in said())
+        for count in range(1, 11):
+            holder.ask(SignalGuest(guest=guest, number=signal.SIGINT, tree=True))
+            until("it got one", partial(came, count))
+        holder.ask(EndGuest(guest=guest, grace_ns=S))
+        until("it is gone", lambda: not stage.marked(A))
+        assert said().count(b"got INT") == 10
+        assert said().count(b"got TERM") == 1
 
 
 def test_long_command_lines_can_be_listed(stage: SupervisorStage) -> None:

@@ -139,7 +139,7 @@ class Guests:
             child.forget()
             self._never_ran(prepared, begun, LeaseNotActive(f"lease {tenancy.lease} is over"))
             return
-        tree = self._tree(id_, tenancy.lease, child.pid, prepared.uid)
+        tree = self._tree(id_, tenancy.lease, child.pid, prepared)
         guest = Guest(
             id=id_,
             lease=tenancy.lease,
@@ -185,10 +185,11 @@ class Guests:
                 do="End some with `sublet stop`, or run several commands in one guest.",
             )
 
-    def _tree(self, id_: GuestId, lease: LeaseId, pid: int, uid: int | None) -> Tree:
+    def _tree(self, id_: GuestId, lease: LeaseId, pid: int, prepared: Prepared) -> Tree:
         identity = self._trees.procs.identity(pid)
         assert identity is not None, "a child that was not waited for is always there"
-        return Tree(id_, lease, identity, group=self._groups.group(lease, id_), uid=uid)
+        group = self._groups.group(lease, id_)
+        return Tree(id_, lease, identity, group=group, uid=prepared.uid, stands_in=prepared.stands_in)
 
     def _note(self, guest: Guest, tenancy: Tenancy) -> None:
         group = guest.tree.group
@@ -368,8 +369,7 @@ class Guests:
         if told:
             look = self._trees.look(guest.tree for guest in told)
             for guest in told:
-                for stat in look.of(guest.tree):
-                    self._trees.procs.send(stat.identity, signal.SIGTERM)
+                self._trees.signal_seen(guest.tree, signal.SIGTERM, look)
         if killed:
             self._trees.kill(guest.tree for guest in killed)
             self._reaper.reap()

@@ -53,6 +53,8 @@ class Prepared:
     """Whose processes they will be; None: the supervisor's own user."""
     cores: tuple[int, ...] = ()
     """Where it is kept, if anywhere."""
+    stands_in: bool = False
+    """Whether its first process only stands for the command."""
 
 
 class Launch:
@@ -127,7 +129,8 @@ class Launch:
             argv=_argv(spec),
             env={**room.env, **marks},
         )
-        return Prepared(spec, plan, stdio, kept, room.ids.uid if room.ids is not None else None, tenancy.pinned)
+        uid = room.ids.uid if room.ids is not None else None
+        return Prepared(spec, plan, stdio, kept, uid, tenancy.pinned, room.stands_in)
 
     def _cores(self, count: int) -> tuple[int, ...]:
         return choose(count, os.sched_getaffinity(0), self.pinned())

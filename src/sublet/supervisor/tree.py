@@ -46,12 +46,19 @@ class Tree:
     """The processes of one guest."""
 
     __slots__ = (
-        *("group", "guest", "known", "lease", "outside", "root", "sessions", "uid"),
+        *("group", "guest", "known", "lease", "outside", "root", "sessions", "stands_in", "uid"),
         *("_cpu_ns", "_exited_ns", "_inherited", "_peak_bytes"),
     )
 
     def __init__(
-        self, guest: GuestId, lease: LeaseId, root: Identity, *, group: Group | None = None, uid: int | None = None
+        self,
+        guest: GuestId,
+        lease: LeaseId,
+        root: Identity,
+        *,
+        group: Group | None = None,
+        uid: int | None = None,
+        stands_in: bool = False,
     ) -> None:
         self.guest = guest
         self.lease = lease
@@ -60,6 +67,8 @@ class Tree:
         self.group = group
         self.uid = uid
         """Whose processes they are; an orphan of another user is not believed its marks. None: anybody's."""
+        self.stands_in = stands_in
+        """Whether the first process only stands for the guest outside of a process namespace (``isolation.init``)."""
         self.known: Set[Identity] = frozenset((root,))
         """Its processes at the last look."""
         self.sessions: Set[int] = frozenset((root.pid,))
@@ -167,7 +176,19 @@ class Trees:
 
     def signal(self, tree: Tree, number: int) -> int:
         """This signal to every process of the guest; how many it reached. What is forked meanwhile may miss it."""
-        return sum(self.procs.send(stat.identity, number) for stat in self.look([tree]).of(tree))
+        return self.signal_seen(tree, number, self.look([tree]))
+
+    def signal_seen(self, tree: Tree, number: int, look: Look) -> int:
+        """The same, to those that this look has shown.
+
+        Over a process namespace stand two who hand on what they get. They are left out, or the command would get the
+        signal three times, and to many programs a second one means something else than the first.
+        """
+        members = look.of(tree)
+        if tree.stands_in:
+            inside = [stat for stat in members if tree.root.pid not in (stat.pid, stat.ppid)]
+            members = inside or [stat for stat in members if stat.pid == tree.root.pid]
+        return sum(self.procs.send(stat.identity, number) for stat in members)
 
     def kill(self, trees: Iterable[Tree]) -> None:
         """SIGKILL for all of these trees. Returns at once; whether they are gone, the next looks say.

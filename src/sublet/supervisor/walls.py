@@ -27,6 +27,8 @@ class Room:
     cwd: str
     enter: Callable[[int], int]
     ids: Ids | None
+    stands_in: bool = False
+    """Whether the process that is forked only stands for the command, which is in a namespace of its own."""
 
 
 class Walls:
@@ -93,7 +95,7 @@ class _Behind:
         )
         term = spec.env.get("TERM", "dumb")
         env = clean_env(self._tenant, home=home, term=term, extra=spec.env)
-        return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids)
+        return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks)
 
 
 def prefix_of(python: str, hidden: Iterable[str]) -> tuple[str, ...]:
