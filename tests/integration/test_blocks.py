@@ -242,6 +242,15 @@ def test_a_folder_with_a_name_outlives_its_lease(stage: SupervisorStage, amount:
     torn_down(stage, 3)
 
 
+def test_a_folder_with_a_name_that_was_never_used_is_not_kept(stage: SupervisorStage) -> None:
+    size = part(Kind.BLOCK, 65536)
+    grant(stage, A, E5, size, name="ckpt")
+    stage.holder(A, E5).start("sleep", "1000")
+    end(stage, A, E5, size)
+    torn_down(stage, 1)
+    assert not (stage.state / "blocks" / "named" / "local" / "ckpt").exists()
+
+
 @needs_images
 def test_what_is_kept_with_another_size_is_not_touched(stage: SupervisorStage) -> None:
     size, other = part(Kind.BLOCK, 2 * MIB), part(Kind.BLOCK, 4 * MIB)

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 from sublet.supervisor.isolation.syscalls import close_from
 from sublet.supervisor.loop import READ, Loop, Timer
-from sublet.supervisor.prctl import set_pdeathsig
+from sublet.supervisor.prctl import ParentGone, set_pdeathsig
 
 __all__ = ["ERRANDS_MAX", "Errands"]
 
@@ -128,6 +128,8 @@ def _be(work: Work, writing: int, parent: int) -> NoReturn:
         said = work().encode("utf-8", "surrogateescape")
         os.write(_PIPE, b"=" + said[:ANSWER_MAX])
         os._exit(0)
+    except (ParentGone, BrokenPipeError):  # nobody is there to be told
+        pass
     except BaseException as error:  # noqa: BLE001 - this is a copy of the supervisor
         with contextlib.suppress(OSError):
             os.write(_STDERR, f"sublet: an errand failed: {error!r}\n".encode())

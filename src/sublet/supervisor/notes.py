@@ -69,6 +69,7 @@ class Notes:
         damaged: list[str] = []
         for name in sorted(os.listdir(self.folder)):
             if not name.endswith(_SUFFIX):  # one that was being written: its guest never ran
+                damaged.append(name)
                 continue
             try:
                 with open(os.path.join(self.folder, name), "rb") as file:

@@ -293,7 +293,10 @@ def _still_used(folder: str) -> str:
 
 
 def _keep(folder: str) -> str:
-    """From here on it is nobody's to write to."""
+    """From here on it is nobody's to write to. What was never used, or only begun, is not worth keeping."""
+    if not any(name.endswith(".img") or _has_any(os.path.join(folder, name)) for name in os.listdir(folder)):
+        left = remove_tree(folder)
+        return "" if left.is_clean else str(left)
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if name.endswith("~"):
@@ -305,6 +308,14 @@ def _keep(folder: str) -> str:
     with contextlib.suppress(FileNotFoundError):
         os.rename(os.path.join(folder, NOTE), os.path.join(folder, KEPT))
     return ""
+
+
+def _has_any(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(True for _ in entries)
+    except NotADirectoryError:
+        return False
 
 
 def probe(folder: str) -> tuple[str, str]:
