@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from sublet.agent.port import ReportSink
-from sublet.errors import Disconnected, SubletError
+from sublet.errors import Disconnected, SubletError, Unauthorized
 from sublet.values import NodeId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
@@ -249,11 +249,14 @@ class SupervisedAgent:
         if self._closed or not self._is_joined:
             return
         self._is_joined = False
+        if isinstance(over.error, Unauthorized):
+            _log.error("the supervisor hung up: %s", over.error)
+            return
         if over.error is None or isinstance(over.error, Disconnected):
             _log.error("the supervisor has ended, and the guests with it; another is started")
-            self._again = asyncio.get_running_loop().create_task(self._join_again())
-        else:
-            _log.error("the supervisor hung up: %s", over.error)
+        else:  # what it could not stand may have been one message; without it nothing would ever be granted again
+            _log.error("the supervisor hung up, and is asked again: %s", over.error)
+        self._again = asyncio.get_running_loop().create_task(self._join_again())
 
     def _drop(self) -> None:
         if self._sock is not None:

@@ -225,7 +225,7 @@ class Supervisor:
             self.node.inventory_changed(asked.inventory)
             self.node.say_again(self.loop.now_ns())
         if self._office is not None:
-            self._office.cut(InvalidRequest("another office of the same home took over"))
+            self._office.cut(Unauthorized("another office of the same home took over"))
         self._office, self._may_quit = link, False
         self._reports += self._claims.configure(asked.inventory)
         self._step()
