@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -284,3 +285,13 @@ def test_an_office_that_takes_over_cuts_the_one_before(stage: SupervisorStage) -
     until("a cut", is_cut)
     assert "another office" in str(before.error)
     before.close()
+
+
+def test_a_supervisor_that_nobody_can_reach_any_more_ends(stage: SupervisorStage) -> None:
+    """Its folder was removed, its office is gone, and nothing runs: there is nothing it could ever be told."""
+    grant(stage, A, E5)
+    stage.hang_up()
+    shutil.rmtree(stage.runtime)
+    assert stage.process is not None
+    assert stage.process.wait(30) == 0, stage.log
+    assert stage.groups() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -35,8 +36,9 @@ def main(text: str) -> int:
     try:
         supervisor.serve(listening)
     finally:
-        os.unlink(path)
-        os.unlink(locked)
+        for name in (path, locked):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
     return 0
 
 

@@ -201,6 +201,8 @@ class Supervisor:
     def _is_needed(self, now_ns: int) -> bool:
         if any(True for _ in self.guests.of(None)):
             return True
+        if self._office is None and not os.path.lexists(os.path.join(self.settings.runtime, SOCKET_NAME)):
+            return False  # somebody removed the folder: no office can ever come, and nothing runs
         if self.node is not None and (len(self.node.fence) or self.node.teardowns()):
             return True
         if self._may_quit:

@@ -178,8 +178,8 @@ def test_damaged_and_foreign_files_hide_no_note(tmp_path: Path) -> None:
     (tmp_path / "notes" / "g-3.note~").write_bytes(whole[:5])  # was being written when its writer died
     (tmp_path / "notes" / "README").write_bytes(b"x")
     (tmp_path / "notes" / "g-4.note").mkdir()
-    assert notes.read_all() == ([note("g-1")], ["g-2.note", "g-4.note"])
-    for name in ("g-2.note", "g-4.note", "none"):
+    assert notes.read_all() == ([note("g-1")], ["README", "g-2.note", "g-3.note~", "g-4.note"])
+    for name in ("README", "g-2.note", "g-3.note~", "g-4.note", "none"):
         notes.discard(name)
     assert notes.read_all() == ([note("g-1")], ["g-4.note"])
 
