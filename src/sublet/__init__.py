@@ -19,6 +19,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   lease/                  the law: state tables, the lease, renewal. Pure, standard library
 #   observe/                events once; metrics, bills and the audit chain folded from them
 #   broker/                 who gets what: the pure ledger, and around it journal, service, signing
+#   devices/                host devices and CUDA devices behind one interface: memory, modules, launches
 #   agent/                  the hardware of a machine; memory.py keeps every rule without any hardware
 #   guest/                  what runs inside: where a program stands, how it is begun, warm interpreters
 #   client/                 what programs hold: connect, leases, renewal, transport

@@ -3,6 +3,7 @@
 - ``HeldClock`` stands still until it is moved; it can reboot and its wall clock can jump.
 - ``MemoryAgent`` is an agent with pretended hardware (``Machine``) and real rules; ``Faults`` breaks it by name.
 - ``AgentConformance`` tests any agent: hand it a bench.
+- ``DeviceConformance`` tests any device: say how it is opened.
 - ``preempt`` rehearses losing a lease.
 """
 
@@ -14,11 +15,13 @@ from sublet.agent.pretended import Timings
 from sublet.testing.bench import MemoryBench
 from sublet.testing.clock import HeldClock
 from sublet.testing.conformance import AgentBench, AgentConformance
+from sublet.testing.device_conformance import DeviceConformance
 from sublet.testing.rehearsal import preempt
 
 __all__ = [
     "AgentBench",
     "AgentConformance",
+    "DeviceConformance",
     "Effect",
     "FaultName",
     "Faults",

@@ -290,7 +290,8 @@ class PageWriter:
 
 
 class PageReader:
-    """The guest's end: mapped once, read as often as one likes. That costs some microseconds and no system call."""
+    """The guest's end: mapped once, read as often as one likes. That costs no system call, and less than
+    a microsecond while nothing was written."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -305,13 +306,19 @@ class PageReader:
             os.close(fd)
         self._namespace = time_namespace()
         self._last: tuple[int, PageView] | None = None
+        self._raw = b""
+        """The bytes that the last state was read from: while they stand, there is nothing to decode."""
         self._seen_ns = 0
 
     def read(self) -> PageView:
         """The newest whole state. Where none can be had (the writer is too busy), the last that was read."""
         for _ in range(TRIES_MAX):
-            found = decode(self._map[:])
+            raw = self._map[:]
+            if raw == self._raw and self._last is not None:
+                return self._last[1]
+            found = decode(raw)
             if found is not None:
+                self._raw = raw
                 return self._take(found)
             time.sleep(TRY_PAUSE_S)
         if self._last is not None:

@@ -1,0 +1,70 @@
+"""NVIDIA's compiler for CUDA C++, where it is installed. It needs no driver, so it checks without a GPU as well."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+from sublet.errors import GpuError
+
+__all__ = ["CHECK_ARCH", "compile_cuda", "has_nvrtc"]
+
+CHECK_ARCH: Final = 90
+"""What is compiled for where there is no device to ask: compute capability 9.0."""
+LOG_SHOWN: Final = 4000
+"""Characters of a compiler's log that an error carries."""
+
+
+def has_nvrtc() -> bool:
+    """Whether CUDA C++ can be compiled here."""
+    return _library() is not None
+
+
+def compile_cuda(source: bytes, arch: int, *, ptx: bool = False) -> bytes:
+    """CUDA C++ to a cubin (or PTX) for one architecture. What the compiler says against it is in the ``GpuError``."""
+    nvrtc = _library()
+    if nvrtc is None:
+        raise GpuError(
+            "module_load: CUDA C++ cannot be compiled, there is no NVRTC",
+            call="module_load",
+            do="Install sublet[gpu], or give the module as PTX or cubin.",
+        )
+    program = _ok(nvrtc, nvrtc.nvrtcCreateProgram(source, b"module.cu", 0, [], []))
+    try:
+        kind = "compute" if ptx else "sm"
+        (code,) = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={kind}_{arch}".encode()])
+        if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = bytearray(_ok(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
+            _ok(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+            said = log.decode(errors="replace").strip("\0 \n")[:LOG_SHOWN]
+            raise GpuError(
+                f"module_load: the CUDA source does not compile:\n{said}\n", call="module_load", do="Mend the source."
+            )
+        size, get = (
+            (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if ptx else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        )
+        made = bytearray(_ok(nvrtc, size(program)))
+        _ok(nvrtc, get(program, made))
+        return bytes(made)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _ok(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
+    code, *rest = answer
+    if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise GpuError(f"module_load: the compiler failed ({code.name})", call="module_load")
+    return rest[0] if rest else None
+
+
+def _library() -> Any:
+    """The bindings, if the library behind them is there as well."""
+    try:
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+    except ImportError:
+        return None
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError:  # the bindings' own way to say that they found no library
+        return None
+    return nvrtc
