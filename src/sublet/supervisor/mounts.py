@@ -19,6 +19,7 @@ from sublet.supervisor.isolation import syscalls
 __all__ = [
     "Mount",
     "attach_loop",
+    "detach_loop",
     "loops_in",
     "loops_of",
     "mount_image",
@@ -109,6 +110,18 @@ def attach_loop(image: str) -> tuple[str, int]:
     finally:
         os.close(backing)
     raise OSError(errno.EBUSY, "others took every free loop device", image)
+
+
+def detach_loop(device: str) -> None:
+    """Let the device go: one that was left half made does not go by itself."""
+    fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, _LOOP_CLR_FD)
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.EBUSY):  # it went just now; or it goes when the last user does
+            raise
+    finally:
+        os.close(fd)
 
 
 def mount_image(image: str, folder: str) -> None:

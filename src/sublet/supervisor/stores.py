@@ -20,7 +20,16 @@ from sublet.lease.hardware import Leftover
 from sublet.supervisor.counting import Count
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.loop import Loop
-from sublet.supervisor.stores_work import Made, StoreNote, make_blocks, make_memory, put_away, read_note, why_no_image
+from sublet.supervisor.stores_work import (
+    Made,
+    StoreNote,
+    among_errands,
+    make_blocks,
+    make_memory,
+    put_away,
+    read_note,
+    why_no_image,
+)
 from sublet.supervisor.tenancy import Tenancy, lease_of_folder
 from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId, valid_name
 from sublet.wire.codec import dumps, loads
@@ -58,6 +67,8 @@ class Store:
         self.folder = folder
         self.note = note
         self.state = state
+        self.is_left = state is State.LEAVING
+        """Whether a predecessor made it."""
         self.made = Made()
         self.is_made = False
         self.segment = -1
@@ -91,6 +102,7 @@ class Stores:
         self._errands = errands
         self.blocks: Final = os.path.join(state, "blocks")
         self.memory: Final = os.path.join(runtime, "memory")
+        self._lock = os.path.join(self.blocks, "lock")
         self._all: list[Store] = list(self._found())
 
     # ---- making ----
@@ -189,10 +201,12 @@ class Stores:
         else:
             work = make_memory if store.note.kind is Kind.MEMORY else make_blocks
             store.is_asked = True
-            self._errands.run(
-                lambda: dumps(work(store.folder, store.note, ids)).decode("utf-8", "surrogateescape"),
-                lambda said: self._was_made(store, said),
-            )
+
+            def make() -> str:
+                with among_errands(self._lock, after_others=False):
+                    return dumps(work(store.folder, store.note, ids)).decode("utf-8", "surrogateescape")
+
+            self._errands.run(make, lambda said: self._was_made(store, said))
 
     def _was_made(self, store: Store, said: str | None) -> None:
         store.is_asked = False
@@ -301,8 +315,12 @@ class Stores:
             self._was_put_away(store, "")
             return
         store.is_asked = True
-        folder, keep = store.folder, store.is_named
-        self._errands.run(lambda: put_away(folder, keep=keep), lambda said: self._was_put_away(store, said))
+
+        def away() -> str:
+            with among_errands(self._lock, after_others=store.is_left):
+                return put_away(store.folder, keep=store.is_named)
+
+        self._errands.run(away, lambda said: self._was_put_away(store, said))
 
     def _was_put_away(self, store: Store, said: str | None) -> None:
         store.is_asked = False
@@ -329,9 +347,9 @@ class Stores:
         for tenant in _names(named):
             for name in _names(os.path.join(named, tenant)):
                 folder = os.path.join(named, tenant, name)
-                live = _read(folder)
-                if live is not None:
-                    yield Store(folder, live, State.LEAVING)
+                if not os.path.exists(os.path.join(folder, KEPT)):
+                    begun = StoreNote(lease=LeaseId(""), epoch=Epoch(0, 0), tenant=_NOBODY, parts=(), name=name)
+                    yield Store(folder, _read(folder) or begun, State.LEAVING)
 
 
 def _note_of(tenancy: Tenancy, parts: tuple[Part, ...], name: str) -> StoreNote:

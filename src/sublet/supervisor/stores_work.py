@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from sublet.supervisor.isolation.cleaning import remove_tree
-from sublet.supervisor.mounts import loops_of, mount_image, mount_memory, mounts_below, take_down
+from sublet.supervisor.mounts import detach_loop, loops_of, mount_image, mount_memory, mounts_below, take_down
 from sublet.supervisor.prctl import set_pdeathsig
 from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId, format_size
 from sublet.wire.codec import dumps, loads
@@ -31,6 +32,7 @@ __all__ = [
     "SEGMENT",
     "Made",
     "StoreNote",
+    "among_errands",
     "make_blocks",
     "make_memory",
     "mkfs",
@@ -111,6 +113,21 @@ def read_note(folder: str) -> StoreNote | None:
             return loads(StoreNote, file.read())
     except FileNotFoundError:
         return None
+
+
+@contextlib.contextmanager
+def among_errands(lock: str, *, after_others: bool) -> Iterator[None]:
+    """While this goes on, a successor knows that somebody is at work on the folders; ``after_others`` waits until
+    nobody of a predecessor is. One that was killed in the middle of a call is gone only when the call is over."""
+    os.makedirs(os.path.dirname(lock), mode=0o700, exist_ok=True)
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if after_others:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
 
 
 # ------------------------------------------------------------------------------------------------------------ making
@@ -268,16 +285,19 @@ def _in_words(error: OSError, size: int) -> str:
 def put_away(folder: str, *, keep: bool) -> str:
     """Take down what is mounted below the folder, and the folder with it, or keep it read-only. What is still there, in
     words; empty if nothing is. Twice is once."""
-    if not os.path.lexists(folder):
-        return _still_used(folder)
     for mount in mounts_below(folder):
         try:
             take_down(mount.point, unwritten=not keep)
         except OSError as error:
             return f"{mount.point} could not be unmounted ({error.strerror})"
+    for device in loops_of(folder):
+        with contextlib.suppress(OSError):
+            detach_loop(device)
     used = _still_used(folder)
     if used:
         return used
+    if not os.path.lexists(folder):
+        return ""
     if keep:
         return _keep(folder)
     left = remove_tree(folder)
