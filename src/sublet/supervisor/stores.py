@@ -21,6 +21,7 @@ from sublet.supervisor.counting import Count
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.stores_work import (
+    KEPT,
     Made,
     StoreNote,
     among_errands,
