@@ -227,6 +227,20 @@ def test_stdin_that_is_closed_is_an_empty_one(sublet: Shell) -> None:
     assert (done.status, done.out.split()) == (0, [b"0"])
 
 
+def test_a_closed_stdout_is_none(sublet: Shell) -> None:
+    closed = ["sh", "-c", '"$@" >&-', "sh", *sublet.command("run", "--", "true")]
+    done = subprocess.run(closed, env=sublet.env, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_output_that_a_full_disk_does_not_take_is_said(sublet: Shell) -> None:
+    full = ["sh", "-c", '"$@" >/dev/full', "sh", *sublet.command("run", "--", "echo", "lost")]
+    done = subprocess.run(full, env=sublet.env, capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert b"could not be written: No space left" in done.stderr
+
+
 def test_a_reader_that_has_seen_enough_ends_it_quietly(sublet: Shell) -> None:
     """As in `yes | head`; also for a program that does not know SIGPIPE."""
     stubborn = "import signal, sys\nsignal.signal(13, signal.SIG_IGN)\nwhile True: sys.stdout.write('y\\n')"

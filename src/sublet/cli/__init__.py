@@ -39,7 +39,8 @@ def _main(words: list[str]) -> int:
 
     try:
         status = _dispatch(words)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed before we began
+            sys.stdout.flush()
     except SubletError as error:
         return exits.say_error(error, as_json="--json" in words and words[0] not in ("run", "exec"))
     except KeyboardInterrupt:

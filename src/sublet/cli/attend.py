@@ -105,6 +105,11 @@ class Attendance:
     def _is_done(self) -> bool:
         return self.is_over and not (self._out.waits or self._err.waits)
 
+    @property
+    def unwritten(self) -> str:
+        """Why some of its output is lost here, if so."""
+        return self._out.why or self._err.why
+
     # ---- what comes from the guest ----
 
     def _heard(self, happening: Happening) -> None:

@@ -6,6 +6,7 @@ written at once than a pipe or terminal that polls writable has room for.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import deque
@@ -17,6 +18,7 @@ __all__ = ["Outlet"]
 _AT_ONCE: Final = 4096
 """A pipe that polls writable has a page free."""
 _FILE_AT_ONCE: Final = 1 << 20
+_NOBODY_READS: Final = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
 class Outlet:
@@ -26,6 +28,8 @@ class Outlet:
         self.fd = fd
         self.is_broken = False
         """Nobody reads any more: what is given is dropped."""
+        self.why = ""
+        """Why something is lost that was meant to be kept, if so."""
         self._on_broken = on_broken
         self._waiting: deque[tuple[memoryview, Callable[[], None]]] = deque()
         try:
@@ -53,7 +57,9 @@ class Outlet:
                     written = os.write(self.fd, data[: _FILE_AT_ONCE if self.is_plain else _AT_ONCE])
                 except BlockingIOError:
                     return
-                except OSError:  # the reader has gone, the terminal hung up, the disk is full
+                except OSError as error:  # the reader has gone, the terminal hung up, the disk is full
+                    if error.errno not in _NOBODY_READS:
+                        self.why = error.strerror or str(error)
                     self.broken()
                     continue
                 data = data[written:]

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.exits import ENDED, say_error
+from sublet.cli.exits import ENDED, FAILED, say_error
 from sublet.cli.hosting import (
     CommandWords,
     Env,
@@ -136,6 +136,9 @@ def _status(lease: Taken, attendance: Attendance) -> int:
     code = 0 if attendance.exit_code is None else attendance.exit_code
     lease.try_to_give_back()
     reason = attendance.reason or attendance.told
+    if attendance.unwritten:
+        _say(f"output of the command could not be written: {attendance.unwritten}", "Make room, and run it again.")
+        code = code or FAILED
     if reason is None:
         return code
     if reason == "out_of_memory":
