@@ -119,11 +119,11 @@ def _be(work: Work, writing: int, parent: int) -> NoReturn:
     """The copy: nothing may return from here."""
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
         pipe = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, _PIPE)
         os.dup2(pipe, _PIPE, inheritable=False)
-        close_from(_PIPE + 1)
+        close_from(_PIPE + 1)  # first of all, so that nobody takes this copy's sockets for ones that are served
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
         set_pdeathsig(signal.SIGKILL, parent)
         said = work().encode("utf-8", "surrogateescape")
         os.write(_PIPE, b"=" + said[:ANSWER_MAX])
