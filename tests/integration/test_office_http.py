@@ -328,6 +328,7 @@ def test_the_books_balance_over_http(start: Start) -> None:
     token = office.ask("POST", "/v1/tenants", {"id": "ann"}).json["token"]
     lease = office.acquire("one", labels={"team": "x"})["lease"]
     office.ask("POST", f"/v1/leases/{lease['id']}/release", {})
+    office.ask("GET", f"/v1/leases/{lease['id']}?wait=20&after=ending")  # until what it had is looked at, and free
     (line,) = office.ask("GET", "/v1/bill").json
     assert (line["key"], line["tenant"], line["live"], line["end"]) == (lease["id"], "local", False, "released")
     assert line["gpu_seconds"] == line["held_seconds"] > 0
