@@ -31,7 +31,11 @@ def _has_gpu() -> bool:
     return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg"))
 
 
-CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {"gpu": _has_gpu}
+def _has_warp() -> bool:
+    return importlib.util.find_spec("warp") is not None
+
+
+CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {"gpu": _has_gpu, "warp": _has_warp}
 """Needs that are not programs on the PATH, each with its probe. A probe asks one thing and lets errors through."""
 
 # ------------------------------------------------------------------------------------------------- what is left out
@@ -104,6 +108,8 @@ def _tests(count: int) -> str:
 def _named(need: str) -> str:
     if need == "gpu":
         return "a GPU"
+    if need == "warp":
+        return "Warp, which sublet[kernels] brings"
     return f"{need}, which `apt install {DEBIAN_PACKAGE.get(need, need)}` brings"
 
 

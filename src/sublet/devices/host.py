@@ -15,10 +15,11 @@ from sublet.devices import nvrtc
 from sublet.devices.account import Account
 from sublet.devices.interface import Identity, Sources
 from sublet.devices.memory import Piece
+from sublet.devices.objects import check_cubin, check_ptx
 from sublet.devices.tabled import NativeModule, Plan, TabledDevice
 from sublet.devices.warp_launches import WarpLaunch
 from sublet.devices.warp_modules import drop_warp, load_warp, warp
-from sublet.errors import InvalidRequest, OutOfMemory, Unsupported
+from sublet.errors import OutOfMemory, Unsupported
 from sublet.values import MIB
 from sublet.wire.device import ModuleKind
 
@@ -27,7 +28,6 @@ __all__ = ["HOST_LABEL", "HostDevice"]
 HOST_LABEL: Final = "host device, no GPU"
 _STEP: Final = 1 * MIB
 """A pattern is laid out to this length at most, and then copied."""
-_ELF: Final = b"\x7fELF"
 _CPU: Final = "cpu"
 
 
@@ -116,11 +116,9 @@ def _check(kind: ModuleKind, data: bytes) -> str:
             nvrtc.compile_cuda(data, nvrtc.CHECK_ARCH)
             return f"the CUDA source compiles for sm_{nvrtc.CHECK_ARCH}"
         case ModuleKind.PTX:
-            if b".version" not in data or b".target" not in data:
-                raise InvalidRequest("module_load: this is no PTX: it names no version or target", do="Mend it.")
+            check_ptx(data)
         case ModuleKind.CUBIN:
-            if not data.startswith(_ELF):
-                raise InvalidRequest("module_load: this is no cubin: it is not an ELF file", do="Mend it.")
+            check_cubin(data)
         case ModuleKind.WARP:
             pass
     return ""

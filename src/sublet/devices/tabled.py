@@ -27,7 +27,7 @@ from sublet.devices.interface import (
 )
 from sublet.devices.memory import BufferHandle, MemoryTable, Piece
 from sublet.devices.signature import Adapt, Signature, check_kinds
-from sublet.errors import CapacityExceeded, GpuError, InvalidRequest, NotFound
+from sublet.errors import CapacityExceeded, GpuError, InvalidRequest, NotFound, SubletError
 from sublet.values import MIB
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ARGUMENTS_MAX, ArgKind
@@ -232,7 +232,7 @@ class TabledDevice(ABC):
             return
         self.is_closed = True
         if self.failure is None:
-            with contextlib.suppress(GpuError):  # it goes anyway; what failed was said where it was waited for
+            with contextlib.suppress(SubletError):  # it goes anyway; what failed was said where it was waited for
                 self._sync()
         modules, self._modules = list(self._modules.values()), {}
         steps: list[Callable[[], None]] = [
@@ -314,10 +314,10 @@ class TabledDevice(ABC):
         """The last thing that happens."""
 
 
-def _error_of(step: Callable[[], None]) -> GpuError | None:
+def _error_of(step: Callable[[], None]) -> SubletError | None:
     try:
         step()
-    except GpuError as error:
+    except SubletError as error:
         return error
     return None
 

@@ -162,7 +162,7 @@ class Session:
         self._over = over
         try:
             self.close()
-        except GpuError as error:
+        except SubletError as error:
             over.add_note(f"While it was freed: {error.message}")  # the guest goes anyway, and the device is verified
         if over is cause:
             raise over

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -157,14 +157,15 @@ def test_the_kernels_devices_are_tested_with_compile_for_a_gpu() -> None:
         (ModuleKind.PTX, b"nonsense", InvalidRequest, "no PTX"),
         (ModuleKind.PTX, b".version 8.0\n.target sm_90\n", Unsupported, "ptx runs on GPUs only"),
         (ModuleKind.CUBIN, b"nonsense", InvalidRequest, "no cubin"),
-        (ModuleKind.CUBIN, b"\x7fELF...", Unsupported, "cubin runs on GPUs only"),
+        (ModuleKind.CUBIN, nvrtc.compile_cuda, Unsupported, "cubin runs on GPUs only"),
     ],
 )
 def test_objects_for_gpus_are_looked_at(
-    device: HostDevice, kind: ModuleKind, data: bytes, wanted: type[Exception], words: str
+    device: HostDevice, kind: ModuleKind, data: Any, wanted: type[Exception], words: str
 ) -> None:
+    made = data if isinstance(data, bytes) else data(CUDA_KERNELS, 90)
     with pytest.raises(wanted, match=words):
-        device.load({kind: data})
+        device.load({kind: made})
 
 
 # ----------------------------------------------------------------------------------------------------------- arguments

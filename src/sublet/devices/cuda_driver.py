@@ -1,0 +1,105 @@
+"""The CUDA driver's calls: each answer looked at, each error ours, with the name of the call that was told.
+
+Some errors are the end of a CUDA context: every call after them fails, whatever it is. They are told apart here, so
+that a device can say so once instead of blaming each later call.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+from sublet.errors import GpuError, OutOfMemory, SubletError, Unsupported
+
+__all__ = ["ContextLost", "CudaDriver", "open_driver"]
+
+CUDA_OLDEST: Final = 12_040
+"""What the driver must speak at least, 12.4: since then it can say which kernels a module has, and what they take."""
+_DO_NEW: Final = "Run what follows in a new guest: a CUDA context does not recover from this."
+_LOST: Final = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ASSERT",
+        "DEINITIALIZED",
+        "ECC_UNCORRECTABLE",
+        "EXTERNAL_DEVICE",
+        "HARDWARE_STACK_ERROR",
+        "ILLEGAL_ADDRESS",
+        "ILLEGAL_INSTRUCTION",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "LAUNCH_FAILED",
+        "LAUNCH_TIMEOUT",
+        "MISALIGNED_ADDRESS",
+        "CONTEXT_IS_DESTROYED",
+        "UNKNOWN",
+    )
+)
+
+
+class ContextLost(GpuError):
+    """The context is of no use any more. Travels as ``GpuError``."""
+
+    @property
+    def kind(self) -> str:
+        return GpuError.__name__
+
+
+class CudaDriver:
+    """``cuda.bindings.driver``, or what stands in for it in a test."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, call: str, name: str, *args: Any) -> Any:
+        """Call the driver's ``name`` on behalf of ``call``: what it answers, or the error."""
+        code, *answer = getattr(self.module, name)(*args)
+        if int(code) != 0:
+            raise self._error(call, name, code)
+        return answer[0] if len(answer) == 1 else tuple(answer)
+
+    def says_no(self, name: str, *args: Any) -> Any:
+        """The same where an error is an answer: None."""
+        code, *answer = getattr(self.module, name)(*args)
+        if int(code) != 0:
+            return None
+        return answer[0] if len(answer) == 1 else tuple(answer)
+
+    def _error(self, call: str, name: str, code: Any) -> SubletError:
+        word = getattr(code, "name", str(code))
+        said = self._words(code)
+        message = f"{call}: {said} ({name} said {word})"
+        if word == "CUDA_ERROR_OUT_OF_MEMORY":
+            return OutOfMemory(
+                message, do="Free something: others on this device, or the driver itself, have the rest of its memory."
+            )
+        if word in _LOST:
+            return ContextLost(message, call=call, do=_DO_NEW)
+        return GpuError(message, call=call)
+
+    def _words(self, code: Any) -> str:
+        failed, words = self.module.cuGetErrorString(code)
+        return "the driver failed" if int(failed) != 0 else words.decode(errors="replace")
+
+
+def open_driver() -> CudaDriver:
+    """The driver of this machine, begun. Raises ``Unsupported`` with what is missing."""
+    try:
+        module = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        raise Unsupported("this Python has no bindings for CUDA", do="Install sublet[gpu].") from None
+    driver = CudaDriver(module)
+    try:
+        driver("open", "cuInit", 0)
+        version = driver("open", "cuDriverGetVersion")
+    except RuntimeError as error:  # the bindings' own way to say that they found no library
+        raise Unsupported(
+            f"there is no NVIDIA driver on this machine ({error})", do="Lease a host device, or install the driver."
+        ) from error
+    if version < CUDA_OLDEST:
+        raise Unsupported(
+            f"the NVIDIA driver speaks CUDA {version // 1000}.{version % 1000 // 10}, and sessions need "
+            f"{CUDA_OLDEST // 1000}.{CUDA_OLDEST % 1000 // 10}",
+            do="Install a newer driver.",
+        )
+    return driver

@@ -1,0 +1,21 @@
+"""Which GPU the tests that need one use: the first that the driver shows."""
+
+from __future__ import annotations
+
+from sublet.devices.account import Account
+from sublet.devices.cuda import CudaDevice
+from sublet.devices.cuda_driver import open_driver
+
+__all__ = ["first_gpu", "open_first"]
+
+
+def first_gpu() -> str:
+    """Its UUID, as ``nvidia-smi`` writes it."""
+    driver = open_driver()
+    found = bytes(driver("open", "cuDeviceGetUuid", driver("open", "cuDeviceGet", 0)).bytes).hex()
+    return f"GPU-{found[:8]}-{found[8:12]}-{found[12:16]}-{found[16:20]}-{found[20:]}"
+
+
+def open_first(account: Account, cache: str) -> CudaDevice:
+    """A session's device on it."""
+    return CudaDevice("gpu-0", first_gpu(), account, cache=cache)
