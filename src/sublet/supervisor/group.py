@@ -61,11 +61,11 @@ class Group:
         In v1 that is ``tasks``: to move one thread, and the caller's own, the kernel need not wait until no process
         of the machine is about to fork, which takes it 5 to 20 ms.
         """
-        return [f"{folder}/{'cgroup.procs' if folder == self._v2 else 'tasks'}" for folder in self._made()]
+        return [f"{folder}/{'cgroup.procs' if folder == self._v2 else 'tasks'}" for folder in self._joined()]
 
     def add(self, pid: int) -> None:
         """Put a process into it (with all its threads, not with its children)."""
-        for folder in self._made():
+        for folder in self._joined():
             self._files.write(f"{folder}/cgroup.procs", str(pid))
 
     def pids(self) -> list[int]:
@@ -173,6 +173,16 @@ class Group:
         folders += [self._v1(controller) for controller in self._where.v1]
         return [folder for folder in dict.fromkeys(folders) if self._files.has(folder)]
 
+    def _joined(self) -> list[str]:
+        """Where its processes are. Where only the lease is limited they are in the lease's own group: a group for each
+        guest would be made and taken away there for nothing, and that is most of what a start and an end cost."""
+        made = self._made()
+        if self.guest is None:
+            return made
+        lease = os.path.dirname(self.name)
+        bases = [base for base in self._where.v1.values() if f"{base}/{self.name}" not in made]
+        return made + [f"{base}/{lease}" for base in dict.fromkeys(bases) if self._files.has(f"{base}/{lease}")]
+
     def _below(self, top: str) -> Iterator[str]:
         """The folder and all below it, each before what it holds."""
         yield top
@@ -180,12 +190,9 @@ class Group:
             yield from self._below(folder)
 
     def _wanted_v1(self) -> list[str]:
-        """Where something is counted or ended; and where the lease is limited, its guests must be, too."""
-        v1, lease = self._where.v1, os.path.dirname(self.name)
-        wanted = [
-            name for name in v1 if name in _KEEPS or (self.guest is not None and self._files.has(f"{v1[name]}/{lease}"))
-        ]
-        return wanted if wanted or self._v2 is not None else list(v1)[:1]
+        """Where something is counted or ended."""
+        wanted = [name for name in self._where.v1 if name in _KEEPS]
+        return wanted if wanted or self._v2 is not None else list(self._where.v1)[:1]
 
     def _make_v2(self) -> None:
         assert self._where.v2 is not None

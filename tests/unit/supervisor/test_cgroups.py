@@ -222,7 +222,7 @@ def test_v2_without_the_right_to_go_up_ends_but_does_not_limit(machine: Machine)
     assert said["memory"].text.endswith("does not hand the controller memory on to groups below it")
 
 
-def test_v1_makes_a_guest_where_it_is_counted_ended_or_limited(machine: Machine) -> None:
+def test_v1_makes_a_guest_where_it_is_counted_or_ended_and_joins_what_limits_its_lease(machine: Machine) -> None:
     for name in V1:
         machine.v1(name, own="/us" if name == "memory" else "/")
     for name in ("cpus", "mems"):
@@ -232,8 +232,11 @@ def test_v1_makes_a_guest_where_it_is_counted_ended_or_limited(machine: Machine)
     group = groups.group(LEASE, GUEST)
     assert group is not None
     joined = {os.path.relpath(path, machine.root) for path in group.join_paths()}
-    folders = ("cpuset", "devices", "freezer", "cpuacct", "memory/us")
-    assert joined == {f"cg/{folder}/sublet-k3/l1/g1/tasks" for folder in folders}
+    own, shared = ("freezer", "cpuacct", "memory/us"), ("cpuset", "devices")
+    assert joined == {
+        *(f"cg/{folder}/sublet-k3/l1/g1/tasks" for folder in own),
+        *(f"cg/{folder}/sublet-k3/l1/tasks" for folder in shared),
+    }
     assert machine.get("cg/cpuset/sublet-k3/l1/g1/cpuset.cpus") == "1"
     assert machine.get("cg/cpuset/sublet-k3/l1/g1/cpuset.mems") == "0-3"
     said = [text for path, text in machine.said if path.endswith(("devices.allow", "devices.deny"))]
