@@ -237,8 +237,8 @@ def test_v1_makes_a_guest_where_it_is_counted_or_ended_and_joins_what_limits_its
         *(f"cg/{folder}/sublet-k3/l1/g1/tasks" for folder in own),
         *(f"cg/{folder}/sublet-k3/l1/tasks" for folder in shared),
     }
-    assert machine.get("cg/cpuset/sublet-k3/l1/g1/cpuset.cpus") == "1"
-    assert machine.get("cg/cpuset/sublet-k3/l1/g1/cpuset.mems") == "0-3"
+    assert machine.get("cg/cpuset/sublet-k3/l1/cpuset.cpus") == "1"
+    assert machine.get("cg/cpuset/sublet-k3/l1/cpuset.mems") == "0-3"
     said = [text for path, text in machine.said if path.endswith(("devices.allow", "devices.deny"))]
     assert said == ["a", *(device.text for device in BASIC_DEVICES), "c 195:0 rwm"]
 
