@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,9 @@ import pytest
 
 from sublet.errors import NotFound, SubletError, Unauthorized
 from sublet.supervisor.service import SOCKET_NAME
-from sublet.values import Epoch, Exclusivity, Kind, LeaseId, ResourceId
+from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.guests import Admit, Attach, Attached, EndGuest, Front, Guests, ListGuests, Profile, SignalGuest
-from sublet.wire.orders import EndedHere, Grant, Part
+from sublet.wire.orders import End, EndedHere, Grant, Part, TornDown
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from tests.integration.supervisor_stage import TENANT, HolderLine, SupervisorStage, supervisor_at
 from tests.traces import PATIENCE_S, now_ns, until
@@ -27,6 +28,8 @@ E5, E6 = Epoch(1, 5), Epoch(1, 6)
 S = 1_000_000_000
 MANY = 10_000
 """Leases whose ends do not fit into one message."""
+FILES = 20_000
+"""More than are removed at once."""
 COUNTS = "trap 'echo got INT' INT; trap 'echo got TERM' TERM; echo ready; while :; do sleep 0.02; done"
 
 
@@ -113,6 +116,22 @@ def test_a_command_behind_walls_gets_a_signal_once(stage: SupervisorStage) -> No
         assert said().count(b"got TERM") == 1
 
 
+def test_a_folder_full_of_files_keeps_nobody_waiting(stage: SupervisorStage) -> None:
+    """Its lease ends at once, and somebody else sees to it."""
+    stage.office_line.order(shared(A, E5), shared(B, E6))
+    other = stage.holder(B, E6)
+    fill = f"import os; [os.close(os.open(os.environ['IN'] + str(n), os.O_CREAT)) for n in range({FILES})]"
+    folder = stage.runtime / "leases" / f"{A}.{E5}"
+    stage.holder(A, E5).start(sys.executable, "-I", "-S", "-c", fill, env={"IN": f"{folder}/tmp/"})
+    until("it is full", lambda: folder.exists() and len(os.listdir(folder / "tmp")) == FILES and not stage.marked(A))
+    part = shared(A, E5).parts[0]
+    stage.office_line.order(End(lease=A, epoch=E5, number=9, parts=(part,), reason=EndReason.RELEASED, grace_ns=0))
+    until("it is off the hardware", lambda: _told(stage, TornDown))
+    assert not folder.exists()
+    until("nothing is left", lambda: not any(folder.parent.iterdir()))
+    assert isinstance(other.ask(ListGuests()), Guests)
+
+
 def test_long_command_lines_can_be_listed(stage: SupervisorStage) -> None:
     stage.office_line.order(shared(A, E5))
     long = ["x" * 120_000] * 5
@@ -140,6 +159,11 @@ def test_no_descriptor_left_is_nobody_elses_end(stage: SupervisorStage) -> None:
         assert [one.pid for one in stage.marked(A)] == [guest.pid]
     until("there is room again", lambda: _starts(stage))
     assert guest.pid in [one.pid for one in stage.marked(A)]
+
+
+def _told(stage: SupervisorStage, kind: type) -> bool:
+    stage.office_line.wait(0.01)
+    return any(isinstance(one, kind) for one in stage.office_line.reports)
 
 
 def _starts(stage: SupervisorStage) -> bool:

@@ -6,13 +6,17 @@ which is asked again when a guest is gone.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from sublet.lease.hardware import Clean, Leftover, NotYet, Verdict
 from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.errands import Errands
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.guests import Guests
+from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.stores import Stores
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
@@ -35,6 +39,7 @@ class Premises:
         guests: Guests,
         groups: Groups,
         stores: Stores,
+        errands: Errands,
         office: str,
         now_ns: Callable[[], int],
         cut: Callable[[LeaseId], None],
@@ -47,6 +52,7 @@ class Premises:
         self.name_of: Callable[[LeaseId], str] = lambda _: ""
         """What the holder of a lease calls it."""
         self._stores = stores
+        self._errands = errands
         self._guests = guests
         self._groups = groups
         self._office = office
@@ -179,7 +185,7 @@ class Premises:
             )
         for tenancy in tuple(self._of(lease, epoch)):
             self._stores.leave(tenancy)
-            left = tenancy.close(self._groups, alone=self._is_alone(tenancy))
+            left = tenancy.close(self._groups, self._put_away, alone=self._is_alone(tenancy))
             if left:
                 return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
             self._drop(tenancy)
@@ -188,6 +194,13 @@ class Premises:
             return NotYet(what=store, again_ns=now_ns + LOOK_AGAIN_NS)
         self._kills.pop((lease, resource), None)
         return Clean()
+
+    def _put_away(self, folder: str) -> None:
+        """Out of sight at once; the rest is an errand. What that does not manage the next supervisor finds."""
+        aside = os.path.join(os.path.dirname(folder), f"~{os.path.basename(folder)}")
+        with contextlib.suppress(OSError):  # then it lies where it is, and is in the way
+            os.rename(folder, aside)
+            self._errands.run(lambda: str(remove_tree(aside)), lambda _: None)
 
     def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:
         for tenancy in tuple(self._all()):
@@ -198,7 +211,7 @@ class Premises:
         """The supervisor ends: where no guest is left, neither folder nor group stays."""
         for tenancy in tuple(self._all()):
             if not any(tenancy.running()):
-                tenancy.close(self._groups, alone=self._is_alone(tenancy))
+                tenancy.close(self._groups, remove_tree, alone=self._is_alone(tenancy))  # nobody else is left to wait
 
     # ---- which ----
 

@@ -123,6 +123,7 @@ class Supervisor:
             guests=self.guests,
             groups=self._groups,
             stores=self._launch.stores,
+            errands=self._launch.errands,
             office=settings.office,
             now_ns=self.loop.now_ns,
             cut=self._cut,

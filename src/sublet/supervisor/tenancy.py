@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Tenancy", "lease_of_folder", "limits_for"]
 
+AT_ONCE_MAX = 2000
+"""Names that are removed while everybody waits: some 20 ms."""
 PIDS_MAX = 8192
 """Processes and threads of all guests of one lease together."""
 
@@ -128,16 +130,18 @@ class Tenancy:
         if self._page is not None:
             self._page.write(self._view(now_ns))
 
-    def close(self, groups: Groups, *, alone: bool = True) -> list[str]:
-        """Take away what was made; what would not go. Only once no guest is left. ``alone``: nothing else is here
-        under the name of the lease, so that its group can go, too.
+    def close(self, groups: Groups, put_away: Callable[[str], object], *, alone: bool = True) -> list[str]:
+        """Take away what was made; what would not go. Only once no guest is left. ``put_away`` gets a folder with so
+        much in it that nobody can wait for it. ``alone``: nothing else is here under the name of the lease, so that its
+        group can go, too.
         """
         if not self.folder:
             return []
         if self._page is not None:
             self._page.close()
             self._page = None
-        remove_tree(self.folder)
+        if remove_tree(self.folder, count_max=AT_ONCE_MAX).is_cut_short:
+            put_away(self.folder)
         group = groups.group(self.lease) if alone else None
         left = group.remove() if group is not None else []
         return left + ([self.folder] if os.path.lexists(self.folder) else [])
