@@ -112,7 +112,7 @@ def read_failure(failure: int, subject: str) -> SpawnFailed | None:
     if not said:
         return None
     step, _, number = said.decode("utf-8", "replace").partition("\0")
-    return SpawnFailed(step, int(number), subject)
+    return SpawnFailed(step, int(number) if number.isdecimal() else 0, subject)  # a guest may have written it
 
 
 def _become(plan: SpawnPlan, parent: int, go: int, failure: int) -> NoReturn:

@@ -108,11 +108,12 @@ class Tenancy:
         return limits_for(self.parts).memory_bytes
 
     def open(self, base: str, groups: Groups, now_ns: int, cores: Callable[[int], tuple[int, ...]]) -> None:
-        """Make what guests need, once. ``cores`` chooses so many, where they can only be kept on some."""
-        if self.folder:
+        """Make what guests need, once. ``cores`` chooses so many, where they can only be kept on some. If a part of it
+        cannot be made no guest starts, and the next one tries again."""
+        if self._page is not None:
             return
-        folder = os.path.join(base, f"{self.lease}.{self.epoch}")
-        os.makedirs(os.path.join(folder, "tmp"), mode=0o700, exist_ok=True)
+        self.folder = self.folder or os.path.join(base, f"{self.lease}.{self.epoch}")
+        os.makedirs(os.path.join(self.folder, "tmp"), mode=0o700, exist_ok=True)
         group = groups.group(self.lease)
         limits = limits_for(self.parts)
         if group is not None:
@@ -122,7 +123,6 @@ class Tenancy:
             self.unlimited = [name for name, cap in (("memory", limits.memory_bytes), ("cpu", limits.cores)) if cap]
         if "cpu" in self.unlimited:
             self.pinned = cores(limits.cores)
-        self.folder = folder
         self._page = PageWriter.create(self.page_path, self._view(now_ns))
 
     def show(self, now_ns: int) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+
+import pytest
 
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.tenancy import AT_ONCE_MAX, Tenancy
 from sublet.values import Epoch, LeaseId, TenantId
+from sublet.wire.page import PageWriter
 
 
 class NoGroups(Groups):
@@ -42,3 +46,25 @@ def test_a_folder_that_nobody_can_wait_for_is_put_away(tmp_path: Path) -> None:
         (folder / f"tmp/{number}").touch()
     assert tenancy.close(NoGroups(), aside.append) == [str(folder)], "as long as it lies there it is in the way"
     assert aside == [str(folder)]
+
+
+def test_without_its_page_no_guest_starts_and_the_next_one_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest that cannot see its lease must not run: the folder alone is not enough."""
+
+    def full(*_: object, **__: object) -> PageWriter:
+        raise OSError(errno.ENOSPC, "no space")
+
+    tenancy = Tenancy(
+        lease=LeaseId("l-1"), tenant=TenantId("t"), epoch=Epoch(1, 2), parts=(), deadline_ns=9, office="o", name=""
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(PageWriter, "create", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="no space"):
+                tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: ())
+    tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: ())
+    assert Path(tenancy.page_path).stat().st_size == 4096
+    assert tenancy.close(NoGroups(), list[str]().append) == []
+    assert not any(tmp_path.iterdir())
