@@ -399,7 +399,7 @@ def test_a_log_that_cannot_be_written_says_so_once_and_the_guest_and_its_readers
 
 def test_five_megabytes_are_fed_and_a_full_buffer_tells_when_there_is_room(stage: Stage) -> None:
     reader = Reading(keep=True)
-    guest = stage.guest("sha256sum", reader=reader)
+    guest = stage.guest("sh", "-c", "sleep 0.3; exec sha256sum", reader=reader)  # at first nobody reads
     text = os.urandom(5 << 20)
     fed = 0
 
