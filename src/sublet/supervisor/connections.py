@@ -33,10 +33,6 @@ class Connection:
         self._will_push = False
         loop.watch(sock.fileno(), READ, self._ready)
 
-    @property
-    def is_open(self) -> bool:
-        return self._is_open
-
     def push(self) -> None:
         """What was said is to go out, at the end of this turn."""
         if self._is_open and not self._will_push:

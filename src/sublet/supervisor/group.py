@@ -153,15 +153,6 @@ class Group:
                 break
         return left
 
-    def open_events(self) -> int | None:
-        """A descriptor that epoll reports (EPOLLPRI) when the last process is gone or the first has come; v2 only."""
-        if self._v2 is None:
-            return None
-        try:
-            return os.open(f"{self._v2}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-
     # ---- folders ----
 
     def _v1(self, controller: str) -> str:
