@@ -8,13 +8,14 @@ SHELL := /bin/sh
 
 VENV  := .venv
 READY := $(VENV)/.ready
+TORCH_READY := $(VENV)/.torch
 PY    := $(VENV)/bin/python
 JOBS  ?= 2
 TESTS ?=
 SEEDS ?= 1000000
 FROM  ?= 1000
 
-export PYTHON
+export PYTHON TORCH TORCH_INDEX
 
 .PHONY: help setup demo test lint types fmt wheel check soak bench test-gpu lock clean
 
@@ -26,10 +27,14 @@ setup: $(READY) ## set up .venv (every other target does it by itself)
 $(READY): requirements.lock pyproject.toml tools/setup.sh
 	@sh tools/setup.sh
 
+# PyTorch stands outside the lock: its builds for CPU and CUDA differ in their hashes, and by gigabytes.
+$(TORCH_READY): $(READY) tools/torch.sh
+	@sh tools/torch.sh
+
 demo: $(READY) ## under a minute: two tenants, one device, a preemption, a restart, a bill
 	@$(VENV)/bin/sublet demo
 
-test: $(READY) ## the whole suite, under ten minutes; TESTS=tests/unit for a part, JOBS=4 for more cores
+test: $(READY) $(TORCH_READY) ## the whole suite, under ten minutes; TESTS=tests/unit for a part, JOBS=4 for more cores
 	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 $(TESTS)
 
 lint: $(READY) ## style: ruff, formatting, and lock files without addresses
@@ -49,13 +54,13 @@ wheel: $(READY) ## build the wheel, install it where the source is not, and run 
 
 check: lint types test wheel ## all that CI does
 
-soak: $(READY) ## the big numbers: SEEDS=1000000 simulations, every crash point; hours, not minutes
+soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, every crash point; hours, not minutes
 	@$(PY) -m sublet.sim --seeds $(SEEDS) --from $(FROM)
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
 	@SUBLET_RACE_ROUNDS=10000 $(PY) -m pytest tests/integration/test_revoke_race.py
 	@SUBLET_KILL_ROUNDS=2000 $(PY) -m pytest tests/integration/test_kill_rounds.py
 
-bench: $(READY) ## the benchmarks, each beside its peer in the same run
+bench: $(READY) $(TORCH_READY) ## the benchmarks, each beside its peer in the same run
 	@if [ -f benchmarks/__main__.py ]; then $(PY) -m benchmarks; else echo "There are no benchmarks yet."; fi
 
 test-gpu: $(READY) ## the tests that need a real GPU
