@@ -35,7 +35,11 @@ def _has_warp() -> bool:
     return importlib.util.find_spec("warp") is not None
 
 
-CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {"gpu": _has_gpu, "warp": _has_warp}
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {"gpu": _has_gpu, "warp": _has_warp, "torch": _has_torch}
 """Needs that are not programs on the PATH, each with its probe. A probe asks one thing and lets errors through."""
 
 # ------------------------------------------------------------------------------------------------- what is left out
@@ -110,6 +114,8 @@ def _named(need: str) -> str:
         return "a GPU"
     if need == "warp":
         return "Warp, which sublet[kernels] brings"
+    if need == "torch":
+        return "PyTorch, which `make test` installs unless TORCH=skip"
     return f"{need}, which `apt install {DEBIAN_PACKAGE.get(need, need)}` brings"
 
 
