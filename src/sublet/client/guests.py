@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
 
-__all__ = ["Guest", "Output", "StdioText", "list_guests", "start_guest"]
+__all__ = ["Guest", "Output", "StdioText", "connect_data", "environment", "list_guests", "start_guest", "start_spec"]
 
 T = TypeVar("T")
 StdioText = StdioKind | Literal["pipes", "pty", "null"]
@@ -165,7 +165,7 @@ class Guest:
         With ``lossless`` the guest waits, once a buffer is full, for whoever iterates here. Its output outlives it, so
         this also works when it has ended.
         """
-        with _connect(self._address, "") as conversation:
+        with connect_data(self._address, "") as conversation:
             attached = _attach(conversation, Attach(guest=self.id, offset=offset, lossless=lossless))
             conversation.link.grant(attached.output, WINDOW)
             while True:
@@ -219,7 +219,7 @@ class Guest:
             self._asking.close()
             self._asking, self._stdin = None, 0
         if self._asking is None:
-            self._asking = _connect(self._address, "")
+            self._asking = connect_data(self._address, "")
         return self._asking
 
     def _at_stdin(self) -> Conversation:
@@ -274,24 +274,32 @@ def start_guest(
     """Run a command under the lease, and count it as being in use until the command has ended."""
     if isinstance(argv, str | bytes) or not argv:
         raise InvalidRequest("a command is a sequence of words", do='Write it as ["python", "train.py"].')
-    spec = GuestSpec(
-        argv=tuple(os.fspath(word) for word in argv),
-        cwd=os.path.abspath(os.getcwd() if cwd is None else cwd),
-        env=_environment(lease, env),
-        stdio=StdioKind(stdio),
-        rows=rows,
-        cols=cols,
-        name=name,
-        grace_ns=0 if grace is None else parse_duration_ns(grace, "grace"),
-        umask=_umask(),
+    return start_spec(
+        lease,
+        GuestSpec(
+            argv=tuple(os.fspath(word) for word in argv),
+            cwd=os.path.abspath(os.getcwd() if cwd is None else cwd),
+            env=environment(lease, env),
+            stdio=StdioKind(stdio),
+            rows=rows,
+            cols=cols,
+            name=name,
+            grace_ns=0 if grace is None else parse_duration_ns(grace, "grace"),
+            umask=_umask(),
+        ),
     )
+
+
+def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True) -> Guest:
+    """Run this under the lease. ``busy``: the lease counts as being in use until the guest's program has ended."""
     fabric, address = lease._fabric, lease._fabric.address
     token = fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView)).token
-    conversation = _connect(address, token)
+    conversation = connect_data(address, token)
     try:
         started = _start(conversation, spec)
         guest = Guest(started.guest, started.pid, lease.id, address)
-        guest._on_exit = lease._in_use()
+        if busy:
+            guest._on_exit = lease._in_use()
         try:
             view = _attach(conversation, Attach(guest=guest.id, offset=-1)).view  # no credit: the news alone
         except BaseException:
@@ -311,13 +319,13 @@ def start_guest(
 
 def list_guests(fabric: Fabric, lease: str, *, ended: bool) -> list[GuestView]:
     """Those that one may see."""
-    with _connect(fabric.address, "") as conversation:
+    with connect_data(fabric.address, "") as conversation:
         found = _ask(conversation, ListGuests(lease=lease, ended=ended))
     return list(found.guests) if isinstance(found, Guests) else []
 
 
-def _connect(address: Address, capability: str) -> Conversation:
-    """With a lease's token; or, to look and to stop, as whoever the address says we are."""
+def connect_data(address: Address, capability: str) -> Conversation:
+    """A connection to the supervisor: with a lease's token; or, to look and to stop, as whom the address says we are."""
     if address.socket is None:
         raise Unsupported(
             f"commands run on the machine of their office, and {address.url} is elsewhere",
@@ -373,7 +381,7 @@ def _reason_of(view: GuestView) -> EndReason | None:
     return None
 
 
-def _environment(lease: Lease, env: Mapping[str, str] | None) -> dict[str, str]:
+def environment(lease: Lease, env: Mapping[str, str] | None) -> dict[str, str]:
     """Ours, where the guest runs as the same user; that of another tenant begins with an empty one."""
     if env is not None:
         return dict(env)

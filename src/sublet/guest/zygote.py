@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.machinery
+import importlib.util
 import os
 import select
 import socket
@@ -32,7 +33,7 @@ from sublet.wire.frames import close_all
 from sublet.wire.happenings import Called, Over
 from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
-from sublet.wire.zygote import FORK_FDS, Discarded, Fork, Forked, Ready, Stamp
+from sublet.wire.zygote import FORK_FDS, OPTIONAL, Discarded, Fork, Forked, Ready, Stamp
 
 __all__ = ["Zygote", "main", "stamps_of"]
 
@@ -59,7 +60,8 @@ class Zygote:
         if fault is not None:
             self._link.event(dumps(Discarded(reason=fault)))
             return False
-        files = [getattr(sys.modules[name], "__file__", None) for name in modules]
+        loaded = [sys.modules.get(name.removesuffix(OPTIONAL)) for name in modules]
+        files = [getattr(module, "__file__", None) for module in loaded]
         stamps = (*before, *stamps_of([file for file in files if file]))
         gc.collect()
         gc.freeze()  # collections in guests then leave these pages alone, and they stay shared
@@ -166,9 +168,11 @@ def _places() -> list[str]:
 
 
 def _import_all(modules: Iterable[str]) -> str | None:
-    for name in modules:
+    for asked in modules:
+        name = asked.removesuffix(OPTIONAL)
         try:
-            importlib.import_module(name)
+            if name == asked or importlib.util.find_spec(name) is not None:
+                importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - whatever a module does at its import, it is told and that is all
             return f"{name} could not be imported: {type(error).__name__}: {error}"
     return None

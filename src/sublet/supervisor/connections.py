@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from sublet.errors import SubletError
+from sublet.errors import Disconnected, SubletError
 from sublet.supervisor.loop import READ, WRITE, Loop
 from sublet.wire.happenings import Happening, Over
 from sublet.wire.link import Link
@@ -26,7 +26,8 @@ class Connection:
         sock.setblocking(False)
         self.link = link
         self._loop = loop
-        self._sock = sock
+        self.sock = sock
+        """For who hands it on; nobody else reads or writes here."""
         self._heard = heard
         self._watching = READ
         self._is_open = True
@@ -47,6 +48,18 @@ class Connection:
             self._shut()
             self._heard(Over(error, by_peer=False))
 
+    def hand_over(self) -> socket.socket | None:
+        """The socket, which somebody else serves from now on; all that was said is out. None if that cannot be:
+        something is still under way, and it is cut."""
+        if not self._is_open:
+            return None
+        if not self._send() or self.link.over is not None or not self.link.is_between:
+            self.cut(Disconnected("more was under way on this connection when it was to be handed on"))
+            return None
+        self._is_open = False
+        self._loop.forget(self.sock.fileno())
+        return self.sock
+
     def _ready(self, events: int) -> None:
         try:
             if events & WRITE:
@@ -60,7 +73,7 @@ class Connection:
             self.cut(SubletError("the supervisor made a mistake; its log has the details"))
 
     def _receive(self) -> None:
-        self._hear(receive_some(self._sock, self.link))
+        self._hear(receive_some(self.sock, self.link))
         self.push()
 
     def _hear(self, happened: list[Happening]) -> None:
@@ -78,17 +91,17 @@ class Connection:
                 self._hear(self.link.news())
             elif wanted != self._watching:
                 self._watching = wanted
-                self._loop.change(self._sock.fileno(), wanted)
+                self._loop.change(self.sock.fileno(), wanted)
 
     def _send(self) -> bool:
         try:
-            return send_some(self._sock, self.link)
+            return send_some(self.sock, self.link)
         except OSError:  # the reading side will find out, and says so
             return True
 
     def _shut(self) -> None:
         self._is_open = False
-        self._loop.forget(self._sock.fileno())
+        self._loop.forget(self.sock.fileno())
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()

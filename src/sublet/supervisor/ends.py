@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 import struct
 import termios
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Final
 
 from sublet.wire.guests import STDERR, STDOUT
 
-__all__ = ["ChildEnds", "Ends", "child_setup", "open_pipes", "open_terminal", "read_some"]
+__all__ = ["ChildEnds", "Ends", "child_setup", "open_pipes", "open_serving", "open_terminal", "read_some"]
 
 _WINDOW: Final = struct.Struct("HHHH")
 _FIRST_FREE: Final = 3
@@ -49,6 +50,8 @@ class Ends:
     """Descriptor → stream."""
     open: set[int] = field(default_factory=set)
     """All that are still to be closed."""
+    inbox: int = -1
+    """Where connections are sent to a guest that serves; -1 for none."""
 
     @property
     def is_terminal(self) -> bool:
@@ -97,6 +100,25 @@ def open_pipes(*, stdin: bool) -> Ends:
         _close_all(made)
         raise
     return Ends(ChildEnds(child_in, child_out, child_err), parent_in, {out: STDOUT, err: STDERR}, made)
+
+
+def open_serving() -> Ends:
+    """Two pipes, and in place of stdin a socket from which the guest takes the connections of holders: descriptor 0
+    reaches every guest, whichever way it is started."""
+    made: set[int] = set()
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        inbox, child_in = ours.detach(), theirs.detach()
+        made |= {inbox, child_in}
+        out, child_out = _pipe(made)
+        err, child_err = _pipe(made)
+        os.set_blocking(out, False)
+        os.set_blocking(err, False)
+    except OSError:
+        _close_all(made)
+        raise
+    return Ends(ChildEnds(child_in, child_out, child_err), -1, {out: STDOUT, err: STDERR}, made, inbox)
 
 
 def open_terminal(rows: int, cols: int) -> Ends:

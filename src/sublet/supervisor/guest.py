@@ -12,6 +12,7 @@ from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.reaper import Exit
 from sublet.supervisor.stdio import Stdio
 from sublet.supervisor.tree import Tree
+from sublet.supervisor.visits import Visits
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import GuestNews, GuestSpec, GuestView, Profile
 
@@ -76,6 +77,8 @@ class Guest:
         """Whether a line on its stderr has said that it had too little."""
         self.on_gone: Callable[[], object] = lambda: None
         """Told once nothing of it runs."""
+        self.visits: Visits | None = None
+        """Connections of holders that it serves itself; None if it takes none."""
         self._used: Usage | None = None
         self.listeners: list[Callable[[GuestNews], None]] = []
 
@@ -93,8 +96,9 @@ class Guest:
         self.state = next_guest(self.state, event, f"guest {self.id}")
 
     def exited(self, how: Exit) -> None:
-        """Its main process ended."""
+        """Its main process ended, and so does what it served."""
         self.exit_code = how.code
+        self._hang_up()
         self.tree.exited(how.cpu_ns, how.peak_bytes)
         if self.reason is None and self.tree.usage().oom_kills:
             self.reason = EndReason.OUT_OF_MEMORY
@@ -107,10 +111,15 @@ class Guest:
     def settle(self) -> None:
         """It is gone: what it used is noted before its group is taken away. It may stay listed for long, so what only
         a living one needs is let go."""
+        self._hang_up()
         self._used = self.tree.usage()
         self.spec = replace(self.spec, argv=self.spec.argv[:SHOWN_ARGUMENTS])
         self.on_gone()
         self.on_gone = lambda: None
+
+    def _hang_up(self) -> None:
+        if self.visits is not None:
+            self.visits.cut()
 
     def tell(self, news: GuestNews) -> None:
         """Everybody who is attached hears of it."""

@@ -27,6 +27,7 @@ from sublet.supervisor.reaper import Exit, Reaper
 from sublet.supervisor.spawn import Child, SpawnFailed, read_failure
 from sublet.supervisor.tenancy import Tenancy
 from sublet.supervisor.tree import Look, Tree, Trees
+from sublet.supervisor.visits import Visits
 from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId, format_size
 from sublet.wire.guests import GuestSpec, Profile
 
@@ -159,6 +160,8 @@ class Guests:
             self._never_ran(prepared, begun, _refused_by_machine(error))
             return
         guest.memory_max = tenancy.memory_max
+        if prepared.stdio.inbox >= 0:
+            guest.visits = Visits(self._loop, prepared.stdio.inbox)
         tenancy.guests[id_] = self.by_id[id_] = guest
         guest.on_gone = lambda: tenancy.guests.pop(id_, None)
         self._trees.add(tree)

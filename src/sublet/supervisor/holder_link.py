@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, assert_never
 
-from sublet.errors import Disconnected, InvalidRequest, SubletError, Unauthorized
+from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unauthorized, Unsupported
 from sublet.lease.node import Node
 from sublet.supervisor.connections import Connection
 from sublet.supervisor.following import Following
@@ -21,13 +21,15 @@ from sublet.supervisor.guests import Guests, what_to_do
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.premises import Premises
 from sublet.supervisor.spawn import SpawnFailed
-from sublet.values import TenantId
+from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
 from sublet.wire.guests import (
     OUTPUT_HEAD,
     Attach,
     Attached,
+    Connect,
+    Connected,
     Detach,
     Done,
     EndGuest,
@@ -39,9 +41,11 @@ from sublet.wire.guests import (
     ListGuests,
     NotStarted,
     Resize,
+    Service,
     SignalGuest,
     Start,
     Started,
+    Visit,
 )
 from sublet.wire.guests import (
     Guests as GuestList,
@@ -55,6 +59,8 @@ PIECE_MAX: Final = 64 * 1024
 """Bytes of output in one frame."""
 RUN: Final = "run"
 LOGS: Final = "logs"
+OPERATIONS: Final = {Service.WORK: RUN, Service.DEVICE: "device", Service.JUPYTER: "kernel"}
+"""What one must be allowed to do, to be connected to a guest for this."""
 
 
 class HolderLink:
@@ -127,6 +133,8 @@ class HolderLink:
                 self._start(call, asked.spec)
             case Attach():
                 self._reply(call, self._attach(asked))
+            case Connect():
+                self._connect(call, asked)
             case ListGuests():
                 self._reply(call, self._list(asked))
             case Detach():
@@ -158,6 +166,18 @@ class HolderLink:
         if not self.front.operator and operation not in self.front.operations:
             raise Unauthorized(f"this connection may not {operation}", do="Ask for a token that allows it.")
 
+    def _live(self) -> tuple[LeaseId, Epoch]:
+        """The connection's lease and epoch, if something may be begun under it now."""
+        lease, epoch = self.front.lease, self.front.epoch
+        if lease is None or epoch is None:
+            raise InvalidRequest("this connection is not of a lease", do="Connect with the lease's capability token.")
+        if self._node.awaits(lease, epoch):
+            raise Disconnected(
+                "what was on the hardware of this lease before is still being cleared away", do="Try again in a moment."
+            )
+        self._node.check(lease, epoch, self._now_ns())
+        return lease, epoch
+
     def _mine(self, guest: str, operation: str) -> Guest:
         found = self._guests.get(guest, self._sees, lease=self.front.lease)
         self._may(operation)
@@ -167,14 +187,7 @@ class HolderLink:
 
     def _start(self, call: int, spec: GuestSpec) -> None:
         self._may(RUN)
-        lease, epoch = self.front.lease, self.front.epoch
-        if lease is None or epoch is None:
-            raise InvalidRequest("this connection is not of a lease", do="Connect with the lease's capability token.")
-        if self._node.awaits(lease, epoch):
-            raise Disconnected(
-                "what was on the hardware of this lease before is still being cleared away", do="Try again in a moment."
-            )
-        self._node.check(lease, epoch, self._now_ns())
+        lease, _ = self._live()
         tenancy = self._premises.tenancies[lease]
 
         def begun(guest: Guest | None, failed: SpawnFailed | SubletError | None) -> None:
@@ -201,6 +214,30 @@ class HolderLink:
         self._attached[guest.id] = attached
         attached.follow(asked)
         return Attached(output=output, stdin=stdin, view=guest.view())
+
+    def _connect(self, call: int, asked: Connect) -> None:
+        """The guest gets its descriptor first: if that fails the holder is told, and nothing has changed."""
+        guest = self._mine(asked.guest, OPERATIONS[asked.service])
+        lease, epoch = self._live()
+        if not guest.main_runs:
+            raise NotFound(f"guest {guest.id} has ended", do="Start another one.")
+        if guest.visits is None:
+            raise Unsupported(f"guest {guest.id} takes no connections", do="Start it as one that serves.")
+        if self._attached:
+            raise InvalidRequest("this connection still follows a guest", do="Connect to a guest on one of its own.")
+        visit = Visit(
+            service=asked.service,
+            tenant=self.front.tenant,
+            lease=lease,
+            epoch=epoch,
+            operations=self.front.operations,
+        )
+        guest.visits.hand(visit, self._connection.sock)
+        self._reply(call, Connected())
+        sock = self._connection.hand_over()
+        if sock is not None:
+            guest.visits.keep(visit, sock)
+            self._on_over(self)
 
     def _detach(self, guest: str) -> None:
         attached = self._attached.pop(guest, None)

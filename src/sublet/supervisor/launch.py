@@ -229,6 +229,8 @@ def _stay(parent: int) -> int:
 
 
 def _stdio(spec: GuestSpec, loop: Loop, log: GuestLog, on_done: Callable[[], None]) -> Stdio:
+    if spec.serves:
+        return Stdio.serving(loop, log, on_done)
     match spec.stdio:
         case StdioKind.PTY:
             return Stdio.pty(loop, log, on_done, rows=spec.rows, cols=spec.cols)
@@ -242,6 +244,8 @@ def check_spec(spec: GuestSpec) -> None:
     """Whether it can be run at all, as far as its text says."""
     if bool(spec.argv) == bool(spec.entry):
         raise InvalidRequest("a guest runs a command or a Python callable", do="Give one of the two.")
+    if spec.serves and spec.stdio is not StdioKind.NULL:
+        raise InvalidRequest("a guest that takes connections has no stdin", do='Start it with stdio="null".')
     if spec.argv and not spec.argv[0]:
         raise InvalidRequest("the command has no name", do="Say what to run.")
     for text in (*spec.argv, spec.entry, spec.args, spec.python, spec.cwd, spec.name):

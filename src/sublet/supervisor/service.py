@@ -357,3 +357,6 @@ class Supervisor:
         for holder in tuple(self._holders):
             if (tenant is None or holder.front.tenant == tenant) and (lease is None or holder.front.lease == lease):
                 holder.cut(error)
+        for guest in self.guests.of(None):
+            if guest.visits is not None:
+                guest.visits.cut(tenant, lease)

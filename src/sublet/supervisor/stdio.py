@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from sublet.supervisor.ends import ChildEnds, Ends, child_setup, open_pipes, open_terminal, read_some
+from sublet.supervisor.ends import ChildEnds, Ends, child_setup, open_pipes, open_serving, open_terminal, read_some
 from sublet.supervisor.following import Follower, Following
 from sublet.supervisor.logs import NOTICE, GuestLog
 from sublet.supervisor.loop import READ, WRITE, Loop, Timer
@@ -78,6 +78,11 @@ class Stdio:
         return cls(loop, log, open_terminal(rows, cols), on_done)
 
     @classmethod
+    def serving(cls, loop: Loop, log: GuestLog, on_done: OnDone | None = None) -> Stdio:
+        """Two pipes, and an inbox for the connections of holders."""
+        return cls(loop, log, open_serving(), on_done)
+
+    @classmethod
     def null(cls, loop: Loop, log: GuestLog, on_done: OnDone | None = None) -> Stdio:
         """Nothing to read; what the guest writes is kept all the same."""
         return cls(loop, log, open_pipes(stdin=False), on_done)
@@ -87,6 +92,11 @@ class Stdio:
         """For ``child_setup``, or to be sent to who forks."""
         assert self._ends is not None, "a guest that is gone has no descriptors"
         return self._ends.child
+
+    @property
+    def inbox(self) -> int:
+        """Where connections are sent to the guest; -1 if it takes none. It stays open as long as the rest."""
+        return -1 if self._ends is None or self._closed else self._ends.inbox
 
     @property
     def is_done(self) -> bool:

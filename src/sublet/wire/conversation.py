@@ -7,6 +7,7 @@ done now and never waits. What happened while an answer was waited for is kept a
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from sublet.wire.happenings import (
     Called,
     Event,
     Happening,
+    Hello,
     Opened,
     Over,
     Refused,
@@ -95,6 +97,30 @@ class Conversation:
             raise found.error
         assert isinstance(found, Replied)
         return found
+
+    def begin_anew(self, hello: bytes = b"", *, timeout_s: float = PATIENCE_S) -> None:
+        """The other side has handed the connection to somebody else: greet who that is."""
+        if self._kept or not self.link.is_between:
+            raise Disconnected("more came on a connection that was handed on")
+        self.link = Link.connecting(hello)
+        self.greet(timeout_s)
+
+    def welcome(self, *, timeout_s: float = PATIENCE_S) -> Hello:
+        """For who accepted: wait for the greeting of who connected, and answer it."""
+        found = self._until(lambda one: isinstance(one, Hello), timeout_s, "greeting")
+        assert isinstance(found, Hello)
+        self.link.welcome()
+        self.flush(timeout_s)
+        return found
+
+    def hang_up(self) -> None:
+        """Close it, for those too who have a duplicate of the descriptor."""
+        if self._sock.fileno() >= 0:
+            self.link.end()
+            send_some(self._sock, self.link)
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self.close()
 
     def fileno(self) -> int:
         """For ``poll``: always for reading, and for writing while ``wants_write``."""

@@ -26,6 +26,8 @@ __all__ = [
     "Attached",
     "Configure",
     "Configured",
+    "Connect",
+    "Connected",
     "Detach",
     "Done",
     "EndGuest",
@@ -49,11 +51,13 @@ __all__ = [
     "Reports",
     "Resize",
     "Revoke",
+    "Service",
     "SignalGuest",
     "Start",
     "Started",
     "StdioKind",
     "SupervisorSettings",
+    "Visit",
 ]
 
 STDOUT: Final = 1
@@ -105,7 +109,7 @@ class GuestSpec:
     python: str = ""
     """The interpreter of an entry point; empty: the one Sublet runs in."""
     imports: tuple[str, ...] = ()
-    """What a warm interpreter should have imported."""
+    """What a warm interpreter should have imported; with a ``?`` at the end where it is there."""
     cwd: str = ""
     env: dict[str, str] = field(default_factory=dict)
     """The whole environment in profile ``local``; what is added to the empty one in profile ``tenant``."""
@@ -116,6 +120,19 @@ class GuestSpec:
     grace_ns: int = 0
     """How long it may take to leave when it is stopped alone; 0: the lease's own grace."""
     umask: int = 0o022
+    serves: bool = False
+    """It takes connections of holders (``Connect``). They come to it where others have their stdin."""
+
+
+class Service(enum.StrEnum):
+    """What a connection to a guest is for. One connection serves one purpose."""
+
+    WORK = "work"
+    """Calls of Python functions."""
+    DEVICE = "device"
+    """Device memory, modules, launches."""
+    JUPYTER = "jupyter"
+    """The channels of a Jupyter kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +181,31 @@ class Attached:
     output: int
     stdin: int
     view: GuestView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connect:
+    """Hand this connection to a guest that serves. Once ``Connected`` is the answer both sides greet each other anew,
+    and the other side is the guest."""
+
+    guest: GuestId
+    service: Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """What is said from here on the guest hears, and nobody else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """A connection that comes to a guest, beside its descriptor: what for, and by whose right."""
+
+    service: Service
+    tenant: TenantId
+    lease: LeaseId
+    epoch: Epoch
+    operations: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +305,8 @@ class Done:
     """It was done."""
 
 
-HolderCall = Start | Attach | Detach | Resize | SignalGuest | EndGuest | ListGuests
-HolderReply = Started | NotStarted | Attached | Guests | Done
+HolderCall = Start | Attach | Connect | Detach | Resize | SignalGuest | EndGuest | ListGuests
+HolderReply = Started | NotStarted | Attached | Connected | Guests | Done
 
 
 # ---- between office and supervisor ----

@@ -19,6 +19,7 @@ __all__ = [
     "FORK_FDS",
     "GO",
     "LEASE_ENDED",
+    "OPTIONAL",
     "ROOM",
     "Discarded",
     "Fork",
@@ -35,6 +36,9 @@ FORK_FDS: Final = 5
 GO: Final = b"!"
 LEASE_ENDED: Final = 76
 """Exit status of a program whose lease ended."""
+
+OPTIONAL: Final = "?"
+"""At the end of a module's name: it is imported where it is there."""
 
 ROOM: Final = "SUBLET_ROOM"
 """A variable of a zygote that holds nothing but room, for the marks of the guest it becomes: /proc shows the

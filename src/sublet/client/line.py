@@ -1,0 +1,37 @@
+"""A connection of a program to a guest that serves: ``work``, ``device`` or a kernel's channels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sublet.client.guests import connect_data
+from sublet.errors import Disconnected
+from sublet.values import GuestId
+from sublet.wire.codec import dumps, loads
+from sublet.wire.conversation import Conversation
+from sublet.wire.guests import Connect, Connected, HolderReply, Service
+from sublet.wire.http import TokenView
+
+if TYPE_CHECKING:
+    from sublet.client.lease import Lease
+
+__all__ = ["open_line"]
+
+
+def open_line(lease: Lease, guest: GuestId, service: Service) -> Conversation:
+    """Connect to a guest of the lease. What is said on it the guest hears and nobody else; it outlives the office.
+
+    Raises ``NotFound`` if the guest has ended, ``LeaseEnded`` if the lease has.
+    """
+    fabric = lease._fabric
+    token = fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView)).token
+    conversation = connect_data(fabric.address, token)
+    try:
+        answer = loads(HolderReply, conversation.call(dumps(Connect(guest=guest, service=service))).body)
+        if not isinstance(answer, Connected):
+            raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
+        conversation.begin_anew()
+    except BaseException:
+        conversation.close()
+        raise
+    return conversation

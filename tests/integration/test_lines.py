@@ -1,0 +1,152 @@
+"""Connections of holders to guests that serve: handed on by the supervisor, and cut by it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import sublet
+from sublet.client.guests import environment, start_spec
+from sublet.client.home import runtime_dir
+from sublet.client.line import open_line
+from sublet.client.office import ensure_office
+from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
+from sublet.wire.conversation import Conversation
+from sublet.wire.guests import GuestSpec, Service, StdioKind
+from sublet.wire.happenings import Over
+from sublet.wire.shared import SharedBuffer, map_shared
+
+PATIENCE_S = 30.0
+ROOT = Path(__file__).parents[2]
+
+
+def until(what: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end_s, "it did not come to be"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    with sublet.connect(home=home) as made:
+        yield made
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+@pytest.fixture
+def lease(fabric: sublet.Fabric) -> Iterator[sublet.Lease]:
+    with fabric.cpu(1, ttl="20s") as lease:
+        yield lease
+
+
+def serving(lease: sublet.Lease, imports: tuple[str, ...] = ()) -> sublet.Guest:
+    spec = GuestSpec(
+        entry="tests.integration.line_guest:main",
+        imports=imports,
+        cwd=str(ROOT),
+        env=environment(lease, None),
+        stdio=StdioKind.NULL,
+        serves=True,
+    )
+    return start_spec(lease, spec, busy=False)
+
+
+def is_cut(line: Conversation) -> bool:
+    return any(isinstance(one, Over) for one in line.wait(PATIENCE_S))
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_line_leads_to_the_guest_and_nobody_else(lease: sublet.Lease, warm: bool) -> None:
+    """Bytes and descriptors, both ways; from a fresh interpreter and from a warm one."""
+    imports = ("json", "there_is_no_such_module?") if warm else ()
+    if warm:  # the first one asks for the warm interpreter, and does not wait for it
+        with serving(lease, imports):
+            until(lambda: "ready" in str(lease._fabric.request("GET", "/v1/doctor", shape=dict)).lower())
+    with serving(lease, imports) as guest, open_line(lease, guest.id, Service.WORK) as line:
+        assert line.call(b"hello").body == f"{lease.id} work '' hello".encode()
+        with SharedBuffer.create(1 << 20) as made:
+            made.view[:5] = b"large"
+            fd = made.publish()
+        back = line.call(b"take", (fd,)).fds
+        assert bytes(map_shared(back[0], 0, 1 << 20)[:5]) == b"large"
+        os.close(back[0])
+        assert not lease.busy
+
+
+def test_several_lines_and_their_ends(lease: sublet.Lease) -> None:
+    with serving(lease) as guest:
+        one, other = (open_line(lease, guest.id, Service.WORK) for _ in range(2))
+        with one, other:
+            with pytest.raises(Disconnected):
+                one.call(b"leave")  # the guest hangs up, though the supervisor has a duplicate
+            assert other.call(b"still").body.endswith(b"still")
+            other.link.call(b"exit")
+            other.flush()
+            assert is_cut(other)
+        assert guest.wait(PATIENCE_S) == 7
+        with pytest.raises(NotFound):
+            open_line(lease, guest.id, Service.WORK)
+
+
+def test_the_end_of_the_lease_cuts_it(fabric: sublet.Fabric) -> None:
+    lease = fabric.cpu(1, ttl="20s")
+    guest = serving(lease)
+    line = open_line(lease, guest.id, Service.WORK)
+    assert line.call(b"hello").body.endswith(b"hello")
+    lease.release()
+    assert is_cut(line)
+    line.close()
+    with pytest.raises(SubletError):
+        open_line(lease, guest.id, Service.WORK)
+
+
+def test_a_stopped_guest_holds_no_line(lease: sublet.Lease) -> None:
+    guest = serving(lease)
+    with guest, open_line(lease, guest.id, Service.WORK) as line:
+        guest.send_signal(signal.SIGKILL)
+        assert is_cut(line)
+
+
+def test_what_does_not_serve_says_so(lease: sublet.Lease) -> None:
+    with lease.start(["sleep", "30"], stdio="null") as guest, pytest.raises(Unsupported):
+        open_line(lease, guest.id, Service.WORK)
+    with serving(lease) as guest, open_line(lease, guest.id, Service.DEVICE) as line:
+        assert is_cut(line)
+    with pytest.raises(InvalidRequest):
+        start_spec(lease, GuestSpec(argv=("true",), serves=True))
+
+
+def test_another_lease_of_the_same_tenant_does_not_open_it(fabric: sublet.Fabric, lease: sublet.Lease) -> None:
+    with serving(lease) as guest, fabric.cpu(1) as other, pytest.raises(NotFound):
+        open_line(other, guest.id, Service.WORK)
+
+
+def test_there_are_only_so_many(lease: sublet.Lease) -> None:
+    from sublet.supervisor.visits import VISITS_MAX
+
+    with serving(lease) as guest:
+        lines = [open_line(lease, guest.id, Service.WORK) for _ in range(VISITS_MAX)]
+        with pytest.raises(SubletError, match="the most"):
+            open_line(lease, guest.id, Service.WORK)
+        lines.pop().close()
+        until(lambda: _opens(lease, guest, lines))
+        for line in lines:
+            line.close()
+
+
+def _opens(lease: sublet.Lease, guest: sublet.Guest, lines: list[Conversation]) -> bool:
+    try:
+        lines.append(open_line(lease, guest.id, Service.WORK))
+    except SubletError:
+        return False
+    return True
