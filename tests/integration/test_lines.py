@@ -65,15 +65,14 @@ def is_cut(line: Conversation) -> bool:
     return any(isinstance(one, Over) for one in line.wait(PATIENCE_S))
 
 
-@pytest.mark.parametrize("warm", [False, True])
-def test_a_line_leads_to_the_guest_and_nobody_else(lease: sublet.Lease, warm: bool) -> None:
+@pytest.mark.parametrize("warm", ["fresh", "warm"])
+def test_a_line_leads_to_the_guest_and_nobody_else(lease: sublet.Lease, warm: str) -> None:
     """Bytes and descriptors, both ways; from a fresh interpreter and from a warm one."""
-    imports = ("json", "there_is_no_such_module?") if warm else ()
-    if warm:  # the first one asks for the warm interpreter, and does not wait for it
-        with serving(lease, imports):
-            until(lambda: "ready" in str(lease._fabric.request("GET", "/v1/doctor", shape=dict)).lower())
+    imports = ("json", "there_is_no_such_module?") if warm == "warm" else ()
+    if imports:  # the first one asks for a warm interpreter, and does not wait for it
+        until(lambda: _is_warm(lease, imports))
     with serving(lease, imports) as guest, open_line(lease, guest.id, Service.WORK) as line:
-        assert line.call(b"hello").body == f"{lease.id} work '' hello".encode()
+        assert line.call(b"hello").body == f"{lease.id} work '' {warm} hello".encode()
         with SharedBuffer.create(1 << 20) as made:
             made.view[:5] = b"large"
             fd = made.publish()
@@ -81,6 +80,11 @@ def test_a_line_leads_to_the_guest_and_nobody_else(lease: sublet.Lease, warm: bo
         assert bytes(map_shared(back[0], 0, 1 << 20)[:5]) == b"large"
         os.close(back[0])
         assert not lease.busy
+
+
+def _is_warm(lease: sublet.Lease, imports: tuple[str, ...]) -> bool:
+    with serving(lease, imports) as guest, open_line(lease, guest.id, Service.WORK) as line:
+        return b" warm " in line.call(b"hello").body
 
 
 def test_several_lines_and_their_ends(lease: sublet.Lease) -> None:
