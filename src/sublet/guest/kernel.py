@@ -1,0 +1,75 @@
+"""The program of a guest that is a Jupyter kernel: ipykernel as it is, with nobody on the other side but the line.
+
+Its sockets are inproc ones of this process (``jupyter``): there is no connection file, no port and no heartbeat. That
+the guest lives is for the supervisor to know. Needs ipykernel in the guest's interpreter.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from sublet.errors import Unsupported
+from sublet.guest.inbox import Inbox
+from sublet.guest.jupyter import Bridge
+from sublet.guest.serving import start_serving
+from sublet.wire.conversation import Conversation
+from sublet.wire.guests import Service, Visit
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run until the lease ends or the holder stops it."""
+    inbox = Inbox.from_stdin()
+    app = _make_app()
+    app.initialize([])
+
+    def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
+        Bridge(conversation, app.context, app.addresses).run()
+
+    start_serving(inbox, {Service.JUPYTER: serve_jupyter})
+    app.start()
+
+
+def _make_app() -> Any:
+    try:
+        from ipykernel.kernelapp import IPKernelApp
+    except ImportError as error:
+        raise Unsupported(
+            f"{sys.executable} has no ipykernel ({error})", do=f"{sys.executable} -m pip install ipykernel"
+        ) from error
+
+    class GuestKernelApp(IPKernelApp):
+        """The kernel without what is for finding it and for watching over it."""
+
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)  # type: ignore[no-untyped-call]  # traitlets have no types
+            self.addresses: dict[str, str] = {}
+            self._bound: list[str] = []
+
+        def _try_bind_socket(self, socket: Any, port: int) -> int:
+            self._bound.append(f"inproc://sublet-{len(self._bound)}")
+            socket.bind(self._bound[-1])
+            return len(self._bound)
+
+        def init_sockets(self) -> None:
+            super().init_sockets()  # type: ignore[no-untyped-call]
+            for name in ("shell", "control", "stdin", "iopub"):
+                self.addresses[name] = self._bound[getattr(self, f"{name}_port") - 1]
+
+        init_connection_file = init_heartbeat = init_poller = _nothing
+        write_connection_file = log_connection_info = cleanup_connection_file = _nothing
+
+    app = GuestKernelApp.instance(
+        quiet=False,  # what is printed is in the guest's log as well, for `sublet logs`
+        capture_fd_output=True,
+    )
+    app.session.key = b""  # nobody but the line's thread reaches the sockets, so there is nobody to sign against
+    app.config.HistoryManager.enabled = False  # the history is the notebook's, not the guest's
+    app.config.IPKernelApp.log_level = 40
+    return app
+
+
+def _nothing(self: object, *args: object, **keywords: object) -> None:
+    """There is no such thing here."""

@@ -1,0 +1,5 @@
+"""``%%gpu``: cells that run on a leased device, in a notebook that holds nothing in between."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,152 @@
+"""One kernel in a guest, as whoever runs cells in it sees it: requests go out, messages come in, in order.
+
+A cell is run by ``execute``: it returns when the kernel has answered *and* said that it is idle again, and gives every
+message in between to who shows them. Questions for input come the same way and are answered with ``answer_input``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sublet.errors import Disconnected
+from sublet.wire.conversation import Conversation
+from sublet.wire.happenings import Closed, Data, Happening, Over
+from sublet.wire.jupyter import CHANNELS, Messages, pack_message
+
+__all__ = ["KernelLine", "Message"]
+
+Message = dict[str, Any]
+"""A message of the Jupyter protocol: ``header``, ``parent_header``, ``metadata``, ``content``, ``buffers``."""
+LOOK_S: Final = 1.0
+
+
+class KernelLine:
+    """Owns the connection. One thread uses it at a time."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        from jupyter_client.session import Session
+
+        self._conversation = conversation
+        self._session: Any = Session(key=b"", username="sublet")
+        link = conversation.link
+        self._numbers = {name: link.open_channel(name.encode()) for name in CHANNELS}
+        self._names = {number: name for name, number in self._numbers.items()}
+        self._streams = {name: Messages() for name in CHANNELS}
+        self._unsent: deque[tuple[int, memoryview]] = deque()
+        conversation.flush()
+
+    def __enter__(self) -> KernelLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def execute(
+        self,
+        code: str,
+        show: Callable[[str, Message], None],
+        *,
+        silent: bool = False,
+        store_history: bool = True,
+        allow_stdin: bool = True,
+        user_expressions: Mapping[str, str] | None = None,
+    ) -> Message:
+        """Run code; the kernel's reply. ``show(channel, message)`` is told everything that belongs to it, in order.
+
+        A ``KeyboardInterrupt`` (or anything else) that comes out of here leaves the code running; see ``interrupt``.
+        """
+        content = {
+            "code": code,
+            "silent": silent,
+            "store_history": store_history and not silent,
+            "user_expressions": dict(user_expressions or {}),
+            "allow_stdin": allow_stdin,
+            "stop_on_error": True,
+        }
+        asked = self.send("shell", "execute_request", content)
+        return self.finish(asked, show)
+
+    def finish(self, asked: str, show: Callable[[str, Message], None]) -> Message:
+        """Wait for the end of what was asked for before: reply and idle."""
+        reply: Message | None = None
+        is_idle = False
+        while reply is None or not is_idle:
+            for channel, message in self.wait(LOOK_S):
+                is_mine = message["parent_header"].get("msg_id") == asked
+                kind = message["header"]["msg_type"]
+                if is_mine and channel == "shell":
+                    reply = message
+                elif is_mine and kind == "status":
+                    is_idle = message["content"]["execution_state"] == "idle"
+                else:
+                    show(channel, message)
+        return reply
+
+    def interrupt(self) -> None:
+        """Stop what runs, as Ctrl-C does. It is over when its ``finish`` returns."""
+        self.send("control", "interrupt_request", {})
+
+    def answer_input(self, question: Message, text: str) -> None:
+        """Give what was typed to who asked."""
+        self.send("stdin", "input_reply", {"value": text, "status": "ok"}, parent=question)
+
+    def send(
+        self, channel: str, kind: str, content: Mapping[str, Any], *, parent: Message | None = None, **extra: Any
+    ) -> str:
+        """Send a message; its id."""
+        message = self._session.msg(kind, dict(content), parent=parent, metadata=extra.get("metadata"))
+        parts = [*self._session.serialize(message), *extra.get("buffers", ())]
+        self._unsent.append((self._numbers[channel], memoryview(pack_message(parts))))
+        self._push()
+        return str(message["header"]["msg_id"])
+
+    def wait(self, timeout_s: float) -> list[tuple[str, Message]]:
+        """What came, as soon as something did. Raises when the kernel is gone."""
+        until_s = time.monotonic() + timeout_s
+        found: list[tuple[str, Message]] = []
+        while not found:
+            self._push()
+            for happening in self._conversation.wait(max(0.0, until_s - time.monotonic())):
+                found += self._heard(happening)
+            if time.monotonic() >= until_s:
+                break
+        return found
+
+    def close(self) -> None:
+        """Hang up. The kernel goes on."""
+        with contextlib.suppress(OSError):
+            self._conversation.close()
+
+    def _push(self) -> None:
+        link = self._conversation.link
+        while self._unsent:
+            number, data = self._unsent[0]
+            sent = link.send_data(number, data)
+            if sent < len(data):
+                self._unsent[0] = (number, data[sent:])
+                break
+            self._unsent.popleft()
+        self._conversation.flush(0)
+
+    def _heard(self, happening: Happening) -> list[tuple[str, Message]]:
+        match happening:
+            case Data(channel=number, data=data):
+                name = self._names[number]
+                found = [(name, self._read(parts)) for parts in self._streams[name].feed(data)]
+                self._conversation.link.consumed(number, happening.cost)
+                return found
+            case Closed(reason=reason):
+                raise Disconnected(f"the kernel closed a channel: {reason or 'no reason was given'}")
+            case Over(error=error):
+                raise error or Disconnected("the kernel's guest hung up")
+            case _:
+                return []
+
+    def _read(self, parts: list[bytes]) -> Message:
+        _, parts = self._session.feed_identities(parts, copy=True)
+        message: Message = self._session.deserialize(parts)
+        return message

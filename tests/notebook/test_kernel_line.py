@@ -1,0 +1,133 @@
+"""A real kernel in a guest, over a line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet.client.guests import environment, start_spec
+from sublet.client.home import runtime_dir
+from sublet.client.line import open_line
+from sublet.client.office import ensure_office
+from sublet.notebook.kernel_line import KernelLine, Message
+from sublet.wire.guests import GuestSpec, Service, StdioKind
+from sublet.wire.jupyter import KERNEL_ENTRY, KERNEL_IMPORTS
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    with sublet.connect(home=home) as made:
+        yield made
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def line(fabric: sublet.Fabric, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelLine]:
+    with fabric.gpu(min_vram="64MiB", ttl="2m") as lease:
+        spec = GuestSpec(
+            entry=KERNEL_ENTRY,
+            imports=KERNEL_IMPORTS,
+            cwd=str(tmp_path_factory.mktemp("folder")),
+            env=environment(lease, None),
+            stdio=StdioKind.NULL,
+            serves=True,
+        )
+        with (
+            start_spec(lease, spec, busy=False) as guest,
+            KernelLine(open_line(lease, guest.id, Service.JUPYTER)) as line,
+        ):
+            yield line
+
+
+class Shown:
+    """What a cell says."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def __call__(self, channel: str, message: Message) -> None:
+        self.messages.append(message)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [one["content"] for one in self.messages if one["header"]["msg_type"] == kind]
+
+    @property
+    def text(self) -> str:
+        return "".join(one["text"] for one in self.of("stream"))
+
+
+def test_it_computes_and_says_so(line: KernelLine) -> None:
+    shown = Shown()
+    reply = line.execute("x = 6 * 7\nprint('said')\nx", shown)
+    assert reply["content"]["status"] == "ok"
+    assert shown.text == "said\n"
+    assert shown.of("execute_result")[0]["data"]["text/plain"] == "42"
+
+
+def test_an_error_comes_with_its_traceback(line: KernelLine) -> None:
+    shown = Shown()
+    reply = line.execute("def f():\n    1 / 0\nf()", shown)
+    assert reply["content"]["ename"] == "ZeroDivisionError"
+    said = re.sub(r"\x1b\[[\d;]*m", "", "".join(shown.of("error")[0]["traceback"]))
+    assert "1 / 0" in said
+
+
+def test_what_is_large_comes_whole(line: KernelLine) -> None:
+    """More than any window: it crosses in pieces, and the kernel waits for who reads."""
+    shown = Shown()
+    line.execute("for i in range(40): print(str(i) * 200_000)", shown)
+    assert shown.text == "".join(str(i) * 200_000 + "\n" for i in range(40))
+    shown = Shown()
+    line.execute(f"y = {'z' * 3_000_000!r}\nlen(y)", shown)
+    assert shown.of("execute_result")[0]["data"]["text/plain"] == "3000000"
+
+
+def test_it_asks_for_input(line: KernelLine) -> None:
+    shown = Shown()
+
+    def answer(channel: str, message: Message) -> None:
+        if message["header"]["msg_type"] == "input_request":
+            line.answer_input(message, "Ada")
+        else:
+            shown(channel, message)
+
+    line.execute("print('hello', input('who? '))", answer)
+    assert shown.text == "hello Ada\n"
+
+
+def test_an_interrupt_stops_the_cell_and_nothing_else(line: KernelLine) -> None:
+    shown = Shown()
+    asked = line.send(
+        "shell",
+        "execute_request",
+        {"code": "print('on')\nimport time\nwhile True: time.sleep(0.01)", "silent": False, "store_history": True},
+    )
+    end_s = time.monotonic() + PATIENCE_S
+    while "on" not in shown.text:
+        assert time.monotonic() < end_s
+        for channel, message in line.wait(1.0):
+            shown(channel, message)
+    line.interrupt()
+    reply = line.finish(asked, shown)
+    assert reply["content"]["ename"] == "KeyboardInterrupt"
+    shown = Shown()
+    line.execute("print(x)", shown)
+    assert shown.text == "42\n"
+
+
+def test_commands_and_top_level_await(line: KernelLine, tmp_path: Path) -> None:
+    shown = Shown()
+    line.execute("import asyncio\nawait asyncio.sleep(0)\n!echo from a shell\n", shown)
+    assert shown.text.splitlines() == ["from a shell"]
