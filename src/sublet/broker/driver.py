@@ -25,6 +25,7 @@ from sublet.broker.answers import Answer, Outcome
 from sublet.broker.commands import AgentReport, Command, NodeUp, OpenOffice, Release, Renew, Tick
 from sublet.broker.events import Event
 from sublet.broker.ledger import Ledger
+from sublet.broker.lingering import LINGER_S, RENEWAL_SLACK_NS, Renewals
 from sublet.broker.ports import Agent, Journal, Listener
 from sublet.broker.presence import Presence
 from sublet.broker.records import Now
@@ -56,17 +57,6 @@ SLOW_BEAT_S: Final = 30.0
 """With nothing live, how often the office wakes at all."""
 SHORTEST_NAP_NS: Final = 1_000_000
 """Between two looks at the clock that nobody asked for."""
-LINGER_S: Final = 0.010
-"""What is in no hurry is handled after this long, or with the next command that is, so that both share a commit: a
-report nobody waits for (with somebody in the queue it may be what he waits for), and a renewal among many others."""
-MANY_RENEWALS: Final = 64
-"""Turns with renewals in ``MANY_WITHIN_S`` from which on they linger: ten thousand holders of one lease each bring
-several within ``LINGER_S``, and a commit for each would cost more than all the rest of it. Somebody who renews by hand
-never meets this, and a program that does so in a tight loop meets it once in so many: lingering that gathered nobody
-else is not tried again before as many have come."""
-MANY_WITHIN_S: Final = 0.4
-RENEWAL_SLACK_NS: Final = 250_000_000
-"""A renewal of a lease with less than this left does not linger."""
 RESEND_NAP_NS: Final = 250_000_000
 """To repeat an order is never urgent, so many are repeated together."""
 COMPACT_EVERY: Final = 200_000
@@ -113,10 +103,7 @@ class Driver:
         self._holds = Holds()
         self._flush_at: asyncio.Handle | None = None
         self._linger: asyncio.TimerHandle | None = None
-        self._renewals: deque[float] = deque(maxlen=MANY_RENEWALS)
-        """The last turns of the loop in which renewals came."""
-        self._gathered = 0
-        """Renewals that linger now."""
+        self._renewals = Renewals()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
         self._since_snapshot = since_snapshot
@@ -172,22 +159,33 @@ class Driver:
         """
         assert self._loop is not None, "the driver was not started"
         future: asyncio.Future[Any] = self._loop.create_future()
+        self._take(Waiting(command, future, render))
+        return future
+
+    def submit_then(
+        self,
+        command: Command,
+        render: Callable[[Answer, Now], T],
+        then: Callable[[T, SubletError | None], None],
+    ) -> None:
+        """The same for who wants no future: ``then`` is called with the answer or an error, within a turn, and must not
+        raise. It may be called before this returns."""
+        self._take(Waiting(command, None, render, then))
+
+    def _take(self, waiting: Waiting) -> None:
         if len(self._pending) >= PENDING_MAX:
             self.on_limit("pending_commands")
-            future.set_exception(
+            waiting.fail(
                 Disconnected(
                     f"the office has {PENDING_MAX} requests before this one", do="Try again in a moment, less often."
                 )
             )
-            return future
-        waiting = Waiting(command, future, render)
-        if type(command) is Renew and self._may_linger(command):
-            self._gathered += 1
+        elif type(waiting.command) is Renew and self._may_linger(waiting.command):
+            self._renewals.lingers()
             self._pending.append(waiting)
             self._flush_later()
         else:
             self._enqueue(waiting)
-        return future
 
     def report(self, report: Report) -> None:
         """The sink of the agents."""
@@ -210,8 +208,9 @@ class Driver:
 
     async def settled(self, lease: LeaseId) -> None:
         """Until nothing that was decided for this lease still waits for its agent: then what a read says was held."""
-        while futures := list(self._holds.futures(lease)):
-            await asyncio.wait(futures)
+        assert self._loop is not None
+        while waiting := self._holds.waiting(lease):
+            await asyncio.wait([one.future(self._loop) for one in waiting])
 
     def _enqueue(self, waiting: Waiting) -> None:
         self._pending.append(waiting)
@@ -228,18 +227,13 @@ class Driver:
             self._linger = self._loop.call_later(LINGER_S, self._flush_lingering)
 
     def _flush_lingering(self) -> None:
-        if self._gathered == 1:
-            self._renewals.clear()
+        self._renewals.over(waited=True)
         self._flush()
 
     def _may_linger(self, command: Renew) -> bool:
         """Whether so many renewals come that this one had better wait for the next, and it has the time."""
         assert self._loop is not None
-        now = self._loop.time()
-        came = self._renewals
-        if not came or came[-1] != now:
-            came.append(now)
-        if len(came) < MANY_RENEWALS or now - came[0] > MANY_WITHIN_S:
+        if not self._renewals.many(self._loop.time()):
             return False
         lease = self.ledger.state.leases.get(command.lease)
         deadline_ns = None if lease is None else lease.deadline_ns
@@ -250,7 +244,8 @@ class Driver:
     def _flush(self) -> None:
         """Decide, make durable, order, answer: one batch."""
         assert self._loop is not None
-        self._flush_at, self._gathered = None, 0
+        self._flush_at = None
+        self._renewals.over(waited=False)
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
@@ -278,10 +273,7 @@ class Driver:
         if events and not self._commit(events, now):
             return
         try:
-            self._carry_out(batch)
-            if self._touched:
-                touched, self._touched = self._touched, set()
-                self._tick_agents(touched, now)
+            self._carry_out(batch, now)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
             self._agent_failed(error)
             return
@@ -312,14 +304,20 @@ class Driver:
             self._since_snapshot = 0
             self._journal.compact(self.ledger.state.snapshot(), now)
 
-    def _carry_out(self, batch: list[tuple[Waiting, Outcome]]) -> None:
+    def _carry_out(self, batch: list[tuple[Waiting, Outcome]], now: Now) -> None:
+        """Orders that somebody waits for go out before anything else, the others after the answers."""
+        holding = False
         for waiting, outcome in batch:
             # The hold is noted before the order goes out: an agent in this process reports from inside ``send``.
             if outcome.hold is not None and waiting.wanted:
                 waiting.lease, waiting.number = LeaseId(outcome.hold[0]), outcome.hold[1]
                 self._holds.add(waiting)
+                holding = True
             for order in outcome.orders:
                 self._send(order)
+        if holding:
+            self._tick_touched(now)
+        for waiting, outcome in batch:
             if isinstance(waiting.command, AgentReport):
                 if isinstance(waiting.command.report, NotHeld):
                     self._refused(waiting.command.report)
@@ -330,6 +328,9 @@ class Driver:
             elif waiting.wanted:
                 assert self._loop is not None
                 waiting.timer = self._loop.call_later(HOLD_TIMEOUT_S, self._not_confirmed, waiting)
+        if self._touched:
+            assert self._loop is not None
+            self._loop.call_soon(self._tick_soon)
 
     def _tell(self, now: Now, events: Sequence[Event]) -> None:
         self.presence.note(events, now.ns)
@@ -355,6 +356,20 @@ class Driver:
                 self._agent_wake_ns.pop(node, None)
             else:
                 self._agent_wake_ns[node] = wake_ns
+
+    def _tick_touched(self, now: Now) -> None:
+        touched, self._touched = self._touched, set()
+        self._tick_agents(touched, now)
+
+    def _tick_soon(self) -> None:
+        if self._touched and not self._dead:
+            now = self.now()
+            try:
+                self._tick_touched(now)
+            except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
+                self._agent_failed(error)
+                return
+            self._arm(now)
 
     def _refused(self, report: NotHeld) -> None:
         for waiting in self._holds.take(report.lease, report.number):

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -22,9 +23,9 @@ import msgspec
 
 from sublet.broker.access import Caller
 from sublet.broker.openapi import openapi_document
-from sublet.broker.routes import ROUTES, Right, Route
+from sublet.broker.routes import ROUTES, Handler, Right, Route
 from sublet.broker.serve_leases import error_view
-from sublet.broker.service import JSON, Call, Reply, Service
+from sublet.broker.service import JSON, Asked, Call, Reply, Service
 from sublet.broker.sse import Stream
 from sublet.errors import (
     CapacityExceeded,
@@ -96,8 +97,12 @@ class App:
         service.document = functools.cache(lambda: _encode(openapi_document(service.identity.version)))
         self._routes: dict[str, dict[str, Route]] = {}
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+        self._at_once: set[Handler] = set()
+        """Those of routes that come to one command."""
         for route in ROUTES:
             self._routes.setdefault(route.path, {})[route.method] = route
+            if not inspect.iscoroutinefunction(route.handler):
+                self._at_once.add(route.handler)
             if route.request is not None:
                 self._decoders.setdefault(route.request, msgspec.json.Decoder(route.request))
 
@@ -108,19 +113,9 @@ class App:
         headers: tuple[tuple[bytes, bytes], ...] = ()
         try:
             reply = await self._answer(scope, receive)
-        except _Refused as refused:
-            reply, headers = _error_reply(refused.error, refused.status), refused.headers
-        except SubletError as error:
-            reply = _error_reply(error, _status_of(error))
-        except Exception:  # noqa: BLE001 - logged, and told to the caller as what it is
-            _log.exception("a request could not be answered: %s %s", scope["method"], scope["path"])
-            reply = _error_reply(
-                SubletError(
-                    "the office made a mistake while it answered",
-                    do="Look at the resource before you repeat the request; the office's log has the details.",
-                ),
-                500,
-            )
+        except Exception as error:  # noqa: BLE001 - told to the caller as what it is
+            reply = _failed(error, scope["method"], scope["raw_path"])
+            headers = error.headers if isinstance(error, _Refused) else ()
         if reply.stream is not None:
             await self._stream(reply.stream, receive, send)
             return
@@ -134,37 +129,82 @@ class App:
         )
         await send({"type": "http.response.body", "body": reply.body})
 
+    def begin(
+        self,
+        method: str,
+        path: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes,
+        send: Callable[[Reply], None],
+    ) -> bool:
+        """Take a whole request that comes to one command, without a task of its own; False leaves it to ``__call__``.
+
+        ``send`` is called once, perhaps before this returns. Most of what an office is asked goes this way: a task, an
+        event and four messages of ASGI would cost as much as the ledger's decision.
+        """
+        try:
+            route, object_id = self._find(method, path)
+        except (SubletError, _Refused):
+            return False
+        if route.handler not in self._at_once:
+            return False
+        service = self.service
+        service.requests += 1
+        try:
+            caller, query = self._check(route, b"", headers)
+            asked = route.handler(service, Call(caller, object_id, query, self._body(route, body), _never))
+            assert isinstance(asked, Asked)
+        except Exception as error:  # noqa: BLE001 - told to the caller as what it is
+            send(_failed(error, method, path))
+            return True
+
+        def then(answer: Any, error: SubletError | None) -> None:
+            # Called by the driver in the middle of its turn, so nothing may come out of here.
+            try:
+                reply = asked.finish(answer) if error is None else _failed(error, method, path)
+            except Exception as mistake:  # noqa: BLE001
+                reply = _failed(mistake, method, path)
+            send(reply)
+
+        service.driver.submit_then(asked.command, asked.render, then)
+        return True
+
     async def _answer(self, scope: Scope, receive: Receive) -> Reply:
-        length = authorization = wire = None
-        for name, value in scope["headers"]:
+        headers = scope["headers"]
+        route, object_id = self._find(scope["method"], scope["raw_path"])
+        caller, query = self._check(route, scope["query_string"], headers)
+        body = None
+        if route.request is not None:
+            body = self._body(route, await self._read(receive))
+        elif any(name == b"content-length" and value != b"0" for name, value in headers):
+            await self._read(receive)
+        service = self.service
+        made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive)))
+        if isinstance(made, Asked):
+            return made.finish(await service.driver.submit(made.command, made.render))
+        return await made
+
+    def _check(
+        self, route: Route, query_string: bytes, headers: Iterable[tuple[bytes, bytes]]
+    ) -> tuple[Caller, dict[str, str]]:
+        """Who calls, and with which query; raises for whoever may not, or says it wrongly."""
+        authorization = None
+        for name, value in headers:
             if name == b"content-length":
-                length = value
+                if int(value) > BODY_MAX_BYTES:
+                    raise self._too_large()
             elif name == b"authorization":
                 if authorization is not None:
                     raise InvalidRequest("there are two Authorization headers", do="Send one.")
                 authorization = value
-            elif name == _WIRE_NAME:
-                wire = value
-        route, object_id = self._find(scope["method"], scope["raw_path"])
-        if wire is not None and route.right is not Right.OPEN:
-            _check_wire(wire)
-        if length is not None and int(length) > BODY_MAX_BYTES:
-            raise self._too_large()
-        service = self.service
-        if route.right is Right.OPEN:
-            caller = _NOBODY
-        else:
-            caller = service.access.caller(authorization)
+            elif name == _WIRE_NAME and route.right is not Right.OPEN:
+                _check_wire(value)
+        caller = _NOBODY
+        if route.right is not Right.OPEN:
+            caller = self.service.access.caller(authorization)
             if route.right is Right.OPERATOR and not caller.operator:
                 raise Unauthorized("that is for operators", do="Use the token of a tenant with operator rights.")
-        query_string = scope["query_string"]
-        query = _query(query_string, route) if query_string else {}
-        body = None
-        if route.request is not None:
-            body = self._decode(await self._read(receive), route.request)
-        elif length is not None and length != b"0":
-            await self._read(receive)
-        return await route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive)))
+        return caller, _query(query_string, route) if query_string else {}
 
     def _find(self, method: str, raw_path: bytes) -> tuple[Route, str]:
         path, object_id = raw_path.decode("ascii", "replace"), ""
@@ -207,9 +247,11 @@ class App:
         )
         return _Refused(413, error, (b"connection", b"close"))
 
-    def _decode(self, body: bytes, request: type) -> object:
+    def _body(self, route: Route, body: bytes) -> object:
+        if route.request is None:
+            return None
         try:
-            return self._decoders[request].decode(body or b"{}")
+            return self._decoders[route.request].decode(body or b"{}")
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"the message does not fit: {error}", do="See /openapi.json for its form.") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -237,6 +279,11 @@ class App:
             for lease_id in watched:
                 presence.disconnected(lease_id, service.driver.clock.now_ns())
             gone.cancel()
+
+
+async def _never() -> None:
+    """For those who do not ask whether the caller has gone."""
+    await asyncio.get_running_loop().create_future()
 
 
 async def _gone(receive: Receive) -> None:
@@ -297,6 +344,20 @@ def _printable(text: str) -> str:
 
 def _status_of(error: SubletError) -> int:
     return next(STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
+
+
+def _failed(error: Exception, method: str, path: bytes) -> Reply:
+    """What is answered when something was raised. What nobody foresaw is logged."""
+    if isinstance(error, _Refused):
+        return _error_reply(error.error, error.status)
+    if isinstance(error, SubletError):
+        return _error_reply(error, _status_of(error))
+    _log.error("a request could not be answered: %s %s", method, path.decode("ascii", "replace"), exc_info=error)
+    mistake = SubletError(
+        "the office made a mistake while it answered",
+        do="Look at the resource before you repeat the request; the office's log has the details.",
+    )
+    return _error_reply(mistake, 500)
 
 
 def _error_reply(error: SubletError, status: int) -> Reply:

@@ -3,6 +3,10 @@
 uvicorn's own ``Server`` is left out: it wakes ten times a second, takes the process's signals, and makes its unix
 socket writable for everybody. What is used is its protocol: HTTP/1.1 on httptools,
 keep-alive, pipelining, flow control.
+
+There is a short way beside it. A request that is small, whole, and alone on its connection is offered to the
+application at once (``App.begin``) and answered in one write, without a task. Whatever is not plain in any respect goes
+the way of uvicorn, so this way knows nothing of pipelines, bodies in pieces, upgrades or HTTP/1.0.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from typing import Any, Final
 
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from sublet.broker.http_app import App
+from sublet.broker.service import Reply
 from sublet.errors import InvalidRequest, SubletError
-from sublet.wire.http import ErrorBody, ErrorView
+from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody, ErrorView
 
 __all__ = ["CONNECTIONS_MAX", "HEAD_MAX_BYTES", "HttpServer"]
 
@@ -32,12 +38,15 @@ KEEP_ALIVE_S: Final = 120
 """An idle connection is closed after this long."""
 CLOSE_PATIENCE_S: Final = 2.0
 """How long requests in progress may take to end when the office closes."""
+CLOSE_LOOK_S: Final = 0.01
+SHORT_MAX_BYTES: Final = 64 * 1024
+"""The body of a request that goes the short way."""
 
 
 class HttpServer:
-    """Serves one ASGI application on a listening socket."""
+    """Serves one application on a listening socket."""
 
-    def __init__(self, app: Any, *, on_limit: Callable[[str], None]) -> None:
+    def __init__(self, app: App, *, on_limit: Callable[[str], None]) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is told to clients
         config = Config(
             app,
@@ -54,12 +63,14 @@ class HttpServer:
         self._config = config
         self._state = ServerState()
         self._on_limit = on_limit
+        self._app = app
+        self._short: set[_Short] = set()
         self._server: asyncio.AbstractServer | None = None
 
     @property
     def busy(self) -> int:
         """Requests in progress, event streams included."""
-        return len(self._state.tasks)
+        return len(self._state.tasks) + len(self._short)
 
     async def start(self, listening: socket.socket) -> None:
         """Serve until ``close``."""
@@ -78,27 +89,61 @@ class HttpServer:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*late, return_exceptions=True)
+        until = asyncio.get_running_loop().time() + CLOSE_PATIENCE_S
+        while self._short and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - once, at the end
+            await asyncio.sleep(CLOSE_LOOK_S)
         for connection in list(self._state.connections):
             if isinstance(connection, _Protocol) and connection.transport is not None:
                 connection.transport.abort()
 
     def _protocol(self) -> _Protocol:
-        return _Protocol(self._config, self._state, {}, on_limit=self._on_limit)
+        return _Protocol(self._config, self._state, {}, app=self._app, short=self._short, on_limit=self._on_limit)
+
+
+class _Event:
+    """What uvicorn sets to wake a task, where there is none."""
+
+    def set(self) -> None:
+        pass
+
+
+class _Short:
+    """A request on the short way, as far as uvicorn looks at one."""
+
+    __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
+
+    def __init__(self) -> None:
+        self.response_complete = False
+        self.keep_alive = True
+        self.disconnected = False
+        self.message_event = _Event()
 
 
 class _Protocol(HttpToolsProtocol):
     """uvicorn's protocol with a bounded head and a bounded number of connections."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, on_limit: Callable[[str], None]
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        app: App,
+        short: set[_Short],
+        on_limit: Callable[[str], None],
     ) -> None:
         super().__init__(config, server_state, app_state)
+        self._begin = app.begin
+        self._short = short
         self._on_limit = on_limit
+        self._held: bytes | None = None
+        """The body so far of a request that may go the short way; None: there is none."""
         self._in_head = True
         self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_OneWrite(transport, self.loop))  # type: ignore[arg-type]
+        self._out = _OneWrite(transport, self.loop)
+        super().connection_made(self._out)  # type: ignore[arg-type]
         if len(self.connections) > CONNECTIONS_MAX:
             self._on_limit("connections")
             self._hang_up(b"503 Service Unavailable", "the office has too many connections", "Try again in a moment.")
@@ -125,18 +170,77 @@ class _Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > HEAD_MAX_BYTES:
             self._head_too_large()
-            return
-        super().on_headers_complete()
+        elif self._is_plain():
+            self._held = b""
+        else:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._held is None:
             super().on_body(body)
+        elif len(self._held) + len(body) <= SHORT_MAX_BYTES:
+            self._held += body
+        else:
+            self._go_the_long_way(self._held + body)
 
     def on_message_complete(self) -> None:
         self._in_head = True
         self._head_bytes = 0
-        if not self.transport.is_closing():
-            super().on_message_complete()
+        if self.transport.is_closing():
+            return
+        if self._held is not None:
+            if self._went_the_short_way(self._held):
+                return
+            self._go_the_long_way(self._held)
+        super().on_message_complete()
+
+    # ---- the short way ----
+
+    def _is_plain(self) -> bool:
+        """Whether it may go the short way: nobody else is served on this connection, who reads the answers, and it
+        stays open."""
+        return (
+            getattr(self.cycle, "response_complete", True)  # uvicorn begins with None
+            and b"?" not in self.url
+            and self.url.startswith(b"/")
+            and not (self.flow.write_paused or self.expect_100_continue or self.parser.should_upgrade())
+            and self.parser.get_http_version() == "1.1"
+            and self.parser.should_keep_alive()
+        )
+
+    def _went_the_short_way(self, body: bytes) -> bool:
+        short = _Short()
+
+        def send(reply: Reply) -> None:
+            self._short.discard(short)
+            short.response_complete = True
+            if not short.disconnected and not self.transport.is_closing():
+                self._out.write_now(_whole(reply, close=not short.keep_alive))
+                if not short.keep_alive:
+                    self.transport.close()
+                self.on_response_complete()
+
+        before = self.cycle
+        self.cycle = short  # type: ignore[assignment]
+        self._short.add(short)
+        method = self.parser.get_method().decode("ascii")
+        if self._begin(method, self.url, self.headers, body, send):
+            self._held = None
+            return True
+        self.cycle = before
+        self._short.discard(short)
+        return False
+
+    def _go_the_long_way(self, body: bytes) -> None:
+        """What would have been told to uvicorn by now is told."""
+        self._held = None
+        super().on_headers_complete()
+        if body:
+            super().on_body(body)
+
+    # ---- what is refused before it is a request ----
 
     def send_400_response(self, msg: str) -> None:
         self._hang_up(b"400 Bad Request", "that is not HTTP", "Speak HTTP/1.1.")
@@ -178,6 +282,11 @@ class _OneWrite:
             self._loop.call_soon(self.flush)
         self._parts.append(data)
 
+    def write_now(self, data: bytes) -> None:
+        """For what is in one piece already."""
+        self.flush()
+        self._transport.write(data)
+
     def close(self) -> None:
         self.flush()
         self._transport.close()
@@ -187,3 +296,21 @@ class _OneWrite:
             data = b"".join(self._parts)
             self._parts.clear()
             self._transport.write(data)
+
+
+def _whole(reply: Reply, *, close: bool) -> bytes:
+    """An answer in one piece."""
+    head = _HEADS.get((reply.status, reply.content_type))
+    if head is None:
+        head = b"%scontent-type: %s\r\n%s: %d\r\ncontent-length: " % (
+            STATUS_LINE[reply.status],
+            reply.content_type,
+            WIRE_HEADER.encode(),
+            WIRE_VERSION,
+        )
+        _HEADS[reply.status, reply.content_type] = head
+    end = b"\r\nconnection: close\r\n\r\n" if close else b"\r\n\r\n"
+    return b"".join((head, b"%d" % len(reply.body), end, reply.body))
+
+
+_HEADS: Final[dict[tuple[int, bytes], bytes]] = {}

@@ -15,12 +15,13 @@ from sublet.broker import serve_bills as bills
 from sublet.broker import serve_leases as leases
 from sublet.broker import serve_looking as looking
 from sublet.broker import serve_office as office
-from sublet.broker.service import Call, Reply, Service
+from sublet.broker.service import Asked, Call, Reply, Service
 from sublet.wire import http as wire
 
-__all__ = ["ROUTES", "Right", "Route"]
+__all__ = ["ROUTES", "Handler", "Right", "Route"]
 
-Handler = Callable[[Service, Call], Awaitable[Reply]]
+Handler = Callable[[Service, Call], Awaitable[Reply] | Asked]
+"""What is one command says which (``Asked``); anything else is a coroutine."""
 
 
 class Right(enum.StrEnum):

@@ -11,7 +11,7 @@ from sublet.broker import commands as cmd
 from sublet.broker.answers import Answer, Granted, Offer, Place, Refusal
 from sublet.broker.asking import acquire_command, busy_ns, flag, number, request_id, text
 from sublet.broker.records import LeaseRecord, Now
-from sublet.broker.service import Call, Reply, Service, json_reply
+from sublet.broker.service import Asked, Call, Reply, Service, json_reply
 from sublet.broker.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
@@ -64,7 +64,7 @@ RENEWALS_MAX: Final = 4096
 # ---- asking ----
 
 
-async def acquire(service: Service, call: Call) -> Reply:
+def acquire(service: Service, call: Call) -> Asked:
     request: AcquireRequest = call.body
     if service.draining:
         raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
@@ -74,37 +74,37 @@ async def acquire(service: Service, call: Call) -> Reply:
     def render(answer: Answer, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer:
         return _answer(service, answer, now)
 
-    answer = await service.driver.submit(command, render)
-    match answer:
-        case GrantAnswer():
-            answer.token = _token(service, request.token, answer.lease.id, answer.lease.epoch)
-            return json_reply(answer, 201)
-        case PlaceAnswer():
-            service.counting.metrics.places.inc()
-            return json_reply(answer, 202)
-        case RefusalAnswer():
-            service.counting.metrics.refusals.inc(answer.code)
-            return json_reply(answer, 409)
-        case _:
-            return json_reply(answer, 200)
+    def finish(answer: GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer) -> Reply:
+        match answer:
+            case GrantAnswer():
+                answer.token = _token(service, request.token, answer.lease.id, answer.lease.epoch)
+                return json_reply(answer, 201)
+            case PlaceAnswer():
+                service.counting.metrics.places.inc()
+                return json_reply(answer, 202)
+            case RefusalAnswer():
+                service.counting.metrics.refusals.inc(answer.code)
+                return json_reply(answer, 409)
+            case _:
+                return json_reply(answer, 200)
+
+    return Asked(command, render, finish)
 
 
-async def claim(service: Service, call: Call) -> Reply:
+def claim(service: Service, call: Call) -> Asked:
     request: ClaimRequest = call.body
     command = cmd.Claim(
         tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id), epoch=request.epoch
     )
-    grant = await service.driver.submit(command, _render_grant(service, call.id))
-    grant.token = _token(service, request.token, grant.lease.id, grant.lease.epoch)
-    return json_reply(grant)
+    return Asked(command, _render_grant(service, call.id), _grant_reply(service, request.token))
 
 
-async def decline(service: Service, call: Call) -> Reply:
+def decline(service: Service, call: Call) -> Asked:
     command = cmd.Decline(tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id))
-    return json_reply(await service.driver.submit(command, lambda answer, now: _current(service, call.id, now)))
+    return Asked(command, lambda answer, now: _current(service, call.id, now), json_reply)
 
 
-async def attach(service: Service, call: Call) -> Reply:
+def attach(service: Service, call: Call) -> Asked:
     request: AttachRequest = call.body
     command = cmd.Attach(
         tenant=call.caller.tenant,
@@ -113,15 +113,21 @@ async def attach(service: Service, call: Call) -> Reply:
         request_id=request_id(request.request_id),
         holder=text(request.holder, "holder"),
     )
-    grant = await service.driver.submit(command, _render_grant(service, call.id))
-    grant.token = _token(service, request.token, grant.lease.id, grant.lease.epoch)
-    return json_reply(grant)
+    return Asked(command, _render_grant(service, call.id), _grant_reply(service, request.token))
+
+
+def _grant_reply(service: Service, wanted: bool) -> Callable[[GrantAnswer], Reply]:
+    def finish(grant: GrantAnswer) -> Reply:
+        grant.token = _token(service, wanted, grant.lease.id, grant.lease.epoch)
+        return json_reply(grant)
+
+    return finish
 
 
 # ---- keeping ----
 
 
-async def renew(service: Service, call: Call) -> Reply:
+def renew(service: Service, call: Call) -> Asked:
     request: RenewRequest = call.body
     command = cmd.Renew(
         tenant=call.caller.tenant,
@@ -132,9 +138,12 @@ async def renew(service: Service, call: Call) -> Reply:
         busy_ns=busy_ns(request.busy),
         ttl_ns=None if request.ttl is None else parse_duration_ns(request.ttl, "ttl"),
     )
-    answer = await service.driver.submit(command, _render_renewal(service, call.id))
-    answer.token = _token(service, request.token, answer.lease, answer.epoch)
-    return json_reply(answer)
+
+    def finish(answer: RenewAnswer) -> Reply:
+        answer.token = _token(service, request.token, answer.lease, answer.epoch)
+        return json_reply(answer)
+
+    return Asked(command, _render_renewal(service, command.lease), finish)
 
 
 async def renewals(service: Service, call: Call) -> Reply:
@@ -175,7 +184,7 @@ def _renew_item(call: Call, item: RenewItem) -> cmd.Renew:
     )
 
 
-async def activity(service: Service, call: Call) -> Reply:
+def activity(service: Service, call: Call) -> Asked:
     request: ActivityRequest = call.body
     command = cmd.NoteActivity(
         tenant=call.caller.tenant,
@@ -185,15 +194,15 @@ async def activity(service: Service, call: Call) -> Reply:
         active=request.active,
         busy_ns=busy_ns(request.busy),
     )
-    return json_reply(await service.driver.submit(command, _render_view(service, call.id)))
+    return Asked(command, _render_view(service, call.id), json_reply)
 
 
-async def release(service: Service, call: Call) -> Reply:
+def release(service: Service, call: Call) -> Asked:
     request: ReleaseRequest = call.body
     command = cmd.Release(
         tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id), busy_ns=busy_ns(request.busy)
     )
-    return json_reply(await service.driver.submit(command, _render_view(service, call.id)))
+    return Asked(command, _render_view(service, call.id), json_reply)
 
 
 # ---- looking ----

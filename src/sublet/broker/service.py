@@ -12,7 +12,8 @@ import msgspec
 
 from sublet.broker import events as ev
 from sublet.broker.access import AccessList, Caller
-from sublet.broker.commands import Revoke, Tick
+from sublet.broker.answers import Answer
+from sublet.broker.commands import Command, Revoke, Tick
 from sublet.broker.counting import Counting
 from sublet.broker.driver import Driver
 from sublet.broker.history import History
@@ -28,7 +29,7 @@ from sublet.values import LeaseId, TenantId
 from sublet.wire.guests import Guests, ListGuests
 from sublet.wire.http import AuditReport, LeaseView
 
-__all__ = ["JSON", "Call", "Identity", "Reply", "Service", "is_live", "json_reply"]
+__all__ = ["JSON", "Asked", "Call", "Identity", "Reply", "Service", "is_live", "json_reply"]
 
 JSON: Final = b"application/json"
 _CLOSES: Final = "the office is closing"
@@ -85,6 +86,16 @@ class Reply(NamedTuple):
     body: bytes
     content_type: bytes = JSON
     stream: Stream | None = None
+
+
+class Asked(NamedTuple):
+    """A call that comes to exactly one command. Whoever serves it decides how to wait for the answer."""
+
+    command: Command
+    render: Callable[[Answer, Now], Any]
+    """The outer form of the answer, made at the moment of the decision."""
+    finish: Callable[[Any], Reply]
+    """The reply, made of that form once it may be known."""
 
 
 def json_reply(value: object, status: int = 200) -> Reply:

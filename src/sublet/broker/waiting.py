@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from sublet.broker.commands import Command
@@ -13,11 +14,17 @@ __all__ = ["Holds", "Waiting"]
 
 
 class Waiting:
-    """One command, and who wants to know what it came to (``future``; None: nobody)."""
+    """One command, and who wants to know what it came to: a future, or a function that is told (``then``)."""
 
-    __slots__ = ("_future", "command", "lease", "number", "render", "timer", "value")
+    __slots__ = ("_future", "_then", "command", "lease", "number", "render", "timer", "value")
 
-    def __init__(self, command: Command, future: Any = None, render: Callable[[Any, Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        command: Command,
+        future: Any = None,
+        render: Callable[[Any, Any], Any] | None = None,
+        then: Callable[[Any, SubletError | None], None] | None = None,
+    ) -> None:
         self.command = command
         self.render = render
         self.lease = LeaseId("")
@@ -27,24 +34,34 @@ class Waiting:
         """The answer, made at the moment of the decision."""
         self.timer: _Timer | None = None
         self._future = future
+        self._then = then
 
     @property
     def wanted(self) -> bool:
         """Whether somebody still waits."""
-        return self._future is not None and not self._future.done()
+        return self._then is not None or (self._future is not None and not self._future.done())
 
-    @property
-    def future(self) -> Any:
-        return self._future
+    def future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """Done once the answer is given."""
+        if self._future is None:
+            self._future = loop.create_future()
+        found: asyncio.Future[Any] = self._future
+        return found
 
     def answer(self) -> None:
         """Give what was made ready."""
-        if self.wanted:
+        then, self._then = self._then, None
+        if then is not None:
+            then(self.value, None)
+        if self._future is not None and not self._future.done():
             self._future.set_result(self.value)
 
     def fail(self, error: SubletError) -> None:
         """Give an error instead."""
-        if self.wanted:
+        then, self._then = self._then, None
+        if then is not None:
+            then(None, error)
+        if self._future is not None and not self._future.done():
             self._future.set_exception(error)
             self._future.exception()  # read once, so that a caller who went away leaves no complaint behind
 
@@ -77,9 +94,9 @@ class Holds:
         if not waiters:
             del self._by_lease[waiting.lease]
 
-    def futures(self, lease: LeaseId) -> Iterator[Any]:
+    def waiting(self, lease: LeaseId) -> list[Waiting]:
         """What is still waited for."""
-        return (waiting.future for waiting in self._by_lease.get(lease, ()) if waiting.wanted)
+        return [waiting for waiting in self._by_lease.get(lease, ()) if waiting.wanted]
 
 
 class _Timer(Protocol):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sublet.broker import driver as driver_module
+from sublet.broker import lingering
 from sublet.broker.answers import Granted
 from sublet.broker.commands import Acquire, Command, Release, Renew
 from sublet.broker.events import Claimed, Ended, Renewed
@@ -396,10 +397,10 @@ def renewal(name: str) -> Renew:
 
 async def come_in_numbers(b: Bench, monkeypatch: pytest.MonkeyPatch, *, linger_s: float = 60.0) -> None:
     """Eight leases, and as many turns with renewals as it takes; what lingers from here on does so for long."""
-    monkeypatch.setattr(driver_module, "MANY_WITHIN_S", 600.0)
+    monkeypatch.setattr(lingering, "MANY_WITHIN_S", 600.0)
     for number in range(1, 9):
         await b.driver.submit(acquire(f"l{number}"))
-    for turn in range(driver_module.MANY_RENEWALS - 1):
+    for turn in range(lingering.MANY_RENEWALS - 1):
         await b.driver.submit(renewal(f"l{turn % 8 + 1}"))
     b.driver._flush()  # what the agent said
     monkeypatch.setattr(driver_module, "LINGER_S", linger_s)
@@ -411,7 +412,7 @@ def test_a_renewal_now_and_then_is_answered_at_once() -> None:
     async def story() -> None:
         async with bench() as b:
             await b.driver.submit(acquire("l1"))
-            for _ in range(driver_module.MANY_RENEWALS - 1):
+            for _ in range(lingering.MANY_RENEWALS - 1):
                 future = b.driver.submit(renewal("l1"))
                 await turns(3)
                 assert future.done()

@@ -1,0 +1,47 @@
+"""Which renewals had better wait a moment for others, so that many share one commit."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+__all__ = ["LINGER_S", "RENEWAL_SLACK_NS", "Renewals"]
+
+LINGER_S: Final = 0.010
+"""What is in no hurry is handled after this long, or with the next command that is, so that both share a commit: a
+report nobody waits for (with somebody in the queue it may be what he waits for), and a renewal among many others."""
+MANY_RENEWALS: Final = 64
+"""Turns with renewals in ``MANY_WITHIN_S`` from which on they linger: ten thousand holders of one lease each bring
+several within ``LINGER_S``, and a commit for each would cost more than all the rest of it. Somebody who renews by hand
+never meets this, and a program that does so in a tight loop meets it once in so many: lingering that gathered nobody
+else is not tried again before as many have come."""
+MANY_WITHIN_S: Final = 0.4
+RENEWAL_SLACK_NS: Final = 250_000_000
+"""A renewal of a lease with less than this left does not linger."""
+
+
+class Renewals:
+    """How many renewals came lately."""
+
+    def __init__(self) -> None:
+        self._turns: deque[float] = deque(maxlen=MANY_RENEWALS)
+        """The last turns of the loop in which renewals came."""
+        self._gathered = 0
+        """Renewals that linger now."""
+
+    def many(self, now_s: float) -> bool:
+        """One came in the turn of this time. Whether there are so many that it had better wait for the next."""
+        turns = self._turns
+        if not turns or turns[-1] != now_s:
+            turns.append(now_s)
+        return len(turns) == MANY_RENEWALS and now_s - turns[0] <= MANY_WITHIN_S
+
+    def lingers(self) -> None:
+        """One waits."""
+        self._gathered += 1
+
+    def over(self, *, waited: bool) -> None:
+        """None waits any more; ``waited``: the whole time was waited."""
+        if waited and self._gathered == 1:
+            self._turns.clear()
+        self._gathered = 0
