@@ -15,6 +15,7 @@ import dis
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType
 from typing import Final
 
@@ -64,7 +65,7 @@ class Reading:
 def read_cell(source: str) -> Reading:
     """Of a cell, as Python: what IPython makes of it. Raises ``SyntaxError`` as Python does."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    tree: ast.Module = compile(source, "<cell>", "exec", flags, dont_inherit=True)  # type: ignore[assignment]
+    tree: ast.Module = compile(source, "<cell>", "exec", flags, dont_inherit=True)
     reader = _Reader()
     reader.block(tree.body)
     return Reading(reads=frozenset(reader.reads), binds=frozenset(reader.binds), opaque=tuple(reader.opaque))
@@ -200,7 +201,12 @@ class _Reader(ast.NodeVisitor):
 
     def _loop(self, node: ast.For | ast.AsyncFor) -> None:
         self.visit(node.iter)
-        self._perhaps(lambda: (self.visit(node.target), self.block(node.body))[1])
+
+        def once() -> None:
+            self.visit(node.target)
+            self.block(node.body)
+
+        self._perhaps(once)
         self._perhaps(lambda: self.block(node.orelse))
         self.binds.update(stored(node.target))
 
@@ -219,8 +225,8 @@ class _Reader(ast.NodeVisitor):
 
     def _try(self, node: ast.Try | ast.TryStar) -> None:
         self._perhaps(
-            lambda: (self.block(node.body), self.block(node.orelse))[1],
-            *(lambda handler=handler: self._handler(handler) for handler in node.handlers),  # type: ignore[misc]
+            lambda: self.block([*node.body, *node.orelse]),
+            *(partial(self._handler, handler) for handler in node.handlers),
         )
         self.block(node.finalbody)
 
@@ -234,7 +240,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Match(self, node: ast.Match) -> None:
         self.visit(node.subject)
-        self._perhaps(*(lambda case=case: self._case(case) for case in node.cases))  # type: ignore[misc]
+        self._perhaps(*(partial(self._case, case) for case in node.cases))
 
     def _case(self, case: ast.match_case) -> None:
         self.visit(case.pattern)
