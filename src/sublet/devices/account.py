@@ -28,9 +28,12 @@ class Account:
 
     def take(self, size: int, call: str) -> None:
         """Count ``size`` bytes as taken. One byte too many is ``OutOfMemory``, and nothing changed."""
-        if size > self.free_bytes:
+        self._take(size, call, self.free_bytes)
+
+    def _take(self, size: int, call: str, free_bytes: int) -> None:
+        if size > free_bytes:
             raise OutOfMemory(
-                f"{call}: {format_size(size)} ({size} bytes) asked, and {self.free_bytes} bytes of the "
+                f"{call}: {format_size(size)} ({size} bytes) asked, and {free_bytes} bytes of the "
                 f"{format_size(self.cap_bytes)} under this lease are free",
                 do="Free something, or lease more (min_vram=).",
             )

@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from sublet.devices.account import Account
 from sublet.devices.interface import Device
-from sublet.errors import CapacityExceeded, InvalidRequest, NotFound, OutOfMemory
+from sublet.errors import CapacityExceeded, InvalidRequest, NotFound, OutOfMemory, StaleEpoch
 from sublet.guest.session import Session
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
@@ -26,24 +27,31 @@ SESSIONS_MAX: Final = 64
 """Sessions open at once in one guest."""
 
 Answer = tuple[bytes, tuple[int, ...]]
+Count = Callable[[Account, tuple[int, ...]], None]
 
 
 class SessionCalls:
     """All sessions of one guest."""
 
-    def __init__(self, page: PageReader, open_device: Callable[[int], Device]) -> None:
+    def __init__(
+        self, page: PageReader, open_device: Callable[[int], Device], count: Count = lambda account, done: None
+    ) -> None:
         """``open_device`` opens the lease's device at this place, anew for each session; it raises ``NotFound`` where
-        there is none."""
+        there is none. ``count`` is told after each batch what it did: launches, failures, bytes in and out."""
         self._page = page
+        self._count = count
         self._open_device = open_device
         self._sessions: dict[int, Session] = {}
 
-    def answer(self, body: bytes, fds: Sequence[int] = ()) -> Answer:
-        """The answer to one call. Takes the descriptors, whatever happens. Raises what the call is refused with."""
+    def answer(self, body: bytes, fds: Sequence[int] = (), *, by: tuple[LeaseId, Epoch] | None = None) -> Answer:
+        """The answer to one call. Takes the descriptors, whatever happens. Raises what the call is refused with.
+        ``by``: by whose right the connection came, where that binds what may be opened on it."""
         try:
             call = loads(DeviceCall, body)
             match call:
                 case OpenSession():
+                    if by is not None and by != (call.lease, call.epoch):
+                        raise StaleEpoch(f"open: this connection is ({by[0]}, {by[1]})'s, and no other's")
                     return self._open(call), ()
                 case CloseSession(session=number):
                     made = self._find(number).close()
@@ -85,10 +93,15 @@ class SessionCalls:
         session = self._find(batch.session)
         if len(fds) > 1:
             raise InvalidRequest(f"a batch came with {len(fds)} descriptors", do="Send one piece of shared memory.")
-        if not fds:
-            return self._run(session, batch, memoryview(b""))
-        with map_shared(fds[0], 0, os.fstat(fds[0]).st_size) as shared:
-            return self._run(session, batch, shared)
+        before = _counted(session)
+        try:
+            if not fds:
+                return self._run(session, batch, memoryview(b""))
+            with map_shared(fds[0], 0, os.fstat(fds[0]).st_size) as shared:
+                return self._run(session, batch, shared)
+        finally:
+            if (after := _counted(session)) != before:
+                self._count(session.device.account, tuple(now - then for now, then in zip(after, before, strict=True)))
 
     def _run(self, session: Session, batch: Batch, shared: memoryview) -> Answer:
         largest = session.device.account.cap_bytes  # a read of more is nonsense, and will be told so
@@ -112,3 +125,7 @@ class SessionCalls:
         if found is None:
             raise NotFound(f"there is no session {number} here", do="Open one.")
         return found
+
+
+def _counted(session: Session) -> tuple[int, ...]:
+    return (session.launches, session.failures, session.bytes_in, session.bytes_out)

@@ -1,0 +1,44 @@
+"""The guest in which a lease's devices are used: one for each lease, started at the first use, kept while it lives."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+from sublet.client.guests import Guest, environment, start_spec
+from sublet.wire.guests import GuestSpec, StdioKind
+
+if TYPE_CHECKING:
+    from sublet.client.lease import Lease
+
+__all__ = ["ENTRY", "device_guest"]
+
+ENTRY: Final = "sublet.guest.device_service:main"
+IMPORTS: Final = ("numpy?", "warp?")
+"""What its warm interpreter has loaded already, where it is there."""
+
+_lock = threading.Lock()
+_guests: WeakKeyDictionary[Lease, Guest] = WeakKeyDictionary()
+
+
+def device_guest(lease: Lease) -> Guest:
+    """The one of this lease; another one if it has ended."""
+    with _lock:
+        guest = _guests.get(lease)
+        if guest is None or guest.exit_code is not None:
+            guest = _guests[lease] = start_spec(lease, _spec(lease), busy=False)
+        return guest
+
+
+def _spec(lease: Lease) -> GuestSpec:
+    return GuestSpec(
+        entry=ENTRY,
+        imports=IMPORTS,
+        cwd=os.getcwd(),
+        env=environment(lease, None),
+        stdio=StdioKind.NULL,
+        serves=True,
+        name="GpuSession",
+    )

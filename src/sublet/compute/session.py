@@ -1,0 +1,349 @@
+"""``GpuSession``: memory, modules and kernels on a leased device, from the program that holds the lease.
+
+    with sublet.GpuSession(lease) as gpu:
+        x = gpu.mem_alloc(4 * n)
+        gpu.mem_write(x, 0, data)
+        module = gpu.module_load(source, kind="warp")
+        gpu.launch(module, "step", grid, block, [sublet.u32(n), x])
+        out = gpu.mem_read(x, 0, 4 * n)
+
+What nobody waits for is written down and goes off in batches (``session_engine``): when somebody waits, when a batch is
+full, and otherwise a moment later. So an error comes with the next call that waits (``sync``, ``mem_read``,
+``module_load``, ``close``), names the operation that failed, and nothing that stood behind it has happened.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import index
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+from sublet.compute.arguments import Argument, kinds_and_values
+from sublet.compute.buffers import Buffer, Module
+from sublet.compute.session_data import Buffery, KindText, SourceText, bytes_of, sources_of, whole, writable
+from sublet.compute.session_engine import Engine
+from sublet.devices.grids import whole_extent
+from sublet.errors import InvalidRequest, OutOfMemory, SubletError
+from sublet.values import MIB, format_size
+from sublet.wire.device import (
+    Alloc,
+    Copy,
+    Fill,
+    Free,
+    LaunchShape,
+    Load,
+    Read,
+    SharedSource,
+    Source,
+    Unload,
+    Write,
+    WriteShared,
+)
+from sublet.wire.scalars import packing
+
+if TYPE_CHECKING:
+    from sublet.client.lease import Lease
+
+__all__ = ["GpuSession"]
+
+INLINE_MAX: Final = 64 * 1024
+"""Bytes of a write, or of a module, that lie in the message itself. What is more goes through shared memory."""
+CHUNK: Final = 64 * MIB
+"""Bytes that cross at a time: while one piece is copied on the other side the next is being filled."""
+SHAPES_KEPT: Final = 4096
+
+Extent: TypeAlias = int | Sequence[int]
+Shape: TypeAlias = tuple[LaunchShape, Callable[..., bytes]]
+"""What launches have in common, and how their values are packed."""
+
+
+class GpuSession:
+    """A session on one device of a lease; safe to use from several threads, whose calls then take turns.
+
+    Everything it has is freed when it is closed, and when its lease ends, whichever comes first.
+    """
+
+    def __init__(self, lease: Lease, device: int = 0) -> None:
+        """``device``: by its place in the lease. Raises ``LeaseEnded`` if the lease is over."""
+        self._engine = Engine.open(lease, device)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._shapes: dict[tuple[Any, ...], Shape] = {}
+        self._buffers: dict[int, Buffer] = {}
+        self._modules: dict[int, Module] = {}
+        self._last_buffer = self._last_module = 0
+        self._taken = 0
+        myself = weakref.ref(self)  # or the engine's thread would keep it for ever
+
+        def never_made(numbers: Sequence[int], why: str) -> None:
+            session = myself()
+            if session is not None:
+                session._never_made(numbers, why)
+
+        self._engine.on_never_made = never_made
+
+    @classmethod
+    def _over(cls, engine: Engine) -> Self:
+        """For tests: a session over a connection that is there."""
+        made = cls.__new__(cls)
+        made._engine = engine
+        made._begin()
+        return made
+
+    # ---- what it is on ----
+
+    @property
+    def device(self) -> str:
+        """The name of the device, as the lease has it."""
+        return self._engine.opened.device
+
+    @property
+    def label(self) -> str:
+        """Its model; of a host device always "host device, no GPU"."""
+        return self._engine.opened.label
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is a CPU in place of a GPU."""
+        return self._engine.opened.is_host
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the lease may have on this device, by all its sessions together."""
+        return self._engine.opened.memory_bytes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used, as far as is known here."""
+        return self._engine.over is None
+
+    def __repr__(self) -> str:
+        said = f"{len(self._buffers)} buffers of {format_size(self._taken)}" if self.is_open else "closed"
+        return f"<GpuSession on {self.device} ({self.label}): {said}>"
+
+    # ---- memory ----
+
+    def mem_alloc(self, size: int) -> Buffer:
+        """So many bytes of the device, all zero."""
+        size = whole(size, "mem_alloc", "size")
+        if size <= 0:
+            raise InvalidRequest(f"mem_alloc: a buffer cannot have {size} bytes", do="Ask for at least one.")
+        with self._engine.lock:
+            if self._taken + size > self.memory_bytes:
+                raise OutOfMemory(
+                    f"mem_alloc: {format_size(size)} ({size} bytes) asked, and {self.memory_bytes - self._taken} bytes "
+                    f"of the {format_size(self.memory_bytes)} under this lease are free",
+                    do="Free something, or lease more (min_vram=).",
+                )
+            self._last_buffer += 1
+            made = self._buffers[self._last_buffer] = Buffer(self, self._last_buffer, size)
+            self._taken += size
+            self._engine.put(Alloc(buffer=made.number, size=size))
+            return made
+
+    def mem_free(self, buffer: Buffer) -> None:
+        """Give it back, once what was launched before is done with it."""
+        with self._engine.lock:
+            buffer.check(self, "mem_free")
+            self._engine.put(Free(buffer=buffer.number))
+            self._forget(buffer)
+
+    def mem_write(self, buffer: Buffer, offset: int, data: Buffery) -> None:
+        """Bytes of this program into the buffer: of ``bytes``, numpy arrays, whatever has any. They may be changed
+        again at once."""
+        view = bytes_of(data, "mem_write")
+        offset = whole(offset, "mem_write", "offset")
+        with self._engine.lock:
+            buffer.span(self, offset, len(view), "mem_write")
+            if len(view) <= INLINE_MAX:
+                if len(view):
+                    self._engine.put(Write(buffer=buffer.number, offset=offset, data=bytes(view)))
+                return
+            for start in range(0, len(view), CHUNK):
+                piece = view[start : start + CHUNK]
+                self._engine.put_shared(
+                    [WriteShared(buffer=buffer.number, offset=offset + start, start=0, length=len(piece))], [piece]
+                )
+
+    def mem_read(self, buffer: Buffer, offset: int = 0, length: int | None = None) -> bytes:
+        """What everything before it left in the buffer (to its end, if no length is given). Waits for it."""
+        length = buffer.size - offset if length is None else length
+        with self._engine.lock:
+            buffer.span(self, whole(offset, "mem_read", "offset"), whole(length, "mem_read", "length"), "mem_read")
+            pieces = list(self._read(buffer, offset, length))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def mem_read_into(self, buffer: Buffer, offset: int, target: Any) -> None:
+        """The same into memory that is there: a numpy array, a ``bytearray``; as much as fits into it."""
+        into = writable(target)
+        with self._engine.lock:
+            buffer.span(self, whole(offset, "mem_read", "offset"), len(into), "mem_read")
+            at = 0
+            for piece in self._read(buffer, offset, len(into), copied=False):
+                into[at : at + len(piece)] = piece
+                at += len(piece)
+
+    def mem_copy(
+        self, target: Buffer, target_offset: int, source: Buffer, source_offset: int = 0, length: int | None = None
+    ) -> None:
+        """Bytes of one buffer into another, or into another place of the same one. They may not overlap."""
+        length = source.size - source_offset if length is None else length
+        with self._engine.lock:
+            target.span(self, whole(target_offset, "mem_copy", "offset"), length, "mem_copy")
+            source.span(self, whole(source_offset, "mem_copy", "offset"), length, "mem_copy")
+            self._engine.put(
+                Copy(target=target.number, at=target_offset, source=source.number, offset=source_offset, length=length)
+            )
+
+    def mem_fill(self, buffer: Buffer, offset: int = 0, length: int | None = None, pattern: int | bytes = 0) -> None:
+        """A byte, or a pattern of one, two or four, over and over."""
+        length = buffer.size - offset if length is None else length
+        if isinstance(pattern, int):
+            if not 0 <= pattern <= 255:
+                raise InvalidRequest(f"mem_fill: {pattern} is no byte", do="Give 0 to 255, or bytes.")
+            pattern = bytes((pattern,))
+        if len(pattern) not in (1, 2, 4):
+            raise InvalidRequest(f"mem_fill: a pattern of {len(pattern)} bytes", do="Give one, two or four.")
+        with self._engine.lock:
+            buffer.span(self, whole(offset, "mem_fill", "offset"), whole(length, "mem_fill", "length"), "mem_fill")
+            self._engine.put(Fill(buffer=buffer.number, offset=offset, length=length, pattern=bytes(pattern)))
+
+    # ---- modules and launches ----
+
+    def module_load(self, source: SourceText | Mapping[KindText, SourceText], kind: KindText | None = None) -> Module:
+        """Load kernels: Warp source, CUDA C++, PTX or a cubin; or ``{kind: source}``, of which the device takes what
+        suits it best. Waits, so what is wrong with the module is raised here."""
+        sources = sources_of(source, kind)
+        with self._engine.lock:
+            number = self._last_module + 1
+            total = sum(len(data) for data in sources.values())
+            if total <= INLINE_MAX:
+                listed = tuple(Source(kind=one, data=data) for one, data in sources.items())
+                self._engine.put(Load(module=number, sources=listed))
+            else:
+                starts = [sum(len(data) for data in list(sources.values())[:place]) for place in range(len(sources))]
+                shared = tuple(
+                    SharedSource(kind=one, start=start, length=len(data))
+                    for start, (one, data) in zip(starts, sources.items(), strict=True)
+                )
+                pieces = [memoryview(data) for data in sources.values()]
+                self._engine.put_shared([Load(module=number, sources=shared)], pieces)
+            self._last_module = number
+            done = self._engine.wait()
+            loaded = next(one for one in done.loaded if one.module == number)
+            kernels = {one.name: one.shown for one in loaded.kernels}
+            made = self._modules[number] = Module(self, number, loaded.kind, kernels)
+            return made
+
+    def module_unload(self, module: Module) -> None:
+        """What was launched before runs to its end."""
+        with self._engine.lock:
+            module.check(self, "module_unload")
+            self._engine.put(Unload(module=module.number))
+            module.end()
+            self._modules.pop(module.number, None)
+            self._shapes = {key: shape for key, shape in self._shapes.items() if key[0] != module.number}
+
+    def launch(self, module: Module, kernel: str, grid: Extent, block: Extent, args: Sequence[Argument] = ()) -> None:
+        """Run a kernel after everything before it. Waits for nothing."""
+        with self._engine.lock:
+            shown = module.kernel(self, kernel)
+            kinds, values = kinds_and_values(self, module, shown, args)
+            key = (module.number, kernel, _hashable(grid), _hashable(block), kinds)
+            found = self._shapes.get(key)
+            if found is None:
+                found = self._shape(key)
+            self._engine.launch(found[0], found[1](*values))
+
+    def sync(self) -> None:
+        """Wait until everything is done; raises what went wrong since the last time."""
+        with self._engine.lock:
+            self._engine.sync()
+
+    # ---- its end ----
+
+    def close(self) -> None:
+        """Do what was still written down, then free everything. Harmless twice, and after the end of the lease."""
+        try:
+            self._engine.close()
+        finally:
+            self._ended()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """What the body raised goes on as it is; what was written down behind it is not done any more."""
+        if error is None:
+            self.close()
+            return
+        try:
+            self._engine.abandon()
+        except SubletError as failed:
+            error.add_note(f"the GPU session could not be closed: {failed}")
+        finally:
+            self._ended()
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None and engine.over is None:
+            warnings.warn(f"{self!r} was dropped without being closed", ResourceWarning, stacklevel=1, source=self)
+            engine.drop()
+
+    # ---- within ----
+
+    def _read(self, buffer: Buffer, offset: int, length: int, *, copied: bool = True) -> Iterator[Any]:
+        if not length:
+            yield b""
+            return
+        for start in range(0, length, CHUNK):
+            count = min(CHUNK, length - start)
+            self._engine.put(Read(buffer=buffer.number, offset=offset + start, length=count))
+            with self._engine.reading() as data:
+                yield bytes(data) if copied and not isinstance(data, bytes) else data
+
+    def _shape(self, key: tuple[Any, ...]) -> Shape:
+        """What such launches have in common, checked, and how their values are packed."""
+        module, kernel, grid, block, kinds = key
+        shape = LaunchShape(
+            module=module,
+            kernel=kernel,
+            grid=whole_extent(grid, "grid"),
+            block=whole_extent(block, "block"),
+            kinds=kinds,
+        )
+        if len(self._shapes) >= SHAPES_KEPT:
+            self._shapes.clear()
+        found = self._shapes[key] = (shape, packing(kinds).pack)
+        return found
+
+    def _never_made(self, numbers: Sequence[int], why: str) -> None:
+        """Buffers whose allocation did not happen."""
+        for number in numbers:
+            buffer = self._buffers.get(number)
+            if buffer is not None:
+                self._forget(buffer, why)
+
+    def _forget(self, buffer: Buffer, why: str = "freed") -> None:
+        buffer.end(why)
+        if self._buffers.pop(buffer.number, None) is not None:
+            self._taken -= buffer.size
+
+    def _ended(self) -> None:
+        for buffer in self._buffers.values():
+            buffer.end("its session was closed")
+        for module in self._modules.values():
+            module.end("gone with its session")
+        self._buffers.clear()
+        self._modules.clear()
+        self._taken = 0
+
+
+def _hashable(extent: Extent) -> int | tuple[int, ...]:
+    if type(extent) is int:
+        return extent
+    return tuple(map(index, extent)) if isinstance(extent, Sequence) else index(extent)
