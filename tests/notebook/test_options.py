@@ -1,0 +1,72 @@
+"""The line of ``%%gpu``."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sublet.errors import InvalidRequest
+from sublet.notebook.options import OPTIONS, CellOptions, help_text, parse_line
+from sublet.values import GIB, NS_PER_S, Tier
+
+
+def test_every_option() -> None:
+    said = "--vram 1GiB --ttl=5m --gpus 2 --in a,b --out y --tier spot --wait 10m --smaller-ok"
+    said += " --python ~/p --with . --with /x"
+    assert parse_line(said) == CellOptions(
+        vram_bytes=GIB,
+        ttl_ns=300 * NS_PER_S,
+        gpus=2,
+        takes=("a", "b"),
+        gives=("y",),
+        tier=Tier.SPOT,
+        wait_ns=600 * NS_PER_S,
+        smaller_ok=True,
+        python=os.path.expanduser("~/p"),
+        paths=(os.getcwd(), "/x"),
+    )
+    assert parse_line("") == CellOptions()
+    assert parse_line("--no-wait").wait_ns == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--vrma 1GiB", "did you mean --vram?"),
+        ("--vram", "--vram needs a value"),
+        ("--vram --ttl 5m", "--vram needs a value"),
+        ("--vram 0", "--vram"),
+        ("--vram -1GiB", "--vram"),
+        ("--vram lots", "--vram"),
+        ("--ttl 0s", "--ttl"),
+        ("--ttl nan", "--ttl"),
+        ("--gpus 0", "not a number of devices"),
+        ("--gpus 1.5", "not a number of devices"),
+        ("--gpus 99999999999999999999", "not a number of devices"),
+        ("--gpus ٣", "not a number of devices"),
+        ("--tier sopt", "did you mean spot?"),
+        ("--in a,1b", "no name of a variable"),
+        ("--in ,", "no name of a variable"),
+        ("--wait 1m --no-wait", "contradict"),
+        ("--no-wait --wait 1m", "contradict"),
+        ("--vram 1GiB --vram 2GiB", "twice"),
+        ("--smaller-ok=yes", "takes no value"),
+        ("1GiB", "does not know what '1GiB' is"),
+        ("--in 'a", "quotation"),
+        ("–vram 1GiB", "does not know what '–vram' is"),
+    ],
+)
+def test_a_mistake_is_said_with_what_was_meant(line: str, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_line(line)
+    assert says in str(caught.value)
+
+
+def test_its_help_names_every_option() -> None:
+    assert [line.split()[0] for line in help_text().splitlines()] == [option.flag for option in OPTIONS]
+
+
+def test_it_says_what_is_asked_for() -> None:
+    assert str(parse_line("--vram 2GiB --gpus 2 --ttl 5m --tier spot")) == "VRAM 2GiB, 2 devices, for 5m, tier spot"
+    assert str(CellOptions()) == "a device"
