@@ -10,10 +10,13 @@ import enum
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sublet.lease.value import LeaseEnd
 
 __all__ = [
     "CapacityExceeded",
+    "CheckpointDamaged",
     "CheckpointFailed",
     "Disconnected",
     "GpuError",
@@ -31,12 +34,15 @@ __all__ = [
     "OutOfMemory",
     "Quarantined",
     "QuotaExceeded",
+    "RemoteError",
     "RenewalRefusal",
     "StaleEpoch",
     "SubletError",
     "Unauthorized",
+    "Unpicklable",
     "Unsupported",
     "VersionConflict",
+    "WorkerLost",
 ]
 
 Scope = Literal["lease", "work", "request", "office"]
@@ -199,6 +205,36 @@ class CheckpointFailed(SubletError):
     scope = "work"
 
 
+class CheckpointDamaged(SubletError):
+    """What is on disk is not what was saved there. Nothing of it was handed out."""
+
+    scope = "work"
+
+
+class Unpicklable(InvalidRequest):
+    """A value holds something that cannot be saved or sent, named with the path to it."""
+
+    default_do = "Leave it out (__getstate__), or make it anew where it is used."
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        what: str = "",
+        blockers: Sequence[tuple[str, str]] = (),
+        do: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message, do=do, reason=reason)
+        self.path = path
+        """How one would write the way to it: ``value.hooks[2].lock``."""
+        self.what = what
+        """What it is, in plain words: a thread lock."""
+        self.blockers = tuple(blockers) or ((path, what),)
+        """Everything that was found, as (path, what)."""
+
+
 class VersionConflict(SubletError):
     """Somebody else wrote a newer version; the comparison failed and nothing was written."""
 
@@ -225,6 +261,35 @@ class OutOfMemory(SubletError):
     """An allocation beyond the lease was refused; nothing changed."""
 
     scope = "work"
+
+
+class CallTimeout(SubletError, TimeoutError):
+    """A call of a function took longer than it was given. The function was interrupted."""
+
+    scope = "work"
+    default_do = "Give it more time with lease.options(timeout=...), or less to do."
+
+
+class RemoteError(SubletError):
+    """The function raised an exception that cannot come over as itself: ``type_name`` says which, ``traceback`` where."""
+
+    scope = "work"
+
+    def __init__(self, message: str, *, type_name: str = "", traceback: str = "", do: str | None = None) -> None:
+        super().__init__(message, do=do)
+        self.type_name = type_name
+        self.traceback = traceback
+
+
+class WorkerLost(SubletError):
+    """The process that executed the call is gone. The lease lives, and the next call gets a fresh process."""
+
+    scope = "work"
+
+    def __init__(self, message: str, *, exit_code: int | None = None, do: str | None = None) -> None:
+        super().__init__(message, do=do)
+        self.exit_code = exit_code
+        """128 + n if signal n ended it; None where nobody knows."""
 
 
 class JournalError(SubletError):

@@ -1,0 +1,195 @@
+"""What changed in buffers since the last look, chunk by chunk.
+
+A finder remembers, for memory at an address, the blake3 hash of each chunk. Where the kernel tracks writes (``pages``)
+it need only read chunks that were written to; elsewhere it reads everything, once. Either way it is the *content* that
+decides: a chunk that was written with what it held is unchanged, and no version counter of a framework is believed.
+
+A look has two steps, because whoever copies a chunk must hash the very copy, not the memory that others may write to
+meanwhile::
+
+    look = finder.begin(buffer)      # from here on every write is found by the next look
+    for n in look.candidates: ...    # hash chunk n, or a copy of it
+    finder.settle(look, hashes)      # only now is it remembered; without this the next look finds the same again
+
+``changed`` does all of it for those who only want to know.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from blake3 import blake3
+
+from sublet.durable.pages import Pages, process_pages
+
+__all__ = ["CHUNK_BYTES", "HASH_BYTES", "ChangeFinder", "Look", "chunk_count", "chunk_hash"]
+
+CHUNK_BYTES: Final = 256 * 1024
+HASH_BYTES: Final = 32
+TRACKED_MIN: Final = 1 << 20
+"""Smaller buffers are hashed: protecting pages costs each of them a fault at its next write."""
+REMEMBERED_MAX: Final = 4096
+"""Buffers; the one looked at longest ago is forgotten."""
+BUSY_SHARE: Final = 0.25
+BUSY_LOOKS: Final = 8
+"""Memory of which more than that share was written between two looks is hashed for the next so many: the faults of a
+page would cost more than its hash."""
+SAMPLE: Final = 2
+"""Chunks per look that are hashed although the kernel says that they were not written to."""
+
+log = logging.getLogger(__name__)
+
+
+class Piece(Protocol):
+    """What the finder must know of a buffer."""
+
+    @property
+    def view(self) -> memoryview: ...
+
+    @property
+    def address(self) -> int: ...
+
+
+def chunk_count(length: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+    return -(-length // chunk_bytes)
+
+
+def chunk_hash(data: memoryview | bytes) -> bytes:
+    return blake3(data).digest()
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """What is remembered of the memory at one address."""
+
+    hashes: bytearray
+    """Of every chunk, one after the other; empty as long as nothing is known."""
+    look: int = 0
+    """The kernel's answers up to this look are in the hashes."""
+    busy: int = 0
+    """Looks for which it is not tracked."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Look:
+    """One look at one buffer."""
+
+    address: int
+    view: memoryview
+    candidates: Sequence[int]
+    """Chunks that may have changed. All others have not."""
+    before: bytes | None
+    """The hashes of all chunks at the last look that was settled; None at the first."""
+    tracked: bool
+    """The candidates were written to; otherwise they are simply all there are."""
+    number: int
+    chunk_bytes: int
+
+    @property
+    def count(self) -> int:
+        return chunk_count(self.view.nbytes, self.chunk_bytes)
+
+    def chunk(self, n: int) -> memoryview:
+        return self.view[n * self.chunk_bytes : (n + 1) * self.chunk_bytes]
+
+    def hash_before(self, n: int) -> bytes | None:
+        return None if self.before is None else self.before[n * HASH_BYTES : (n + 1) * HASH_BYTES]
+
+
+class ChangeFinder:
+    """Remembers hashes for one purpose: one store, one peer. Threads may use it at once on different buffers."""
+
+    def __init__(self, *, chunk_bytes: int = CHUNK_BYTES, pages: Pages | None = None, seed: int = 0) -> None:
+        self.chunk_bytes = chunk_bytes
+        self._pages = process_pages() if pages is None else pages
+        self._memories: OrderedDict[tuple[int, int], Memory] = OrderedDict()
+        self._lock = threading.Lock()
+        self._chance = random.Random(seed)
+
+    def begin(self, buffer: Piece) -> Look:
+        """Which chunks may differ from the last settled look. Reads no more than a sample of the memory."""
+        view, address = buffer.view, buffer.address
+        with self._lock:
+            memory = self._memories.get((address, view.nbytes))
+        known = memory is not None and bool(memory.hashes)
+        number, candidates = 0, None
+        if view.nbytes >= TRACKED_MIN and (memory is None or memory.busy == 0):
+            since = memory.look if memory is not None else 0
+            number, ranges = self._pages.look(address, view.nbytes, since)
+            if ranges is not None and known:
+                candidates = self._chunks(ranges, address, view.nbytes)
+        look = Look(
+            address=address,
+            view=view,
+            candidates=range(chunk_count(view.nbytes, self.chunk_bytes)) if candidates is None else candidates,
+            before=bytes(memory.hashes) if memory is not None and known else None,
+            tracked=candidates is not None,
+            number=number,
+            chunk_bytes=self.chunk_bytes,
+        )
+        return self._doubted(look) if look.tracked else look
+
+    def settle(self, look: Look, hashes: Mapping[int, bytes]) -> bytes:
+        """Remember the hashes of the candidates. Answers with those of all chunks, one after the other."""
+        table = bytearray(look.count * HASH_BYTES) if look.before is None else bytearray(look.before)
+        for n in look.candidates:
+            table[n * HASH_BYTES : (n + 1) * HASH_BYTES] = hashes[n]
+        with self._lock:
+            key = (look.address, look.view.nbytes)
+            memory = self._memories.setdefault(key, Memory(bytearray()))
+            self._memories.move_to_end(key)
+            memory.hashes, memory.look = table, look.number
+            if look.tracked and len(look.candidates) > BUSY_SHARE * look.count:
+                memory.busy = BUSY_LOOKS
+            elif memory.busy:
+                memory.busy -= 1
+            while len(self._memories) > REMEMBERED_MAX:
+                self._memories.popitem(last=False)
+        return bytes(table)
+
+    def changed(self, buffer: Piece) -> list[int]:
+        """Chunks whose content differs from the last look, all of them at the first; remembered at once."""
+        look = self.begin(buffer)
+        hashes = {n: chunk_hash(look.chunk(n)) for n in look.candidates}
+        self.settle(look, hashes)
+        return [n for n in look.candidates if hashes[n] != look.hash_before(n)]
+
+    def forget(self) -> None:
+        """The other side has lost what it had: the next look finds everything changed."""
+        with self._lock:
+            self._memories.clear()
+
+    def _chunks(self, ranges: Sequence[tuple[int, int]], address: int, length: int) -> list[int]:
+        found: set[int] = set()
+        for start, end in ranges:
+            low, high = max(start - address, 0), min(end - address, length)
+            if low < high:
+                found.update(range(low // self.chunk_bytes, chunk_count(high, self.chunk_bytes)))
+        return sorted(found)
+
+    def _doubted(self, look: Look) -> Look:
+        """Hash a few chunks that are said to be untouched. If one is not, the kernel's word is worth nothing here."""
+        quiet = look.count - len(look.candidates)
+        if not quiet:
+            return look
+        for _ in range(SAMPLE):
+            n = self._chance.randrange(look.count)
+            if n in look.candidates or chunk_hash(look.chunk(n)) == look.hash_before(n):
+                continue
+            number, ranges = self._pages.look(look.address, look.view.nbytes, look.number)
+            written = None if ranges is None else self._chunks(ranges, look.address, look.view.nbytes)
+            look.candidates, look.tracked = range(look.count), False
+            if written is not None and n not in written:  # written in this very moment it would be, and is honest
+                log.warning("page tracking missed a write; from now on every look reads all memory")
+                self._pages.forget()
+                look.number = 0
+            else:
+                look.number = number
+            break
+        return look

@@ -1,0 +1,202 @@
+"""A Python value becomes a head and buffers: pickle 5, whose memory stays where it is.
+
+``encode`` copies no array, tensor or long ``bytes``; it hands out views of them. What overlaps in memory is one buffer,
+whichever objects and libraries look at it, so aliases and views are aliases and views again after ``loading.decode``.
+Only an object that plain pickle has no form for (a function of ``__main__``, a lambda, a local class) is handed to
+cloudpickle, alone. What cannot travel is named with the path to it (``unpicklable``).
+
+Several values that may share objects are encoded together, as a dict of them; or by ``encode_roots``, which finds out
+which of them do and keeps the others apart.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sublet.durable.encoded import NO_BUFFER, Buffer, BufferKind, BufferShape, Encoded, Head, Splice, Window
+from sublet.durable.memory import address_of, memory_at
+from sublet.durable.rules import GpuRule, Rules
+from sublet.durable.unpicklable import named
+
+__all__ = ["encode"]
+
+PROTOCOL: Final = 5
+SMALL_BYTES: Final = 16 * 1024
+"""Memory below this is copied into one buffer with all other such memory: a buffer of its own would cost more."""
+SPLICE_BYTES: Final = 256 * 1024
+"""A ``bytes`` from this length on is not copied into the head. Larger than any frame that pickle writes."""
+ALIGN: Final = 64
+"""What vector units like, for every piece of memory in the small buffer."""
+
+
+def encode(value: object, *, gpu: GpuRule = "copy") -> Encoded:
+    """Take a value apart. Its memory is looked at and not copied; that of other devices is, or refused.
+
+    Raises ``Unpicklable``, naming the first object that cannot travel and the path to it.
+    """
+    rules = Rules(gpu=gpu)
+    encoding = Encoding(rules)
+    encoding.dump(value)
+    compact = encoding.wasteful()
+    if compact:  # arrays that see a small part of much memory that nobody else in the value needs
+        encoding = Encoding(Rules(gpu=gpu, compact=compact))
+        encoding.dump(value)
+    return encoding.finish()
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """One window, in the order of the pickle."""
+
+    address: int
+    length: int
+    view: memoryview
+    private: bool
+    buffer: int = NO_BUFFER
+    offset: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.address + self.length
+
+
+class Encoding:
+    """One run of the pickler, and what it left: parts of the pickle, and windows on memory."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.parts: list[bytes | bytearray] = []
+        self.seen: list[Seen] = []
+
+    def dump(self, value: object) -> None:
+        pickler = Pickler(self, PROTOCOL, buffer_callback=self.take)
+        pickler.reducer_override = self.rules.reduce
+        try:
+            pickler.dump(value)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise named(value, error, self.rules) from error
+
+    def write(self, part: bytes | bytearray) -> None:
+        """Called by the pickler, with frames of up to 128 KiB, and with anything long as the very object."""
+        self.parts.append(part)
+
+    def take(self, buffer: pickle.PickleBuffer) -> None:
+        """Called by the pickler for memory: it stays out of the pickle."""
+        view = buffer.raw()
+        self.seen.append(Seen(address_of(view), view.nbytes, view, id(buffer) in self.rules.private))
+
+    def wasteful(self) -> frozenset[int]:
+        """Arrays whose window is mostly gaps, and shared with nothing."""
+        if not self.rules.sparse:
+            return frozenset()
+        found = []
+        for region in regions(self.seen):
+            spans = {self.seen[n].address for n in region}
+            sparse = [self.rules.sparse[address] for address in spans & self.rules.sparse.keys()]
+            length = max(self.seen[n].end for n in region) - min(spans)
+            if len(sparse) == len(region) and sum(nbytes for _, nbytes in sparse) * 2 <= length:
+                found += [which for which, _ in sparse]
+        return frozenset(found)
+
+    def finish(self) -> Encoded:
+        buffers = self._layout()
+        stream, splices = [], []
+        position = 0
+        for part in self.parts:
+            if len(part) < SPLICE_BYTES:
+                stream.append(part)
+                position += len(part)
+                continue
+            splices.append(Splice(position, len(buffers)))
+            view = memoryview(part)
+            kind = BufferKind.BYTES if isinstance(part, bytes) else BufferKind.BYTEARRAY
+            buffers.append(Buffer(view=view, address=address_of(view), kind=kind, writable=not view.readonly))
+        head = Head(
+            windows=[Window(one.buffer, one.offset, one.length) for one in self.seen],
+            splices=splices,
+            buffers=[BufferShape(one.length, one.kind, one.writable) for one in buffers],
+            stream=b"".join(stream),
+        )
+        return Encoded(head=head.dump(), buffers=tuple(buffers))
+
+    def _layout(self) -> list[Buffer]:
+        """Give every window its buffer: a region of its own, or a place in the one for small ones."""
+        buffers: list[Buffer] = []
+        small: list[list[int]] = []
+        for region in regions(self.seen):
+            start = min(self.seen[n].address for n in region)
+            length = max(self.seen[n].end for n in region) - start
+            if length < SMALL_BYTES:
+                small.append(region)
+                continue
+            for n in region:
+                self.seen[n].buffer, self.seen[n].offset = len(buffers), self.seen[n].address - start
+            buffers.append(self._whole(region, start, length))
+        if small:
+            buffers.append(self._gather(small, len(buffers)))
+        return buffers
+
+    def _whole(self, region: list[int], start: int, length: int) -> Buffer:
+        windows = [self.seen[n] for n in region]
+        view = next((one.view for one in windows if one.address == start and one.length == length), None)
+        owner = [one.view for one in windows] + self.rules.keep
+        return Buffer(
+            view=memory_at(start, length).toreadonly() if view is None else view,
+            address=start,
+            kind=kind_of(windows[0].view),
+            writable=any(not one.view.readonly for one in windows),
+            owner=owner,
+        )
+
+    def _gather(self, regions: list[list[int]], number: int) -> Buffer:
+        memory = bytearray()
+        writable = False
+        for region in regions:
+            start = min(self.seen[n].address for n in region)
+            memory += bytes(-len(memory) % ALIGN)
+            at = len(memory)
+            for n in region:
+                one = self.seen[n]
+                one.buffer, one.offset = number, at + one.address - start
+                if one.offset + one.length > len(memory):
+                    memory += one.view[len(memory) - one.offset :]
+                writable |= not one.view.readonly
+        view = memoryview(memory)
+        return Buffer(view=view, address=address_of(view), kind=BufferKind.SMALL, writable=writable, owner=memory)
+
+
+class Pickler(pickle.Pickler):
+    """C's pickler; a subclass, so that it has room for the rules."""
+
+    reducer_override: Any
+
+
+def regions(seen: list[Seen]) -> list[list[int]]:
+    """Windows that overlap, together, by their numbers; each region in the order of addresses, the regions in the
+    order in which the pickle first meets them. Private windows and those without bytes stay alone or out."""
+    found: list[list[int]] = [[n] for n, one in enumerate(seen) if one.private and one.length]
+    end = -1
+    for n in sorted((n for n, one in enumerate(seen) if not one.private and one.length), key=lambda n: seen[n].address):
+        if seen[n].address < end:
+            found[-1].append(n)
+            end = max(end, seen[n].end)
+        else:
+            found.append([n])
+            end = seen[n].end
+    return sorted(found, key=min)
+
+
+def kind_of(view: memoryview) -> BufferKind:
+    owner: object = view.obj
+    room = type(owner).__module__.partition(".")[0]
+    if isinstance(owner, bytes):
+        return BufferKind.BYTES
+    if isinstance(owner, bytearray):
+        return BufferKind.BYTEARRAY
+    return {"numpy": BufferKind.NUMPY, "pyarrow": BufferKind.ARROW, "ctypes": BufferKind.TORCH}.get(
+        room, BufferKind.OTHER
+    )

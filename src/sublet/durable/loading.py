@@ -1,0 +1,100 @@
+"""Bytes become objects: the one module that unpickles.
+
+What it is given runs code of whoever wrote it. So it is called in a guest or in the holder's own process, on state of
+the same tenant, and nowhere else: broker, agent, supervisor and stores keep the bytes closed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from sublet.durable.encoded import NO_BUFFER, Encoded, Head
+from sublet.durable.memory import fresh_memory
+from sublet.errors import InvalidRequest
+
+__all__ = ["decode", "decode_encoded"]
+
+
+def decode(head: bytes | memoryview, buffers: Sequence[memoryview], *, writable: bool = True) -> Any:
+    """The value again, on the very memory of ``buffers``.
+
+    With ``writable`` it comes back as it was: what the program could write to it can write to again, for which buffers
+    that are read-only are copied. Without, nothing is copied and arrays are read-only (tensors are copied all the
+    same, since they cannot be).
+    """
+    parsed = Head.parse(head)
+    if len(buffers) != len(parsed.buffers):
+        raise InvalidRequest(f"the value has {len(parsed.buffers)} buffers, not {len(buffers)}")
+    memory: list[memoryview] = []
+    for shape, given in zip(parsed.buffers, buffers, strict=True):
+        view = memoryview(given).cast("B") if given.nbytes else memoryview(b"")
+        if view.nbytes != shape.length:
+            raise InvalidRequest(f"a buffer of {shape.length} bytes came with {view.nbytes}")
+        if writable and shape.writable and view.readonly and view.nbytes:
+            own = fresh_memory(view.nbytes)
+            own[:] = view
+            view = own
+        memory.append(view if writable else view.toreadonly())
+    windows = (
+        memory[one.buffer][one.offset : one.offset + one.length] if one.buffer != NO_BUFFER else memoryview(b"")
+        for one in parsed.windows
+    )
+    if parsed.splices:
+        source = _Spliced(parsed, memory)
+        return pickle.Unpickler(source, buffers=windows).load()  # noqa: S301 - in a guest, or the holder's own process
+    return pickle.loads(parsed.stream, buffers=windows)  # noqa: S301 - in a guest, or the holder's own process
+
+
+def decode_encoded(encoded: Encoded, *, writable: bool = True) -> Any:
+    """As ``decode``, of what ``encode`` just made: on the same memory, so a way to see aliases, not to make a copy."""
+    return decode(encoded.head, encoded.views, writable=writable)
+
+
+class _Spliced:
+    """The whole pickle, read from the head and from the buffers that stand between its parts."""
+
+    def __init__(self, head: Head, memory: Sequence[memoryview]) -> None:
+        stream, at = memoryview(head.stream), 0
+        self._parts: list[memoryview] = []
+        for splice in head.splices:
+            self._parts += [stream[at : splice.position], memory[splice.buffer]]
+            at = splice.position
+        self._parts.append(stream[at:])
+        self._parts.reverse()
+
+    def readinto(self, into: Any) -> int:
+        target = memoryview(into).cast("B")
+        done = 0
+        while done < target.nbytes and self._parts:
+            part = self._parts[-1]
+            n = min(part.nbytes, target.nbytes - done)
+            target[done : done + n] = part[:n]
+            self._advance(n)
+            done += n
+        return done
+
+    def read(self, n: int = -1) -> bytes:
+        if n < 0:
+            n = sum(part.nbytes for part in self._parts)
+        found = bytearray()
+        while len(found) < n and self._parts:
+            part = self._parts[-1][: n - len(found)]
+            found += part
+            self._advance(part.nbytes)
+        return bytes(found)
+
+    def readline(self) -> bytes:
+        """Only protocols before ours have lines, but unpicklers ask for the method."""
+        found = bytearray()
+        while not found.endswith(b"\n") and (one := self.read(1)):
+            found += one
+        return bytes(found)
+
+    def _advance(self, n: int) -> None:
+        rest = self._parts[-1][n:]
+        if rest.nbytes:
+            self._parts[-1] = rest
+        else:
+            self._parts.pop()

@@ -1,0 +1,71 @@
+"""Memory by its address: where an object's bytes lie, and bytes by where they lie.
+
+Two objects share memory exactly when their addresses overlap, whoever owns it and whichever library they come from;
+so addresses, not owners, decide what is one buffer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Final
+
+__all__ = ["PAGE", "address_of", "fresh_memory", "memory_at"]
+
+PAGE: Final = mmap.PAGESIZE
+HUGE: Final = 2 << 20
+_SIMPLE: Final = 0
+"""PyBUF_SIMPLE: contiguous bytes, read-only will do."""
+
+
+class _PyBuffer(ctypes.Structure):
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_get = ctypes.pythonapi.PyObject_GetBuffer
+_get.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
+_get.restype = ctypes.c_int
+_release = ctypes.pythonapi.PyBuffer_Release
+_release.argtypes = (ctypes.POINTER(_PyBuffer),)
+_release.restype = None
+
+
+def address_of(view: memoryview) -> int:
+    """Where the first byte of a contiguous view lies; 0 for a view without bytes."""
+    if not view.nbytes:
+        return 0
+    raw = _PyBuffer()
+    _get(view, raw, _SIMPLE)
+    try:
+        return int(raw.buf or 0)
+    finally:
+        _release(raw)
+
+
+def memory_at(address: int, length: int) -> memoryview:
+    """Bytes by their address. The caller keeps alive whatever they belong to, for as long as the view lives."""
+    return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
+
+
+def fresh_memory(length: int) -> memoryview:
+    """Writable memory, aligned for every kind of number there is (to a page). Let go of it and it is given back."""
+    if length < PAGE:
+        spare = bytearray(length + 64)
+        start = -address_of(memoryview(spare)) % 64
+        return memoryview(spare)[start : start + length]
+    area = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if length >= HUGE:
+        area.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(area)
