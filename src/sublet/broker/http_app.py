@@ -98,7 +98,7 @@ class App:
         self._routes: dict[str, dict[str, Route]] = {}
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
         self._at_once: set[Handler] = set()
-        """Those of routes that come to one command."""
+        """Those of routes that wait for nothing, or for one command."""
         for route in ROUTES:
             self._routes.setdefault(route.path, {})[route.method] = route
             if not inspect.iscoroutinefunction(route.handler):
@@ -137,7 +137,8 @@ class App:
         body: bytes,
         send: Callable[[Reply], None],
     ) -> bool:
-        """Take a whole request that comes to one command, without a task of its own; False leaves it to ``__call__``.
+        """Take a whole request that is answered at once, or comes to one command, without a task of its own; False
+        leaves it to ``__call__``.
 
         ``send`` is called once, perhaps before this returns. Most of what an office is asked goes this way: a task, an
         event and four messages of ASGI would cost as much as the ledger's decision.
@@ -153,6 +154,9 @@ class App:
         try:
             caller, query = self._check(route, b"", headers)
             asked = route.handler(service, Call(caller, object_id, query, self._body(route, body), _never))
+            if isinstance(asked, Reply):
+                send(asked)
+                return True
             assert isinstance(asked, Asked)
         except Exception as error:  # noqa: BLE001 - told to the caller as what it is
             send(_failed(error, method, path))
@@ -182,7 +186,7 @@ class App:
         made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive)))
         if isinstance(made, Asked):
             return made.finish(await service.driver.submit(made.command, made.render))
-        return await made
+        return made if isinstance(made, Reply) else await made
 
     def _check(
         self, route: Route, query_string: bytes, headers: Iterable[tuple[bytes, bytes]]

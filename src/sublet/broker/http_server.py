@@ -140,6 +140,8 @@ class _Protocol(HttpToolsProtocol):
         """The body so far of a request that may go the short way; None: there is none."""
         self._in_head = True
         self._head_bytes = 0
+        self._piece = 0
+        """Bytes of what came last, which may have the heads of several requests in it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._out = _OneWrite(transport, self.loop)
@@ -151,7 +153,8 @@ class _Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self._head_bytes += len(data)
+        self._piece = len(data)
+        self._head_bytes += self._piece
         super().data_received(data)
         if self._in_head and self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
             self._head_too_large()
@@ -162,18 +165,30 @@ class _Protocol(HttpToolsProtocol):
         super().eof_received()
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        """uvicorn would also make a scope, which the short way does not need."""
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self._in_head = True
 
+    def _make_scope(self) -> None:
+        url, expects, headers = self.url, self.expect_100_continue, self.headers
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers  # in place: the scope has the list
+
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._head_bytes = 0
-        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > HEAD_MAX_BYTES:
+        came, self._head_bytes, self._in_head = self._head_bytes + self._piece, 0, False
+        if came > HEAD_MAX_BYTES and self._head_size() > HEAD_MAX_BYTES:  # it is seldom worth adding up
             self._head_too_large()
         elif self._is_plain():
             self._held = b""
         else:
+            self._make_scope()
             super().on_headers_complete()
+
+    def _head_size(self) -> int:
+        return sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
 
     def on_body(self, body: bytes) -> None:
         if self.transport.is_closing():
@@ -208,6 +223,7 @@ class _Protocol(HttpToolsProtocol):
             and not (self.flow.write_paused or self.expect_100_continue or self.parser.should_upgrade())
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()
+            and all(_is_short(name, value) for name, value in self.headers)
         )
 
     def _went_the_short_way(self, body: bytes) -> bool:
@@ -236,6 +252,7 @@ class _Protocol(HttpToolsProtocol):
     def _go_the_long_way(self, body: bytes) -> None:
         """What would have been told to uvicorn by now is told."""
         self._held = None
+        self._make_scope()
         super().on_headers_complete()
         if body:
             super().on_body(body)
@@ -273,6 +290,7 @@ class _OneWrite:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._parts: list[bytes] = []
+        self.is_closing = transport.is_closing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -296,6 +314,13 @@ class _OneWrite:
             data = b"".join(self._parts)
             self._parts.clear()
             self._transport.write(data)
+
+
+def _is_short(name: bytes, value: bytes) -> bool:
+    """Whether what this header says of the body lets it go the short way."""
+    if name == b"content-length":
+        return int(value) <= SHORT_MAX_BYTES
+    return name != b"transfer-encoding"
 
 
 def _whole(reply: Reply, *, close: bool) -> bytes:

@@ -21,6 +21,7 @@ __all__ = ["SILENCE_S", "Presence"]
 SILENCE_S: Final = 30.0
 """A holder in the queue who gives no sign of life for this long has left it."""
 _SILENCE_NS: Final = round(SILENCE_S * NS_PER_S)
+_CONCERNING: Final = frozenset((Queued, Ungranted, Granted, Ended))
 
 
 class Presence:
@@ -42,6 +43,8 @@ class Presence:
     def note(self, events: Iterable[Event], now_ns: int) -> None:
         """Who came into the line and who left it. While a grant waits to be claimed, its claim window watches."""
         for event in events:
+            if type(event) not in _CONCERNING:  # most facts are not, and they come by the thousand
+                continue
             if isinstance(event, Queued):
                 self._watch(event.lease.id, now_ns)
             elif isinstance(event, Ungranted):

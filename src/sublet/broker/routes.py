@@ -20,8 +20,8 @@ from sublet.wire import http as wire
 
 __all__ = ["ROUTES", "Handler", "Right", "Route"]
 
-Handler = Callable[[Service, Call], Awaitable[Reply] | Asked]
-"""What is one command says which (``Asked``); anything else is a coroutine."""
+Handler = Callable[[Service, Call], Awaitable[Reply] | Asked | Reply]
+"""What is one command says which (``Asked``), what is known at once replies; anything else is a coroutine."""
 
 
 class Right(enum.StrEnum):

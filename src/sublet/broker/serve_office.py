@@ -62,13 +62,13 @@ _RECORDS_MAX: Final = 1000
 # ---- looking ----
 
 
-async def hello(service: Service, call: Call) -> Reply:
+def hello(service: Service, call: Call) -> Reply:
     """Who is there; for everybody, so it says nothing about anybody."""
     me = service.identity
     return json_reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_OLDEST, version=me.version, pid=me.pid))
 
 
-async def document(service: Service, call: Call) -> Reply:
+def document(service: Service, call: Call) -> Reply:
     """The OpenAPI document."""
     return Reply(200, service.document())
 

@@ -22,7 +22,7 @@ from sublet.broker.http_app import App
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.records import Now
-from sublet.broker.service import Identity, Service
+from sublet.broker.service import Identity, Reply, Service
 from sublet.broker.signing import Signer
 from sublet.observe.audit import Record
 from sublet.testing import HeldClock
@@ -109,9 +109,19 @@ class Bench:
         headers: Sequence[tuple[bytes, bytes]] = (),
         raw: Sequence[bytes] | None = None,
     ) -> Answer:
-        """One request, as the server would hand it over. ``raw`` gives the pieces of the body as they are."""
-        pieces = list(raw) if raw is not None else [b"" if body is None else json.dumps(body).encode()]
-        return await exchange(self.app, method, path, pieces, token=token, headers=headers)
+        """One request, as the server would hand it over: whole, if the application takes it so. ``raw`` gives the
+        pieces of the body as they are, and they go the long way."""
+        if raw is not None:
+            return await exchange(self.app, method, path, list(raw), token=token, headers=headers)
+        whole = b"" if body is None else json.dumps(body).encode()
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        sent = list(headers)
+        if token is not None:
+            sent.append((b"authorization", b"Bearer " + token.encode()))
+        if "?" not in path and self.app.begin(method, path.encode(), sent, whole, reply.set_result):
+            answer = await reply
+            return Answer(answer.status, {"content-type": answer.content_type.decode()}, answer.body)
+        return await exchange(self.app, method, path, [whole], token=token, headers=headers)
 
     async def acquire(self, caller: str | None = None, **fields: object) -> Any:
         """A lease, by default of one whole device; the answer's document."""
