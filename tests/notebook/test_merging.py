@@ -1,0 +1,262 @@
+"""What came back is written into the objects that were there."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sublet.notebook.merging import merge
+
+
+@dataclass
+class Point:
+    x: Any
+    y: Any = field(default_factory=list)
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+
+class Careful:
+    """It has an idea of its own of what its state is."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __getstate__(self) -> int:
+        return self.n
+
+    def __setstate__(self, state: int) -> None:
+        self.n = state
+
+
+def merged(old: Any, new: Any) -> Any:
+    return merge({"it": old}, {"it": new})["it"]
+
+
+def back(value: Any) -> Any:
+    """As it comes back: a copy, with the aliases within kept."""
+    return pickle.loads(pickle.dumps(value))  # noqa: S301
+
+
+CHANGED: list[tuple[Any, Any]] = [
+    ([1, 2], [3]),
+    ([1], [1, 2, [3]]),
+    ({"a": 1}, {"b": 2, "a": [1]}),
+    ({1, 2}, {2, 3}),
+    (deque([1, 2], 5), deque([7], 5)),
+    (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
+    (defaultdict(list, a=[1]), defaultdict(list, a=[1], b=[2])),
+    (bytearray(b"abc"), bytearray(b"longer than before")),
+    (Point(1, [2]), Point(5, [2, 3])),
+    (np.arange(6).reshape(2, 3), np.ones((2, 3), dtype=np.int64)),
+    ([np.zeros(3), {"w": np.ones(2)}], [np.ones(3), {"w": np.zeros(2)}]),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGED, ids=[type(old).__name__ for old, _ in CHANGED])
+def test_an_original_takes_over_and_stays_itself(old: Any, new: Any) -> None:
+    old, expected = copy.deepcopy(old), copy.deepcopy(new)
+    assert merged(old, back(new)) is old
+    np.testing.assert_equal(old, expected)
+    if isinstance(old, OrderedDict | dict):
+        assert list(old) == list(expected)
+
+
+KEPT_APART: list[tuple[Any, Any]] = [
+    ([1], (1,)),
+    (np.zeros(3), np.zeros(4)),
+    (np.zeros(3), np.zeros(3, dtype=np.float32)),
+    (np.broadcast_to(np.zeros(1), (3,)), np.ones(3)),
+    (deque([1], 2), deque([1], 3)),
+    (Slotted(), Slotted()),
+    (Careful(1), Careful(2)),
+    (1, 2),
+    ("a", "b"),
+    (None, []),
+    (ValueError("a"), ValueError("b")),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), KEPT_APART, ids=[f"{type(a).__name__}-{n}" for n, (a, _) in enumerate(KEPT_APART)]
+)
+def test_where_it_cannot_the_new_one_takes_its_place(old: Any, new: Any) -> None:
+    assert merged(old, new) is new
+
+
+def test_what_is_held_elsewhere_sees_the_change() -> None:
+    inner = [1]
+    whole: dict[str, Any] = {"inner": inner, "other": Point(1)}
+    callbacks: list[Any] = [whole["other"], inner]
+    came = back(whole)
+    came["inner"].append(2)
+    came["other"].x = 9
+    merged(whole, came)
+    assert whole["inner"] is inner is callbacks[1]
+    assert (inner, callbacks[0].x) == ([1, 2], 9)
+
+
+def test_aliases_are_those_of_what_came() -> None:
+    """One object twice stays one; two that were one become two."""
+    shared = [0]
+    old = {"a": shared, "b": shared, "c": [5]}
+    came = back({"a": [1], "b": [2], "c": None})
+    came["c"] = came["a"]
+    got = merged(old, came)
+    assert got is old
+    assert (got["a"], got["b"], got["c"]) == ([1], [2], [1])
+    assert got["a"] is got["c"]
+    assert got["a"] is not got["b"]
+
+
+def test_numbers_are_those_that_came() -> None:
+    old = [0.0, 1, True, range(0)]
+    merged(old, [-0.0, True, 1, range(1, 1)])
+    assert repr(old) == "[-0.0, True, 1, range(1, 1)]"
+
+
+def test_cycles_end() -> None:
+    old: list[Any] = [1]
+    old.append(old)
+    came = back(old)
+    came[0] = 2
+    assert merged(old, came) is old
+    assert old[0] == 2
+    assert old[1] is old
+
+
+def test_what_is_too_deep_is_taken_as_it_is() -> None:
+    def nested(depth: int) -> list[Any]:
+        made: list[Any] = []
+        for _ in range(depth):
+            made = [made]
+        return made
+
+    old = nested(5000)
+    assert merged(old, nested(5000)) is old
+
+
+def test_several_names_of_one_object_are_merged_together() -> None:
+    array = np.zeros(4)
+    space = {"whole": array, "view": array[1:3]}
+    came = np.arange(4.0)
+    got = merge(space, {"whole": came, "view": came[1:3]})
+    assert got["whole"] is array
+    assert got["view"] is space["view"]
+    array[1] = 7
+    assert space["view"][0] == 7
+
+
+def test_arrays_that_overlap_otherwise_than_before_are_taken_as_they_came() -> None:
+    """Written one after the other, the second would change what the first says."""
+    array = np.zeros(4)
+    got = merge({"a": array, "b": array[:]}, {"a": np.ones(4), "b": np.full(4, 2.0)})
+    assert (got["a"].tolist(), got["b"].tolist()) == ([1.0] * 4, [2.0] * 4)
+    came = np.arange(4.0)
+    got = merge({"a": np.zeros(4), "b": np.zeros(2)}, {"a": came, "b": came[:2]})
+    got["a"][0] = 9
+    assert got["b"][0] == 9
+    nested: dict[str, Any] = {"deep": [np.zeros(4)], "other": Point(np.zeros(2))}
+    got = merge(nested, {"deep": [came], "other": Point(came[2:])})
+    assert got["deep"] is nested["deep"]
+    got["deep"][0][3] = 5
+    assert got["other"].x.tolist() == [2.0, 5.0]
+
+
+@pytest.mark.needs("torch")
+def test_tensors_too() -> None:
+    import torch
+
+    whole = torch.zeros(4)
+    got = merge({"a": whole, "b": whole[:2]}, {"a": torch.ones(4), "b": torch.full((2,), 2.0)})
+    assert (got["a"].tolist(), got["b"].tolist()) == ([1.0] * 4, [2.0] * 2)
+
+
+def test_a_view_that_somebody_looks_at_keeps_its_memory() -> None:
+    held = bytearray(b"abc")
+    with memoryview(held):
+        assert merged(held, bytearray(b"abcd")) is not held
+        assert merged(held, bytearray(b"xyz")) is held
+    assert held == b"xyz"
+
+
+@pytest.mark.needs("torch")
+def test_tensors_take_over_and_keep_who_optimises_them() -> None:
+    import torch
+
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    came = back(layer)
+    with torch.no_grad():
+        came.weight.fill_(3.0)
+    weight = layer.weight
+    assert merged(layer.weight, came.weight) is weight
+    assert optimizer.param_groups[0]["params"][0] is weight
+    assert float(weight.detach().sum()) == 12.0
+    assert merged(torch.zeros(2), torch.zeros(3)).shape == (3,)
+
+
+values = st.recursive(
+    st.one_of(
+        st.none(), st.integers(0, 3), st.text(max_size=2), st.builds(lambda n: np.arange(float(n)), st.integers(0, 3))
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        st.tuples(inner, inner),
+        st.builds(Point, inner, inner),
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(values, values)
+def test_whatever_was_there_it_says_what_came(old: Any, new: Any) -> None:
+    """And what it says it shares within itself just as what came does."""
+    expected = back(new)
+    got = merged(old, new)
+    np.testing.assert_equal(_plain(got), _plain(expected))
+    assert pickle.dumps(_shape(got)) == pickle.dumps(_shape(expected))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Point):
+        return ("Point", _plain(value.x), _plain(value.y))
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *map(_plain, value)]
+    return value
+
+
+def _shape(value: Any) -> list[int]:
+    """Which objects stand where, by the order in which they are met."""
+    seen: dict[int, int] = {}
+    order: list[int] = []
+
+    def walk(one: Any) -> None:
+        if isinstance(one, list | dict | Point | np.ndarray):
+            order.append(seen.setdefault(id(one), len(seen)))
+        if isinstance(one, Point):
+            walk(one.x)
+            walk(one.y)
+        elif isinstance(one, dict):
+            for key in sorted(one):
+                walk(one[key])
+        elif isinstance(one, list | tuple):
+            for item in one:
+                walk(item)
+
+    walk(value)
+    return order
