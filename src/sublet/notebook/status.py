@@ -1,0 +1,160 @@
+"""What a cell shows of its lease: one line that changes in place, as HTML and as text that says the same.
+
+Values and how they look; nothing here displays anything.
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, fields
+from typing import Final
+
+from sublet.values import GIB, NS_PER_S, format_duration, format_size
+
+__all__ = ["CellBill", "CellStatus", "Ended", "Finished", "Running", "Starting", "Waiting", "as_html", "as_text"]
+
+_STYLE: Final = "font-family:ui-monospace,monospace;font-size:12px;padding:2px 8px;border-left:3px solid {colour}"
+_GREY, _BLUE, _GREEN, _AMBER = "#8a8f98", "#3b82f6", "#16a34a", "#d97706"
+SHORT_S: Final = 10.0
+"""Below this, seconds are shown with a fraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellBill:
+    """What a cell consumed. Bills add up."""
+
+    held_s: float = 0.0
+    """The lease was ours for so long, from the bill before this one (or its grant) to the end of the cell."""
+    busy_s: float = 0.0
+    vram_byte_s: float = 0.0
+    launches: int | None = None
+    """None where nobody counted: frameworks launch by themselves, and nothing is guessed."""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    bytes_saved: int = 0
+    waited_s: float = 0.0
+    cost: float = 0.0
+    currency: str = ""
+
+    def __add__(self, other: CellBill) -> CellBill:
+        def total(name: str) -> object:
+            one, two = getattr(self, name), getattr(other, name)
+            if name == "currency":
+                return one or two
+            return two if one is None else one if two is None else one + two
+
+        return CellBill(**{field.name: total(field.name) for field in fields(self)})  # type: ignore[arg-type]
+
+    def parts(self) -> list[str]:
+        """What there is to say of it; what is nothing is not said."""
+        said = [f"lease {_seconds(self.held_s)}", f"busy {_seconds(self.busy_s)}"]
+        if self.vram_byte_s:
+            said.append(f"VRAM {self.vram_byte_s / GIB:.3g} GiB·s")
+        if self.launches is not None:
+            said.append(f"{self.launches} launches")
+        if self.bytes_in or self.bytes_out:
+            said.append(f"{format_size(self.bytes_in)} in, {format_size(self.bytes_out)} out")
+        if self.bytes_saved:
+            said.append(f"{format_size(self.bytes_saved)} saved")
+        if self.waited_s >= 0.1:
+            said.append(f"waited {_seconds(self.waited_s)}")
+        if self.cost:
+            said.append(f"{self.cost:.4f} {self.currency}".rstrip())
+        return said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """In the line."""
+
+    place: int
+    reason: str
+    estimate_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """The lease is there, the kernel is not yet."""
+
+    device: str
+    host: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """The cell runs."""
+
+    device: str
+    host: bool
+    vram_bytes: int
+    left_s: float
+    notice: str = ""
+    """That the lease will be taken, and why; empty while nobody said so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The cell is done."""
+
+    device: str
+    host: bool
+    bill: CellBill
+    moved: str = ""
+    """What of the notebook's variables travelled, in short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The lease ended while the cell ran, or was not to be had."""
+
+    message: str
+    do: str
+    bill: CellBill | None = None
+
+
+CellStatus = Waiting | Starting | Running | Finished | Ended
+
+
+def as_text(status: CellStatus) -> str:
+    """For terminals, logs, and readers that hear rather than see."""
+    return "sublet: " + " · ".join(_parts(status))
+
+
+def as_html(status: CellStatus) -> str:
+    """The same for a notebook."""
+    first, *rest = map(html.escape, _parts(status))
+    colour = {Waiting: _AMBER, Starting: _BLUE, Running: _BLUE, Finished: _GREEN, Ended: _AMBER}[type(status)]
+    if isinstance(status, Running) and status.notice:
+        colour = _AMBER
+    rest_shown = "".join(f'<span style="color:{_GREY}"> · {part}</span>' for part in rest)
+    return f'<div style="{_STYLE.format(colour=colour)}"><b>{first}</b>{rest_shown}</div>'
+
+
+def _parts(status: CellStatus) -> list[str]:
+    match status:
+        case Waiting():
+            about = [] if status.estimate_s is None else [f"about {_seconds(status.estimate_s)}"]
+            return [f"waiting, place {status.place}", *about, status.reason, "interrupt to leave the line"]
+        case Starting():
+            return [_device(status.device, status.host), "starting"]
+        case Running():
+            return [
+                _device(status.device, status.host),
+                "running",
+                f"VRAM {format_size(status.vram_bytes)}",
+                *([status.notice] if status.notice else []),
+                f"{_seconds(status.left_s)} left",
+            ]
+        case Finished():
+            moved = [status.moved] if status.moved else []
+            return [_device(status.device, status.host), *status.bill.parts(), *moved]
+        case Ended():
+            return [status.message, *([] if status.bill is None else status.bill.parts()), status.do]
+
+
+def _device(name: str, host: bool) -> str:
+    return f"{name} (host device, no GPU)" if host else name
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g}s" if seconds < SHORT_S else format_duration(round(seconds) * NS_PER_S)

@@ -1,0 +1,64 @@
+"""What a cell shows of its lease."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.notebook.status import (
+    CellBill,
+    CellStatus,
+    Ended,
+    Finished,
+    Running,
+    Starting,
+    Waiting,
+    as_html,
+    as_text,
+)
+from sublet.values import GIB, MIB
+
+BILL = CellBill(held_s=12.0, busy_s=3.21, vram_byte_s=24.0 * GIB, launches=7, bytes_in=MIB, bytes_out=0, waited_s=2.0)
+
+LINES: list[tuple[CellStatus, str]] = [
+    (
+        Waiting(place=2, reason="gpu0 is held by others", estimate_s=90.0),
+        "sublet: waiting, place 2 · about 1m 30s · gpu0 is held by others · interrupt to leave the line",
+    ),
+    (Waiting(place=1, reason="quota"), "sublet: waiting, place 1 · quota · interrupt to leave the line"),
+    (Starting(device="node/gpu0", host=True), "sublet: node/gpu0 (host device, no GPU) · starting"),
+    (
+        Running(device="node/gpu0", host=False, vram_bytes=GIB, left_s=299.6),
+        "sublet: node/gpu0 · running · VRAM 1GiB · 5m left",
+    ),
+    (
+        Running(device="node/gpu0", host=False, vram_bytes=GIB, left_s=4.9, notice="preempted by another tenant"),
+        "sublet: node/gpu0 · running · VRAM 1GiB · preempted by another tenant · 4.9s left",
+    ),
+    (
+        Finished(device="node/gpu0", host=False, bill=BILL, moved="x came back"),
+        "sublet: node/gpu0 · lease 12s · busy 3.2s · VRAM 24 GiB·s · 7 launches · 1MiB in, 0B out · waited 2s · x came back",
+    ),
+    (
+        Ended(message="the GPU session ended", do="Rerun this cell to reacquire."),
+        "sublet: the GPU session ended · Rerun this cell to reacquire.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("status", "text"), LINES, ids=[type(one).__name__ for one, _ in LINES])
+def test_it_says_how_it_stands(status: CellStatus, text: str) -> None:
+    assert as_text(status) == text
+    shown = as_html(status)
+    for part in text.removeprefix("sublet: ").split(" · "):
+        assert part in shown
+
+
+def test_what_people_called_things_is_no_markup() -> None:
+    assert "<b>x" not in as_html(Waiting(place=1, reason="<b>x</b>")).replace("<b>waiting", "")
+
+
+def test_bills_add_up_and_what_nobody_counted_stays_unknown() -> None:
+    both = BILL + CellBill(held_s=1.0, cost=0.5, currency="EUR")
+    assert (both.held_s, both.launches, both.cost, both.currency) == (13.0, 7, 0.5, "EUR")
+    assert (CellBill() + CellBill()).launches is None
+    assert sum([BILL, BILL], start=CellBill()).busy_s == pytest.approx(6.42)
