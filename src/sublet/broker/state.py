@@ -192,7 +192,20 @@ class State:
                 return None
 
     def next_timer_ns(self) -> int | None:
-        return self.timers[0][0] if self.timers else None
+        """When time alone will change a lease. Timers that are early by now are set anew on the way: waking for each of
+        them would cost a turn of the office for every grant and every renewal."""
+        while self.timers:
+            at, lease_id = self.timers[0]
+            lease = self.leases.get(lease_id) if self.armed.get(lease_id) == at else None
+            due = None if lease is None else self.due_at(lease)
+            if due is not None and due <= at:
+                return at
+            heapq.heappop(self.timers)
+            if self.armed.get(lease_id) == at:
+                del self.armed[lease_id]
+            if lease is not None:
+                self.arm(lease)
+        return None
 
     def pop_due(self, now_ns: int) -> LeaseRecord | None:
         """A lease whose time has come, or None. Its timer is disarmed: the caller must apply an event to it."""
