@@ -35,8 +35,8 @@ LINES: list[tuple[CellStatus, str]] = [
         "sublet: node/gpu0 · running · VRAM 1GiB · preempted by another tenant · 4.9s left",
     ),
     (
-        Finished(device="node/gpu0", host=False, bill=BILL, moved="x came back"),
-        "sublet: node/gpu0 · lease 12s · busy 3.2s · VRAM 24 GiB·s · 7 launches · 1MiB in, 0B out · waited 2s · x came back",
+        Finished(device="node/gpu0", host=False, bill=BILL, moved="x came"),
+        "sublet: node/gpu0 · lease 12s · busy 3.2s · VRAM 24 GiB·s · 7 launches · 1MiB in, 0B out · waited 2s · x came",
     ),
     (
         Ended(message="the GPU session ended", do="Rerun this cell to reacquire."),
