@@ -39,6 +39,7 @@ class Counting:
             ev.Noticed: self._noticed,
             ev.Quarantined: self._quarantined,
             ev.ResourceFaulted: self._quarantined,
+            ev.Metered: self._metered,
         }
         driver.listen(self.note)
         driver.time_commits(self._committed)
@@ -80,6 +81,17 @@ class Counting:
 
     def _quarantined(self, event: ev.Quarantined | ev.ResourceFaulted, now: Now) -> None:
         self.metrics.quarantines.inc()
+
+    def _metered(self, event: ev.Metered, now: Now) -> None:
+        counts, metrics = event.counts, self.metrics
+        metrics.launches.add(counts.launches)
+        metrics.launch_errors.add(counts.failures)
+        metrics.device_bytes.add(counts.bytes_in, "in")
+        metrics.device_bytes.add(counts.bytes_out, "out")
+        metrics.vram_byte_seconds.add(counts.vram_byte_seconds)
+        for step, took_ns in event.steps.items():
+            if step in metrics.teardown_steps:
+                metrics.teardown_steps[step].observe(took_ns / NS_PER_S)
 
     def _hold(self, lease: LeaseRecord, now_ns: int) -> None:
         millis = sum(part.millis for part in lease.parts)

@@ -13,6 +13,7 @@ import msgspec
 
 from sublet.broker.records import EndRecord, ForeignRecord, LeaseRecord, NoticeRecord, TenantRecord
 from sublet.values import EndReason, Epoch, LeaseId, NodeId, RequestId, ResourceId
+from sublet.wire import orders
 from sublet.wire.orders import Inventory, Part
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ForeignSeen",
     "Forgotten",
     "Granted",
+    "Metered",
     "NodeDrained",
     "NodeJoined",
     "NodeLost",
@@ -225,6 +227,15 @@ class Ended(_Audited, frozen=True, kw_only=True, tag="ended"):
     end: EndRecord
 
 
+class Metered(_Audited, frozen=True, kw_only=True, tag="metered"):
+    """What was done on the devices of a lease, once for each lease on whose devices guests ran."""
+
+    lease: LeaseId
+    counts: orders.Metered
+    steps: dict[str, int] = {}
+    """How long each step of its teardown took, in nanoseconds."""
+
+
 class TornDown(_Audited, frozen=True, kw_only=True, tag="torn_down"):
     """TORN_DOWN(epoch): verified, so the slice is free."""
 
@@ -281,6 +292,7 @@ Event = (
     | PromiseDropped
     | Ending
     | Ended
+    | Metered
     | TornDown
     | Quarantined
     | Cleared

@@ -289,6 +289,10 @@ def _ended(state: State, event: ev.Ended, now: Now) -> None:
     state.ended.append(lease.id)
 
 
+def _metered(state: State, event: ev.Metered, now: Now) -> None:
+    state.leases[event.lease].metered = True
+
+
 def _torn_down(state: State, event: ev.TornDown, now: Now) -> None:
     resource = state.resources[event.resource]
     state.free_slice(resource, resource.slices[str(event.epoch)], SliceEvent.VERIFIED)
@@ -372,6 +376,7 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.PromiseDropped: _promise_dropped,
     ev.Ending: _ending,
     ev.Ended: _ended,
+    ev.Metered: _metered,
     ev.TornDown: _torn_down,
     ev.Quarantined: _quarantined,
     ev.Cleared: _cleared,

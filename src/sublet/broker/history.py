@@ -18,11 +18,11 @@ from sublet.observe import audit
 from sublet.observe.bills import Bill, Charge, Holding, Line, Usage
 from sublet.values import NS_PER_S, Kind, LeaseId, ResourceId
 from sublet.wire.http import BillLine
-from sublet.wire.orders import Part
+from sublet.wire.orders import Metered, Part
 
 __all__ = ["History", "wire_lines"]
 
-_Told = ev.NodeJoined | ev.Queued | ev.Granted | ev.Ungranted | ev.Ending | ev.Ended | ev.Rebased
+_Told = ev.NodeJoined | ev.Queued | ev.Granted | ev.Ungranted | ev.Ending | ev.Ended | ev.Metered | ev.Rebased
 _KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _Told.__args__)
 _decode: Final = msgspec.json.Decoder(_Told).decode
 
@@ -30,7 +30,7 @@ _decode: Final = msgspec.json.Decoder(_Told).decode
 class _Lease:
     """One lease on its way through the past."""
 
-    __slots__ = ("busy_ns", "charges", "done", "end", "labels", "start_ns", "tenant", "wall_ns")
+    __slots__ = ("busy_ns", "charges", "done", "end", "labels", "metered", "start_ns", "tenant", "wall_ns")
 
     def __init__(self, queued: ev.Queued) -> None:
         self.tenant = queued.lease.tenant
@@ -42,6 +42,7 @@ class _Lease:
         self.wall_ns = 0
         self.busy_ns = 0
         self.end: str | None = None
+        self.metered: Metered | None = None
 
     def holding(self, stop_ns: int) -> tuple[Holding, ...]:
         if self.charges is None:
@@ -101,6 +102,8 @@ class History:
             case ev.Ended():
                 self._stop(event.lease, min(event.end.at_ns, ns))
                 self._leases[event.lease].end = event.end.reason
+            case ev.Metered():
+                self._leases[event.lease].metered = event.counts
             case ev.Rebased():
                 for lease_id in self._holding:
                     self._leases[lease_id].start_ns += event.shift_ns
@@ -150,6 +153,7 @@ class History:
                 labels=lease.labels,
                 holdings=lease.done + lease.holding(now_ns),
                 busy_ns=lease.busy_ns if lease.end is not None else busy.get(lease_id, 0),
+                counts=lease.metered,
                 end=lease.end,
                 live=lease.charges is not None,
             )
@@ -178,6 +182,11 @@ def _wire_line(line: Line) -> BillLine:
         core_seconds=line.core_ns / NS_PER_S,
         memory_byte_seconds=line.memory_byte_ns / NS_PER_S,
         block_byte_seconds=line.block_byte_ns / NS_PER_S,
+        vram_byte_seconds=line.vram_byte_seconds,
+        launches=line.launches,
+        launch_errors=line.failures,
+        bytes_moved=line.bytes_moved,
+        uncounted=line.uncounted,
         cost=float(line.cost),
         end=line.end,
         live=line.live,

@@ -154,6 +154,8 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     claimed_at_ns: int | None = None
     deadline_ns: int | None = None
     renewals: int = 0
+    metered: bool = False
+    """Whether it was said what was done on its devices."""
     idle_since_ns: int | None = None
     busy_ns: int = 0
     extended_ns: int = 0

@@ -90,6 +90,8 @@ def _torn_down(step: Step, report: orders.TornDown) -> None:
     if lease is not None and lease.epoch is not None and lease.epoch <= report.epoch:
         # Nothing is left of a lease that we still think live: its end was reported too, but that report is not here.
         _over(step, report.lease, lease.epoch, EndReason.EXPIRED, "")
+    if report.metered is not None and lease is not None and not lease.metered:
+        step.emit(ev.Metered(lease=lease.id, counts=report.metered, steps=report.steps))
     for resource_id in report.resources:
         resource = step.state.resources.get(resource_id)
         if resource is not None and resource.node == report.node:

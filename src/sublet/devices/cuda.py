@@ -26,7 +26,7 @@ from sublet.errors import GpuError, NotFound, OutOfMemory, SubletError
 from sublet.wire.device import ModuleKind
 from sublet.wire.scalars import ARGUMENTS_MAX, ArgKind
 
-__all__ = ["CudaDevice"]
+__all__ = ["CudaDevice", "find_device"]
 
 _ORDER: Final = (ModuleKind.CUBIN, ModuleKind.PTX, ModuleKind.CUDA, ModuleKind.WARP)
 """What is nearest to the device first: of several kinds the first one that it takes is used."""
@@ -61,7 +61,7 @@ class CudaDevice(TabledDevice):
         """``uuid`` as NVML and ``nvidia-smi`` write it. ``cache`` is a folder of this user alone, for compiled
         kernels."""
         self._driver = driver or open_driver()
-        self._device = _find(self._driver, uuid)
+        self._device = find_device(self._driver, uuid)
         name: bytes = self._call("open", "cuDeviceGetName", _NAME_MAX, self._device)
         super().__init__(Identity(id=id, label=name.rstrip(b"\0").decode(errors="replace"), is_host=False), account)
         self._uuid = uuid
@@ -246,7 +246,8 @@ class _Kernel:
         self.types = types
 
 
-def _find(driver: CudaDriver, uuid: str) -> Any:
+def find_device(driver: CudaDriver, uuid: str) -> Any:
+    """The driver's own name for the GPU, or the instance of one, with this UUID."""
     wanted = _digits(uuid)
     for ordinal in range(driver("open", "cuDeviceGetCount")):
         device = driver("open", "cuDeviceGet", ordinal)

@@ -26,14 +26,13 @@ from sublet.guest.tally import LeaseAccounts, SharedAccount
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
 from sublet.wire.happenings import Called, Over
+from sublet.wire.orders import card_uuid
 from sublet.wire.page import PageReader
 
 __all__ = ["DeviceService", "main", "open_device", "serve_device"]
 
 WAIT_S: Final = 60.0
 """Between two looks at a connection on which nothing is said."""
-CARD_PREFIXES: Final = ("GPU-", "MIG-")
-"""How the name of a card begins, as the driver writes it; host devices are called otherwise."""
 CACHE_VARIABLE: Final = "SUBLET_KERNEL_CACHE"
 
 OpenDevice = Callable[[str, Account], Device]
@@ -92,11 +91,11 @@ def _count(account: Account, done: tuple[int, ...]) -> None:
 
 def open_device(name: str, account: Account) -> Device:
     """The device that a lease calls so. Imports what that takes, and no more."""
-    last = name.rpartition("/")[2]
-    if last.startswith(CARD_PREFIXES):
+    uuid = card_uuid(name)
+    if uuid:
         from sublet.devices.cuda import CudaDevice
 
-        return CudaDevice(name, last, account, cache=kernel_cache())
+        return CudaDevice(name, uuid, account, cache=kernel_cache())
     from sublet.devices.host import HostDevice
 
     return HostDevice(name, account, cache=kernel_cache())

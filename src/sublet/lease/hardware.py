@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
-from sublet.wire.orders import Notify, Part
+from sublet.wire.orders import Metered, Notify, Part
 
 __all__ = ["Clean", "Hardware", "Leftover", "NotYet", "Unclean", "Verdict"]
 
@@ -23,6 +23,11 @@ __all__ = ["Clean", "Hardware", "Leftover", "NotYet", "Unclean", "Verdict"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clean:
     """It was looked at, and scrubbed, and nothing is left."""
+
+    metered: Metered | None = None
+    """What was done there under the lease, where that is known."""
+    scrub_ns: int = 0
+    """How much of the time it took was for scrubbing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,16 @@ device or of the scrub may not.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sublet.lease.hardware import Clean, Hardware, NotYet, Unclean
 from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId
-from sublet.wire.orders import Part
+from sublet.wire.orders import Metered, Part
 
-__all__ = ["Bounds", "Phase", "Teardown"]
+__all__ = ["SCRUBBING", "Bounds", "Phase", "Teardown"]
+
+SCRUBBING = "scrubbing"
+"""The step within ``Phase.VERIFYING`` whose time is told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,12 @@ class Teardown:
     look_until_ns: int | None = None
     detail: str = ""
     hard: bool = False
+    metered: Metered | None = None
+    """What was done there under the lease, once it is clean."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """How long each phase that is over took."""
+    since_ns: int | None = None
+    """When the present phase began."""
 
     @property
     def is_settled(self) -> bool:
@@ -75,6 +84,8 @@ class Teardown:
 
     def advance(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
         """Take every step that is due."""
+        if self.since_ns is None:
+            self.since_ns = now_ns
         while not self.is_settled and (self.due_ns is None or self.due_ns <= now_ns):
             match self.phase:
                 case Phase.TOLD:
@@ -92,13 +103,13 @@ class Teardown:
     def fail(self, detail: str, *, hard: bool) -> None:
         """It cannot be had clean."""
         self.detail, self.hard = detail, hard
-        self._go(Phase.FAILED, None)
+        self._go(Phase.FAILED, None, self.since_ns)
 
     def _wait(self, now_ns: int, hardware: Hardware) -> None:
         if not self._is_there(hardware):
-            self._go(Phase.VERIFYING, now_ns)
+            self._go(Phase.VERIFYING, now_ns, now_ns)
         elif now_ns >= self.grace_until_ns:
-            self._go(Phase.KILLING, now_ns)
+            self._go(Phase.KILLING, now_ns, now_ns)
         else:
             self.due_ns = self.grace_until_ns
 
@@ -108,7 +119,7 @@ class Teardown:
             self.attempts += 1
             again_ns = hardware.kill(self.part.resource, self.lease, self.epoch, now_ns)
         if not self._is_there(hardware):
-            self._go(Phase.VERIFYING, now_ns)
+            self._go(Phase.VERIFYING, now_ns, now_ns)
         elif again_ns is None and self.attempts >= bounds.attempts:
             why = hardware.why(self.part.resource, self.lease, self.epoch)
             because = f": {why}" if why else ""
@@ -118,13 +129,17 @@ class Teardown:
 
     def _look(self, now_ns: int, hardware: Hardware, bounds: Bounds) -> None:
         if self._is_there(hardware):
-            self._go(Phase.KILLING, now_ns)
+            self._go(Phase.KILLING, now_ns, now_ns)
             return
         if self.look_until_ns is None:
             self.look_until_ns = now_ns + bounds.patience_ns
         match hardware.look(self.part.resource, self.lease, self.epoch, now_ns):
-            case Clean():
-                self._go(Phase.CLEAN, None)
+            case Clean(metered=metered, scrub_ns=scrub_ns):
+                self._go(Phase.CLEAN, None, now_ns)
+                self.metered = metered
+                if scrub_ns:
+                    self.steps[Phase.VERIFYING] = max(0, self.steps[Phase.VERIFYING] - scrub_ns)
+                    self.steps[SCRUBBING] = scrub_ns
             case Unclean(detail=detail, hard=hard):
                 self.fail(detail, hard=hard)
             case NotYet(what=what) if now_ns >= self.look_until_ns:
@@ -136,5 +151,7 @@ class Teardown:
     def _is_there(self, hardware: Hardware) -> bool:
         return hardware.is_there(self.part.resource, self.lease, self.epoch)
 
-    def _go(self, phase: Phase, due_ns: int | None) -> None:
-        self.phase, self.due_ns = phase, due_ns
+    def _go(self, phase: Phase, due_ns: int | None, now_ns: int | None) -> None:
+        if now_ns is not None and self.since_ns is not None:
+            self.steps[self.phase] = self.steps.get(self.phase, 0) + now_ns - self.since_ns
+        self.phase, self.due_ns, self.since_ns = phase, due_ns, now_ns

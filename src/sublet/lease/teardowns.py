@@ -98,7 +98,7 @@ class Teardowns:
 
     def advance(self, teardowns: Iterable[Teardown], now_ns: int) -> None:
         """Take every step that is due, and say what came of it."""
-        torn: dict[tuple[LeaseId, Epoch], list[ResourceId]] = {}
+        torn: dict[tuple[LeaseId, Epoch], list[Teardown]] = {}
         for down in teardowns:
             down.advance(now_ns, self._hardware, self._bounds)
             if down.phase is Phase.CLEAN and not down.asked:
@@ -106,12 +106,12 @@ class Teardowns:
             elif down.is_settled and down.asked and not down.answered:
                 down.answered = True
                 if down.phase is Phase.CLEAN:
-                    torn.setdefault((down.lease, down.epoch), []).append(down.part.resource)
+                    torn.setdefault((down.lease, down.epoch), []).append(down)
                     del self._all[down.lease, down.part.resource]  # asked again, it looks again
                 else:
                     self._report(self._failed(down))
-        for (lease, epoch), resources in torn.items():
-            self._report(TornDown(node=self._node, lease=lease, epoch=epoch, resources=tuple(resources)))
+        for downs in torn.values():
+            self._report(self._torn_down(downs))
 
     def poke(self, lease: LeaseId | None, now_ns: int) -> None:
         """The hardware has changed, for this lease or for any: see at once whether a step is done."""
@@ -128,6 +128,21 @@ class Teardowns:
             if unheard and other.lease not in self._unheard and other.part.resource == down.part.resource:
                 other.asked = other.answered = True
                 down.fail(f"{other.detail} (left by lease {other.lease})", hard=other.hard)
+
+    def _torn_down(self, downs: Sequence[Teardown]) -> TornDown:
+        """Of one lease. Its parts were taken down side by side, so of each step the longest counts."""
+        steps: dict[str, int] = {}
+        for down in downs:
+            for step, took_ns in down.steps.items():
+                steps[str(step)] = max(took_ns, steps.get(step, 0))
+        return TornDown(
+            node=self._node,
+            lease=downs[0].lease,
+            epoch=downs[0].epoch,
+            resources=tuple(down.part.resource for down in downs),
+            metered=next((down.metered for down in downs if down.metered is not None), None),
+            steps=steps,
+        )
 
     def _failed(self, down: Teardown) -> Failed:
         return Failed(

@@ -15,13 +15,14 @@ from __future__ import annotations
 import csv
 import io
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
 from typing import Final
 
 from sublet.errors import InvalidRequest
 from sublet.values import GIB, MILLIS_PER_DEVICE, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Metered
 
 __all__ = [
     "Bill",
@@ -75,6 +76,8 @@ class Usage:
     labels: Mapping[str, str] = field(default_factory=dict)
     holdings: tuple[Holding, ...] = ()
     busy_ns: int = 0
+    counts: Metered | None = None
+    """What was done on its devices, as far as anybody counted; known once it has ended."""
     end: str | None = None
     """The reason, once it ended."""
     live: bool = False
@@ -175,6 +178,15 @@ class Line:
     core_ns: int = 0
     memory_byte_ns: int = 0
     block_byte_ns: int = 0
+    vram_byte_seconds: int = 0
+    """Allocated through Sublet, which is not what was leased."""
+    launches: int = 0
+    failures: int = 0
+    bytes_moved: int = 0
+    """Between programs and devices."""
+    uncounted: int = 0
+    """Leases of devices on which something ran that nobody counts (a framework, a command), or of which nothing was
+    told yet: the four numbers before this one leave that out."""
     grains: int = 0
     """The price, exact; ``cost`` is for showing."""
     end: str | None = None
@@ -270,11 +282,33 @@ def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None)
             # Busy time is known of the lease, not of each moment: a window has its share of it. Rounding the running
             # sums, not the shares, lets windows that meet add up.
             row.busy_ns += _share(busy_ns, before_ns + high_ns, held_ns) - _share(busy_ns, before_ns + low_ns, held_ns)
+            _count(row, usage, before_ns + low_ns, before_ns + high_ns, held_ns)
             for charge in holding.charges:
                 row.add(charge.kind, charge.units * part_ns)
                 row.grains += charge.units * part_ns * rates.of(charge) * _PER_UNIT[charge.kind]
         before_ns += holding.held_ns
     return row if inside else None
+
+
+_COUNTED: Final[Mapping[str, Callable[[Metered], int]]] = {
+    "vram_byte_seconds": lambda counts: counts.vram_byte_seconds,
+    "launches": lambda counts: counts.launches,
+    "failures": lambda counts: counts.failures,
+    "bytes_moved": lambda counts: counts.bytes_in + counts.bytes_out,
+}
+
+
+def _count(row: Line, usage: Usage, low_ns: int, high_ns: int, held_ns: int) -> None:
+    """What was counted, and a window's share of it, as with busy time: exact of a lease as a whole."""
+    has_device = any(charge.kind is Kind.GPU for holding in usage.holdings for charge in holding.charges)
+    counts = usage.counts
+    row.uncounted = int(has_device and (counts is None or not counts.is_whole))
+    if counts is None:
+        return
+    for name, of in _COUNTED.items():
+        amount = of(counts)
+        share = _share(amount, high_ns, held_ns) - _share(amount, low_ns, held_ns)
+        setattr(row, name, getattr(row, name) + share)
 
 
 def _clip(holding: Holding, since_ns: int | None, until_ns: int | None) -> tuple[int, int]:
@@ -297,6 +331,9 @@ def _sum(line: Line, row: Line) -> None:
     line.held_ns += row.held_ns
     line.busy_ns += row.busy_ns
     line.grains += row.grains
+    line.uncounted += row.uncounted
+    for name in _COUNTED:
+        setattr(line, name, getattr(line, name) + getattr(row, name))
     line.live = line.live or row.live
     for kind in Kind:
         line.add(kind, row.of(kind))
@@ -341,7 +378,8 @@ def _scaled(amount: int, decimals: int) -> Decimal:
 
 _COLUMNS: Final = (
     *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
-    *("memory_byte_seconds", "block_byte_seconds", "cost", "currency", "end", "live"),
+    *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
+    *("uncounted", "cost", "currency", "end", "live"),
 )
 
 
@@ -362,6 +400,11 @@ def to_csv(bill: Bill) -> str:
                 f"{_scaled(line.core_ns, 9):f}",
                 f"{_scaled(line.memory_byte_ns, 9):f}",
                 f"{_scaled(line.block_byte_ns, 9):f}",
+                line.vram_byte_seconds,
+                line.launches,
+                line.failures,
+                line.bytes_moved,
+                line.uncounted,
                 f"{line.cost:f}",
                 _dull(bill.currency),
                 line.end or "",

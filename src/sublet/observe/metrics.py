@@ -17,13 +17,20 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["CONTENT_TYPE", "Count", "OfficeMetrics", "Readings", "Spread"]
+__all__ = ["CONTENT_TYPE", "TEARDOWN_STEPS", "Count", "OfficeMetrics", "Readings", "Spread"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _COMMIT_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0)
 _BATCH = (1, 2, 5, 10, 20, 50, 100, 500, 2000)
 _WAIT_S = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 14400)
+TEARDOWN_STEPS = {
+    "told": "the grace that guests took to leave",
+    "killing": "ending those that had not left",
+    "verifying": "seeing that nothing is left",
+    "scrubbing": "overwriting its memory",
+}
+"""As agents report them."""
 _TEARDOWN_S = (0.001, 0.01, 0.05, 0.2, 1, 2, 5, 15, 60)
 
 
@@ -61,7 +68,11 @@ class Count:
 
     def inc(self, *values: str) -> None:
         """One more, with these values of the labels."""
-        self._by_labels[values] = self._by_labels.get(values, 0) + 1
+        self.add(1, *values)
+
+    def add(self, amount: int, *values: str) -> None:
+        """So many more."""
+        self._by_labels[values] = self._by_labels.get(values, 0) + amount
 
     def family(self) -> Metric:
         """As Prometheus reads it."""
@@ -123,6 +134,14 @@ class OfficeMetrics:
         self.commit_events = spread("commit_events", "Facts in one commit.", _BATCH)
         self.wait_seconds = spread("wait_seconds", "From request to grant.", _WAIT_S)
         self.teardown_seconds = spread("teardown_seconds", "From the end to verified or quarantined.", _TEARDOWN_S)
+        self.launches = counter("launches", "Kernels launched by sessions.")
+        self.launch_errors = counter("launch_errors", "Operations of sessions that failed, launches among them.")
+        self.device_bytes = counter("device_bytes", "Bytes moved by sessions.", "way")
+        self.vram_byte_seconds = counter("vram_byte_seconds", "Device memory allocated through Sublet, times how long.")
+        self.teardown_steps = {
+            step: spread(f"teardown_{step}_seconds", f"Of the teardown of a device: {text}.", _TEARDOWN_S)
+            for step, text in TEARDOWN_STEPS.items()
+        }
         self.registry.register(_Page(self._counted, read))
 
     def page(self) -> bytes:

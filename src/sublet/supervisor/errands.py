@@ -20,14 +20,16 @@ from sublet.supervisor.isolation.syscalls import close_from
 from sublet.supervisor.loop import READ, Loop, Timer
 from sublet.supervisor.prctl import ParentGone, set_pdeathsig
 
-__all__ = ["ERRANDS_MAX", "Errands"]
+__all__ = ["ANSWERED", "ANSWER_FD", "ERRANDS_MAX", "Errands"]
 
 ERRANDS_MAX: Final = 4
 ERRAND_S: Final = 300.0
 """What takes longer is ended, if it can be, and counts as failed: a disk that hangs."""
 ANSWER_MAX: Final = 60_000
 """Bytes: they fit into the pipe, so that nobody waits to be read."""
-_PIPE: Final = 3
+ANSWER_FD: Final = 3
+"""Where a copy writes its answer: ``ANSWERED``, and then the text."""
+ANSWERED: Final = b"="
 _STDERR: Final = 2
 
 Work = Callable[[], str]
@@ -119,14 +121,14 @@ def _be(work: Work, writing: int, parent: int) -> NoReturn:
     """The copy: nothing may return from here."""
     try:
         signal.set_wakeup_fd(-1)
-        pipe = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, _PIPE)
-        os.dup2(pipe, _PIPE, inheritable=False)
-        close_from(_PIPE + 1)  # first of all, so that nobody takes this copy's sockets for ones that are served
+        pipe = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, ANSWER_FD)
+        os.dup2(pipe, ANSWER_FD, inheritable=False)
+        close_from(ANSWER_FD + 1)  # first of all, so that nobody takes this copy's sockets for ones that are served
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         set_pdeathsig(signal.SIGKILL, parent)
         said = work().encode("utf-8", "surrogateescape")
-        os.write(_PIPE, b"=" + said[:ANSWER_MAX])
+        os.write(ANSWER_FD, ANSWERED + said[:ANSWER_MAX])
         os._exit(0)
     except (ParentGone, BrokenPipeError):  # nobody is there to be told
         pass

@@ -37,6 +37,8 @@ ARGUMENTS_MAX: Final = 128 * 1024
 """Bytes of one argument or variable: the kernel's own limit, said in words."""
 ARGUMENTS_TOTAL_MAX: Final = 768 * 1024
 """Bytes of all of them together, so that they fit into one message."""
+SESSIONS_ENTRY: Final = "sublet.guest.device_service:main"
+"""The program that is the far end of sessions and nothing else."""
 WINDOW_MAX: Final = 4096
 """Rows or columns of a terminal."""
 
@@ -104,6 +106,7 @@ class Launch:
         check_spec(spec)
         behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
         tenancy.open(self.leases, self._groups, self._loop.now_ns(), self._cores)
+        tenancy.only_sessions &= spec.entry == SESSIONS_ENTRY
         marks = {**tenancy.environment(), **marks_of(self._office, tenancy.lease, guest)}
         if behind is not None and os.path.dirname(tenancy.segment) not in tenancy.writable:
             marks.pop("SUBLET_MEMORY", None)  # a descriptor of ours, which it cannot see from where it lives

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from sublet.lease.hardware import Clean, Leftover, NotYet, Verdict
+from sublet.supervisor.card_cleaning import CardCleaning
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.guest import Guest
@@ -21,13 +23,15 @@ from sublet.supervisor.stores import Stores
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.guests import GuestNews
-from sublet.wire.orders import Notify, Part
+from sublet.wire.orders import Metered, Notify, Part, card_uuid
 
 __all__ = ["Premises"]
 
 KILL_AGAIN_NS: Final = (20_000_000, 100_000_000, 500_000_000, 1 * NS_PER_S, 2 * NS_PER_S)
 """How long after each attempt to end a guest it is looked at the latest. One that exits is seen at once."""
 LOOK_AGAIN_NS: Final = 50_000_000
+METERED_KEPT: Final = 4096
+"""Leases whose counts are kept after their end: an office that was away asks again for what it has not heard."""
 
 
 class Premises:
@@ -63,12 +67,16 @@ class Premises:
         self._older: list[Tenancy] = []
         """Ended, and not yet gone when their lease was granted anew."""
         self._kills: dict[tuple[LeaseId, ResourceId], int] = {}
+        self._metered: dict[LeaseId, Metered] = {}
+        self.cards = CardCleaning(errands)
 
     # ---- while a lease lives ----
 
     def grant(
         self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int, /
     ) -> None:
+        for card in filter(None, (card_uuid(part.resource) for part in parts)):
+            self.cards.lent(card)
         tenancy = self.tenancies.get(lease)
         if tenancy is None or tenancy.over is not None:  # what was ended before does not go on under this epoch
             self.tenancies[lease] = Tenancy(
@@ -188,12 +196,26 @@ class Premises:
             left = tenancy.close(self._groups, self._put_away, alone=self._is_alone(tenancy))
             if left:
                 return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
+            self._remember(tenancy)
             self._drop(tenancy)
         store = self._stores.left(resource, lease, epoch)
         if store:  # what the lease had elsewhere need not wait for it
             return NotYet(what=store, again_ns=now_ns + LOOK_AGAIN_NS)
         self._kills.pop((lease, resource), None)
-        return Clean()
+        metered = self._metered.get(lease)
+        card = card_uuid(resource)
+        if not card:  # its memory was memory of its guests, and went back to the kernel with them
+            return Clean(metered=metered)
+        neighbours = any(one.lease != lease and resource in one.resources for one in self._all())
+        verdict = self.cards.look(card, lease, epoch, neighbours=neighbours, now_ns=now_ns)
+        return replace(verdict, metered=metered) if isinstance(verdict, Clean) else verdict
+
+    def _remember(self, tenancy: Tenancy) -> None:
+        """What it did, until the office has heard of its end, and for some time after."""
+        if tenancy.metered is not None:
+            self._metered[tenancy.lease] = tenancy.metered
+            while len(self._metered) > METERED_KEPT:
+                del self._metered[next(iter(self._metered))]
 
     def _put_away(self, folder: str) -> None:
         """Out of sight at once; the rest is an errand. What that does not manage the next supervisor finds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,10 @@ from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.limits import Limits
-from sublet.values import EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
-from sublet.wire.orders import Notify, Part
+from sublet.values import MIB, NS_PER_S, EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
+from sublet.wire.orders import Metered, Notify, Part, card_uuid
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
+from sublet.wire.tally import TallyFile, total
 
 if TYPE_CHECKING:
     from sublet.supervisor.stores import Store
@@ -21,15 +23,24 @@ __all__ = ["Tenancy", "lease_of_folder", "limits_for"]
 
 AT_ONCE_MAX = 2000
 """Names that are removed while everybody waits: some 20 ms."""
+COUNT_MAX = (1 << 62) - 1
+"""What a guest may claim to have done."""
 PIDS_MAX = 8192
 """Processes and threads of all guests of one lease together."""
 
 
+BASELINE_BYTES = 512 * MIB
+"""What the guests of a lease on host devices may use beyond its VRAM, all together: interpreters, libraries."""
+
+
 def limits_for(parts: Iterable[Part]) -> Limits:
-    """The caps that the parts of a lease mean: a lease of memory caps memory, one of cores caps their time."""
+    """The caps that the parts of a lease mean: a lease of memory caps memory, one of cores caps their time. The VRAM of
+    a host device is memory of its guests, so it caps that as well."""
     parts = tuple(parts)
+    memory = sum(part.amount for part in parts if part.kind is Kind.MEMORY)
+    vram = sum(part.amount for part in parts if part.kind is Kind.GPU and not card_uuid(part.resource))
     return Limits(
-        memory_bytes=sum(part.amount for part in parts if part.kind is Kind.MEMORY),
+        memory_bytes=memory + (vram + BASELINE_BYTES if vram else 0),
         cores=sum(part.amount for part in parts if part.kind is Kind.CPU),
         pids_max=PIDS_MAX,
     )
@@ -83,8 +94,13 @@ class Tenancy:
         """The folders of its blocks, once they are there."""
         self.segment = ""
         """The path of its memory."""
+        self.only_sessions = True
+        """Whether none of its guests was anything but the far end of sessions, which count what they do."""
+        self.metered: Metered | None = None
+        """What was done on its devices, once nothing is done there any more."""
         self._office = office
         self._page: PageWriter | None = None
+        self._tally: TallyFile | None = None
 
     @property
     def resources(self) -> set[str]:
@@ -97,6 +113,11 @@ class Tenancy:
     @property
     def page_path(self) -> str:
         return os.path.join(self.folder, "page")
+
+    @property
+    def tally_path(self) -> str:
+        """In a folder of its own, which a guest may write to."""
+        return os.path.join(self.folder, "tally", "rows")
 
     def running(self) -> Iterator[Guest]:
         """Those of which something runs."""
@@ -123,6 +144,9 @@ class Tenancy:
             self.unlimited = [name for name, cap in (("memory", limits.memory_bytes), ("cpu", limits.cores)) if cap]
         if "cpu" in self.unlimited:
             self.pinned = cores(limits.cores)
+        if self.devices and self._tally is None:
+            os.makedirs(os.path.dirname(self.tally_path), mode=0o700, exist_ok=True)
+            self._tally = TallyFile.create(self.tally_path)
         self._page = PageWriter.create(self.page_path, self._view(now_ns))
 
     def show(self, now_ns: int) -> None:
@@ -140,6 +164,10 @@ class Tenancy:
         if self._page is not None:
             self._page.close()
             self._page = None
+        if self._tally is not None:
+            self.metered = self._count(self._tally)
+            self._tally.close()
+            self._tally = None
         if remove_tree(self.folder, count_max=AT_ONCE_MAX).is_cut_short:
             put_away(self.folder)
         group = groups.group(self.lease) if alone else None
@@ -154,6 +182,9 @@ class Tenancy:
             "SUBLET_DEVICES": ",".join(self.devices),
             "SUBLET_PAGE": self.page_path,
         }
+        if self._tally is not None:
+            found["SUBLET_TALLY"] = self.tally_path
+            found["SUBLET_VRAM"] = ",".join(str(part.amount) for part in self.parts if part.kind is Kind.GPU)
         if self.blocks:
             found["SUBLET_BLOCK"] = self.blocks[0]
         if len(self.blocks) > 1:
@@ -161,6 +192,19 @@ class Tenancy:
         if self.segment:
             found["SUBLET_MEMORY"] = self.segment
         return found
+
+    def _count(self, tally: TallyFile) -> Metered:
+        """What the guests wrote down. It is theirs to write, so nothing but the bill of their own lease hangs on it."""
+        found = total(tally.rows(), now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        return Metered(
+            vram_byte_seconds=min(found.byte_ns // NS_PER_S, COUNT_MAX),
+            peak_bytes=min(found.peak_bytes, COUNT_MAX),
+            launches=min(found.launches, COUNT_MAX),
+            failures=min(found.failures, COUNT_MAX),
+            bytes_in=min(found.bytes_in, COUNT_MAX),
+            bytes_out=min(found.bytes_out, COUNT_MAX),
+            is_whole=self.only_sessions,
+        )
 
     def _view(self, now_ns: int) -> PageView:
         state, reason, take_at_ns = PageState.LIVE, self.over, 0

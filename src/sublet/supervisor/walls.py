@@ -79,8 +79,10 @@ class _Behind:
         """Home and temporary files lie in the lease's folder, and go with it."""
         home = os.path.join(tenancy.folder, "home")
         os.makedirs(home, mode=0o700, exist_ok=True)
+        tally = tuple(os.path.dirname(path) for path in (tenancy.tally_path,) if os.path.exists(path))
         if self._ids is not None:
-            os.chown(home, *self._ids)
+            for path in (home, *tally, *((tenancy.tally_path,) if tally else ())):
+                os.chown(path, *self._ids)
         readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *prefix_of(spec.python, self._walls.hidden)}
         steps = self._walls.plan(
             Wish(
@@ -88,7 +90,7 @@ class _Behind:
                 tenant=self._tenant,
                 ids=self._ids,
                 readable=tuple(sorted(readable)),
-                writable=tenancy.writable,
+                writable=(*tenancy.writable, *tally),
                 hidden=self._walls.hidden,
                 counted=counted,
             )

@@ -154,6 +154,15 @@ class BillLine(Message, kw_only=True):
     memory_byte_seconds: float
     block_byte_seconds: float
     cost: float
+    vram_byte_seconds: int = 0
+    """Allocated through Sublet; what was leased is in ``gpu_seconds``."""
+    launches: int = 0
+    launch_errors: int = 0
+    """Operations that failed, launches among them."""
+    bytes_moved: int = 0
+    """Between programs and devices."""
+    uncounted: int = 0
+    """Leases of devices on which something ran that nobody counts: the four fields above leave that out."""
     end: str | None = None
     live: bool = False
 

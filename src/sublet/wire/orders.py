@@ -24,6 +24,7 @@ __all__ = [
     "Grant",
     "Held",
     "Inventory",
+    "Metered",
     "NotHeld",
     "Notify",
     "Order",
@@ -31,7 +32,10 @@ __all__ = [
     "Report",
     "TornDown",
     "Verify",
+    "card_uuid",
 ]
+
+_CARDS = ("GPU-", "MIG-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,12 @@ class Part:
     millis: int = 0
     """The share of the device in thousandths, for metering; 0 for anything but a GPU."""
     exclusivity: Exclusivity | None = None
+
+
+def card_uuid(resource: str) -> str:
+    """The UUID of the card, or of the instance of one, that is lent under this name; empty for a host device."""
+    last = resource.rpartition("/")[2]
+    return last if last.startswith(_CARDS) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +191,24 @@ class EndedHere:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Metered:
+    """What was done on the devices of a lease, from its first guest to its last."""
+
+    vram_byte_seconds: int = 0
+    """Bytes that were allocated through Sublet, times how long."""
+    peak_bytes: int = 0
+    """The most that one process had on one device."""
+    launches: int = 0
+    failures: int = 0
+    """Operations that failed, launches among them."""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    """Between programs and devices."""
+    is_whole: bool = False
+    """Whether nothing but sessions ran under the lease: what frameworks do there nobody counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TornDown:
     """Verified: nothing of this lease up to this epoch is left on these resources."""
 
@@ -188,6 +216,10 @@ class TornDown:
     lease: LeaseId
     epoch: Epoch
     resources: tuple[ResourceId, ...]
+    metered: Metered | None = None
+    """Of the lease as a whole; None if nothing ran there that would be known of."""
+    steps: dict[str, int] = field(default_factory=dict, compare=False)
+    """How long each step took, in nanoseconds: ``told`` (the grace), ``killing``, ``verifying``, ``scrubbing``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ What must hold all the while is in ``watch``.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Outcome
@@ -21,7 +22,7 @@ from sublet.errors import (
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, Tier
-from sublet.wire.orders import End, EndedHere, Failed, Fault, Foreign, Inventory, NotHeld, Report, TornDown
+from sublet.wire.orders import End, EndedHere, Failed, Fault, Foreign, Inventory, Metered, NotHeld, Report, TornDown
 from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, answers_to, device, inventory, seconds
 from tests.unit.ledger.watch import OF_ITSELF, Watch
 
@@ -315,6 +316,9 @@ class Chaos:
 
     def _words(self, reports: list[Report], *, well: bool) -> list[Report]:
         rng = self.rng
+        for index, report in enumerate(reports):
+            if isinstance(report, TornDown) and report.epoch.n % 3 == 0:
+                reports[index] = replace(report, metered=Metered(launches=report.epoch.n, is_whole=True))
         if well or rng.random() < 0.8:
             return reports
         changed: list[Report] = []

@@ -1,0 +1,179 @@
+"""One look at a card between two leases, as a program that lives for a moment: ``python -m sublet.agent.clean_card``.
+
+    GPU-1b4e28ba-… --look                       what it is set to
+    GPU-1b4e28ba-… --scrub --settings '…'       nobody on it, memory at rest, settings back, memory overwritten
+
+It writes one ``CardFound`` as JSON. A process of its own, because a driver may never answer, and because whoever has
+used CUDA keeps a piece of the card until it ends: this one ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from sublet.agent.health import sees_all_processes, who_is
+from sublet.agent.nvml import Library, Nvml, NvmlFailed
+from sublet.devices.cuda import find_device
+from sublet.devices.cuda_driver import CudaDriver, open_driver
+from sublet.errors import GpuError, SubletError
+from sublet.values import MIB, format_size
+from sublet.wire.cards import CardFound
+from sublet.wire.codec import dumps
+
+__all__ = ["AT_REST", "SETTINGS", "clean", "look", "main", "scrub"]
+
+AT_REST: Final = 64 * MIB
+"""In use beyond what an idle card uses: so much may be the driver's own, and no more."""
+PIECES: Final = (1024 * MIB, 64 * MIB, 2 * MIB)
+"""In what pieces the memory is taken to be overwritten: the largest that can be had, then smaller ones."""
+SETTINGS: Final = {
+    "compute mode": ("nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode"),
+    "persistence mode": ("nvmlDeviceGetPersistenceMode", "nvmlDeviceSetPersistenceMode"),
+    "power limit": ("nvmlDeviceGetPowerManagementLimit", "nvmlDeviceSetPowerManagementLimit"),
+}
+"""What a guest with the right to it may have changed, and how it is asked and set."""
+_NO_ANSWER: Final = -1
+
+
+def look(uuid: str, library: Library | None = None) -> CardFound:
+    """What it is set to. Settings of the card itself, also where it is lent in instances."""
+    try:
+        return CardFound(settings=json.dumps(_settings(uuid, library)))
+    except NvmlFailed as failed:
+        return CardFound(failed=failed.message)
+
+
+def clean(
+    uuid: str,
+    settings: str = "",
+    *,
+    library: Library | None = None,
+    driver: Callable[[], CudaDriver] = open_driver,
+    now_ns: Callable[[], int] = time.monotonic_ns,
+    sees_processes: bool | None = None,
+) -> CardFound:
+    """Every step, in order; the first that does not succeed is the answer."""
+    try:
+        left = _left_on(uuid, library, sees_all_processes() if sees_processes is None else sees_processes)
+        if left:
+            return CardFound(left=left)
+        changed = _set_back(uuid, json.loads(settings) if settings else {}, library)
+        if changed:
+            return CardFound(failed=changed, is_hard=True)
+    except NvmlFailed as failed:
+        return CardFound(failed=failed.message, is_hard=True)
+    began_ns = now_ns()
+    try:
+        count = scrub(uuid, driver())
+    except SubletError as error:
+        return CardFound(failed=f"its memory could not be overwritten ({error.message})", is_hard=True)
+    return CardFound(scrubbed_bytes=count, scrub_ns=now_ns() - began_ns)
+
+
+def scrub(uuid: str, driver: CudaDriver) -> int:
+    """Overwrite all memory of the card that can be had; how much that was. Raises if that is too little."""
+    device = find_device(driver, uuid)
+    context = driver("scrub", "cuDevicePrimaryCtxRetain", device)
+    try:
+        driver("scrub", "cuCtxSetCurrent", context)
+        free, _ = driver("scrub", "cuMemGetInfo")
+        taken: list[tuple[int, int]] = []
+        for size in PIECES:
+            while (address := driver.says_no("cuMemAlloc", size)) is not None:
+                taken.append((int(address), size))
+        for address, size in taken:
+            driver("scrub", "cuMemsetD8", address, 0, size)
+        driver("scrub", "cuCtxSynchronize")
+        for address, _ in taken:
+            driver("scrub", "cuMemFree", address)
+    finally:
+        driver.says_no("cuDevicePrimaryCtxRelease", device)
+    count = sum(size for _, size in taken)
+    if free - count > 2 * AT_REST:
+        raise GpuError(f"{format_size(free)} were free, and only {format_size(count)} could be taken", call="scrub")
+    return count
+
+
+def _left_on(uuid: str, library: Library | None, sees_processes: bool) -> str:
+    nvml = Nvml.open(library)
+    try:
+        reading = nvml.read(uuid)
+    finally:
+        nvml.close()
+    if reading.failed is not None:
+        raise reading.failed
+    if sees_processes and reading.processes:
+        first = reading.processes[0].pid
+        name, user = who_is(first)
+        return f"process {first} ({name or '?'}) of {user or '?'} is on it"
+    if reading.used is not None and reading.used > AT_REST:
+        return f"{format_size(reading.used)} of its memory are in use, and nobody can be seen who uses it"
+    return ""
+
+
+def _settings(uuid: str, library: Library | None) -> dict[str, int]:
+    """Those it can tell of."""
+    lib, handle, close = _handle(uuid, library)
+    try:
+        found = {name: _value(lib, question, handle) for name, (question, _) in SETTINGS.items()}
+        return {name: value for name, value in found.items() if value != _NO_ANSWER}
+    finally:
+        close()
+
+
+def _set_back(uuid: str, wanted: dict[str, int], library: Library | None) -> str:
+    """What would not be set back, in words."""
+    if not wanted:
+        return ""
+    lib, handle, close = _handle(uuid, library)
+    try:
+        for name, (question, setting) in SETTINGS.items():
+            if name in wanted and _value(lib, question, handle) != wanted[name]:
+                with contextlib.suppress(lib.NVMLError):  # what came of it is seen by asking
+                    getattr(lib, setting)(handle, wanted[name])
+                now = _value(lib, question, handle)
+                if now != wanted[name]:
+                    return f"its {name} was changed to {now}, and would not go back to {wanted[name]}"
+        return ""
+    finally:
+        close()
+
+
+def _handle(uuid: str, library: Library | None) -> tuple[Any, Any, Callable[[], None]]:
+    nvml = Nvml.open(library)
+    lib: Any = nvml._lib
+    try:
+        return lib, nvml._call(lib.nvmlDeviceGetHandleByUUID, uuid), nvml.close
+    except NvmlFailed:
+        nvml.close()
+        raise
+
+
+def _value(lib: Any, question: str, handle: Any) -> int:
+    try:
+        return int(getattr(lib, question)(handle))
+    except (lib.NVMLError, AttributeError):
+        return _NO_ANSWER
+
+
+def main(arguments: list[str]) -> int:
+    """The program."""
+    uuid, what, *rest = arguments
+    if what == "--look":
+        found = look(uuid)
+    else:
+        if uuid.startswith("MIG-"):
+            os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+        found = clean(uuid, rest[1] if rest[:1] == ["--settings"] else "")
+    sys.stdout.write(dumps(found).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

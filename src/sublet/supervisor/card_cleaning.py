@@ -1,0 +1,117 @@
+"""A card between two leases: nobody on it, its memory at rest, its settings back, its memory overwritten.
+
+The driver is asked, and the card overwritten, by a short-lived program of its own (``sublet.agent.clean_card``): a
+driver may keep whoever asks waiting, and who has once used CUDA keeps a piece of the card. Here it is only begun, and
+seen to be done. What is not seen to be clean is not free.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sublet.errors import SubletError
+from sublet.lease.hardware import Clean, NotYet, Unclean, Verdict
+from sublet.supervisor.errands import ANSWER_FD, ANSWERED, Errands
+from sublet.values import Epoch, LeaseId
+from sublet.wire.cards import CardFound
+from sublet.wire.codec import loads
+from sublet.wire.zygote import python_argv
+
+__all__ = ["CardCleaning", "run_program"]
+
+AGAIN_NS: Final = 200_000_000
+"""Between two looks while the program runs, or a card comes to rest."""
+PROGRAM: Final = "sublet.agent.clean_card"
+
+Run = Callable[[Sequence[str]], str]
+"""What an errand does to have the program run: its answer is what that writes."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look at one card, for one lease."""
+
+    is_done: bool = False
+    found: CardFound | None = None
+    """None once it is done: it failed, and it is not known why."""
+
+
+@dataclass(slots=True)
+class _Card:
+    settings: str = ""
+    """Those it had before anybody had it."""
+    looks: dict[tuple[LeaseId, Epoch], _Look] = field(default_factory=dict)
+
+
+class CardCleaning:
+    """All cards of this machine."""
+
+    def __init__(self, errands: Errands, run: Run | None = None) -> None:
+        self._errands = errands
+        self._run = run or run_program
+        self._cards: dict[str, _Card] = {}
+
+    def lent(self, card: str) -> None:
+        """It is about to be used: what it is set to now is what it is set to again afterwards."""
+        if card not in self._cards:
+            known = self._cards[card] = _Card()
+
+            def told(said: str | None) -> None:
+                found = _found_in(said)
+                known.settings = found.settings if found is not None else ""
+
+            self._errands.run(lambda: self._run((card, "--look")), told)
+
+    def look(self, card: str, lease: LeaseId, epoch: Epoch, *, neighbours: bool, now_ns: int) -> Verdict:
+        """How far it has come. With neighbours on the card nothing can be said of its memory as a whole, and nothing
+        is overwritten: who shares a card has let each other near."""
+        if neighbours:
+            return Clean()
+        known = self._cards.setdefault(card, _Card())
+        look = known.looks.get((lease, epoch))
+        if look is None:
+            look = known.looks[lease, epoch] = self._begin(card, known)
+        if not look.is_done:
+            return NotYet(what=f"{card} is still being cleaned", again_ns=now_ns + AGAIN_NS)
+        del known.looks[lease, epoch]
+        return _verdict(card, look.found, now_ns)
+
+    def _begin(self, card: str, known: _Card) -> _Look:
+        look = _Look()
+
+        def told(said: str | None) -> None:
+            look.is_done, look.found = True, _found_in(said)
+
+        settings = ("--settings", known.settings) if known.settings else ()
+        self._errands.run(lambda: self._run((card, "--scrub", *settings)), told)
+        return look
+
+
+def _verdict(card: str, found: CardFound | None, now_ns: int) -> Verdict:
+    if found is None:
+        return NotYet(what=f"{card} could not be looked at: the program for it failed", again_ns=now_ns + AGAIN_NS)
+    if found.failed:
+        return Unclean(detail=f"{card}: {found.failed}", hard=found.is_hard)
+    if found.left:
+        return NotYet(what=f"{card}: {found.left}", again_ns=now_ns + AGAIN_NS)
+    return Clean(scrub_ns=found.scrub_ns)
+
+
+def _found_in(said: str | None) -> CardFound | None:
+    try:
+        return loads(CardFound, (said or "").encode())
+    except SubletError:
+        return None
+
+
+def run_program(arguments: Sequence[str]) -> str:
+    """Become that program, in a fresh interpreter. In an errand, whose answer is then what the program writes: so it is
+    still the errand that is known, and ended when it takes too long."""
+    argv = python_argv(sys.executable, PROGRAM, *arguments)
+    os.dup2(ANSWER_FD, 1)
+    os.write(1, ANSWERED)
+    os.execv(argv[0], argv)
