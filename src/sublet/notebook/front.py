@@ -1,0 +1,157 @@
+"""What a guest's kernel says, said again where the notebook is: as if the cell had run there.
+
+Text goes through ``sys.stdout`` and pictures through the shell's display publisher, so ``%%capture`` and whoever else
+stands in between takes them as usual. Where there is a Jupyter front end, display ids and comms are passed on as they
+are: a progress bar updates in place, and a widget talks to its model in the guest.
+"""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sublet.notebook.kernel_line import Message
+from sublet.notebook.status import CellStatus, as_html, as_text
+
+__all__ = ["CellFailed", "Front", "StatusLine", "failed_cell"]
+
+
+class CellFailed(Exception):
+    """The cell raised; its traceback is the one from the guest, and points at the cell's own lines."""
+
+    def __init__(self, name: str, value: str, traceback: list[str]) -> None:
+        super().__init__(value)
+        self.ename = name
+        self.evalue = value
+        self.traceback = traceback
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this in place of ours."""
+        return self.traceback
+
+
+def failed_cell(content: dict[str, Any]) -> CellFailed:
+    """The error of a reply, under the name that the cell's own exception has, so that front ends and nbclient show it
+    as what it was."""
+    name = str(content.get("ename", "Exception"))
+    kind = type(name, (CellFailed,), {"__module__": "builtins"})
+    failed: CellFailed = kind(name, str(content.get("evalue", "")), list(content.get("traceback", ())))
+    return failed
+
+
+class Front:
+    """One IPython shell: in a kernel, or in a terminal."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self.answer: Callable[[Message, str], None] = lambda _question, _text: None
+        """Gives what was typed to the guest."""
+        self.to_guest: Callable[[Message], None] = lambda _message: None
+        """Passes on what a widget's view says."""
+
+    @property
+    def kernel(self) -> Any:
+        """ipykernel's, where the shell lives in one; None in a terminal."""
+        return getattr(self._shell, "kernel", None)
+
+    def show(self, channel: str, message: Message) -> None:
+        """Anything that a cell says while it runs."""
+        content, kind = message["content"], message["header"]["msg_type"]
+        match kind:
+            case "stream":
+                stream = sys.stderr if content["name"] == "stderr" else sys.stdout
+                stream.write(content["text"])
+                stream.flush()
+            case "display_data" | "update_display_data" | "execute_result":
+                self._shell.display_pub.publish(
+                    data=content["data"],
+                    metadata=content.get("metadata") or {},
+                    transient=content.get("transient") or {},
+                    update=kind == "update_display_data",
+                )
+            case "clear_output":
+                self._shell.display_pub.clear_output(wait=bool(content.get("wait")))
+            case "input_request":
+                self.answer(message, self._ask(content.get("prompt", ""), bool(content.get("password"))))
+            case "comm_open" | "comm_msg" | "comm_close":
+                self._pass_comm(kind, message)
+            case _:
+                pass  # status, execute_input, replies to others: nothing for a person
+
+    def _ask(self, prompt: str, is_password: bool) -> str:
+        return getpass.getpass(prompt) if is_password else input(prompt)
+
+    def _pass_comm(self, kind: str, message: Message) -> None:
+        kernel = self.kernel
+        if kernel is None:
+            return
+        content = message["content"]
+        comm_id = content["comm_id"]
+        comms = kernel.comm_manager.comms
+        if kind == "comm_open":
+            comms[comm_id] = _GuestComm(comm_id, self)
+        elif kind == "comm_close":
+            comms.pop(comm_id, None)
+        kernel.session.send(
+            kernel.iopub_socket,
+            kind,
+            content,
+            parent=kernel.get_parent(),
+            metadata=message.get("metadata"),
+            buffers=message.get("buffers"),
+            ident=f"comm-{comm_id}".encode(),
+        )
+
+
+class _GuestComm:
+    """A comm whose kernel side is in the guest: what its view says goes there."""
+
+    def __init__(self, comm_id: str, front: Front) -> None:
+        self.comm_id = comm_id
+        self._front = front
+
+    def handle_msg(self, message: Message) -> None:
+        self._front.to_guest(message)
+
+    def handle_close(self, message: Message) -> None:
+        self._front.to_guest(message)
+
+
+class StatusLine:
+    """The line of one cell. In a notebook it changes in place; elsewhere only what is worth a line of its own is
+    written, and the same line never twice."""
+
+    def __init__(self, shell: Any, *, stream: Any = None) -> None:
+        self._shell = shell
+        self._stream = stream
+        self._id = ""
+        self._last = ""
+
+    def show(self, status: CellStatus, *, quiet: bool = False) -> None:
+        """It stands like this now. ``quiet``: only where it can take the place of what was there."""
+        text = as_text(status)
+        if text == self._last:
+            return
+        if getattr(self._shell, "kernel", None) is None:
+            if not quiet:
+                print(text, file=self._stream or sys.stderr)
+                self._last = text
+            return
+        is_new = not self._id
+        if is_new:
+            self._id = _new_id()
+        self._shell.display_pub.publish(
+            data={"text/plain": text, "text/html": as_html(status)},
+            metadata={},
+            transient={"display_id": self._id},
+            update=not is_new,
+        )
+        self._last = text
+
+
+def _new_id() -> str:
+    import uuid
+
+    return f"sublet-{uuid.uuid4().hex}"

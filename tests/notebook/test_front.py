@@ -1,0 +1,120 @@
+"""What a guest's kernel says, said again where the notebook is."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from sublet.notebook.front import CellFailed, Front, StatusLine, failed_cell
+from sublet.notebook.status import Starting, Waiting
+
+
+class Publisher:
+    def __init__(self) -> None:
+        self.said: list[tuple[str, dict[str, Any]]] = []
+
+    def publish(self, **what: Any) -> None:
+        self.said.append(("publish", what))
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.said.append(("clear", {"wait": wait}))
+
+
+class Socket:
+    """A session and a socket in one: what was sent is kept."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, _socket: object, kind: str, content: dict[str, Any], **_: object) -> None:
+        self.sent.append((kind, content))
+
+
+class Kernel:
+    def __init__(self) -> None:
+        self.session = Socket()
+        self.iopub_socket = object()
+        self.comm_manager = type("Comms", (), {"comms": {}})()
+
+    def get_parent(self) -> dict[str, Any]:
+        return {}
+
+
+class Shell:
+    def __init__(self, kernel: Kernel | None = None) -> None:
+        self.display_pub = Publisher()
+        if kernel is not None:
+            self.kernel = kernel
+
+
+def message(kind: str, **content: Any) -> dict[str, Any]:
+    return {"header": {"msg_type": kind}, "content": content, "metadata": {}, "buffers": []}
+
+
+def test_text_and_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    shell = Shell()
+    front = Front(shell)
+    front.show("iopub", message("stream", name="stdout", text="out\n"))
+    front.show("iopub", message("stream", name="stderr", text="err\n"))
+    front.show("iopub", message("execute_result", data={"text/plain": "1"}, metadata={}, execution_count=3))
+    front.show("iopub", message("display_data", data={"image/png": "x"}, transient={"display_id": "d"}))
+    front.show("iopub", message("update_display_data", data={"text/plain": "2"}, transient={"display_id": "d"}))
+    front.show("iopub", message("clear_output", wait=True))
+    front.show("iopub", message("status", execution_state="busy"))
+    assert capsys.readouterr() == ("out\n", "err\n")
+    assert [what for what, _ in shell.display_pub.said] == ["publish"] * 3 + ["clear"]
+    assert [said.get("update") for _, said in shell.display_pub.said] == [False, False, True, None]
+    assert shell.display_pub.said[1][1]["transient"] == {"display_id": "d"}
+
+
+def test_questions_are_asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = Front(Shell())
+    answers: list[str] = []
+    front.answer = lambda _question, text: answers.append(text)
+    monkeypatch.setattr("builtins.input", lambda prompt: f"typed at {prompt}")
+    front.show("stdin", message("input_request", prompt="who? ", password=False))
+    assert answers == ["typed at who? "]
+
+
+def test_a_widget_talks_to_its_model_in_the_guest() -> None:
+    kernel = Kernel()
+    front = Front(Shell(kernel))
+    passed: list[Any] = []
+    front.to_guest = passed.append
+    front.show("iopub", message("comm_open", comm_id="c1", target_name="jupyter.widget", data={}))
+    said = message("comm_msg", comm_id="c1", data={"value": 3})
+    kernel.comm_manager.comms["c1"].handle_msg(said)
+    front.show("iopub", message("comm_close", comm_id="c1", data={}))
+    assert passed == [said]
+    assert [kind for kind, _ in kernel.session.sent] == ["comm_open", "comm_close"]
+    assert not kernel.comm_manager.comms
+
+
+def test_an_error_has_the_name_and_the_traceback_it_had_in_the_cell() -> None:
+    failed = failed_cell({"ename": "ZeroDivisionError", "evalue": "division by zero", "traceback": ["a", "b"]})
+    assert isinstance(failed, CellFailed)
+    assert (type(failed).__name__, str(failed)) == ("ZeroDivisionError", "division by zero")
+    assert failed._render_traceback_() == ["a", "b"]
+
+
+def test_the_status_changes_in_place_in_a_notebook() -> None:
+    shell = Shell(Kernel())
+    line = StatusLine(shell)
+    for place in (2, 2, 1):
+        line.show(Waiting(place=place, reason="held"))
+    line.show(Starting(device="gpu0", host=True))
+    said = [what for _, what in shell.display_pub.said]
+    assert [what["update"] for what in said] == [False, True, True]
+    assert len({what["transient"]["display_id"] for what in said}) == 1
+    assert all({"text/plain", "text/html"} == set(what["data"]) for what in said)
+
+
+def test_on_a_terminal_the_same_line_is_never_written_twice() -> None:
+    stream = io.StringIO()
+    line = StatusLine(Shell(), stream=stream)
+    for place in (2, 2, 1):
+        line.show(Waiting(place=place, reason="held"))
+    line.show(Starting(device="gpu0", host=True), quiet=True)
+    assert stream.getvalue().count("\n") == 2
