@@ -7,7 +7,7 @@ import datetime as dt
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import assert_never
+from typing import Any, assert_never
 
 from sublet.client.answers import end_of
 from sublet.client.book import Book
@@ -16,7 +16,15 @@ from sublet.client.held import Held
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
 from sublet.client.steps import Program
 from sublet.clock import Clock
-from sublet.errors import Disconnected, LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, SubletError
+from sublet.errors import (
+    Disconnected,
+    InvalidRequest,
+    LeaseEnded,
+    LeaseExpired,
+    LeaseNotActive,
+    LeaseRevoked,
+    SubletError,
+)
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
@@ -45,6 +53,12 @@ class LeaseFacts:
     def __repr__(self) -> str:
         devices = ", ".join(str(device) for device in self.devices)
         return f"<{type(self).__name__} {self.id} {self.status} {self.remaining:.0f}s [{devices}]>"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise InvalidRequest(
+            f"lease {self.id} cannot travel to another process: it belongs to the program that acquired it",
+            do="Hand over lease.id, for fabric.attach; inside a function that runs under it, use sublet.current().",
+        )
 
     @property
     def id(self) -> LeaseId:

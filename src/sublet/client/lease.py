@@ -6,9 +6,9 @@ import contextlib
 import os
 import queue
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from sublet.client import errands
 from sublet.client.book import Book
@@ -21,10 +21,16 @@ from sublet.lease.value import Attempt, LeaseEnd, Outcome
 from sublet.values import LeaseId
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from sublet.client.fabric import Fabric
     from sublet.client.guests import Guest, StdioText
+    from sublet.compute.options import Calls
 
 __all__ = ["Lease"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Lease(LeaseFacts):
@@ -40,6 +46,8 @@ class Lease(LeaseFacts):
     def __init__(self, fabric: Fabric, book: Book, held: Held) -> None:
         super().__init__(book, held, fabric._clock, fabric._lock)
         self._fabric = fabric
+        self._workers: Any = None
+        """What runs Python functions under it (``compute.workers``), from the first call on."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,8 +85,12 @@ class Lease(LeaseFacts):
         and ends by its time to live.
         """
         self._own()
-        if not self._is_returned():
-            self._released(self._fabric._run(self._letting_go(self._fabric._core)))
+        try:
+            if not self._is_returned():
+                self._released(self._fabric._run(self._letting_go(self._fabric._core)))
+        finally:
+            if self._workers is not None:
+                self._workers.close()
 
     def leave(self) -> LeaseId:
         """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id."""
@@ -143,6 +155,65 @@ class Lease(LeaseFacts):
         self._own()
         self.check()
         return start_guest(self, argv, env=env, cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace)
+
+    # ---- Python functions under it
+
+    @overload
+    def run(self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a Python function in a process that has the lease's devices, and wait for what it returns.
+
+        The process (a *worker*) starts with the first call and stays warm while the lease lives. Arguments and results
+        are copies; large arrays go through shared memory, and those that have not changed since an earlier call do not
+        go again. What the function prints and logs appears here, what it raises is raised here. A coroutine function
+        is awaited there; a generator comes back as an iterator, whose items are made as they are asked for.
+
+        When the lease ends in the middle, the function is interrupted (``LeaseInterrupt``) and `LeaseEnded` is raised
+        here. When the process dies, `WorkerLost` says how; the lease lives, and the next call gets another process.
+        """
+        return self._calls().run(function, *args, **kwargs)
+
+    @overload
+    def submit(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]: ...
+    @overload
+    def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]: ...
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The same without waiting: a ``concurrent.futures.Future``. Calls are executed one after the other, in the
+        order they were made. One that is cancelled before it began never runs; one that runs is interrupted."""
+        return self._calls().submit(function, *args, **kwargs)
+
+    def map(self, function: Callable[..., R], /, *iterables: Iterable[Any]) -> Iterator[R]:
+        """Call it for each item, as ``map`` does; results come in order. Small calls are sent together. Items are
+        taken from the iterables as results are asked for, a bounded number ahead."""
+        return self._calls().map(function, *iterables)
+
+    def options(
+        self,
+        *,
+        timeout: float | str | None = None,
+        python: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        name: str = "",
+    ) -> Calls:
+        """``run``, ``submit`` and ``map`` with options: ``lease.options(timeout="1m").run(f, x)``.
+
+        ``timeout`` is how long one call may run once it has begun; then it is interrupted, and `CallTimeout` is raised.
+        ``python`` is another interpreter, ``env`` the whole environment and ``cwd`` the folder of the worker: each
+        combination has a worker of its own. ``name`` is for people.
+        """
+        from sublet.compute.options import options_of
+
+        return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name))
+
+    def _calls(self, options: Any = None) -> Calls:
+        from sublet.compute.options import Calls, Options
+
+        return Calls(self, Options() if options is None else options)
 
     def _in_use(self) -> Callable[[], None]:
         """Something runs under it, until what is returned is called."""

@@ -115,12 +115,28 @@ class Conversation:
 
     def hang_up(self) -> None:
         """Close it, for those too who have a duplicate of the descriptor."""
+        self.shut_down()
+        self.close()
+
+    def send_now(self) -> bool:
+        """Send what the socket takes now, and hear nothing; True if nothing is left. For who shares it (``line``)."""
+        return self._sock.fileno() < 0 or send_some(self._sock, self.link)
+
+    def hear_now(self) -> list[Happening]:
+        """What happened, in order, without sending anything. Never waits."""
+        kept, self._kept = self._kept, []
+        if self._sock.fileno() < 0:
+            return kept
+        return kept + (receive_some(self._sock, self.link) if self.link.over is None else self.link.news())
+
+    def shut_down(self) -> None:
+        """Nothing goes through it any more, for those too who have a duplicate of the descriptor; it stays open, so
+        that nobody who waits for it comes to wait for another. Harmless twice."""
         if self._sock.fileno() >= 0:
             self.link.end()
             send_some(self._sock, self.link)
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
-        self.close()
 
     def fileno(self) -> int:
         """For ``poll``: always for reading, and for writing while ``wants_write``."""

@@ -1,0 +1,300 @@
+"""Calls of one worker: what is under way, who listens, and what becomes of it.
+
+Nobody hands over to a thread what he can do himself. Who waits for a result listens to the connection meanwhile, also
+for the others: he prints what the functions print and puts answers where they belong. When his own has come he leaves,
+and the next who waits goes on; where nobody waits, the *housekeeper* does, a thread that is there while futures are.
+It also completes futures (their callbacks may do anything, so never while it listens) and minds what takes too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from sublet.errors import CapacityExceeded, Disconnected
+from sublet.wire.frames import close_all
+from sublet.wire.happenings import Event, Happening, Over, Refused, Replied
+from sublet.wire.line import Line
+from sublet.wire.work import Asked, Board, Message, Told, pack, unpack
+
+__all__ = ["GRACE_S", "WINDOW", "Exchange", "Pending"]
+
+GRACE_S: Final = 5.0
+"""How long an interrupted function may take to leave; then its process is ended."""
+WINDOW: Final = 64
+"""Calls that the worker has at once; more wait here."""
+_LISTEN_S: Final = 5.0
+
+
+class Pending:
+    """One call under way."""
+
+    __slots__ = ("call", "came", "doomed_ns", "is_done", "lost", "signal", "timeout_ns", "when_done")
+
+    def __init__(self, timeout_ns: int | None = None, when_done: Callable[[], object] = lambda: None) -> None:
+        self.timeout_ns = timeout_ns
+        """How long it may run, from when it begins."""
+        self.when_done = when_done
+        """Called by whoever finds it done, once; quick, and takes no lock of ours."""
+        self.call = 0
+        self.is_done = False
+        self.came: Replied | Refused | None = None
+        """The answer."""
+        self.lost: Lost | None = None
+        """Or that there is none to come."""
+        self.doomed_ns = 0
+        """It was interrupted; if it is not done by then, its process is ended."""
+        self.signal: threading.Lock | None = None
+
+    @property
+    def was_begun(self) -> bool:
+        """Of a lost one: whether the worker was executing it."""
+        return self.lost is not None and self.lost.executing == self.call != 0
+
+
+class Lost:
+    """The connection broke."""
+
+    def __init__(self, over: Over | None, executing: int, index: int) -> None:
+        self.over = over
+        self.executing = executing
+        """The call that the worker had begun; 0: none."""
+        self.index = index
+
+
+class Exchange:
+    """The holder's end of one connection for work. Safe to use from several threads."""
+
+    def __init__(self, line: Line, end_worker: Callable[[], object]) -> None:
+        """``end_worker`` ends the process, because it does not answer."""
+        self.line = line
+        self.board, self.board_fd = Board.create()
+        self.sending = threading.Lock()
+        """Held by who makes and sends messages: what one defines the next may use."""
+        self.lost: Lost | None = None
+        self._end_worker = end_worker
+        self._lock = threading.Lock()
+        self._leader = False
+        self._pending: dict[int, Pending] = {}
+        self._followers: dict[int, Pending] = {}
+        self._heard: deque[Happening] = deque()
+        self._doomed: dict[int, Pending] = {}
+        self._housekeeper: Callable[[], object] | None = None
+
+    # ---- asking
+
+    def send(self, pending: Pending, make: Callable[[], Message]) -> None:
+        """Send a call. Raises what keeps its message from being made; then nothing was sent."""
+        with self.sending:
+            if self.lost is not None:
+                self._settle(pending, None, self.lost)
+                return
+            message = make()
+            try:
+                self.line.say(lambda link: self._note(pending, link.call(message.body, message.fds)))
+            except CapacityExceeded:
+                close_all(message.fds)
+                raise
+            except Disconnected:  # closed here meanwhile
+                self._settle(pending, None, Lost(None, 0, 0))
+
+    def tell(self, message: Message) -> None:
+        """Say something that is not answered. Under ``sending``."""
+        self.line.say(lambda link: link.event(message.body, message.fds))
+
+    def ask_nobody(self, message: Message) -> None:
+        """Ask something whose answer nobody wants. Under ``sending``."""
+        self.line.say(lambda link: link.abandon(link.call(message.body, message.fds)))
+
+    def cancel(self, pending: Pending) -> None:
+        """It is not wanted any more: if it waits it never runs, if it runs it is interrupted."""
+        if pending.is_done or not pending.call:
+            return
+        pending.doomed_ns = time.monotonic_ns() + round(GRACE_S * 1e9)
+        with contextlib.suppress(Disconnected):
+            self.line.say(lambda link: link.event(pack(Asked.CANCEL, subject=pending.call)))
+        with self._lock:
+            if pending.call in self._pending:
+                self._doomed[pending.call] = pending
+
+    def _note(self, pending: Pending, call: int) -> None:
+        with self._lock:
+            pending.call = call
+            if self.lost is None:
+                self._pending[call] = pending
+
+    # ---- waiting
+
+    def wait(self, pending: Pending, until_ns: Callable[[], int | None] = lambda: None) -> bool:
+        """Wait until it is done, or until a moment (CLOCK_MONOTONIC); whether it is."""
+        while not pending.is_done:
+            left_s = _left_s(until_ns())
+            if left_s <= 0:
+                return False
+            signal = self._lead_or_follow(pending)
+            if signal is not None:
+                signal.acquire(timeout=min(left_s, 60.0))
+                with self._lock:
+                    self._followers.pop(id(pending), None)
+                continue
+            try:
+                self._listen(lambda: pending.is_done, left_s)
+            finally:
+                self.pass_on()
+        return True
+
+    def _lead_or_follow(self, pending: Pending) -> threading.Lock | None:
+        """None: listen. Else what to wait for: it is released when the answer is there, or when nobody listens."""
+        with self._lock:
+            if not self._leader:
+                self._leader = True
+                return None
+            signal = pending.signal = threading.Lock()
+            if not pending.is_done:
+                signal.acquire()
+                self._followers[id(pending)] = pending
+            return signal
+
+    def listen(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        """For the housekeeper: listen if nobody does. False if somebody does."""
+        with self._lock:
+            if self._leader or not self._pending:
+                return False
+            self._leader = True
+        try:
+            self._listen(until, timeout_s)
+        finally:
+            self.pass_on()
+        return True
+
+    def pass_on(self) -> None:
+        """Whoever listened leaves; the next goes on."""
+        with self._lock:
+            self._leader = False
+            for follower in self._followers.values():
+                if follower.signal is not None and follower.signal.locked():
+                    follower.signal.release()
+                    return
+        if self._pending and self._housekeeper is not None:
+            self._housekeeper()
+
+    def kept_by(self, housekeeper: Callable[[], object]) -> None:
+        """There is one: call this when something is to be done."""
+        self._housekeeper = housekeeper
+
+    @property
+    def under_way(self) -> int:
+        """Calls without an answer."""
+        return len(self._pending)
+
+    def next_doom_ns(self) -> int | None:
+        """When a process must be ended, if what was interrupted does not leave."""
+        with self._lock:
+            return min((pending.doomed_ns for pending in self._doomed.values()), default=None)
+
+    def end_doomed(self) -> None:
+        """End the process if its time to leave is over."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            over = [pending for pending in self._doomed.values() if now_ns >= pending.doomed_ns]
+            for pending in over:
+                del self._doomed[pending.call]
+        if over:
+            self._end_worker()
+
+    def due_ns(self, pending: Pending) -> int | None:
+        """When it will have run for too long (CLOCK_MONOTONIC), or when to look again because it has not begun."""
+        if pending.timeout_ns is None:
+            return None
+        call, at_ns, _ = self.board.read()
+        ran_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - at_ns if call == pending.call != 0 else 0
+        return time.monotonic_ns() + max(0, pending.timeout_ns - ran_ns)
+
+    def is_executing(self, pending: Pending) -> bool:
+        """Whether the worker is at it just now."""
+        return pending.call != 0 and self.board.read()[0] == pending.call
+
+    def close(self) -> None:
+        """Hang up. What is under way is lost; whoever waits is told. Harmless twice."""
+        self.line.hang_up()
+        self._break(Over(None, by_peer=False))
+
+    # ---- listening
+
+    def _listen(self, until: Callable[[], bool], timeout_s: float) -> None:
+        end_s = time.monotonic() + timeout_s
+        while not until():
+            while self._heard:
+                if isinstance(self._heard[0], Event):
+                    self._take(self._heard.popleft())  # once, whatever our own streams do
+                else:
+                    self._take(self._heard[0])  # an interrupt of ours in the middle of it: then once more
+                    self._heard.popleft()
+            if until() or self.lost is not None or (left_s := end_s - time.monotonic()) <= 0:
+                return
+            self._heard.extend(self.line.hear(min(left_s, _LISTEN_S)))
+
+    def _take(self, happening: Happening) -> None:
+        match happening:
+            case Replied(call=call) | Refused(call=call):
+                with self._lock:
+                    pending = self._pending.pop(call, None)
+                    self._doomed.pop(call, None)
+                if pending is not None:
+                    self._settle(pending, happening, None)
+            case Event(body=body, fds=fds):
+                close_all(fds)
+                _say(body)
+            case Over():
+                self._break(happening)
+            case _:
+                close_all(getattr(happening, "fds", ()))
+
+    def _break(self, over: Over) -> None:
+        with self._lock:
+            if self.lost is None:
+                call, _, index = self.board.read()
+                self.lost = Lost(over, call, index)
+            lost, left = self.lost, list(self._pending.values())
+            self._pending.clear()
+            self._doomed.clear()
+        for pending in left:
+            self._settle(pending, None, lost)
+
+    def _settle(self, pending: Pending, came: Replied | Refused | None, lost: Lost | None) -> None:
+        with self._lock:
+            if pending.is_done:
+                return
+            pending.came, pending.lost, pending.is_done = came, lost, True
+            if pending.signal is not None and pending.signal.locked():
+                pending.signal.release()
+        pending.when_done()
+
+
+def _left_s(until_ns: int | None) -> float:
+    return 3600.0 if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
+
+
+_STREAMS: Final = {1: "stdout", 2: "stderr"}
+
+
+def _say(body: bytes) -> None:
+    """What a function prints or logs, here."""
+    said = unpack(body)
+    with contextlib.suppress(OSError, ValueError):  # our own output may be closed
+        if said.kind == Told.OUTPUT:
+            stream: Any = getattr(sys, _STREAMS.get(said.subject, "stderr"))
+            if stream is not None:
+                stream.write(bytes(said.data).decode("utf-8", "replace"))
+        elif said.kind == Told.LOG:
+            record = logging.makeLogRecord(pickle.loads(said.data))  # noqa: S301 - holder and worker are one program
+            logger = logging.getLogger(record.name)
+            if logger.isEnabledFor(record.levelno):
+                logger.handle(record)

@@ -1,0 +1,194 @@
+"""How functions reach a worker: by name where it can import the very same one, else by value, once for each content.
+
+By name only if the worker's module is the same file, as it was when both looked: else it would run another function
+than the one that was handed over. For packages that are installed, and for Python's own, the worker's interpreter is
+trusted to have its own. Everything else (``__main__``, notebooks, closures, lambdas, methods) goes by value.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from sublet.compute.kept import Kept
+from sublet.errors import InvalidRequest, Unsupported
+from sublet.guest.cargo import encode, stow
+from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
+
+__all__ = ["Functions", "Peer", "checked_callable"]
+
+FUNCTIONS_MAX: Final = 256
+"""Functions a worker keeps for one holder."""
+
+
+class Peer(NamedTuple):
+    """The interpreter on the other side."""
+
+    python: tuple[int, int, int]
+    executable: str
+    cloudpickle: bool
+
+
+class Functions:
+    """What one worker has been given. Used by one thread at a time."""
+
+    def __init__(self, peer: Peer, kept: Kept) -> None:
+        self._peer = peer
+        self._kept = kept
+        self._numbers: OrderedDict[object, int] = OrderedDict()
+        self._last = 0
+        self._unlike: set[tuple[object, ...]] = set()
+        """Modules, as their files looked, that are others there."""
+
+    def refer(self, function: Callable[..., object]) -> tuple[int, list[Message]]:
+        """The number it has there, and what must be said before it is used. The descriptors are the caller's."""
+        named = _name_of(function)
+        if named is not None:
+            path, stamp = _stamped(getattr(sys.modules[named[0]], "__file__", None))
+            if (named[0], path, stamp) not in self._unlike:
+                return self._by_name(named, path, stamp)
+        constant = _constant_key(function)
+        if constant is not None and (known := self._known(constant)):
+            return known, []
+        return self._by_value(function, constant, None if named is None else named[0])
+
+    def distrust(self, function: Callable[..., object]) -> bool:
+        """The worker says that its module is another; False if it went by value already."""
+        named = _name_of(function)
+        if named is None:
+            return False
+        key = (named[0], *_stamped(getattr(sys.modules[named[0]], "__file__", None)))
+        is_news = key not in self._unlike
+        self._unlike.add(key)
+        return is_news
+
+    def to_forget(self) -> list[Message]:
+        """What must be said so that the worker lets go of the oldest."""
+        old = []
+        while len(self._numbers) > FUNCTIONS_MAX:
+            _, number = self._numbers.popitem(last=False)
+            old.append(number)
+        return [Message(pack(Asked.FORGET, flags=Flag.FUNCTIONS, inline=(pack_numbers(old),)))] if old else []
+
+    def _by_name(self, named: tuple[str, str], path: str | None, stamp: tuple[int, int]) -> tuple[int, list[Message]]:
+        key = ("name", *named, stamp)
+        if known := self._known(key):
+            return known, []
+        facts = {"file": path, "stamp": stamp, "library": path is not None and _is_library(path)}
+        wish = json.dumps({"module": named[0], "name": named[1], **facts}).encode()
+        number = self._new(key)
+        return number, [Message(pack(Asked.DEFINE, flags=Flag.NAMED, subject=number, inline=(wish,)))]
+
+    def _by_value(
+        self, function: Callable[..., object], constant: object, module: str | None
+    ) -> tuple[int, list[Message]]:
+        self._check_peer(function)
+        stowed = stow(encode(function, _shown(function), of=sys.modules.get(module or "")), self._kept)
+        digest = hashlib.blake2b(digest_size=16)
+        for part in stowed.inline:
+            digest.update(part)
+        is_all_kept = all(piece.where is not Where.SHARED for piece in stowed.pieces)
+        key = (digest.digest(), *(piece.number for piece in stowed.pieces))
+        if is_all_kept and (known := self._known(key)):
+            return known, []
+        number = self._new(key)
+        if constant is not None:
+            self._numbers[constant] = number
+        body = pack(Asked.DEFINE, subject=number, pieces=stowed.pieces, inline=stowed.inline)
+        return number, [Message(body, stowed.fds)]
+
+    def _known(self, key: object) -> int:
+        number = self._numbers.get(key, 0)
+        if number:
+            self._numbers.move_to_end(key)
+        return number
+
+    def _new(self, key: object) -> int:
+        self._last += 1
+        self._numbers[key] = self._last
+        return self._last
+
+    def _check_peer(self, function: object) -> None:
+        if self._peer.python[:2] != sys.version_info[:2]:
+            here, there = (".".join(map(str, version[:2])) for version in (sys.version_info, self._peer.python))
+            raise Unsupported(
+                f"{_shown(function)} goes by value, and code of Python {here} does not run on the worker's {there}",
+                do=f"Put it into a module that both can import, or choose a Python {here} with options(python=...).",
+            )
+        if not self._peer.cloudpickle:
+            raise Unsupported(
+                f"{_shown(function)} goes by value, and the worker's Python has no cloudpickle",
+                do=f"Install it for {self._peer.executable}, or put the function into a module that both can import.",
+            )
+
+
+def checked_callable(function: object) -> Callable[..., Any]:
+    """What was handed over, if it can be called."""
+    if not callable(function):
+        raise InvalidRequest(
+            f"{type(function).__name__} {_brief(function)} cannot be called",
+            do="Hand over the function and its arguments: lease.run(train, model, lr=1e-3).",
+        )
+    return function
+
+
+def _name_of(function: Any) -> tuple[str, str] | None:
+    """Module and name under which importing gives this very function; None if there is no such name."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module in ("__main__", "__mp_main__"):
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return (module, name) if found is function and found is not None else None
+
+
+def _constant_key(function: Any) -> object:
+    """What the content of the simplest functions hangs on; None for all others, whose pickle alone tells."""
+    if type(function) is not types.FunctionType:
+        return None
+    plain = function.__closure__ is None and function.__defaults__ is None and function.__kwdefaults__ is None
+    if not plain or function.__dict__ or function.__annotations__:
+        return None
+    names = _names_used(function.__code__)
+    return None if names is None or not names.isdisjoint(function.__globals__) else function.__code__
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_used(code: types.CodeType) -> frozenset[str] | None:
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _names_used(constant) or set()
+    return frozenset(found)
+
+
+def _stamped(file: str | None) -> tuple[str | None, tuple[int, int]]:
+    if file is None:
+        return None, (0, 0)
+    try:
+        found = os.stat(file)
+    except OSError:
+        return os.path.realpath(file), (0, 0)
+    return os.path.realpath(file), (found.st_mtime_ns, found.st_size)
+
+
+def _is_library(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file or file.startswith(os.path.dirname(os.__file__))
+
+
+def _shown(function: object) -> str:
+    name = getattr(function, "__qualname__", None)
+    return f"the function {name}" if isinstance(name, str) else f"the {type(function).__name__}"
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,141 @@
+"""A generator that runs in a worker, iterated here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from sublet.compute.calls import Pending
+from sublet.compute.outcomes import Cancelled, GeneratorBegun, Items, read
+from sublet.errors import CallTimeout, LeaseEnded, SubletError
+from sublet.wire.work import Asked, Message, pack
+
+if TYPE_CHECKING:
+    from sublet.client.lease import Lease
+    from sublet.compute.workers import Options, Worker
+
+__all__ = ["RemoteIterator"]
+
+ITEMS_MAX: Final = 64
+"""Asked for at a time; fewer come when they take long or are large."""
+
+
+class RemoteIterator(Iterator[Any]):
+    """Its items come as they are made, a bounded number ahead of who iterates: while one handful is used here, the
+    next is made there. Nothing is made before the first is asked for.
+
+    Closing it (or letting go of it) closes the generator, whose ``finally`` runs in the worker. What the generator
+    raises is raised here, after the items before it.
+    """
+
+    def __init__(self, lease: Lease, worker: Worker, begun: GeneratorBegun, options: Options) -> None:
+        self._lease = lease
+        self._worker = worker
+        self._number = begun.number
+        self.is_async = begun.is_async
+        self._options = options
+        self._items: deque[Any] = deque()
+        self._ahead: Pending | None = None
+        self._stop = contextlib.ExitStack()
+        self._most = 1
+        self._value: Any = None
+        self._is_over = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        while not self._items:
+            if self._is_over:
+                raise StopIteration(self._value)
+            self._fetch()
+        return self._items.popleft()
+
+    def close(self) -> None:
+        """Close the generator. If it is at work on an item, it is interrupted. Harmless twice."""
+        if self._is_over:
+            return
+        self._items.clear()
+        if self._ahead is not None:
+            self._worker.exchange.cancel(self._ahead)
+            self._worker.housekeeper.wake()
+            with contextlib.suppress(SubletError):
+                self._answer()
+        if self._finish():
+            return
+        pending = Pending()
+        with self._lease.activity():
+            self._worker.exchange.send(pending, lambda: Message(pack(Asked.CLOSE, subject=self._number)))
+            self._worker.exchange.wait(pending)
+        if pending.came is not None:
+            read(pending.came, self._lease.id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self.close()
+        except SubletError:
+            if error is None:
+                raise
+
+    def __del__(self) -> None:
+        """Takes no lock: a finaliser may run anywhere."""
+        if not getattr(self, "_is_over", True):
+            self._worker.dropped.append(self._number)
+            self._stop.close()
+
+    def _finish(self) -> bool:
+        """From here on it is over; whether it was already."""
+        was, self._is_over = self._is_over, True
+        return was
+
+    def _fetch(self) -> None:
+        self._lease.check()
+        if self._ahead is None:
+            self._ask()
+        found = self._answer()
+        if isinstance(found, Items):
+            self._items.extend(found.items)
+            self._is_over, self._value = found.is_done, found.value
+            if not self._is_over:
+                self._most = min(2 * self._most, ITEMS_MAX)
+                self._ask()
+
+    def _ask(self) -> None:
+        """For the next handful. While it is made the lease is in use."""
+        self._stop.enter_context(self._lease.activity())
+        stop, self._stop = self._stop, contextlib.ExitStack()
+        self._ahead = Pending(self._options.timeout_ns, stop.close)
+        body = pack(Asked.NEXT, subject=self._number, amount=self._most)
+        self._worker.exchange.send(self._ahead, lambda: Message(body))
+
+    def _answer(self) -> Items | Cancelled:
+        """Of what was asked for. Raises what the generator raised; then it is over."""
+        pending, exchange = self._ahead, self._worker.exchange
+        assert pending is not None
+        try:
+            if not exchange.wait(pending, lambda: exchange.due_ns(pending)):
+                exchange.cancel(pending)
+                self._worker.housekeeper.wake()
+                raise CallTimeout("the generator took longer for an item than it was given, and was interrupted")
+            if pending.came is None:
+                raise self._worker.why_lost(self._lease)
+            found: Items | Cancelled = read(pending.came, self._lease.id)
+        except LeaseEnded as error:
+            self._is_over = True
+            if self._lease.end is not None:
+                error.end = self._lease.end
+            raise
+        except BaseException:
+            self._is_over = True
+            raise
+        finally:
+            self._ahead = None
+        if isinstance(found, Cancelled):
+            self._is_over = True
+        return found

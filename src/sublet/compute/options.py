@@ -1,0 +1,74 @@
+"""``lease.options(...)``: the same three ways to call, made otherwise. Options stand apart from the arguments of the
+function, which keeps all its names."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from sublet.compute.posting import map_calls, run_call, submit_call
+from sublet.compute.workers import Options
+from sublet.errors import InvalidRequest
+from sublet.values import parse_duration_ns
+
+if TYPE_CHECKING:
+    from sublet.client.lease import Lease
+
+__all__ = ["Calls", "Options", "options_of"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Calls:
+    """Calls of Python functions under a lease, with these options. From ``lease.options(...)``."""
+
+    def __init__(self, lease: Lease, options: Options) -> None:
+        self._lease = lease
+        self._options = options
+
+    @overload
+    def run(self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call it in the worker and wait for what it returns; see `sublet.Lease.run`."""
+        return run_call(self._lease, self._options, function, args, kwargs)
+
+    @overload
+    def submit(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[R]: ...
+    @overload
+    def submit(
+        self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[R]: ...
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        """Call it and do not wait; see `sublet.Lease.submit`."""
+        return submit_call(self._lease, self._options, function, args, kwargs)
+
+    def map(self, function: Callable[..., R], /, *iterables: Iterable[Any]) -> Iterator[R]:
+        """Call it for each; see `sublet.Lease.map`."""
+        return map_calls(self._lease, self._options, function, iterables)
+
+
+def options_of(
+    *,
+    timeout: float | str | None = None,
+    python: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    name: str = "",
+) -> Options:
+    """Checked here, so that what is wrong is told at once."""
+    if env is not None and not all(isinstance(text, str) for pair in env.items() for text in pair):
+        raise InvalidRequest("env= must map texts to texts", do='Write env={**os.environ, "NAME": "value"}.')
+    return Options(
+        python="" if python is None else os.fspath(python),
+        env=None if env is None else tuple(sorted(env.items())),
+        cwd="" if cwd is None else os.path.abspath(cwd),
+        name=name,
+        timeout_ns=None if timeout is None else parse_duration_ns(timeout, "timeout"),
+    )

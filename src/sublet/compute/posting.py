@@ -1,0 +1,269 @@
+"""Calls of functions under a lease: the blocking one, the future, the ordered map.
+
+Each of them asks the lease first whether anything may begin, counts as use of the lease while it is under way, and
+finds a worker. A call that the worker had not begun when it died goes to the next worker; so does one whose function
+the worker knows under the same name as another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from sublet.compute.calls import Pending
+from sublet.compute.functions import checked_callable
+from sublet.compute.futures import CallFuture
+from sublet.compute.holder_cuda import check_holder
+from sublet.compute.iterators import RemoteIterator
+from sublet.compute.outcomes import Cancelled, GeneratorBegun, Many, Unlike, read
+from sublet.compute.workers import Job, Options, Worker, workers_of
+from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
+from sublet.guest.desk import is_worker
+from sublet.values import NS_PER_S, format_duration
+
+if TYPE_CHECKING:
+    from sublet.client.lease import Lease
+
+__all__ = ["AGAIN", "Again", "check_call", "map_calls", "outcome", "run_call", "submit_call"]
+
+TRIES: Final = 4
+"""Workers that one call is sent to: each but the last died before it began, or knew the function as another."""
+BATCH_FOR_NS: Final = 2_000_000
+"""Small calls of a map are sent together, as many as take about so long."""
+BATCH_MAX: Final = 512
+AHEAD: Final = 2
+"""Batches of a map that are under way before the first of their results is asked for."""
+
+
+class Again:
+    """The call did not begin; it can be sent again."""
+
+
+AGAIN: Final = Again()
+
+
+def run_call(lease: Lease, options: Options, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Call it and wait."""
+    job = Job(checked_callable(function), args, kwargs)
+    for _ in range(TRIES):
+        check_call(lease, options)
+        worker = workers_of(lease).find(lease, options)
+        with lease.activity():
+            found = _run_once(lease, worker, job, options)
+        if found is not AGAIN:
+            if isinstance(found, GeneratorBegun):
+                return RemoteIterator(lease, worker, found, options)
+            return found
+    raise SubletError("the call did not come to begin: its workers ended before", do="See `sublet logs`.")
+
+
+def submit_call(
+    lease: Lease, options: Options, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> CallFuture:
+    """Call it and do not wait."""
+    job = Job(checked_callable(function), args, kwargs)
+    check_call(lease, options)
+    worker = workers_of(lease).find(lease, options)
+    return _submit(lease, worker, job, options)
+
+
+def map_calls(
+    lease: Lease, options: Options, function: Callable[..., Any], iterables: tuple[Iterable[Any], ...]
+) -> Iterator[Any]:
+    """Call it for each, in order; results come in order as they are asked for, a little ahead."""
+    checked_callable(function)
+    if not iterables:
+        raise InvalidRequest("there is nothing to map over", do="Give at least one iterable.")
+    check_call(lease, options)
+    return _mapped(lease, options, function, zip(*iterables, strict=False))
+
+
+def check_call(lease: Lease, options: Options) -> None:
+    """Whether a call may begin now. Raises why not."""
+    if is_worker():
+        raise InvalidRequest(
+            "this function already runs under a lease, in a worker; there is no lease to hold from here",
+            do="Call the function directly: it has the device. Leases are held by the program that called this one.",
+        )
+    lease._own()
+    lease.check(0.0 if options.timeout_ns is None else options.timeout_ns / NS_PER_S)
+    check_holder(lease)
+
+
+def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
+    """What came of a call that is done; AGAIN where it can be sent again. Raises what it raised."""
+    if pending.came is None:
+        error = worker.why_lost(lease)
+        if isinstance(error, LeaseEnded) or pending.was_begun or (pending.call == 0 and worker.guest is None):
+            raise error
+        return AGAIN
+    try:
+        found = read(pending.came, lease.id)
+    except LeaseEnded as error:
+        if error.end is not None and lease.end is not None:
+            error.end = lease.end  # the office's own word
+        raise
+    if isinstance(found, Unlike):
+        if not worker.distrust(job.function):
+            raise InvalidRequest(f"the worker does not know the function: {found.why}")
+        return AGAIN
+    return found
+
+
+def _run_once(lease: Lease, worker: Worker, job: Job, options: Options) -> Any:
+    pending = Pending(options.timeout_ns)
+    worker.send(pending, job)
+    try:
+        if not worker.exchange.wait(pending, lambda: worker.exchange.due_ns(pending)):
+            worker.exchange.cancel(pending)
+            worker.housekeeper.wake()
+            raise timed_out(job, options)
+    except KeyboardInterrupt:
+        worker.exchange.cancel(pending)
+        worker.housekeeper.wake()
+        raise
+    found = outcome(lease, worker, pending, job)
+    if isinstance(found, Cancelled):
+        raise KeyboardInterrupt
+    return found
+
+
+def timed_out(job: Job, options: Options) -> CallTimeout:
+    name = getattr(job.function, "__qualname__", "the function")
+    return CallTimeout(f"{name} took longer than {format_duration(options.timeout_ns or 0)}, and was interrupted")
+
+
+class _Watched:
+    """A call that a future stands for."""
+
+    def __init__(self, lease: Lease, worker: Worker, job: Job, options: Options, future: CallFuture) -> None:
+        self.pending = Pending(options.timeout_ns, self._is_done)
+        self._lease: Lease | None = lease
+        self._worker = worker
+        self._job = job
+        self._options = options
+        self._future = future
+        self._tries = TRIES
+        self._stop = contextlib.ExitStack()
+
+    def begin(self) -> bool:
+        """Send it, unless it was cancelled."""
+        lease = self._lease
+        if lease is None or self._future.cancelled():
+            self._end()
+            return False
+        try:
+            self._worker.send(self.pending, self._job)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the future
+            self._future.deliver(error=error)
+            self._end()
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Complete the future."""
+        lease = self._lease
+        if lease is None or self._future.done():
+            self._end()
+            return
+        try:
+            found = outcome(lease, self._worker, self.pending, self._job)
+            if found is AGAIN:
+                self._again(lease)
+                return
+            if isinstance(found, GeneratorBegun):
+                found = RemoteIterator(lease, self._worker, found, self._options)
+            if isinstance(found, Cancelled):
+                self._future.cancel()
+            else:
+                self._future.deliver(found)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the future
+            self._future.deliver(error=error)
+        self._end()
+
+    def time_is_up(self) -> None:
+        """It ran too long: interrupt it."""
+        self._worker.exchange.cancel(self.pending)
+        self._future.deliver(error=timed_out(self._job, self._options))
+        self._end()
+
+    def cancel(self) -> None:
+        """Its future was cancelled."""
+        if not self._worker.housekeeper.withdraw(self):
+            self._worker.exchange.cancel(self.pending)
+            self._worker.housekeeper.wake()
+        self._end()
+
+    def is_running(self) -> bool:
+        return self._worker.exchange.is_executing(self.pending)
+
+    def _again(self, lease: Lease) -> None:
+        self._tries -= 1
+        if not self._tries:
+            raise SubletError("the call did not come to begin: its workers ended before", do="See `sublet logs`.")
+        check_call(lease, self._options)
+        self._worker = workers_of(lease).find(lease, self._options)
+        self.pending = Pending(self._options.timeout_ns, self._is_done)
+        self._worker.housekeeper.add(self)
+
+    def count(self, lease: Lease) -> None:
+        """The lease is in use from now on."""
+        self._stop.enter_context(lease.activity())
+
+    def _is_done(self) -> None:
+        self._worker.housekeeper.done(self)
+
+    def _end(self) -> None:
+        self._lease = None
+        self._stop.close()
+
+
+def _submit(lease: Lease, worker: Worker, job: Job, options: Options) -> CallFuture:
+    future = CallFuture()
+    watched = _Watched(lease, worker, job, options, future)
+    future.attach(watched.cancel, watched.is_running)
+    watched.count(lease)
+    worker.housekeeper.add(watched)
+    return future
+
+
+def _mapped(
+    lease: Lease, options: Options, function: Callable[..., Any], items: Iterator[tuple[Any, ...]]
+) -> Iterator[Any]:
+    """Batches grow while calls are small, so that their number does not decide how long a map takes."""
+    under_way: deque[CallFuture] = deque()
+    size = 1
+    try:
+        is_over = False
+        while True:
+            while not is_over and len(under_way) < AHEAD:
+                batch = _some(items, size)
+                is_over = len(batch) < size
+                if batch:
+                    check_call(lease, options)
+                    worker = workers_of(lease).find(lease, options)
+                    under_way.append(_submit(lease, worker, Job(function, batch, {}, is_many=True), options))
+            if not under_way:
+                return
+            many: Many = under_way.popleft().result()
+            if options.timeout_ns is None:
+                each_ns = max(1, many.took_ns // max(1, len(many.results)))
+                size = max(1, min(2 * size, BATCH_MAX, BATCH_FOR_NS // each_ns))
+            yield from many.results
+            if many.error is not None:
+                raise many.error
+    finally:
+        for future in under_way:
+            future.cancel()
+
+
+def _some(items: Iterator[tuple[Any, ...]], count: int) -> list[tuple[Any, ...]]:
+    """At most so many, and fewer where they are large."""
+    found: list[tuple[Any, ...]] = []
+    for args in items:
+        found.append(args)
+        if len(found) >= count:
+            break
+    return found

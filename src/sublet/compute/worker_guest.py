@@ -1,0 +1,161 @@
+"""A worker as a guest of a lease: how it is started, how one connects to it, and why it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Final
+
+from sublet.client.guests import environment, start_spec
+from sublet.client.handle import ended_error
+from sublet.errors import InvalidRequest, OutOfMemory, SubletError, WorkerLost
+from sublet.lease.value import LeaseEnd, rfc3339
+from sublet.values import EndReason
+from sublet.wire.guests import GuestSpec, GuestView, StdioKind
+
+if TYPE_CHECKING:
+    from sublet.client.guests import Guest
+    from sublet.client.lease import Lease
+    from sublet.compute.workers import Options
+
+__all__ = ["IMPORTS", "check_python", "end_worker", "start_worker", "why_lost"]
+
+ENTRY: Final = "sublet.guest.worker:main"
+IMPORTS: Final = ("cloudpickle?", "numpy?", "torch?", "warp?")
+"""What a worker's warm interpreter has loaded, where it is there."""
+TOLD_S: Final = 5.0
+"""How long it may take the supervisor to say how a worker ended."""
+LEASE_TOLD_S: Final = 1.0
+"""And the office, that the lease has ended."""
+PAUSE_S: Final = 0.02
+TAIL_BYTES: Final = 1500
+"""Of what it said last, in the error."""
+PYTHON_WITHIN_S: Final = 20.0
+_SIGNALLED: Final = 128
+
+
+def start_worker(lease: Lease, options: Options) -> Guest:
+    """Start one. It is not counted as use of the lease; its calls are."""
+    check_python(options.python)
+    spec = GuestSpec(
+        entry=ENTRY,
+        imports=IMPORTS,
+        python=options.python,
+        cwd=options.cwd or os.getcwd(),
+        env=environment(lease, None if options.env is None else dict(options.env)),
+        stdio=StdioKind.NULL,
+        serves=True,
+        name=options.name or "worker",
+    )
+    return start_spec(lease, spec, busy=False)
+
+
+def end_worker(guest: Guest) -> None:
+    """Now, whatever it does."""
+    with contextlib.suppress(SubletError):
+        guest.send_signal(signal.SIGKILL, tree=True)
+
+
+@functools.lru_cache(maxsize=32)
+def check_python(python: str) -> None:
+    """Raise if this is no Python that can be a worker."""
+    if not python:
+        return
+    if not os.path.isabs(python) or not os.access(python, os.X_OK) or os.path.isdir(python):
+        raise InvalidRequest(
+            f"python={python!r} is not the path of a program", do="Give the whole path, such as /opt/env/bin/python."
+        )
+    code = "import sys; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run(
+            [python, "-I", "-S", "-c", code],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PYTHON_WITHIN_S,
+            check=False,
+        )
+        major, minor = map(int, done.stdout.split())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        raise InvalidRequest(f"python={python!r} is not a Python", do="Give the path of an interpreter.") from None
+    if (major, minor) < (3, 11):
+        raise InvalidRequest(f"python={python!r} is Python {major}.{minor}", do="Workers need Python 3.11 or later.")
+
+
+def why_lost(lease: Lease, guest: Guest) -> SubletError:
+    """Why a worker's connection broke: with the lease, or with the process."""
+    view = _last_view(lease, guest)
+    end = lease.end
+    reason = None if view is None else _reason_of(view)
+    if reason is EndReason.OUT_OF_MEMORY:
+        return OutOfMemory(
+            "the worker used more memory than its lease has, and was ended (out_of_memory)",
+            do="Use less at once, or lease more. The next call gets a fresh worker.",
+        )
+    if end is None and reason is not None and reason not in (EndReason.GUEST_FAILED, EndReason.OPERATOR):
+        end = LeaseEnd(reason=reason, at=rfc3339(time.time_ns()))
+    if end is not None:
+        return ended_error(lease.id, end)
+    if view is None or view.exit_code < 0:
+        return WorkerLost(
+            "the connection to the worker broke, and what became of it is not known",
+            do="See `sublet ps` and `sublet status`; the lease ends by its time to live.",
+        )
+    tail = _tail(guest, view)
+    return WorkerLost(
+        f"the worker ended{_how(view.exit_code)} in the middle of the call{tail}",
+        exit_code=view.exit_code,
+        do="The lease lives, and the next call gets a fresh worker; what functions had kept in memory is gone.",
+    )
+
+
+def _how(exit_code: int) -> str:
+    number = exit_code - _SIGNALLED
+    if number <= 0:
+        return f" with exit code {exit_code}"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(number).name
+        if number == signal.SIGKILL:
+            return f" by {name} (somebody killed it, or the machine was out of memory)"
+        return f" by {name}"
+    return f" by signal {number}"
+
+
+def _last_view(lease: Lease, guest: Guest) -> GuestView | None:
+    """What the supervisor says of it once it has seen its end; None where it cannot be asked."""
+    began_s = time.monotonic()
+    pause_s = PAUSE_S
+    while True:
+        waited_s = time.monotonic() - began_s
+        if lease.end is not None:
+            return None
+        try:
+            view = guest.view()
+        except SubletError:
+            if waited_s > LEASE_TOLD_S:  # the supervisor is gone as well; the office may still tell of the lease
+                return None
+        else:
+            if view.exit_code >= 0 or waited_s > TOLD_S:
+                return view
+        time.sleep(pause_s)
+        pause_s = min(0.2, 1.5 * pause_s)
+
+
+def _reason_of(view: GuestView) -> EndReason | None:
+    with contextlib.suppress(ValueError):
+        return EndReason(view.reason)
+    return None
+
+
+def _tail(guest: Guest, view: GuestView) -> str:
+    """The last of what it wrote below Python: there the C library and the interpreter say why they abort."""
+    said = b""
+    with contextlib.suppress(SubletError, OSError):
+        for piece in guest.output(offset=max(0, view.log_bytes - TAIL_BYTES), lossless=False):
+            said += piece.data if piece.stream in ("stderr", "sublet") else b""
+    text = said[-TAIL_BYTES:].decode("utf-8", "replace").strip()
+    return f". It said last:\n{text}\n" if text else ""

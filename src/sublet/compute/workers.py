@@ -1,0 +1,203 @@
+"""The workers of a lease: started at the first call, kept warm while the lease lives, replaced when they die.
+
+There is one for each combination of interpreter, environment and folder. A worker that died takes with it only the call
+it was executing; those behind it, which it had not begun, go to its successor.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sublet.client.line import open_line
+from sublet.compute.calls import Exchange, Pending
+from sublet.compute.functions import Functions, Peer
+from sublet.compute.housekeeper import Housekeeper
+from sublet.compute.kept import Kept
+from sublet.compute.outcomes import read
+from sublet.compute.worker_guest import end_worker, start_worker, why_lost
+from sublet.errors import Disconnected, SubletError
+from sublet.guest.cargo import encode, stow
+from sublet.values import LeaseId
+from sublet.wire.guests import Service
+from sublet.wire.line import Line
+from sublet.wire.work import Asked, Flag, Message, pack, pack_numbers
+
+if TYPE_CHECKING:
+    from sublet.client.guests import Guest
+    from sublet.client.lease import Lease
+
+__all__ = ["Job", "Options", "Worker", "Workers", "workers_of"]
+
+
+class Options(NamedTuple):
+    """Which worker, and how a call of it is made."""
+
+    python: str = ""
+    env: tuple[tuple[str, str], ...] | None = None
+    cwd: str = ""
+    name: str = ""
+    timeout_ns: int | None = None
+
+    @property
+    def place(self) -> Options:
+        """What decides which worker it is."""
+        return self._replace(timeout_ns=None, name="")
+
+
+class Job(NamedTuple):
+    """What is to be called."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Mapping[str, Any]
+    is_many: bool = False
+    """``args`` is then a list of argument tuples."""
+
+
+class Worker:
+    """One process, with what it was given. Safe to use from several threads."""
+
+    def __init__(self, line: Line, lease: LeaseId, guest: Guest | None, end: Callable[[], object]) -> None:
+        """``guest`` is None where it is no guest: in tests."""
+        self.lease_id = lease
+        self.guest = guest
+        self.exchange = Exchange(line, end)
+        self.housekeeper = Housekeeper(self.exchange)
+        self.dropped: deque[int] = deque()
+        """Generators that nobody holds any more; to be closed with the next message. Finalisers add to it."""
+        self._kept = Kept()
+        self._why: SubletError | None = None
+        self._why_lock = threading.Lock()
+        try:
+            self.peer = self._introduce()
+        except BaseException:
+            self.exchange.close()
+            raise
+        self._functions = Functions(self.peer, self._kept)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.exchange.lost is not None
+
+    def send(self, pending: Pending, job: Job) -> None:
+        """Send a call. Raises what keeps it from being sent; where the worker is gone, ``pending`` says so."""
+        self.exchange.send(pending, lambda: self._message(job))
+
+    def distrust(self, function: Callable[..., object]) -> bool:
+        """The worker does not know it under its name. False if that cannot be."""
+        with self.exchange.sending:
+            return self._functions.distrust(function)
+
+    def why_lost(self, lease: Lease) -> SubletError:
+        """Why there is no answer. Found out once, by whoever asks first."""
+        with self._why_lock:
+            if self._why is None:
+                lost = self.exchange.lost
+                told = None if lost is None or lost.over is None else lost.over.error
+                if self.guest is None:
+                    self._why = told or Disconnected("the worker hung up")
+                else:
+                    self._why = why_lost(lease, self.guest)
+            return self._why
+
+    def close(self) -> None:
+        """Hang up. The process lives on until its lease ends, or until it is ended."""
+        self.exchange.close()
+        self.housekeeper.wake()
+
+    def _message(self, job: Job) -> Message:
+        """The call, after what must be said before it."""
+        number, before = self._functions.refer(job.function)
+        for message in before:
+            self.exchange.tell(message)
+        what = job.args if job.is_many else (job.args, job.kwargs)
+        stowed = stow(encode(what, "the arguments" if job.is_many else "(args, kwargs)"), self._kept)
+        for message in self._functions.to_forget():
+            self.exchange.tell(message)
+        if numbers := self._kept.to_forget():
+            self.exchange.tell(Message(pack(Asked.FORGET, inline=(pack_numbers(numbers),))))
+        while self.dropped:
+            self.exchange.ask_nobody(Message(pack(Asked.CLOSE, subject=self.dropped.popleft())))
+        body = pack(
+            Asked.RUN,
+            flags=Flag.MANY if job.is_many else Flag.NONE,
+            subject=number,
+            amount=logging.getLogger().getEffectiveLevel(),
+            pieces=stowed.pieces,
+            inline=stowed.inline,
+        )
+        return Message(body, stowed.fds)
+
+    def _introduce(self) -> Peer:
+        """Say what our interpreter looks like, and hear about the other."""
+        wish = json.dumps({"path": [os.path.abspath(path) if path else os.getcwd() for path in sys.path]}).encode()
+        board = os.dup(self.exchange.board_fd)
+        pending = Pending()
+        self.exchange.send(pending, lambda: Message(pack(Asked.OPEN, inline=(wish,)), (board,)))
+        self.exchange.wait(pending)
+        if pending.came is None:
+            raise Disconnected("the worker ended before it began")
+        told = read(pending.came, self.lease_id)
+        major, minor, micro = told["python"]
+        return Peer((major, minor, micro), told["executable"], told["cloudpickle"])
+
+
+class Workers:
+    """Those of one lease. It does not hold on to the lease, so that one that is dropped is given back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[Options, Worker] = {}
+        self._starting: dict[Options, threading.Lock] = {}
+
+    def find(self, lease: Lease, options: Options) -> Worker:
+        """The worker for this; started if there is none, or if it died."""
+        place = options.place
+        worker = self._found.get(place)
+        if worker is not None and not worker.is_lost:
+            return worker
+        with self._lock:
+            starting = self._starting.setdefault(place, threading.Lock())
+        with starting:
+            worker = self._found.get(place)
+            if worker is None or worker.is_lost:
+                worker = self._found[place] = _started(lease, options)
+            return worker
+
+    def close(self) -> None:
+        """Hang up with all of them: whoever waits is told. Harmless twice."""
+        with self._lock:
+            found, self._found = list(self._found.values()), {}
+        for worker in found:
+            worker.close()
+
+
+def workers_of(lease: Lease) -> Workers:
+    """Those of this lease; made at the first use."""
+    found: Workers | None = lease._workers
+    if found is None:
+        with lease._lock:
+            found = lease._workers
+            if found is None:
+                found = lease._workers = Workers()
+    return found
+
+
+def _started(lease: Lease, options: Options) -> Worker:
+    guest = start_worker(lease, options)
+    try:
+        line = Line(open_line(lease, guest.id, Service.WORK))
+        return Worker(line, lease.id, guest, lambda: end_worker(guest))
+    except SubletError as error:
+        if lease.end is not None:
+            lease.check()
+        if isinstance(error, Disconnected):
+            raise why_lost(lease, guest) from error
+        raise

@@ -1,0 +1,106 @@
+"""What a worker answers, and how it is packed."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+from sublet.errors import SubletError
+from sublet.guest.cargo import Cargo, encode, load, stow
+from sublet.wire.work import Flag, Piece, Told, Where, pack
+
+__all__ = ["Answer", "fault", "raised", "told_error"]
+
+TEXT_MAX: Final = 64 * 1024
+"""Letters of a traceback; the beginning of a longer one is left out."""
+
+
+class Answer(NamedTuple):
+    """One answer. Either a value, taken apart, or a small JSON object."""
+
+    kind: Told
+    cargo: Cargo | None = None
+    blob: dict[str, Any] | None = None
+    flags: Flag = Flag.NONE
+    subject: int = 0
+    took_ns: int = 0
+
+    def packed(self) -> tuple[bytes, tuple[int, ...]]:
+        """Its bytes, and descriptors that are the taker's. A value for which there is no room becomes a fault."""
+        if self.cargo is None:
+            data = b"" if self.blob is None else json.dumps(self.blob).encode()
+            body = pack(
+                self.kind,
+                flags=self.flags,
+                subject=self.subject,
+                amount=self.took_ns,
+                pieces=(Piece(Where.INLINE, len(data)),),
+                inline=(data,),
+            )
+            return body, ()
+        try:
+            stowed = stow(self.cargo)
+        except SubletError as error:
+            return fault(error)._replace(took_ns=self.took_ns).packed()
+        body = pack(
+            self.kind,
+            flags=self.flags,
+            subject=self.subject,
+            amount=self.took_ns,
+            pieces=stowed.pieces,
+            inline=stowed.inline,
+        )
+        return body, stowed.fds
+
+
+def fault(error: SubletError) -> Answer:
+    """The call could not be made, or what came of it cannot be told."""
+    return Answer(Told.FAULT, blob={"kind": error.kind, "message": error.message[:TEXT_MAX], "do": error.do})
+
+
+def raised(error: BaseException) -> Answer:
+    """The function raised this."""
+    return Answer(Told.RAISED, encode(told_error(error), "the exception"))
+
+
+def told_error(error: BaseException) -> tuple[bytes | None, str, str, str]:
+    """An exception as it travels: itself if it can, and in words."""
+    _drop_our_frames(error)
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an exception with a broken __str__
+        text = "(its text cannot be had)"
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - as above
+        trace = f"{name}: {text}"
+    return _itself(error), name, text[:TEXT_MAX], trace[-TEXT_MAX:]
+
+
+def _itself(error: BaseException) -> bytes | None:
+    """Its pickle. Many can be pickled and not be loaded (their ``__init__`` wants more than it keeps), so it is
+    tried."""
+    trace, error.__traceback__ = error.__traceback__, None
+    try:
+        head, buffers = encode(error, "the exception")
+        if buffers:
+            return None
+        load(head)
+    except BaseException:  # noqa: BLE001 - whatever goes wrong, it is then told in words
+        return None
+    finally:
+        error.__traceback__ = trace
+    return head
+
+
+def _drop_our_frames(error: BaseException) -> None:
+    """What stands between the worker's loop and the function is nobody's business."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("sublet.guest."):
+        trace = trace.tb_next
+    if trace is not None:
+        error.__traceback__ = trace

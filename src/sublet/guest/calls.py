@@ -1,0 +1,348 @@
+"""What a worker does for one holder: functions it was given, calls of them, generators that are open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+import types
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from sublet.errors import InvalidRequest, LeaseInterrupt, NotFound, SubletError
+from sublet.guest.answers import Answer, fault, raised, told_error
+from sublet.guest.cargo import encode, load, unstow
+from sublet.guest.desk import CANCELLED, Desk
+from sublet.wire.frames import close_all
+from sublet.wire.work import Asked, Board, Flag, Said, Told, Where
+
+__all__ = ["Calls", "introduce"]
+
+ITEMS_FOR_S: Final = 0.005
+"""Items of a generator are gathered for so long before they are sent."""
+ITEMS_BYTES_MAX: Final = 256 * 1024
+"""And up to about so many bytes."""
+
+
+class _Function(contextlib.AbstractContextManager[None]):
+    """One the holder has defined, loaded at its first call."""
+
+    def __init__(self, said: Said, fds: tuple[int, ...]) -> None:
+        self.said = said
+        self.fds = fds
+        self.loaded: Callable[..., object] | None = None
+
+    def __exit__(self, *_: object) -> None:
+        close_all(self.fds)
+        self.fds = ()
+
+
+class _Series:
+    """A generator that is open, and the exception that came after items that were still to be sent."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+        self.raised: BaseException | None = None
+        self.is_async = isinstance(iterator, types.AsyncGeneratorType)
+
+
+class Calls:
+    """Used on the main thread."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._functions: dict[int, _Function] = {}
+        self._kept: dict[int, int] = {}
+        """The descriptor of each kept piece."""
+        self._series: dict[int, _Series] = {}
+        self._last_series = 0
+        self._runner: asyncio.Runner | None = None
+
+    # ---- what is kept
+
+    def take_in(self, said: Said, fds: tuple[int, ...]) -> None:
+        """Keep what is to be kept of a message, whatever becomes of it. ``fds`` stay the caller's."""
+        for piece in said.pieces:
+            if piece.where is Where.SHARED and piece.number and piece.fd < len(fds):
+                self._kept[piece.number] = os.dup(fds[piece.fd])
+
+    def define(self, said: Said, fds: tuple[int, ...]) -> None:
+        """A function, to be loaded when it is called."""
+        self.take_in(said, fds)
+        self._functions[said.subject] = _Function(said, fds)
+
+    def forget(self, numbers: list[int], functions: bool) -> None:
+        """The holder will not speak of these any more."""
+        for number in numbers:
+            if functions:
+                with self._functions.pop(number, contextlib.nullcontext()):
+                    pass
+            elif number in self._kept:
+                os.close(self._kept.pop(number))
+
+    def close(self) -> None:
+        """The holder is gone: generators are closed, and everything is let go of."""
+        for number in list(self._series):
+            with contextlib.suppress(BaseException):
+                self._desk.execute(lambda number=number: self._close_series(number))  # type: ignore[misc]
+        self.forget(list(self._functions), functions=True)
+        self.forget(list(self._kept), functions=False)
+        self._end_loop()
+
+    # ---- calls
+
+    def answer(self, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
+        """What came of one call. Raises ``SubletError`` where it could not be made."""
+        try:
+            match said.kind:
+                case Asked.RUN if Flag.MANY in said.flags:
+                    return self._run_many(said, fds, board)
+                case Asked.RUN:
+                    return self._result(self._desk.execute(lambda: self._run(said, fds)))
+                case Asked.NEXT:
+                    return self._next(said.subject, said.amount)
+                case Asked.CLOSE:
+                    self._desk.execute(lambda: self._close_series(said.subject))
+                    return Answer(Told.VALUE, encode(None, "nothing"))
+                case _:
+                    return fault(InvalidRequest(f"a worker was asked for {said.kind}, which it does not know"))
+        except _Wrapped as wrapped:
+            return self._interrupted(wrapped.error) if _is_cancel(wrapped.error) else raised(wrapped.error)
+        except _Unlike as unlike:
+            return Answer(Told.UNLIKE, blob={"why": str(unlike)})
+        except KeyboardInterrupt as error:
+            return self._interrupted(error)
+
+    def _run(self, said: Said, fds: tuple[int, ...]) -> object:
+        function = self._function(said.subject)
+        head, buffers = unstow(said, fds, self._fd)
+        args, kwargs = _loaded(head, buffers, "its arguments")
+        return self._called(function, args, kwargs)
+
+    def _called(self, function: Callable[..., object], args: Any, kwargs: Any) -> object:
+        try:
+            found = function(*args, **kwargs)
+            return self._awaited(found) if isinstance(found, types.CoroutineType) else found
+        except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
+            raise _Wrapped(error) from None
+
+    def _run_many(self, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
+        results: list[object] = []
+        ended: BaseException | None = None
+
+        def work() -> None:
+            function = self._function(said.subject)
+            head, buffers = unstow(said, fds, self._fd)
+            for index, args in enumerate(_loaded(head, buffers, "its arguments")):
+                if board is not None:
+                    board.item(index)
+                found = self._called(function, args, {})
+                if isinstance(found, Generator | types.AsyncGeneratorType):
+                    raise _Wrapped(_no_generators())
+                results.append(found)
+
+        try:
+            self._desk.execute(work)
+        except _Wrapped as wrapped:
+            ended = wrapped.error
+        except KeyboardInterrupt as error:
+            ended = error
+        if ended is not None and _is_cancel(ended):
+            return self._interrupted(ended)
+        cargo = encode((results, None if ended is None else told_error(ended)), "the results")
+        return Answer(Told.MANY, cargo, flags=Flag.NONE if ended is None else Flag.RAISED)
+
+    def _result(self, found: object) -> Answer:
+        if isinstance(found, types.GeneratorType | types.AsyncGeneratorType):
+            series = _Series(found)
+            self._last_series += 1
+            self._series[self._last_series] = series
+            flags = Flag.ASYNC if series.is_async else Flag.NONE
+            return Answer(Told.GENERATOR, flags=flags, subject=self._last_series)
+        return Answer(Told.VALUE, encode(found, "the result"))
+
+    def _interrupted(self, error: BaseException) -> Answer:
+        """Cancelled, or something raised it."""
+        self._end_loop()
+        return Answer(Told.CANCELLED, flags=Flag.BEGAN) if _is_cancel(error) else raised(error)
+
+    def _function(self, number: int) -> Callable[..., object]:
+        found = self._functions.get(number)
+        if found is None:
+            raise NotFound(f"there is no function {number} here")
+        if found.loaded is None:
+            if Flag.NAMED in found.said.flags:
+                found.loaded = _by_name(found.said)
+            else:
+                head, buffers = unstow(found.said, found.fds, self._fd)
+                found.loaded = _loaded(head, buffers, "the function")
+        return found.loaded
+
+    def _fd(self, number: int) -> int:
+        if number not in self._kept:
+            raise NotFound(f"buffer {number} is not kept here")
+        return self._kept[number]
+
+    # ---- generators
+
+    def _next(self, number: int, most: int) -> Answer:
+        series = self._series.get(number)
+        if series is None:
+            raise NotFound("this generator is closed")
+        items: list[object] = []
+        value: object = None
+        if series.raised is None:
+            try:
+                self._desk.execute(lambda: self._gather(series, items, most))
+            except (StopIteration, StopAsyncIteration) as stop:
+                value = getattr(stop, "value", None)
+                del self._series[number]
+                return Answer(Told.ITEMS, encode((items, value), "the items"), flags=Flag.DONE)
+            except _Wrapped as wrapped:
+                series.raised = wrapped.error
+            except KeyboardInterrupt as error:
+                series.raised = error
+        if series.raised is not None and not items:
+            del self._series[number]
+            return self._interrupted(series.raised) if _is_cancel(series.raised) else raised(series.raised)
+        return Answer(Told.ITEMS, encode((items, None), "the items"))
+
+    def _gather(self, series: _Series, items: list[object], most: int) -> None:
+        began = time.monotonic()
+        size = 0
+        while len(items) < most and size < ITEMS_BYTES_MAX and (not items or time.monotonic() < began + ITEMS_FOR_S):
+            try:
+                item = self._awaited(series.iterator.__anext__()) if series.is_async else next(series.iterator)
+            except (StopIteration, StopAsyncIteration):
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
+                raise _Wrapped(error) from None
+            size += int(getattr(item, "nbytes", 0)) or sys.getsizeof(item)
+            items.append(item)
+
+    def _close_series(self, number: int) -> None:
+        series = self._series.pop(number, None)
+        if series is None:
+            return
+        try:
+            if series.is_async:
+                self._awaited(series.iterator.aclose())
+            else:
+                series.iterator.close()
+        except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
+            raise _Wrapped(error) from None
+
+    # ---- coroutines
+
+    def _awaited(self, coroutine: Any) -> object:
+        """Run it on the worker's own loop, which lives as long as nothing was interrupted in it."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.get_loop().run_until_complete(coroutine)
+
+    def _end_loop(self) -> None:
+        """Tasks that are left are cancelled, so that their ``finally`` runs."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            with contextlib.suppress(BaseException):
+                runner.close()
+
+
+class _Wrapped(BaseException):
+    """What the holder's function raised; so it is not taken for anything of ours."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _is_cancel(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt) and error.args == (CANCELLED,)
+
+
+def _loaded(head: memoryview, buffers: list[memoryview], what: str) -> Any:
+    try:
+        return load(head, buffers)
+    except ModuleNotFoundError as error:
+        raise NotFound(
+            f"the worker's Python ({sys.executable}) has no module {error.name!r}, which {what} need",
+            do="Install it there, or choose another interpreter with lease.options(python=...).",
+        ) from error
+    except SubletError:
+        raise
+    except (KeyboardInterrupt, LeaseInterrupt):
+        raise
+    except BaseException as error:
+        raise InvalidRequest(
+            f"{what} could not be put together in the worker ({type(error).__name__}: {error})",
+            do="It travels as a pickle: see that its class can be loaded where it is imported.",
+        ) from error
+
+
+def _no_generators() -> BaseException:
+    return InvalidRequest("a generator function cannot be mapped", do="Use run, which gives an iterator.")
+
+
+# ------------------------------------------------------------------------------------------- who is on the other side
+
+
+def introduce(said: Said) -> Answer:
+    """Find modules where the holder finds them; and say which Python this is."""
+    wish = json.loads(said.blob)
+    known = set(sys.path)
+    sys.path += [path for path in wish["path"] if path not in known]
+    return Answer(
+        Told.OPENED,
+        blob={
+            "python": list(sys.version_info[:3]),
+            "executable": sys.executable,
+            "cloudpickle": importlib.util.find_spec("cloudpickle") is not None,
+            "pid": os.getpid(),
+        },
+    )
+
+
+def _by_name(said: Said) -> Any:
+    """The function of this name, if its module is the file that the holder has, as it was when first asked for."""
+    wish = json.loads(said.blob)
+    name, file = wish["module"], wish["file"]
+    try:
+        module: Any = importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - whatever its import does, the function then goes by value
+        raise _Unlike(f"{name} cannot be imported: {type(error).__name__}: {error}") from None
+    ours = getattr(module, "__file__", None)
+    if ours is not None and not (_is_library(ours) and wish["library"]):
+        stamp = _stamps.setdefault(name, _stamp(ours))
+        if file is None or (os.path.realpath(ours), *stamp) != (file, *wish["stamp"]):
+            raise _Unlike(f"{name} is {ours}, or was another when it was imported")
+    try:
+        for part in wish["name"].split("."):
+            module = getattr(module, part)
+    except AttributeError as error:
+        raise _Unlike(str(error)) from None
+    return module
+
+
+class _Unlike(BaseException):
+    """What the holder means by a name is not what it is here."""
+
+
+def _stamp(file: str) -> tuple[int, int]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return (0, 0)
+    return found.st_mtime_ns, found.st_size
+
+
+def _is_library(file: str) -> bool:
+    """A package that was installed, or Python's own: there the interpreter's own one is meant, wherever it lies."""
+    return "site-packages" in file or "dist-packages" in file or file.startswith(os.path.dirname(os.__file__))
+
+
+_stamps: dict[str, tuple[int, int]] = {}

@@ -1,0 +1,250 @@
+"""Python values to bytes and back, for calls: a pickle, and beside it the large buffers of what it holds.
+
+Pickle 5 does it, with large arrays out of band, so that they are copied once (into shared memory) or not at all. What
+it has no form for goes through cloudpickle: functions and classes of ``__main__``, closures, lambdas. What nothing has
+a form for is named, with the path to it: ``args[0]['model'].lock is a _thread.lock``.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any, Final, NamedTuple, Protocol
+
+from sublet.errors import InvalidRequest, OutOfMemory, SubletError, Unpicklable, Unsupported
+from sublet.guest.culprit import find_culprit
+from sublet.guest.tensors import tensor_reducers
+from sublet.wire.frames import close_all
+from sublet.wire.shared import map_shared, write_shared
+from sublet.wire.work import INLINE_MAX, LARGE_BYTES, PIECES_MAX, Piece, Said, Where
+
+__all__ = ["Cargo", "Keeper", "Stowed", "encode", "import_cloudpickle", "load", "stow", "unstow"]
+
+FDS_OF_ONE: Final = 12
+"""Buffers with a descriptor of their own; the rest of a message shares one."""
+_MAIN: Final = b"__main__"
+
+
+class Cargo(NamedTuple):
+    """A value, taken apart."""
+
+    head: bytes
+    """The pickle."""
+    buffers: tuple[memoryview, ...]
+    """Its large buffers (format ``B``), in the order the pickle wants them back."""
+
+
+class Stowed(NamedTuple):
+    """A value, ready to be sent. The descriptors are the sender's to close."""
+
+    pieces: tuple[Piece, ...]
+    inline: tuple[bytes | memoryview, ...]
+    fds: tuple[int, ...]
+
+
+def encode(value: object, what: str, *, of: ModuleType | None = None) -> Cargo:
+    """Take it apart. Raises ``Unpicklable``, which calls the value ``what``. What module ``of`` defines goes by value,
+    though it could be imported."""
+    buffers: list[memoryview] = []
+
+    def beside(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not in one piece
+            return True
+        if raw.nbytes < LARGE_BYTES or len(buffers) >= PIECES_MAX // 2:
+            return True
+        buffers.append(raw)
+        return False
+
+    try:
+        head = _plain(value, beside) if of is None else None
+        if head is None:
+            buffers.clear()
+            head = _with_functions(value, beside, of)
+    except SubletError:
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _unpicklable(value, what, error) from error
+    return Cargo(head, tuple(buffers))
+
+
+def load(head: bytes | memoryview, buffers: Iterable[memoryview] = ()) -> Any:
+    """The value again. Whatever it raises comes out."""
+    return pickle.loads(head, buffers=buffers)  # noqa: S301 - holder and worker are one program
+
+
+class Keeper(Protocol):
+    """Who knows what the other side still has."""
+
+    def find(self, view: memoryview) -> int:
+        """The number under which the other side has exactly these bytes; 0 if it does not."""
+
+    def took(self, view: memoryview, fd: int) -> int:
+        """They go to the other side in this shared memory: the number it shall keep them under, or 0 for not at all.
+        ``fd`` stays the caller's."""
+
+
+def stow(cargo: Cargo, keeper: Keeper | None = None) -> Stowed:
+    """Decide where each piece goes, and put the large ones into shared memory."""
+    stowing = _Stowing(keeper)
+    try:
+        return stowing.stow(cargo)
+    except OSError as error:
+        close_all(stowing.fds)
+        raise OutOfMemory(f"there is no memory to hand the value over in ({error})", do="Send less.") from error
+    except BaseException:
+        close_all(stowing.fds)
+        raise
+
+
+def unstow(said: Said, fds: Sequence[int], kept: Callable[[int], int]) -> tuple[memoryview, list[memoryview]]:
+    """The first piece and the others of a message. ``kept`` gives the descriptor of a kept piece.
+
+    What was writable is so again, and what is written stays here: neither the sender nor a later call sees it.
+    """
+    found, at = [], 0
+    for piece in said.pieces:
+        if piece.where is Where.INLINE:
+            found.append(said.data[at : at + piece.length])
+            at += piece.length
+            continue
+        if piece.where is Where.SHARED and piece.fd >= len(fds):
+            raise InvalidRequest("a message of a call came without its shared memory")
+        fd = kept(piece.number) if piece.where is Where.KEPT else fds[piece.fd]
+        try:
+            found.append(map_shared(fd, piece.offset, piece.length, writable=not piece.is_readonly))
+        except OSError as error:
+            raise OutOfMemory(f"{piece.length} bytes that were sent found no room here ({error})") from error
+    if not found:
+        raise InvalidRequest("a message of a call came without content")
+    return found[0], found[1:]
+
+
+class _Stowing:
+    """One value on its way into pieces."""
+
+    def __init__(self, keeper: Keeper | None) -> None:
+        self.fds: list[int] = []
+        self._keeper = keeper
+        self._pieces: list[Piece] = []
+        self._inline: list[bytes | memoryview] = []
+        self._inline_bytes = 0
+        self._together: list[tuple[int, memoryview]] = []
+
+    def stow(self, cargo: Cargo) -> Stowed:
+        self._add_head(cargo.head)
+        for buffer in cargo.buffers:
+            self._add_buffer(buffer)
+        self._share_the_rest()
+        return Stowed(tuple(self._pieces), tuple(self._inline), tuple(self.fds))
+
+    def _add_head(self, head: bytes) -> None:
+        if len(head) <= INLINE_MAX:
+            self._pieces.append(Piece(Where.INLINE, len(head)))
+            self._inline.append(head)
+        else:
+            self._share(memoryview(head), 0, is_readonly=False)
+
+    def _add_buffer(self, view: memoryview) -> None:
+        number = 0 if self._keeper is None else self._keeper.find(view)
+        if number:
+            self._pieces.append(Piece(Where.KEPT, view.nbytes, number, is_readonly=view.readonly))
+        elif len(self.fds) < FDS_OF_ONE:
+            fd = self._share(view, 0, is_readonly=view.readonly)
+            if self._keeper is not None and (number := self._keeper.took(view, fd)):
+                self._pieces[-1] = self._pieces[-1]._replace(number=number)
+        else:
+            self._together.append((len(self._pieces), view))
+            self._pieces.append(Piece(Where.SHARED, view.nbytes, is_readonly=view.readonly))
+
+    def _share(self, view: memoryview, number: int, *, is_readonly: bool) -> int:
+        fd, _ = write_shared((view,))
+        self._pieces.append(Piece(Where.SHARED, view.nbytes, number, len(self.fds), 0, is_readonly))
+        self.fds.append(fd)
+        return fd
+
+    def _share_the_rest(self) -> None:
+        if not self._together:
+            return
+        fd, starts = write_shared([view for _, view in self._together])
+        self.fds.append(fd)
+        for (index, _), start in zip(self._together, starts, strict=True):
+            self._pieces[index] = self._pieces[index]._replace(fd=len(self.fds) - 1, offset=start)
+
+
+# ------------------------------------------------------------------------------------------------- the two picklers
+
+
+def _plain(value: object, beside: Callable[[pickle.PickleBuffer], bool]) -> bytes | None:
+    """Pickle 5 alone; None where it has no form for something, or knows it by a name that only this process has."""
+    try:
+        if "torch" not in sys.modules:
+            head = pickle.dumps(value, 5, buffer_callback=beside)
+        else:
+            out = io.BytesIO()
+            pickler = pickle.Pickler(out, 5, buffer_callback=beside)
+            pickler.dispatch_table = tensor_reducers(copyreg.dispatch_table)
+            pickler.dump(value)
+            head = out.getvalue()
+    except (pickle.PicklingError, AttributeError, TypeError, NotImplementedError):
+        return None
+    return None if _MAIN in head else head
+
+
+def _with_functions(
+    value: object, beside: Callable[[pickle.PickleBuffer], bool], of: ModuleType | None = None
+) -> bytes:
+    """Functions and classes that are not to be found by name go along."""
+    cloudpickle = import_cloudpickle()
+    if of is not None:
+        cloudpickle.register_pickle_by_value(of)
+        try:
+            return _with_functions(value, beside)
+        finally:
+            cloudpickle.unregister_pickle_by_value(of)
+    out = io.BytesIO()
+    pickler = cloudpickle.Pickler(out, 5, buffer_callback=beside)
+    if "torch" in sys.modules:
+        pickler.dispatch_table = tensor_reducers(pickler.dispatch_table)
+    pickler.dump(value)
+    return out.getvalue()
+
+
+def import_cloudpickle() -> Any:
+    """Functions by value need it on both sides."""
+    try:
+        import cloudpickle
+    except ImportError:
+        raise Unsupported(
+            f"cloudpickle is not installed for {sys.executable}, and nothing else carries functions by value",
+            do="Install cloudpickle there, or put the function into a module that is there and importable.",
+        ) from None
+    return cloudpickle
+
+
+def _unpicklable(value: object, what: str, error: BaseException) -> Unpicklable:
+    path, culprit = find_culprit(value, what, _travels)
+    kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
+    return Unpicklable(
+        f"{path} cannot travel to another process: it is a {kind} ({type(error).__name__}: {error})",
+        path=path,
+        what=kind,
+        do="Leave it out, or make it inside the function.",
+    )
+
+
+def _travels(value: object) -> bool:
+    try:
+        _with_functions(value, lambda buffer: False)
+    except (KeyboardInterrupt, SystemExit, Unsupported):
+        raise
+    except BaseException:  # noqa: BLE001 - a value may raise anything while it is taken apart
+        return False
+    return True

@@ -1,0 +1,169 @@
+"""What a function prints and logs, on its way to the holder; the guest's log has it as well.
+
+While a call runs, ``sys.stdout`` and ``sys.stderr`` send to whoever called, in the order things were said; outside of
+calls, and for what is written below Python (by C code, by programs that are started), there is the log alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TextIO
+
+__all__ = ["Speech", "SpokenRecords", "Stream"]
+
+LETTERS_MAX: Final = 64 * 1024
+"""In one message; at most four bytes each."""
+
+Send = Callable[[int, bytes], None]
+
+
+class Speech:
+    """What was said and not yet sent. Every thread may speak."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting: list[tuple[int, str]] = []
+        self._letters = 0
+        self._send: Send | None = None
+
+    def to(self, send: Send | None) -> None:
+        """Send it there from now on; what waits is sent to who heard the rest."""
+        self.flush()
+        with self._lock:
+            self._send = send
+
+    def add(self, stream: int, text: str) -> None:
+        """Said on this stream (1 or 2). A line that is complete is sent at once."""
+        with self._lock:
+            if self._send is None:
+                return
+            if self._waiting and self._waiting[-1][0] == stream:
+                self._waiting[-1] = (stream, self._waiting[-1][1] + text)
+            else:
+                self._waiting.append((stream, text))
+            self._letters += len(text)
+            if "\n" in text or "\r" in text or self._letters > LETTERS_MAX:
+                self.flush()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        with self._lock:
+            waiting, self._waiting, self._letters = self._waiting, [], 0
+            for stream, text in waiting:
+                for start in range(0, len(text), LETTERS_MAX):
+                    if self._send is not None:
+                        self._send(stream, text[start : start + LETTERS_MAX].encode("utf-8", "replace"))
+
+
+class Stream(io.TextIOBase):
+    """``sys.stdout`` or ``sys.stderr`` of a worker: to the holder, and to the log."""
+
+    def __init__(self, number: int, log: TextIO, speech: Speech) -> None:
+        self._number = number
+        self._log = log
+        self._speech = speech
+        self.buffer = _Bytes(self)
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        with contextlib.suppress(OSError, ValueError):  # a full disk must not fail the function
+            self._log.write(text)
+        self._speech.add(self._number, text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._log.flush()
+        self._speech.flush()
+
+    def fileno(self) -> int:
+        """The log's: what is written there the log has, and the holder does not hear it."""
+        return self._log.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "replace"
+
+    def close(self) -> None:
+        """Stays open: it is not the function's to close."""
+
+
+class _Bytes(io.RawIOBase):
+    """``sys.stdout.buffer``."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with memoryview(data) as view:
+            self._stream.write(bytes(view).decode("utf-8", "replace"))
+            return view.nbytes
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        """As its stream."""
+
+
+class SpokenRecords(logging.Handler):
+    """Log records, to the holder's loggers of the same names; and as a line to the guest's log."""
+
+    def __init__(self, log: TextIO) -> None:
+        super().__init__()
+        self._log = log
+        self.send: Callable[[bytes], None] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As ``logging.handlers.QueueHandler`` prepares them: the message is put together here."""
+        try:
+            text = record.getMessage()
+            if record.exc_info:
+                record.exc_text = record.exc_text or logging.Formatter().formatException(record.exc_info)
+            with contextlib.suppress(OSError, ValueError):
+                self._log.write(f"{record.levelname}:{record.name}:{text}\n{record.exc_text or ''}")
+            if self.send is not None:
+                self.send(_packed({**record.__dict__, "msg": text, "args": None, "exc_info": None}))
+        except Exception:  # noqa: BLE001 - as every handler: a record that cannot be told must not fail the function
+            self.handleError(record)
+
+
+def _packed(facts: dict[str, Any]) -> bytes:
+    try:
+        return pickle.dumps(facts, 5)
+    except Exception:  # noqa: BLE001 - an extra that cannot travel is told in words
+        plain = {key: item if isinstance(item, str | int | float | None) else repr(item) for key, item in facts.items()}
+        return pickle.dumps(plain, 5)
+
+
+def take_over(speech: Speech) -> tuple[Stream, Stream, SpokenRecords]:
+    """From now on what this process says goes this way."""
+    out, err = Stream(1, sys.stdout, speech), Stream(2, sys.stderr, speech)
+    records = SpokenRecords(err._log)
+    sys.stdout, sys.stderr = out, err
+    logging.getLogger().addHandler(records)
+    return out, err, records

@@ -1,0 +1,193 @@
+"""One connection of a holder to its worker: what it asks for, in order, and the answers.
+
+The thread that listens only sorts: what is to be done goes to the desk, and is done on the main thread in the order it
+came. A cancellation alone overtakes: it takes a call that waits out of the line, or interrupts the one that runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sublet.errors import InvalidRequest, LeaseEnded, SubletError
+from sublet.guest.answers import Answer, fault
+from sublet.guest.calls import Calls, introduce
+from sublet.guest.current import end_of
+from sublet.guest.desk import Desk
+from sublet.guest.streams import Speech, SpokenRecords
+from sublet.values import EndReason
+from sublet.wire.conversation import Conversation
+from sublet.wire.frames import close_all
+from sublet.wire.guests import Visit
+from sublet.wire.happenings import Called, Event, Over
+from sublet.wire.line import Line
+from sublet.wire.page import PageReader
+from sublet.wire.work import Asked, Board, Flag, Said, Told, numbers_in, pack, unpack
+
+__all__ = ["Worker"]
+
+_LISTEN_S: Final = 1.0
+
+
+class Worker:
+    """What all connections of this guest share."""
+
+    def __init__(self, desk: Desk, page: PageReader, speech: Speech, records: SpokenRecords) -> None:
+        self.desk = desk
+        self.page = page
+        self.speech = speech
+        self.records = records
+
+    def serve(self, conversation: Conversation, visit: Visit) -> None:
+        """Until it is over. On a thread of its own."""
+        _Connection(self, Line(conversation), visit).listen()
+
+
+class _Connection:
+    def __init__(self, worker: Worker, line: Line, visit: Visit) -> None:
+        self._worker = worker
+        self._desk = worker.desk
+        self._line = line
+        self._visit = visit
+        self._calls = Calls(self._desk)
+        self._board: Board | None = None
+        self._waiting: dict[int, Callable[[], None]] = {}
+        """Calls that have not begun, by number."""
+        self._withdrawn: set[int] = set()
+        self._is_over = False
+
+    def listen(self) -> None:
+        """Sort what comes."""
+        try:
+            while not self._line.is_over:
+                for happening in self._line.hear(_LISTEN_S):
+                    match happening:
+                        case Called(call, body, fds):
+                            self._take_call(call, body, fds)
+                        case Event(_, body, fds):
+                            self._take_event(body, fds)
+                        case Over():
+                            return
+                        case _:
+                            pass
+        finally:
+            self._hang_up()
+
+    def _take_call(self, call: int, body: bytes, fds: tuple[int, ...]) -> None:
+        try:
+            said = unpack(body)
+        except InvalidRequest as error:
+            close_all(fds)
+            self._say(call, fault(error))
+            return
+        with self._desk.lock:
+            self._waiting[call] = lambda: None
+        self._desk.put(functools.partial(self._do, call, said, fds))
+
+    def _take_event(self, body: bytes, fds: tuple[int, ...]) -> None:
+        said = unpack(body)
+        match said.kind:
+            case Asked.CANCEL:
+                self._cancel(said.subject)
+            case Asked.DEFINE:
+                self._desk.put(lambda: self._calls.define(said, fds))
+            case Asked.FORGET:
+                self._desk.put(lambda: self._calls.forget(numbers_in(said.data), Flag.FUNCTIONS in said.flags))
+            case _:
+                close_all(fds)
+
+    def _cancel(self, call: int) -> None:
+        with self._desk.lock:
+            if call not in self._waiting:
+                self._desk.interrupt((self, call))
+                return
+            del self._waiting[call]
+            self._withdrawn.add(call)
+        self._say(call, Answer(Told.CANCELLED))
+
+    # ---- on the main thread
+
+    def _do(self, call: int, said: Said, fds: tuple[int, ...]) -> None:
+        with self._desk.lock:
+            begins = self._waiting.pop(call, None) is not None
+            self._withdrawn.discard(call)
+            self._desk.running = (self, call) if begins else None
+        self._calls.take_in(said, fds)  # what is to be kept comes with it, whether it runs or not
+        if not begins or self._is_over:
+            close_all(fds)
+            return
+        began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        if self._board is not None:
+            self._board.begin(call, began_ns)
+        try:
+            answer = self._answer(said, fds)
+        finally:
+            close_all(fds)
+            if self._board is not None:
+                self._board.finish()
+            self._desk.done()
+        self._say(call, answer._replace(took_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_ns))
+
+    def _answer(self, said: Said, fds: tuple[int, ...]) -> Answer:
+        worker = self._worker
+        try:
+            if said.kind == Asked.OPEN:
+                self._open(fds)
+                return introduce(said)
+            worker.page.check(self._visit.lease, self._visit.epoch)
+            worker.speech.to(self._print)
+            worker.records.send = self._log
+            worker.records.level = said.amount
+            answer = self._calls.answer(said, fds, self._board)
+            return self._ended() if self._desk.is_ending else answer
+        except LeaseEnded:
+            return self._ended()
+        except SubletError as error:
+            return fault(error)
+        except BaseException as error:  # noqa: BLE001 - the holder waits for an answer
+            if self._desk.is_ending:
+                return self._ended()
+            return fault(SubletError(f"the worker made a mistake: {type(error).__name__}: {error}"))
+        finally:
+            worker.speech.to(None)
+            worker.records.send = None
+
+    def _open(self, fds: tuple[int, ...]) -> None:
+        if self._board is None and fds:
+            self._board = Board.opened(fds[0])
+
+    def _ended(self) -> Answer:
+        end = end_of(self._worker.page.read())
+        return Answer(Told.ENDED, blob={"reason": EndReason(end.reason).value, "detail": end.detail})
+
+    def _say(self, call: int, answer: Answer) -> None:
+        body, fds = answer.packed()
+        self._line.say(lambda link: link.reply(call, body, fds))
+
+    def _print(self, stream: int, text: bytes) -> None:
+        body = pack(Told.OUTPUT, subject=stream, inline=(text,))
+        with self._desk.undisturbed():
+            self._line.say(lambda link: link.event(body), self._desk.meet)
+
+    def _log(self, record: bytes) -> None:
+        body = pack(Told.LOG, inline=(record,))
+        with self._desk.undisturbed():
+            self._line.say(lambda link: link.event(body), self._desk.meet)
+
+    def _hang_up(self) -> None:
+        """Nobody wants the results any more: what runs is interrupted, what waits is dropped."""
+        self._is_over = True
+        with self._desk.lock:
+            self._waiting.clear()
+            running = self._desk.running
+            if isinstance(running, tuple) and running[0] is self:
+                self._desk.interrupt(running)
+        self._desk.put(self._close)
+
+    def _close(self) -> None:
+        self._calls.close()
+        if self._board is not None:
+            self._board.close()
+        self._line.close()

@@ -1,0 +1,89 @@
+"""A conversation that several threads share: each may speak at any time, one at a time listens.
+
+Who speaks waits until its words are out, so that nothing piles up and a listener that falls behind slows the speaker
+down. Who listens never speaks while it holds what it heard, so the two never wait for each other.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from sublet.errors import Disconnected
+from sublet.wire.conversation import Conversation
+from sublet.wire.happenings import Happening
+from sublet.wire.link import Link
+
+__all__ = ["Line", "pair"]
+
+T = TypeVar("T")
+_LOOK_AGAIN_S = 1.0
+"""A wait stands still while the machine sleeps, and another thread may have been what it waits for."""
+
+
+class Line:
+    """Owns the conversation."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._lock = threading.Lock()
+
+    def say(self, words: Callable[[Link], T], between: Callable[[], object] = lambda: None) -> T:
+        """Speak, and wait until it is out. ``between`` is called now and then meanwhile, and may raise: what was said
+        is then sent with the next words. Where the link is over nothing is sent; who listens is told."""
+        with self._lock:
+            said = words(self._conversation.link)
+            done = self._conversation.send_now()
+        while not done:
+            between()
+            _wait(self._conversation.fileno(), select.POLLOUT, 0.1)
+            with self._lock:
+                done = self._conversation.send_now()
+        return said
+
+    def hear(self, timeout_s: float | None) -> list[Happening]:
+        """What happened, as soon as something has; an empty list after the time-out, or now and then."""
+        heard = self._hear_now()
+        if not heard and timeout_s != 0:
+            _wait(self._conversation.fileno(), select.POLLIN, _LOOK_AGAIN_S if timeout_s is None else timeout_s)
+            heard = self._hear_now()
+        return heard
+
+    @property
+    def is_over(self) -> bool:
+        return self._conversation.link.over is not None or self._conversation.fileno() < 0
+
+    def hang_up(self) -> None:
+        """End it, also for who listens just now. Harmless twice."""
+        with self._lock:
+            self._conversation.shut_down()
+
+    def close(self) -> None:
+        """Let go of the socket. Nobody may be listening any more. Harmless twice."""
+        with self._lock:
+            self._conversation.close()
+
+    def _hear_now(self) -> list[Happening]:
+        with self._lock:
+            return self._conversation.hear_now()
+
+
+def _wait(fd: int, events: int, timeout_s: float) -> None:
+    if fd < 0:
+        raise Disconnected("the connection was closed")
+    poll = select.poll()
+    poll.register(fd, events)
+    poll.poll(min(timeout_s, _LOOK_AGAIN_S) * 1000)
+
+
+def pair() -> tuple[Line, Line]:
+    """Two ends of one line, greeted: for tests, and for who needs no supervisor between."""
+    a, b = socket.socketpair()
+    one, other = Conversation(a, Link.connecting()), Conversation(b, Link.accepting())
+    one.pump()
+    other.welcome()
+    one.greet()
+    return Line(one), Line(other)

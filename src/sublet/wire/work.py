@@ -1,0 +1,275 @@
+"""What holder and worker say to each other about calls of Python functions.
+
+A message is a fixed head, a table of *pieces*, and the bytes of those pieces that lie in the message. The first piece
+is a pickle; the others are its large buffers, in order. A piece lies in the message (INLINE), in shared memory whose
+descriptor comes beside it (SHARED), or with the guest already, since an earlier message (KEPT). What a guest keeps the
+holder decides: a shared piece with a number is kept under it until the holder says ``FORGET``.
+
+Nothing here is unpickled, and nothing of it passes office or supervisor: holder and worker are one program in two
+processes. What is checked is what a confused one could send: sizes, numbers, kinds.
+
+Beside the messages there is a *board*, one page of memory that both have mapped. On it the worker notes which call it
+executes and since when. It costs no message, and it is still there when the worker has died: so only the call that was
+executing is to blame, and those behind it go to the next worker.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from sublet.errors import InvalidRequest
+from sublet.wire.shared import SHARED_MAX
+
+__all__ = [
+    "BOARD_BYTES",
+    "INLINE_MAX",
+    "LARGE_BYTES",
+    "PIECES_MAX",
+    "Asked",
+    "Board",
+    "Flag",
+    "Message",
+    "Piece",
+    "Said",
+    "Told",
+    "Where",
+    "numbers_in",
+    "pack",
+    "pack_numbers",
+    "unpack",
+]
+
+INLINE_MAX: Final = 512 * 1024
+"""Bytes of all pieces that lie in one message; half of what a frame may have."""
+LARGE_BYTES: Final = 64 * 1024
+"""From this size on a buffer travels beside its pickle, in shared memory."""
+PIECES_MAX: Final = 8192
+"""Pieces of one message: their table is then a quarter of a frame."""
+BOARD_BYTES: Final = 4096
+
+_HEAD: Final = struct.Struct("!BBHIQ")  # kind, flags, number of pieces, subject, amount
+_PIECE: Final = struct.Struct("!BBHQQQ")  # where, flags, descriptor, number, offset, length
+_NUMBER: Final = struct.Struct("!Q")
+_READ_ONLY: Final = 1
+
+
+class Asked(enum.IntEnum):
+    """Calls of the holder, and (the last three) what it says without being answered."""
+
+    OPEN = 1
+    """The first: what the holder's interpreter looks like (JSON), and the board's descriptor."""
+    RUN = 2
+    """Call function ``subject``; the pickle is (args, kwargs), or a list of args with ``Flag.MANY``. ``amount`` is the
+    level below which log records are not wanted."""
+    NEXT = 3
+    """At most ``amount`` more items of generator ``subject``."""
+    CLOSE = 4
+    """Close generator ``subject``."""
+    DEFINE = 5
+    """From now on function ``subject`` is this: a name (JSON, ``Flag.NAMED``, with what its file looks like) or a
+    pickle."""
+    CANCEL = 6
+    """Do not run call ``subject``, or interrupt it if it runs."""
+    FORGET = 7
+    """Let go of kept pieces, by number; with ``Flag.FUNCTIONS`` of functions."""
+
+
+class Told(enum.IntEnum):
+    """Answers of the worker, and (the last two) what it says without being asked."""
+
+    OPENED = 1
+    VALUE = 2
+    """The pickle is the result. ``amount`` is always how many nanoseconds it took."""
+    MANY = 3
+    """The pickle is a list of results; with ``Flag.RAISED`` a second one, the exception that ended it, follows."""
+    RAISED = 4
+    """The pickle is (exception or None, its type's name, its text, its traceback as text)."""
+    GENERATOR = 5
+    """The result is generator ``subject``; ``Flag.ASYNC`` for an asynchronous one."""
+    ITEMS = 6
+    """The pickle is (items, return value); with ``Flag.DONE`` there are no more."""
+    CANCELLED = 7
+    """It was cancelled: before it began, unless ``Flag.BEGAN``."""
+    ENDED = 8
+    """The lease ended (JSON: reason and detail)."""
+    FAULT = 9
+    """The call could not be made, or its result cannot travel (JSON: message and do)."""
+    UNLIKE = 10
+    """What was defined by name is something else here (JSON: why). Define it by value."""
+    OUTPUT = 11
+    """Text for stream ``subject``: 1 or 2."""
+    LOG = 12
+    """A log record: a pickled dictionary."""
+
+
+class Flag(enum.IntFlag):
+    NONE = 0
+    NAMED = 1
+    MANY = 2
+    RAISED = 4
+    ASYNC = 8
+    DONE = 16
+    BEGAN = 32
+    FUNCTIONS = 64
+
+
+class Where(enum.IntEnum):
+    """Where a piece lies."""
+
+    INLINE = 0
+    SHARED = 1
+    KEPT = 2
+
+
+class Piece(NamedTuple):
+    """One piece, as the table says."""
+
+    where: Where
+    length: int
+    number: int = 0
+    """Of a kept piece, or the one under which it is to be kept; 0: it is not."""
+    fd: int = 0
+    """SHARED: which of the descriptors of the message."""
+    offset: int = 0
+    """SHARED: where it begins there."""
+    is_readonly: bool = False
+    """Whether the buffer was one that cannot be written to."""
+
+
+class Said(NamedTuple):
+    """A message as it came."""
+
+    kind: int
+    flags: Flag
+    subject: int
+    amount: int
+    pieces: tuple[Piece, ...]
+    data: memoryview
+    """What lies in the message; the inline pieces, one behind the other."""
+
+    @property
+    def blob(self) -> bytes:
+        """The first piece of a message that has only inline ones."""
+        return bytes(self.data)
+
+
+class Message(NamedTuple):
+    """A message to send."""
+
+    body: bytes
+    fds: tuple[int, ...] = ()
+
+
+def pack(
+    kind: int,
+    *,
+    flags: int = 0,
+    subject: int = 0,
+    amount: int = 0,
+    pieces: Sequence[Piece] = (),
+    inline: Sequence[bytes | memoryview] = (),
+) -> bytes:
+    """The bytes of a message. ``inline`` are the inline pieces, in order; there are no others without ``pieces``."""
+    pieces = pieces or [Piece(Where.INLINE, len(data)) for data in inline]
+    table = [
+        _PIECE.pack(where, _READ_ONLY if is_readonly else 0, fd, number, offset, length)
+        for where, length, number, fd, offset, is_readonly in pieces
+    ]
+    return b"".join((_HEAD.pack(kind, flags, len(pieces), subject, amount), *table, *inline))
+
+
+def unpack(body: bytes) -> Said:
+    """A message. Raises ``InvalidRequest`` where the other side made a mistake."""
+    if len(body) < _HEAD.size:
+        raise _wrong(f"has {len(body)} bytes")
+    kind, flags, count, subject, amount = _HEAD.unpack_from(body)
+    start = _HEAD.size + count * _PIECE.size
+    if count > PIECES_MAX or len(body) < start:
+        raise _wrong(f"announces {count} pieces")
+    pieces = []
+    inline = 0
+    for at in range(_HEAD.size, start, _PIECE.size):
+        where, marks, fd, number, offset, length = _PIECE.unpack_from(body, at)
+        if where > Where.KEPT or (where != Where.INLINE and not 0 < length <= SHARED_MAX):
+            raise _wrong(f"has a piece of {length} bytes at {where}")
+        if where == Where.INLINE:
+            inline += length
+        pieces.append(Piece(_PLACES[where], length, number, fd, offset, bool(marks & _READ_ONLY)))
+    if len(body) - start != inline:
+        raise _wrong(f"has {len(body) - start} bytes of content where {inline} were announced")
+    return Said(kind, Flag(flags & _FLAGS), subject, amount, tuple(pieces), memoryview(body)[start:])
+
+
+def pack_numbers(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(_NUMBER.pack, numbers))
+
+
+def numbers_in(data: bytes | memoryview) -> list[int]:
+    if len(data) % _NUMBER.size:
+        raise _wrong("has half a number")
+    return [number for (number,) in _NUMBER.iter_unpack(data)]
+
+
+class Board:
+    """The page on which a worker notes what it executes. One process writes; the other looks."""
+
+    _SLOT: Final = struct.Struct("<QqQ")
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._map = mapped
+
+    @classmethod
+    def create(cls) -> tuple[Board, int]:
+        """A new one, and a descriptor of it for the other side, which is the caller's to close."""
+        fd = os.memfd_create("sublet-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(fd, 0, BOARD_BYTES)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return cls(mmap.mmap(fd, BOARD_BYTES)), fd
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def opened(cls, fd: int) -> Board:
+        """The other side's. ``fd`` stays the caller's."""
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        if not seals & fcntl.F_SEAL_SHRINK or os.fstat(fd).st_size != BOARD_BYTES:
+            raise _wrong("came with something that is no board")
+        return cls(mmap.mmap(fd, BOARD_BYTES))
+
+    def begin(self, call: int, at_ns: int) -> None:
+        """This call is executing from now on."""
+        self._SLOT.pack_into(self._map, 0, call, at_ns, 0)
+
+    def item(self, index: int) -> None:
+        """Of a call of many: the one that is executing."""
+        _NUMBER_NATIVE.pack_into(self._map, 16, index)
+
+    def finish(self) -> None:
+        """None is."""
+        self._SLOT.pack_into(self._map, 0, 0, 0, 0)
+
+    def read(self) -> tuple[int, int, int]:
+        """The call (0: none), since when (CLOCK_BOOTTIME), and which item of it."""
+        call, at_ns, index = self._SLOT.unpack_from(self._map)
+        return call, at_ns, index
+
+    def close(self) -> None:
+        """Let go of the mapping. Harmless twice."""
+        self._map.close()
+
+
+_NUMBER_NATIVE: Final = struct.Struct("<Q")
+_FLAGS: Final = 127
+_PLACES: Final = tuple(Where)
+
+
+def _wrong(what: str) -> InvalidRequest:
+    return InvalidRequest(f"a message of a call {what}", do="The two sides are of different versions: `sublet doctor`.")
