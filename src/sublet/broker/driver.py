@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
+from sublet.broker import last_words
 from sublet.broker.answers import Answer, Outcome
 from sublet.broker.commands import AgentReport, Command, NodeUp, OpenOffice, Release, Renew, Tick
 from sublet.broker.events import Event
@@ -29,9 +30,9 @@ from sublet.broker.lingering import LINGER_S, RENEWAL_SLACK_NS, Renewals
 from sublet.broker.ports import Agent, Journal, Listener
 from sublet.broker.presence import Presence
 from sublet.broker.records import Now
-from sublet.broker.waiting import Holds, Waiting
+from sublet.broker.waiting import Holds, Waiting, not_confirmed, not_held, too_many
 from sublet.clock import Clock
-from sublet.errors import Disconnected, JournalError, JournalFailed, LeaseNotActive, RenewalRefusal, SubletError
+from sublet.errors import JournalError, SubletError
 from sublet.values import NS_PER_S, LeaseId, NodeId
 from sublet.wire.orders import Held, NotHeld, Order, Report
 
@@ -104,6 +105,7 @@ class Driver:
         self._flush_at: asyncio.Handle | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._renewals = Renewals()
+        self._patience: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
         self._since_snapshot = since_snapshot
@@ -132,7 +134,7 @@ class Driver:
             with contextlib.suppress(JournalError):  # all of it is durable as it is; it would only be read faster
                 self._compact_beyond(0, self.now())
         self._dead = True
-        for handle in (self._timer, self._linger, self._flush_at):
+        for handle in (self._timer, self._linger, self._flush_at, self._patience):
             if handle is not None:
                 handle.cancel()
 
@@ -175,11 +177,7 @@ class Driver:
     def _take(self, waiting: Waiting) -> None:
         if len(self._pending) >= PENDING_MAX:
             self.on_limit("pending_commands")
-            waiting.fail(
-                Disconnected(
-                    f"the office has {PENDING_MAX} requests before this one", do="Try again in a moment, less often."
-                )
-            )
+            waiting.fail(too_many(PENDING_MAX))
         elif type(waiting.command) is Renew and self._may_linger(waiting.command):
             self._renewals.lingers()
             self._pending.append(waiting)
@@ -189,17 +187,16 @@ class Driver:
 
     def report(self, report: Report) -> None:
         """The sink of the agents."""
-        waiting = Waiting(AgentReport(report=report))
-        if type(report) is Held:
-            self._pending.append(waiting)
+        if type(report) is Held:  # no decision, so it is taken at once
+            self.ledger.confirm(report)
             if not report.told:
                 for held in self._holds.take(report.lease, report.number):
                     held.answer()
-            self._flush_later()
-        elif type(report) is NotHeld or self.ledger.state.queued_count:
-            self._enqueue(waiting)
+            return
+        self._pending.append(Waiting(AgentReport(report=report)))
+        if type(report) is NotHeld or self.ledger.state.queued_count:
+            self._flush_soon()
         else:
-            self._pending.append(waiting)
             self._flush_later()
 
     def post(self, command: Command) -> None:
@@ -268,7 +265,7 @@ class Driver:
             # A ledger that raised may have stopped half-way through a change. The journal has not: the next office
             # folds the last good state from it.
             _log.exception("the ledger could not handle a command")
-            self._end(f"the office stopped: the ledger failed on a command ({type(error).__name__}: {error})")
+            self._end(last_words.of_ledger(error))
             return
         if events and not self._commit(events, now):
             return
@@ -292,7 +289,7 @@ class Driver:
             self._since_snapshot += len(events)
             self._compact_beyond(COMPACT_EVERY, now)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
-            self._end(_lost(error))
+            self._end(last_words.of_journal(error))
             return False
         self.commits += 1
         for observer in self._observers:
@@ -306,12 +303,13 @@ class Driver:
 
     def _carry_out(self, batch: list[tuple[Waiting, Outcome]], now: Now) -> None:
         """Orders that somebody waits for go out before anything else, the others after the answers."""
-        holding = False
+        assert self._loop is not None
+        holding, until_s = False, self._loop.time() + HOLD_TIMEOUT_S
         for waiting, outcome in batch:
             # The hold is noted before the order goes out: an agent in this process reports from inside ``send``.
             if outcome.hold is not None and waiting.wanted:
                 waiting.lease, waiting.number = LeaseId(outcome.hold[0]), outcome.hold[1]
-                self._holds.add(waiting)
+                self._holds.add(waiting, until_s)
                 holding = True
             for order in outcome.orders:
                 self._send(order)
@@ -325,11 +323,9 @@ class Driver:
                 waiting.fail(outcome.answer)
             elif outcome.hold is None:
                 waiting.answer()
-            elif waiting.wanted:
-                assert self._loop is not None
-                waiting.timer = self._loop.call_later(HOLD_TIMEOUT_S, self._not_confirmed, waiting)
+        if holding and self._patience is None:
+            self._patience = self._loop.call_at(until_s, self._lose_patience)
         if self._touched:
-            assert self._loop is not None
             self._loop.call_soon(self._tick_soon)
 
     def _tell(self, now: Now, events: Sequence[Event]) -> None:
@@ -363,9 +359,8 @@ class Driver:
 
     def _tick_soon(self) -> None:
         if self._touched and not self._dead:
-            now = self.now()
             try:
-                self._tick_touched(now)
+                self._tick_touched(now := self.now())
             except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
                 self._agent_failed(error)
                 return
@@ -373,18 +368,17 @@ class Driver:
 
     def _refused(self, report: NotHeld) -> None:
         for waiting in self._holds.take(report.lease, report.number):
-            why = f"lease {report.lease} ended on its machine before the answer"
-            waiting.fail(LeaseNotActive(why, reason=RenewalRefusal.NOT_HELD))
+            waiting.fail(not_held(report.lease))
 
-    def _not_confirmed(self, waiting: Waiting) -> None:
-        self._holds.drop(waiting)
-        waiting.fail(
-            Disconnected(
-                f"the machine of lease {waiting.lease} did not confirm within {HOLD_TIMEOUT_S:g} s; "
-                "whether it took effect is not known",
-                do="Ask again with the same request id, or look with `sublet lease show`.",
-            )
-        )
+    def _lose_patience(self) -> None:
+        """One timer is enough for all who wait for agents."""
+        assert self._loop is not None
+        self._patience = None
+        for waiting in self._holds.late(self._loop.time()):
+            waiting.fail(not_confirmed(waiting.lease, HOLD_TIMEOUT_S))
+        next_s = self._holds.next_s()
+        if next_s is not None and not self._dead:
+            self._patience = self._loop.call_at(next_s, self._lose_patience)
 
     # ---- time ----
 
@@ -436,7 +430,7 @@ class Driver:
             if now.ns - self._last_commit_ns >= NS_PER_S:
                 self._compact_beyond(COMPACT_QUIET, now)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
-            self._end(_lost(error))
+            self._end(last_words.of_journal(error))
             return
         if self._flush_at is None:
             self._arm(now)
@@ -444,18 +438,12 @@ class Driver:
     def _agent_failed(self, error: Exception) -> None:
         """An office whose agent breaks would live on without timers and answers; the next one finds everything."""
         _log.exception("the agent failed")
-        self._end(f"the office stopped: its agent failed ({type(error).__name__}: {error})")
+        self._end(last_words.of_agent(error))
 
     def _end(self, message: str) -> None:
         self._dead = True  # first: a state that may be half-way through a change must not be written down
         self.stop()
         self._die(message)
-
-
-def _lost(error: Exception) -> str:
-    """The last words, as the command line says every error: what happened, and below it what to do."""
-    what = error.message if isinstance(error, JournalFailed) else f"its journal could not be written ({error})"
-    return f"the office stopped: {what}; nothing was answered on it\n  {JournalFailed.default_do}"
 
 
 def _uncounted(name: str) -> None:

@@ -55,6 +55,11 @@ class Ledger:
         to_send = self._unconfirmed.add(step.orders, now.ns)
         return Outcome(answer=answer, events=tuple(step.events), orders=to_send, hold=step.hold)
 
+    def confirm(self, report: Held) -> None:
+        """The same as handling it, for who has nothing else to decide: the list of unconfirmed orders is all that it
+        changes."""
+        self._unconfirmed.confirm(report)
+
     def next_wake_ns(self) -> int | None:
         """When a ``Tick`` will have something to do, if no command comes before."""
         return self._schedule.next_wake_ns(self.state)

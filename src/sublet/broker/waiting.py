@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from sublet.broker.commands import Command
-from sublet.errors import SubletError
+from sublet.errors import Disconnected, LeaseNotActive, RenewalRefusal, SubletError
 from sublet.values import LeaseId
 
-__all__ = ["Holds", "Waiting"]
+__all__ = ["Holds", "Waiting", "not_confirmed", "not_held", "too_many"]
 
 
 class Waiting:
     """One command, and who wants to know what it came to: a future, or a function that is told (``then``)."""
 
-    __slots__ = ("_future", "_then", "command", "lease", "number", "render", "timer", "value")
+    __slots__ = ("_future", "_then", "command", "lease", "number", "render", "until_s", "value")
 
     def __init__(
         self,
@@ -32,7 +33,8 @@ class Waiting:
         self.number = 0
         self.value: Any = None
         """The answer, made at the moment of the decision."""
-        self.timer: _Timer | None = None
+        self.until_s: float | None = None
+        """How long it waits for that, by the clock of the loop; None: it does not."""
         self._future = future
         self._then = then
 
@@ -67,13 +69,19 @@ class Waiting:
 
 
 class Holds:
-    """Which answers wait for which lease's agent."""
+    """Which answers wait for which lease's agent, and until when."""
 
     def __init__(self) -> None:
         self._by_lease: dict[LeaseId, list[Waiting]] = {}
+        self._in_order: deque[Waiting] = deque()
+        """As they came, which is the order in which their patience ends. Those that wait no more leave at the front."""
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: Waiting, until_s: float) -> None:
+        """``until_s`` is never earlier than that of the one before."""
+        waiting.until_s = until_s
         self._by_lease.setdefault(waiting.lease, []).append(waiting)
+        self.next_s()
+        self._in_order.append(waiting)
 
     def take(self, lease: LeaseId, number: int) -> list[Waiting]:
         """Those that waited for an order up to this number; they wait no more."""
@@ -82,22 +90,48 @@ class Holds:
             return []
         taken = [waiting for waiting in waiters if waiting.number <= number]
         for waiting in taken:
-            self.drop(waiting)
+            self._drop(waiting)
         return taken
 
-    def drop(self, waiting: Waiting) -> None:
-        """It waits no more."""
-        if waiting.timer is not None:
-            waiting.timer.cancel()
-        waiters = self._by_lease[waiting.lease]
-        waiters.remove(waiting)
-        if not waiters:
-            del self._by_lease[waiting.lease]
+    def late(self, now_s: float) -> list[Waiting]:
+        """Those whose patience is over; they wait no more."""
+        found = []
+        while (until_s := self.next_s()) is not None and until_s <= now_s:
+            found.append(self._in_order[0])
+            self._drop(self._in_order[0])
+        return found
+
+    def next_s(self) -> float | None:
+        """When the patience of the first one ends."""
+        while self._in_order and self._in_order[0].until_s is None:
+            self._in_order.popleft()
+        return self._in_order[0].until_s if self._in_order else None
 
     def waiting(self, lease: LeaseId) -> list[Waiting]:
         """What is still waited for."""
         return [waiting for waiting in self._by_lease.get(lease, ()) if waiting.wanted]
 
+    def _drop(self, waiting: Waiting) -> None:
+        waiting.until_s = None
+        waiters = self._by_lease[waiting.lease]
+        waiters.remove(waiting)
+        if not waiters:
+            del self._by_lease[waiting.lease]
 
-class _Timer(Protocol):
-    def cancel(self) -> None: ...
+
+def not_confirmed(lease: LeaseId, after_s: float) -> Disconnected:
+    """What is answered when the agent stayed silent."""
+    return Disconnected(
+        f"the machine of lease {lease} did not confirm within {after_s:g} s; whether it took effect is not known",
+        do="Ask again with the same request id, or look with `sublet lease show`.",
+    )
+
+
+def not_held(lease: LeaseId) -> LeaseNotActive:
+    """What is answered when the agent did not take the order."""
+    return LeaseNotActive(f"lease {lease} ended on its machine before the answer", reason=RenewalRefusal.NOT_HELD)
+
+
+def too_many(most: int) -> Disconnected:
+    """What is answered when too many are waiting for their turn."""
+    return Disconnected(f"the office has {most} requests before this one", do="Try again in a moment, less often.")
