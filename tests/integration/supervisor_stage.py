@@ -81,6 +81,8 @@ class SupervisorStage(Traces):
             package=package_folder(),
             version="test",
         )
+        self.faults = ""
+        """Python that is run in the supervisor before it begins: mistakes, put where they are wanted."""
         self.process: subprocess.Popen[bytes] | None = None
         self.says: OfficeLine | None = None
         self._holders: dict[tuple[LeaseId, Epoch], HolderLine] = {}
@@ -91,9 +93,13 @@ class SupervisorStage(Traces):
         """Start it and wait until it listens."""
         for folder in (self.runtime, self.state):
             folder.mkdir(parents=True, exist_ok=True)
+        argv = command(self.settings)
+        if self.faults:
+            code = argv.index("-c") + 1
+            argv[code] = f"import sys\nsys.path.insert(0, sys.argv[1])\n{self.faults}\n{argv[code]}"
         with open(self.state / "supervisor.log", "ab") as log:
             self.process = subprocess.Popen(
-                command(self.settings),
+                argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -167,9 +173,10 @@ class SupervisorStage(Traces):
 
 
 @contextlib.contextmanager
-def supervisor_at(place: Path, *, gpus: int = 2) -> Iterator[SupervisorStage]:
+def supervisor_at(place: Path, *, gpus: int = 2, faults: str = "") -> Iterator[SupervisorStage]:
     """A running supervisor with an office, and surely nothing of it afterwards."""
     stage = SupervisorStage(place, gpus=gpus)
+    stage.faults = faults
     try:
         stage.start()
         stage.connect()

@@ -7,35 +7,55 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sublet.errors import Disconnected, SubletError
-from sublet.supervisor.loop import READ, WRITE, Loop
+from sublet.supervisor.loop import READ, WRITE, Loop, confess
+from sublet.supervisor.unread import UNREAD_LEAST_BYTES, Unread
 from sublet.wire.happenings import Happening, Over
 from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "mistake"]
 
 
 class Connection:
     """Owns the socket. ``heard`` is told everything that happens on the link; the last thing is ``Over``."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, link: Link, heard: Callable[[Happening], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        link: Link,
+        heard: Callable[[Happening], None],
+        unread: Unread | None = None,
+    ) -> None:
+        """``unread``: the account of what it leaves unread, with that of others."""
         sock.setblocking(False)
         self.link = link
-        self._loop = loop
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when everything went out, if before that a stream had too little room."""
+        self._unread = Unread() if unread is None else unread
+        self._is_short = False
+        self._loop = loop.guarded(lambda _: self.cut(mistake()))
         self.sock = sock
         """For who hands it on; nobody else reads or writes here."""
         self._heard = heard
         self._watching = READ
         self._is_open = True
         self._will_push = False
-        loop.watch(sock.fileno(), READ, self._ready)
+        self._loop.watch(sock.fileno(), READ, self._ready)
+
+    def may_add(self, most: int) -> int:
+        """How much of this a stream may queue now. Where that is little, ``on_room`` tells when there is more."""
+        room = min(most, self._unread.room(self.link.waiting)) if self._is_open else 0
+        self._is_short = self._is_short or room < UNREAD_LEAST_BYTES
+        return room
 
     def push(self) -> None:
         """What was said is to go out, at the end of this turn."""
+        if self._is_open:
+            self._unread.now(self, self.link.waiting)
         if self._is_open and not self._will_push:
             self._will_push = True
             self._loop.soon(self._push)
@@ -48,6 +68,18 @@ class Connection:
             self._shut()
             self._heard(Over(error, by_peer=False))
 
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """What is done for this connection in somebody else's turn: if it fails, the connection is cut, and whose turn
+        it is goes on."""
+        try:
+            yield
+        except SubletError as error:
+            self.cut(error)
+        except Exception as error:  # noqa: BLE001 - one connection must not be able to end the guests of all others
+            confess(error)
+            self.cut(mistake())
+
     def hand_over(self) -> socket.socket | None:
         """The socket, which somebody else serves from now on; all that was said is out. None if that cannot be:
         something is still under way, and it is cut."""
@@ -57,20 +89,16 @@ class Connection:
             self.cut(Disconnected("more was under way on this connection when it was to be handed on"))
             return None
         self._is_open = False
+        self._unread.now(self, 0)
         self._loop.forget(self.sock.fileno())
         return self.sock
 
     def _ready(self, events: int) -> None:
-        try:
+        with self.guard():
             if events & WRITE:
                 self._push()
             if self._is_open and events & ~WRITE:
                 self._receive()
-        except SubletError as error:
-            self.cut(error)
-        except Exception:  # noqa: BLE001 - one connection must not be able to end the guests of all others
-            sys.excepthook(*sys.exc_info())
-            self.cut(SubletError("the supervisor made a mistake; its log has the details"))
 
     def _receive(self) -> None:
         self._hear(receive_some(self.sock, self.link))
@@ -86,22 +114,35 @@ class Connection:
     def _push(self) -> None:
         self._will_push = False
         if self._is_open:
-            wanted = (READ if self.link.wants_input else 0) | (0 if self._send() else WRITE)
+            is_out = self._send()
+            wanted = (READ if self.link.wants_input else 0) | (0 if is_out else WRITE)
             if self.link.over is not None:  # too much piled up: who does not read is not waited for
                 self._hear(self.link.news())
             elif wanted != self._watching:
                 self._watching = wanted
                 self._loop.change(self.sock.fileno(), wanted)
+            if is_out and self._is_short and self._is_open:
+                self._is_short = False
+                self.on_room()
+            self._unread.relieve()
 
     def _send(self) -> bool:
         try:
             return send_some(self.sock, self.link)
         except OSError:  # the reading side will find out, and says so
             return True
+        finally:
+            self._unread.now(self, self.link.waiting)
 
     def _shut(self) -> None:
         self._is_open = False
+        self._unread.now(self, 0)
         self._loop.forget(self.sock.fileno())
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
+
+
+def mistake() -> SubletError:
+    """What is said of an error that was not foreseen."""
+    return SubletError("the supervisor made a mistake; its log has the details")

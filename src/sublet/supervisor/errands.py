@@ -51,7 +51,7 @@ class Errands:
 
     def __init__(self, loop: Loop, on_life: Callable[[int, bool], None]) -> None:
         """``on_life`` is told the pid of each copy that was made, and of each that has ended."""
-        self._loop = loop
+        self._loop = loop.guarded(lambda _: self._next())  # whose answer it was has been told, or never will be
         self._on_life = on_life
         self._waiting: deque[tuple[Work, Done]] = deque()
         self._running: dict[int, _Errand] = {}
@@ -92,10 +92,15 @@ class Errands:
                 os.close(writing)
         if pid == 0:
             _be(work, writing, parent)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # nobody would ever hear of it
+            os.close(reading)
+            os.kill(pid, signal.SIGKILL)
+            raise
         self._on_life(pid, True)
         os.set_blocking(reading, False)
-        pidfd = os.pidfd_open(pid)
-        timer = self._loop.after(ERRAND_S, lambda: signal.pidfd_send_signal(pidfd, signal.SIGKILL))
+        timer = self._loop.after(ERRAND_S, lambda: _stop(pidfd))
         self._running[pidfd] = _Errand(pid, pidfd, reading, done, timer)
         self._loop.watch(pidfd, READ, lambda _: self._ended(pidfd))
 
@@ -115,6 +120,11 @@ class Errands:
         self._on_life(errand.pid, False)
         os.close(errand.pidfd)
         os.close(errand.answer)
+
+
+def _stop(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _be(work: Work, writing: int, parent: int) -> NoReturn:

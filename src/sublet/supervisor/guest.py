@@ -69,6 +69,10 @@ class Guest:
         """At the last look."""
         self.started_wall_ns = wall_ns
         self.ended_wall_ns = 0
+        self.number = 0
+        """The how manieth of its supervisor; in this order guests are listed."""
+        self.is_broken = False
+        """Whether it could not be looked after any more, by a mistake of ours."""
         self.kills = 0
         """How often its end was forced."""
         self.memory_max = 0
@@ -94,6 +98,12 @@ class Guest:
     def now(self, event: GuestEvent) -> None:
         """Something happened to it, as the table knows."""
         self.state = next_guest(self.state, event, f"guest {self.id}")
+
+    def ends(self, reason: EndReason) -> None:
+        """It is being ended, for this reason unless there was another."""
+        self.reason = self.reason or reason
+        if self.state is not GuestState.ENDING and not self.is_gone:
+            self.now(GuestEvent.END)
 
     def exited(self, how: Exit) -> None:
         """Its main process ended, and so does what it served."""
@@ -125,6 +135,11 @@ class Guest:
         """Everybody who is attached hears of it."""
         for listener in tuple(self.listeners):
             listener(news)
+
+    def give_up(self) -> None:
+        """It is gone, and its streams are not to be relied on: whoever is attached is told so, and that was all."""
+        self.stdio.abandon()
+        self.tell(self.last_news())
 
     def last_news(self) -> GuestNews:
         """What there is to say of it in the end."""

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from typing import Final, assert_never
 
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unauthorized, Unsupported
 from sublet.lease.node import Node
-from sublet.supervisor.connections import Connection
+from sublet.supervisor.connections import Connection, mistake
 from sublet.supervisor.following import Following
 from sublet.supervisor.guest import Guest
-from sublet.supervisor.guests import Guests, what_to_do
-from sublet.supervisor.loop import Loop
+from sublet.supervisor.guests import Guests
+from sublet.supervisor.loop import Loop, confess
 from sublet.supervisor.premises import Premises
 from sublet.supervisor.spawn import SpawnFailed
+from sublet.supervisor.unread import Unread
+from sublet.supervisor.words import what_to_do
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
@@ -77,6 +78,7 @@ class HolderLink:
         premises: Premises,
         guests: Guests,
         on_over: Callable[[HolderLink], None],
+        unread: Unread,
     ) -> None:
         self.front = front
         self._node = node
@@ -86,7 +88,8 @@ class HolderLink:
         self._now_ns = loop.now_ns
         self._attached: dict[str, _Attached] = {}
         link = Link.adopted(hello)
-        self._connection = Connection(loop, sock, link, self._heard)
+        self._connection = Connection(loop, sock, link, self._heard, unread)
+        self._connection.on_room = self._has_room
         self._link = link
         link.welcome()
         self._connection.push()
@@ -122,9 +125,9 @@ class HolderLink:
             self._answer(called.call, loads(HolderCall, called.body))
         except SubletError as error:
             self._link.refuse(called.call, error)
-        except Exception:  # noqa: BLE001 - what one holder asks must not be able to end everybody's guests
-            sys.excepthook(*sys.exc_info())
-            self._link.refuse(called.call, SubletError("the supervisor made a mistake; its log has the details"))
+        except Exception as error:  # noqa: BLE001 - what one holder asks must not be able to end everybody's guests
+            confess(error)
+            self._link.refuse(called.call, mistake())
         self._connection.push()
 
     def _answer(self, call: int, asked: HolderCall) -> None:
@@ -191,6 +194,10 @@ class HolderLink:
         tenancy = self._premises.tenancies[lease]
 
         def begun(guest: Guest | None, failed: SpawnFailed | SubletError | None) -> None:
+            with self._connection.guard():
+                answer(guest, failed)
+
+        def answer(guest: Guest | None, failed: SpawnFailed | SubletError | None) -> None:
             if isinstance(failed, SubletError):
                 self._link.refuse(call, failed)
             elif isinstance(failed, SpawnFailed):
@@ -272,6 +279,10 @@ class HolderLink:
         if attached is not None:
             attached.resume()
 
+    def _has_room(self) -> None:
+        for attached in tuple(self._attached.values()):
+            attached.resume()
+
     def _closed(self, closed: Closed) -> None:
         attached = self._of(closed.channel)
         if attached is not None:
@@ -280,9 +291,11 @@ class HolderLink:
                 self._detach(attached.guest.id)
 
     def _over(self) -> None:
-        for guest in tuple(self._attached):
-            self._detach(guest)
-        self._on_over(self)
+        try:
+            for guest in tuple(self._attached):
+                self._detach(guest)
+        finally:
+            self._on_over(self)
 
 
 class _Attached:
@@ -303,7 +316,7 @@ class _Attached:
         """Begin."""
         self._stdin = asked.stdin
         if asked.stdin:
-            self.guest.stdio.on_stdin_room = self._feed
+            self.guest.stdio.on_stdin_room = self._feed_more
         self.guest.listeners.append(self._news)
         self._following = self.guest.stdio.attach(self, asked.offset, lossless=asked.lossless, follow=asked.follow)
 
@@ -314,7 +327,7 @@ class _Attached:
             self._following = None
         if self._news in self.guest.listeners:
             self.guest.listeners.remove(self._news)
-        if self._stdin and self.guest.stdio.on_stdin_room == self._feed:  # who came later has it now
+        if self._stdin and self.guest.stdio.on_stdin_room == self._feed_more:  # who came later has it now
             self.guest.stdio.on_stdin_room = None
         self._link.close(self.channel)
         self._connection.push()
@@ -326,29 +339,36 @@ class _Attached:
 
     # ---- a follower of its output ----
 
+    # It is called in the guest's turn, so whatever fails in here is this connection's end, and not the guest's.
+
     def room(self) -> int:
-        may = self._link.may_send(self.channel)
+        may = 0
+        with self._connection.guard():
+            may = self._connection.may_add(self._link.may_send(self.channel))
         return may - OUTPUT_HEAD.size * (1 + may // PIECE_MAX) if may > OUTPUT_HEAD.size else 0
 
     def take(self, stream: int, offset: int, data: bytes) -> None:
-        for start in range(0, len(data), PIECE_MAX):
-            piece = data[start : start + PIECE_MAX]
-            self._link.send_data(self.channel, OUTPUT_HEAD.pack(stream, offset + start) + piece)
-        self._connection.push()
+        with self._connection.guard():
+            for start in range(0, len(data), PIECE_MAX):
+                piece = data[start : start + PIECE_MAX]
+                self._link.send_data(self.channel, OUTPUT_HEAD.pack(stream, offset + start) + piece)
+            self._connection.push()
 
     def gap(self, offset: int, dropped: int) -> None:
-        self._link.event(
-            dumps(GuestNews(guest=self.guest.id, what="gap", detail=f"{dropped} bytes are no longer kept")),
-            channel=self.channel,
-        )
-        self._connection.push()
+        with self._connection.guard():
+            self._link.event(
+                dumps(GuestNews(guest=self.guest.id, what="gap", detail=f"{dropped} bytes are no longer kept")),
+                channel=self.channel,
+            )
+            self._connection.push()
 
     def end(self) -> None:
         """That was all its output. If it is gone, that is said last, to those too who came after it."""
-        if self.guest.is_gone:
-            self._say(self.guest.last_news())
-        self._link.finish(self.channel)
-        self._connection.push()
+        with self._connection.guard():
+            if self.guest.is_gone:
+                self._say(self.guest.last_news())
+            self._link.finish(self.channel)
+            self._connection.push()
 
     # ---- its input ----
 
@@ -366,6 +386,10 @@ class _Attached:
             self._input_over = True
             self._feed()
 
+    def _feed_more(self) -> None:
+        with self._connection.guard():
+            self._feed()
+
     def _feed(self) -> None:
         if self._waiting:
             accepted = self.guest.stdio.feed(bytes(self._waiting))
@@ -376,8 +400,9 @@ class _Attached:
             self.guest.stdio.close_stdin()
 
     def _news(self, news: GuestNews) -> None:
-        if news.what != "gone":  # it is said when the last of its output is
-            self._say(news)
+        with self._connection.guard():
+            if news.what != "gone":  # it is said when the last of its output is
+                self._say(news)
 
     def _say(self, news: GuestNews) -> None:
         self._link.event(dumps(news), channel=self.channel)

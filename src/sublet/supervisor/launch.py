@@ -15,6 +15,7 @@ from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.cores import choose
 from sublet.supervisor.ends import child_setup
 from sublet.supervisor.errands import Errands
+from sublet.supervisor.group import Group
 from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.limits import pin
 from sublet.supervisor.logs import GuestLog
@@ -41,6 +42,9 @@ SESSIONS_ENTRY: Final = "sublet.guest.device_service:main"
 """The program that is the far end of sessions and nothing else."""
 WINDOW_MAX: Final = 4096
 """Rows or columns of a terminal."""
+UNDO_AGAIN_S: Final = 0.5
+UNDO_TRIES: Final = 20
+"""After that it goes with the group of its lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class Prepared:
     """Everything but the fork."""
 
     spec: GuestSpec
+    loop: Loop
+    """In which a mistake is this guest's end and nobody else's."""
     plan: SpawnPlan
     stdio: Stdio
     log: GuestLog
@@ -57,13 +63,15 @@ class Prepared:
     """Where it is kept, if anywhere."""
     stands_in: bool = False
     """Whether its first process only stands for the command."""
+    group: Group | None = None
+    """Made for it."""
 
 
 class Launch:
     """Prepares guests on one machine, and forks them: from a warm interpreter where there is one, else plainly."""
 
     def __init__(self, *, loop: Loop, office: str, runtime: str, state: str, groups: Groups, trees: Trees) -> None:
-        self._loop = loop
+        self._loop = loop.guarded(lambda _: None)
         self._office = office
         self._runtime = runtime
         self.leases: Final = os.path.join(runtime, "leases")
@@ -99,10 +107,13 @@ class Launch:
         profile: Profile,
         spec: GuestSpec,
         guest: GuestId,
+        *,
         log: Callable[[], GuestLog],
         on_done: Callable[[], None],
+        loop: Loop,
     ) -> Prepared:
-        """Raises ``InvalidRequest`` or ``Unsupported`` before anything is made."""
+        """Raises ``InvalidRequest`` or ``Unsupported`` before anything is made. Whatever it raises, nothing of the
+        guest's own stays; what is the lease's does, and is used by the next one."""
         check_spec(spec)
         behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
         tenancy.open(self.leases, self._groups, self._loop.now_ns(), self._cores)
@@ -111,29 +122,45 @@ class Launch:
         if behind is not None and os.path.dirname(tenancy.segment) not in tenancy.writable:
             marks.pop("SUBLET_MEMORY", None)  # a descriptor of ours, which it cannot see from where it lives
         group = self._groups.group(tenancy.lease, guest)
-        if group is not None:
-            group.create()
-        kept = log()
-        stdio = _stdio(spec, self._loop, kept, on_done)
-        ends = stdio.child
-        if behind is not None:
-            room = behind.room(tenancy, spec, counted=self._groups.has("pids"))
-            if room.ids is not None:
-                stdio.give_to(*room.ids)
-        else:
-            room = Room(env=dict(spec.env), cwd=spec.cwd or "/", enter=_stay, ids=None)
-        plan = SpawnPlan(
-            take_stdio=lambda: child_setup(ends),
-            join=group.join_paths() if group is not None else (),
-            limit=lambda: pin(tenancy.pinned),
-            enter=room.enter,
-            cwd=room.cwd,
-            umask=spec.umask,
-            argv=_argv(spec),
-            env={**room.env, **marks},
-        )
+        with contextlib.ExitStack() as undo:
+            if group is not None:
+                undo.callback(group.remove)
+                group.create()
+            kept = log()
+            stdio = _stdio(spec, loop, kept, on_done)
+            undo.callback(stdio.close)
+            ends = stdio.child
+            if behind is not None:
+                room = behind.room(tenancy, spec, counted=self._groups.has("pids"))
+                if room.ids is not None:
+                    stdio.give_to(*room.ids)
+            else:
+                room = Room(env=dict(spec.env), cwd=spec.cwd or "/", enter=_stay, ids=None)
+            plan = SpawnPlan(
+                take_stdio=lambda: child_setup(ends),
+                join=group.join_paths() if group is not None else (),
+                limit=lambda: pin(tenancy.pinned),
+                enter=room.enter,
+                cwd=room.cwd,
+                umask=spec.umask,
+                argv=_argv(spec),
+                env={**room.env, **marks},
+            )
+            undo.pop_all()
         uid = room.ids.uid if room.ids is not None else None
-        return Prepared(spec, plan, stdio, kept, uid, tenancy.pinned, room.stands_in)
+        return Prepared(spec, loop, plan, stdio, kept, uid, tenancy.pinned, room.stands_in, group)
+
+    def undo(self, prepared: Prepared) -> None:
+        """It has never run: what was made for it goes."""
+        prepared.stdio.close()
+        self.remove(prepared.log.folder)
+        if prepared.group is not None:
+            self._remove_group(prepared.group, UNDO_TRIES)
+
+    def _remove_group(self, group: Group, tries: int) -> None:
+        """A child that came from a warm interpreter may be in it, and takes a moment to end."""
+        if group.remove() and tries:
+            self._loop.after(UNDO_AGAIN_S, lambda: self._remove_group(group, tries - 1))
 
     def _cores(self, count: int) -> tuple[int, ...]:
         return choose(count, os.sched_getaffinity(0), self.pinned())
@@ -159,7 +186,7 @@ class Launch:
             umask=plan.umask,
             terminal=spec.stdio is StdioKind.PTY,
         )
-        groups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in plan.join]
+        groups: list[int] = []
 
         def done(found: Child | SubletError) -> None:
             if isinstance(found, Child):
@@ -167,7 +194,11 @@ class Launch:
             forked(_forked(plan) if isinstance(found, SubletError) else found)
 
         try:
+            for path in plan.join:
+                groups.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))  # noqa: PERF401 - each is closed, if one fails
             self.zygotes.fork(key, asked, (child.stdin, child.stdout, child.stderr), done, groups=groups)
+        except OSError as error:  # no descriptor left, or the group went: nothing was asked yet
+            forked(error)
         finally:
             for fd in groups:
                 os.close(fd)

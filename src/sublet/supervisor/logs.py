@@ -80,8 +80,9 @@ class GuestLog:
         """How much of it was written; less than ``offset`` only when the log stopped."""
         self.stopped = ""
         """Why nothing is written any more, if so: the guest goes on, and so do those who listen."""
+        self.bound = bound_bytes
+        """Bytes that it may take on disk."""
         self._clock = clock
-        self._bound = bound_bytes
         self._segment_max = bound_bytes // SEGMENTS
         self._piece_max = min(PIECE_BYTES_MAX, self._segment_max - len(_MAGIC) - _FRAME)
         self._segments: list[tuple[int, int]] = []
@@ -102,6 +103,11 @@ class GuestLog:
         """Bytes that were said and are no longer kept."""
         first = self._segments[0][0] if self._segments else self._start
         return first + self.offset - self.kept_until
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes on disk now."""
+        return self._size + sum(size for _, size in self._segments)
 
     def append(self, stream: int, data: bytes) -> int:
         """Keep this, and say at which offset it begins."""
@@ -148,7 +154,7 @@ class GuestLog:
             self._segments.append((self._start, self._size))
         self._start, self._size = self.kept_until, 0
         kept = sum(size for _, size in self._segments)
-        while self._segments and (len(self._segments) >= SEGMENTS or kept + self._segment_max > self._bound):
+        while self._segments and (len(self._segments) >= SEGMENTS or kept + self._segment_max > self.bound):
             start, size = self._segments.pop(0)
             kept -= size
             with contextlib.suppress(FileNotFoundError):

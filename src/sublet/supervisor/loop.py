@@ -2,19 +2,24 @@
 
 It is the smallest thing that does the work. asyncio would cost eight megabytes in a process that is on every machine,
 and its timers stand still while the machine sleeps; these are CLOCK_BOOTTIME, as every deadline is.
+
+What is called here may fail, and one guest's or one connection's mistake must not be everybody's end. So whoever is
+not the law itself takes a loop of its own (``guarded``) and says what its mistakes cost: its guest, its connection, or
+nothing. What the law's own turn raises is nobody's to swallow, and ends the process.
 """
 
 from __future__ import annotations
 
 import heapq
 import select
+import sys
 from collections.abc import Callable
 from typing import Final
 
 from sublet.clock import Clock
 from sublet.values import NS_PER_S
 
-__all__ = ["READ", "WRITE", "Loop", "Timer"]
+__all__ = ["READ", "WRITE", "Loop", "Timer", "confess"]
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
@@ -105,6 +110,10 @@ class Loop:
             call()
         self._ring()
 
+    def guarded(self, on_error: Callable[[Exception], None]) -> Loop:
+        """The same loop for somebody whose mistakes end here: ``on_error`` is told, and the loop goes on."""
+        return _Guarded(self, on_error)
+
     def close(self) -> None:
         """Let go of the descriptor of the loop itself."""
         self._epoll.close()
@@ -125,3 +134,55 @@ class Loop:
             call, timer.call = timer.call, None
             if call is not None:
                 call()
+
+
+class _Guarded(Loop):
+    """Another name for a loop, under which nothing is called that can end it."""
+
+    def __init__(self, loop: Loop, on_error: Callable[[Exception], None]) -> None:
+        self.clock = loop.clock
+        self._loop = loop
+        self._on_error = on_error
+
+    def watch(self, fd: int, events: int, on_ready: OnReady) -> None:
+        def ready(came: int) -> None:
+            try:
+                on_ready(came)
+            except Exception as error:  # noqa: BLE001 - see the head of the module
+                self._loop.forget(fd)  # nobody took what is there, so it would come again, for ever
+                self._failed(error)
+
+        self._loop.watch(fd, events, ready)
+
+    def change(self, fd: int, events: int) -> None:
+        self._loop.change(fd, events)
+
+    def forget(self, fd: int) -> None:
+        self._loop.forget(fd)
+
+    def at(self, when_ns: int, call: Callable[[], None]) -> Timer:
+        return self._loop.at(when_ns, lambda: self._guard(call))
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._loop.soon(lambda: self._guard(call))
+
+    def guarded(self, on_error: Callable[[Exception], None]) -> Loop:
+        return self._loop.guarded(on_error)
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - see the head of the module
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        confess(error)
+        try:
+            self._on_error(error)
+        except Exception as worse:  # noqa: BLE001 - the same
+            confess(worse)
+
+
+def confess(error: Exception) -> None:
+    """A mistake of ours that ends nobody but whom it concerns: the log has it."""
+    sys.excepthook(type(error), error, error.__traceback__)

@@ -11,10 +11,11 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from sublet.supervisor.guests import Guests, out_of_memory
+from sublet.supervisor.guests import Guests
 from sublet.supervisor.procs import PAGE_BYTES, Procs, Stat
 from sublet.supervisor.tenancy import Tenancy
 from sublet.supervisor.tree import Look
+from sublet.supervisor.words import out_of_memory
 from sublet.values import EndReason
 
 __all__ = ["MemoryWatch", "share_of"]

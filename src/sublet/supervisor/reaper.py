@@ -12,7 +12,7 @@ import resource
 import signal
 from collections.abc import Callable
 
-from sublet.supervisor.loop import READ, Loop
+from sublet.supervisor.loop import READ, Loop, confess
 
 __all__ = ["Exit", "Reaper"]
 
@@ -71,7 +71,10 @@ class Reaper:
                 any_ended = True
                 exited = self._waiting.pop(pid, None)
                 if exited is not None:
-                    exited(Exit(pid, status, used))
+                    try:
+                        exited(Exit(pid, status, used))
+                    except Exception as error:  # noqa: BLE001 - others wait to be reaped
+                        confess(error)
         if any_ended:
             self._then()
 

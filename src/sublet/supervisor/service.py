@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from sublet.clock import Clock
@@ -21,7 +22,7 @@ from sublet.supervisor.guests import Guests
 from sublet.supervisor.holder_link import HolderLink
 from sublet.supervisor.launch import Launch
 from sublet.supervisor.locks import DeviceLocks
-from sublet.supervisor.loop import READ, Loop, Timer
+from sublet.supervisor.loop import READ, Loop, Timer, confess
 from sublet.supervisor.memory_watch import MemoryWatch
 from sublet.supervisor.notes import Notes
 from sublet.supervisor.office_link import OfficeLink
@@ -29,7 +30,9 @@ from sublet.supervisor.prctl import set_child_subreaper
 from sublet.supervisor.predecessor import Predecessor
 from sublet.supervisor.premises import Premises
 from sublet.supervisor.procs import Procs
+from sublet.supervisor.shielded import Shielded
 from sublet.supervisor.tree import Trees
+from sublet.supervisor.unread import Unread
 from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
 from sublet.wire.guests import (
     Admit,
@@ -106,6 +109,7 @@ class Supervisor:
         self._claim_again_ns = 0
         self._office: OfficeLink | None = None
         self._holders: set[HolderLink] = set()
+        self.unread = Unread()
         self._reports: list[Report] = []
         self._gone: set[LeaseId] = set()
         """Leases with guests that are gone since the last turn."""
@@ -170,7 +174,10 @@ class Supervisor:
         if peer_of(sock).uid != os.getuid():
             sock.close()
             return
-        OfficeLink(self.loop, sock, self, self._office_gone)
+        try:
+            OfficeLink(self.loop, sock, self, self._office_gone)
+        except OSError:  # no room to watch one more
+            sock.close()
 
     def _office_gone(self, link: OfficeLink) -> None:
         if self._office is link:
@@ -178,15 +185,32 @@ class Supervisor:
             self._alone_since_ns = self.loop.now_ns()
 
     def _beat(self) -> None:
+        """Whatever of it fails, the rest is done, and it comes again."""
+        self.loop.after(BEAT_S, self._beat)
         now_ns = self.loop.now_ns()
-        for tenancy in self.premises.tenancies.values():
-            tenancy.show(now_ns)
-        self.guests.look_after()
+        for tenancy in tuple(self.premises.tenancies.values()):
+            self._safely(lambda tenancy=tenancy: tenancy.show(now_ns))  # type: ignore[misc]
+        self._safely(self.guests.look_after)
+        self._safely(self._look_after_stores)
+        self._safely(lambda: self._claim_again(now_ns))
+        self._stop_if_idle()
+
+    def _look_after_stores(self) -> None:
         for lease, line in self._launch.stores.look_after():
             self.premises.say(lease, line)
-        self._claim_again(now_ns)
-        self._stop_if_idle()
-        self.loop.after(BEAT_S, self._beat)
+
+    def _safely(self, call: Callable[[], None]) -> None:
+        """Where a mistake costs nobody more than this."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the law alone may end this process
+            confess(error)
+
+    def _mistaken(self, lease: LeaseId) -> None:
+        """What the guests of this lease had to be told could not be: who cannot hear of an end must not run on."""
+        tenancy = self.premises.tenancies.get(lease)
+        for guest in tuple(tenancy.running()) if tenancy is not None else ():
+            self.guests.broken(guest.id)
 
     def _claim_again(self, now_ns: int) -> None:
         """What another office has may be free by now."""
@@ -222,7 +246,7 @@ class Supervisor:
         if self.node is None:
             left = self._predecessor.leftovers(asked.inventory.devices)
             self.premises.left = [*left, *self._launch.stores.leftovers()]
-            self.node = node = Node(asked.inventory, self.premises, report=self._report)
+            self.node = node = Node(asked.inventory, Shielded(self.premises, self._mistaken), report=self._report)
             self.premises.name_of = lambda lease: node.names.get(lease, "")
         else:
             self.node.inventory_changed(asked.inventory)
@@ -267,6 +291,7 @@ class Supervisor:
             premises=self.premises,
             guests=self.guests,
             on_over=self._holders.discard,
+            unread=self.unread,
         )
         self._holders.add(holder)
 

@@ -88,22 +88,29 @@ class Child:
 
 def spawn(plan: SpawnPlan) -> Child:
     """Fork. The child waits for ``go`` and ends by itself if the parent ends first."""
-    go_read, go_write = os.pipe2(os.O_CLOEXEC)
-    failure_read, failure_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    made: list[int] = []
     parent = os.getpid()
     try:
+        made += os.pipe2(os.O_CLOEXEC)
+        made += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid = os.fork()
     except OSError:
-        for fd in (go_read, go_write, failure_read, failure_write):
+        for fd in made:
             os.close(fd)
         raise
+    go_read, go_write, failure_read, failure_write = made
     if pid == 0:
         os.close(go_write)
         os.close(failure_read)
         _become(plan, parent, go_read, failure_write)
     os.close(go_read)
     os.close(failure_write)
-    return Child(pid, os.pidfd_open(pid), failure_read, go_write)
+    try:
+        return Child(pid, os.pidfd_open(pid), failure_read, go_write)
+    except OSError:  # it waits for its word, and ends without one
+        os.close(go_write)
+        os.close(failure_read)
+        raise
 
 
 def read_failure(failure: int, subject: str) -> SpawnFailed | None:

@@ -232,6 +232,20 @@ class Stdio:
         for following in tuple(self._followings):
             self._serve_soon(following)
 
+    def abandon(self) -> None:
+        """Something here failed: let go of everything, read nothing more, and tell the followers that this was all."""
+        self._closed = True
+        for fd in (*self._watched, *((self._ends.stdin,) if self._ends is not None and self._writing else ())):
+            self._loop.forget(fd)
+        self._watched, self._outputs, self._writing, self._input_ends = set(), {}, False, True
+        if self._ends is not None:
+            self._ends.let_go(*self._ends.open)
+        followings, self._followings = self._followings, []
+        for following in followings:
+            following.close()
+            following.follower.end()
+        self.log.close()
+
     # ---- outputs, inside ----
 
     def _allowed(self) -> int:

@@ -99,7 +99,7 @@ class Stores:
     def __init__(self, *, loop: Loop, errands: Errands, state: str, runtime: str) -> None:
         self.on_gone: Callable[[LeaseId], None] = lambda _: None
         """Told when a store of this lease was put away."""
-        self._loop = loop
+        self._loop = loop.guarded(lambda _: None)
         self._errands = errands
         self.blocks: Final = os.path.join(state, "blocks")
         self.memory: Final = os.path.join(runtime, "memory")

@@ -139,14 +139,18 @@ class _Zygote:
     """The supervisor's end of one."""
 
     def __init__(self, loop: Loop, key: ZygoteKey, house: Zygotes, enter: Callable[[ZygoteKey], None]) -> None:
-        self._loop = loop
+        self._loop = loop.guarded(lambda _: self._die("the supervisor made a mistake with it; its log says which"))
         self._key = key
         self._house = house
         self._link = Link.accepting()
         self._asked: dict[int, _Asked] = {}
         self._words = os.memfd_create("zygote")
-        self._sock, theirs = socket.socketpair()
         self._is_ended = False
+        try:
+            self._sock, theirs = socket.socketpair()
+        except OSError:
+            os.close(self._words)
+            raise
         try:
             with theirs:
                 self._child = spawn(_plan(key, theirs.fileno(), self._words, enter))
@@ -164,14 +168,22 @@ class _Zygote:
         if len(self._asked) >= FORKS_MAX:
             on_done(Unsupported("the warm interpreter has too many guests to make at once", do=_PLAIN))
             return
-        go_read, go = os.pipe2(os.O_CLOEXEC)
-        failure, failure_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        stdio, groups = fds[:3], fds[3:]
-        given = (*map(_dup, stdio), go_read, failure_write, *map(_dup, groups))
+        made: list[int] = []
+        given: list[int] = []
+        try:
+            made += os.pipe2(os.O_CLOEXEC)
+            made += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            for fd in fds:
+                given.append(_dup(fd))  # noqa: PERF401 - each is closed, if one fails
+        except OSError:
+            close_all((*made, *given))
+            raise
+        go_read, go, failure, failure_write = made
+        given[3:3] = [go_read, failure_write]  # after the three of its stdio
         try:
             call = self._link.call(dumps(fork), given)  # from here on those given are the link's to close
         except SubletError as error:
-            close_all((go, failure))
+            close_all((go, failure, *given))
             on_done(error)
             return
         timer = self._loop.after(FORK_S, partial(self._die, f"it did not answer within {FORK_S:.0f} s"))
@@ -202,7 +214,9 @@ class _Zygote:
         self._push()
 
     def _push(self) -> None:
-        drained = send_some(self._sock, self._link)
+        drained = True
+        with contextlib.suppress(OSError):  # the reading side finds out, and says so
+            drained = send_some(self._sock, self._link)
         wanted = READ if drained else READ | WRITE
         if wanted != self._events:
             self._events = wanted

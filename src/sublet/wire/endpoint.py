@@ -96,6 +96,11 @@ class Endpoint:
         """Whether nothing waits: no output, no call either way, no channel."""
         return not (self._out or self._early or self._calls or self._called or self._channels)
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that are to be sent and have not gone out."""
+        return self._waiting
+
     def finish(self, channel: int) -> None:
         """Nothing more will be sent on this channel; what comes is still read."""
         found = self._channels.get(channel)

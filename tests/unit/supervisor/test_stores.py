@@ -13,11 +13,11 @@ from sublet.clock import SystemClock
 from sublet.supervisor.cores import choose
 from sublet.supervisor.counting import NAMES_MAX, Count, count
 from sublet.supervisor.errands import ERRANDS_MAX, Errands
-from sublet.supervisor.guests import out_of_memory
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.memory_watch import share_of
 from sublet.supervisor.mounts import Mount, loops_in, mounts_in
 from sublet.supervisor.procs import PAGE_BYTES, Stat
+from sublet.supervisor.words import out_of_memory
 from sublet.values import MIB
 
 CORES: list[tuple[int, tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]]] = [

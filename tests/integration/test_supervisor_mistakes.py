@@ -1,0 +1,190 @@
+"""Mistakes of the supervisor's own, put into a real one: each ends the guest or the connection it concerns, with a
+reason, and nobody else; and where it cannot be said any more whether something is gone, nothing becomes free."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sublet.errors import SubletError
+from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
+from sublet.wire.guests import Attach, Guests, GuestView, ListGuests
+from sublet.wire.orders import End, Grant, Part, TornDown
+from tests.integration.supervisor_stage import TENANT, SupervisorStage, supervisor_at
+from tests.traces import now_ns, until
+
+A, B = LeaseId("lease-a"), LeaseId("lease-b")
+E5, E6 = Epoch(1, 5), Epoch(1, 6)
+S = 1_000_000_000
+GRACE_NS = S // 5
+IGNORES = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+
+# Each is a line or two of Python that makes one function fail for the guest that has BREAK in its command line.
+FOR_IT = """
+def broken(kind, name, of=lambda self: self):
+    before = getattr(kind, name)
+    def failing(self, *given, **named):
+        guest = of(self)
+        if guest is not None and any("BREAK" in word for word in guest.spec.argv):
+            raise RuntimeError("a mistake in " + name)
+        return before(self, *given, **named)
+    setattr(kind, name, failing)
+from sublet.supervisor.guest import Guest
+from sublet.supervisor.guests import Guests
+from sublet.supervisor.stdio import Stdio
+from sublet.supervisor.tree import Trees
+from sublet.supervisor.tenancy import Tenancy
+"""
+HEARS = """
+hear = Stdio._hear
+def failing(self, stream, data):
+    if b"BREAK" in data:
+        raise RuntimeError("a mistake in _hear")
+    hear(self, stream, data)
+Stdio._hear = failing
+"""
+SIGNALS = """
+seen = Trees.signal_seen
+def failing(self, tree, number, look):
+    if tree.lease == "lease-b":
+        raise RuntimeError("a mistake in signal_seen")
+    return seen(self, tree, number, look)
+Trees.signal_seen = failing
+"""
+KILLS = """
+kill = Trees.kill
+def failing(self, trees):
+    trees = list(trees)
+    if any(tree.lease == "lease-b" for tree in trees):
+        raise RuntimeError("a mistake in kill")
+    kill(self, trees)
+Trees.kill = failing
+"""
+SHOWS = """
+show = Tenancy.show
+def failing(self, now_ns):
+    if self.lease == "lease-b" and self._page is not None and self.number_of_shows > 0:
+        raise RuntimeError("a mistake in show")
+    self.number_of_shows = 1
+    show(self, now_ns)
+Tenancy.show, Tenancy.number_of_shows = failing, 0
+"""
+TAKES = """
+from sublet.supervisor.holder_link import _Attached
+take = _Attached.take
+def failing(self, stream, offset, data):
+    if b"BREAK" in data:
+        raise RuntimeError("a mistake in take")
+    take(self, stream, offset, data)
+_Attached.take = failing
+"""
+
+
+def core(lease: LeaseId, epoch: Epoch) -> Grant:
+    part = Part(resource=ResourceId("bench/cpu"), kind=Kind.CPU, amount=0, millis=0, exclusivity=Exclusivity.SHARED)
+    at_ns = now_ns() + 300 * S
+    return Grant(lease=lease, epoch=epoch, number=1, tenant=TENANT, parts=(part,), deadline_ns=at_ns, ttl_ns=300 * S)
+
+
+def end(lease: LeaseId, epoch: Epoch) -> End:
+    parts = core(lease, epoch).parts
+    return End(lease=lease, epoch=epoch, number=2, parts=parts, reason=EndReason.RELEASED, grace_ns=GRACE_NS)
+
+
+def is_torn_down(stage: SupervisorStage, lease: LeaseId) -> bool:
+    stage.office_line.wait(0.02)
+    return any(isinstance(one, TornDown) and one.lease == lease for one in stage.office_line.reports)
+
+
+def view(stage: SupervisorStage, guest: str) -> GuestView:
+    listed = stage.office_line.ask(ListGuests(guest=guest, ended=True))
+    assert isinstance(listed, Guests)
+    return listed.guests[0]
+
+
+def has_spoken(stage: SupervisorStage, guest: str) -> bool:
+    return view(stage, guest).log_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("faults", "command"),
+    [
+        (HEARS, "echo BREAK; exec sleep 1000"),
+        (FOR_IT + 'broken(Guest, "exited")', "exit 3; BREAK"),
+        (FOR_IT + 'broken(Guest, "settle")', "exit 3; BREAK"),
+        (FOR_IT + 'broken(Guest, "last_news")', "exit 3; BREAK"),
+        (FOR_IT + 'broken(Guests, "_note", of=lambda self: None)', "exit 3; BREAK"),
+    ],
+    ids=["hear", "exited", "settle", "news", "control"],
+)
+def test_a_mistake_with_one_guest_is_that_guests_end(tmp_path: Path, faults: str, command: str) -> None:
+    with supervisor_at(tmp_path, faults=FOR_IT + faults) as stage:
+        stage.office_line.order(core(A, E5), core(B, E6))
+        other = stage.holder(A, E5).start("sleep", "1000")
+        stage.holder(B, E6).start("sh", "-c", command)
+        until("the end of the broken one", lambda: not stage.marked(B))
+        stage.office_line.order(end(B, E6))
+        if '"exited"' not in faults:  # there nobody knows how it ended, and nothing is concluded
+            until("torn down", lambda: is_torn_down(stage, B))
+        assert [one.pid for one in stage.marked(A)] == [other.pid]
+        stage.office_line.order(end(A, E5))
+        until("the other, too", lambda: is_torn_down(stage, A))
+        assert '"exited"' not in faults or not is_torn_down(stage, B)
+        assert "a mistake in" in stage.log or "_note" in faults
+
+
+def test_a_holder_hears_of_a_start_that_went_wrong_here(tmp_path: Path) -> None:
+    faults = FOR_IT + 'setattr(Guest, "now", lambda self, event: 1 // 0)'
+    with supervisor_at(tmp_path, faults=faults) as stage:
+        stage.office_line.order(core(B, E6))
+        with pytest.raises(SubletError, match="made a mistake"):
+            stage.holder(B, E6).start("sleep", "1000")
+        until("its end", lambda: not stage.marked(B))
+
+
+def test_the_end_says_why(tmp_path: Path) -> None:
+    with supervisor_at(tmp_path, faults=FOR_IT + HEARS) as stage:
+        stage.office_line.order(core(B, E6))
+        guest = stage.holder(B, E6).start("sh", "-c", "echo BREAK; exec sleep 1000").guest
+        until("its end", lambda: view(stage, guest).state == "gone")
+        assert view(stage, guest).reason == EndReason.GUEST_FAILED
+        assert "a mistake in _hear" in stage.log
+
+
+@pytest.mark.parametrize("faults", [SIGNALS, KILLS], ids=["signal", "kill"])
+def test_who_cannot_be_reached_keeps_nobody_else_alive(tmp_path: Path, faults: str) -> None:
+    with supervisor_at(tmp_path, faults=FOR_IT + faults) as stage:
+        stage.office_line.order(core(A, E5), core(B, E6))
+        for lease, epoch in ((A, E5), (B, E6)):
+            guest = stage.holder(lease, epoch).start("sh", "-c", IGNORES).guest
+            until("it ignores SIGTERM", partial(has_spoken, stage, guest))
+        stage.office_line.order(end(A, E5), end(B, E6))
+        until("both torn down", lambda: is_torn_down(stage, A) and is_torn_down(stage, B))
+        assert "a mistake in" in stage.log
+
+
+def test_who_cannot_be_told_of_an_end_does_not_run_on_and_others_do(tmp_path: Path) -> None:
+    with supervisor_at(tmp_path, faults=FOR_IT + SHOWS) as stage:
+        stage.office_line.order(core(A, E5), core(B, E6))
+        other = stage.holder(A, E5).start("sleep", "1000")
+        stage.holder(B, E6).start("sleep", "1000")
+        until("a mistake", lambda: "a mistake in show" in stage.log)
+        assert [one.pid for one in stage.marked(A)] == [other.pid]
+        stage.office_line.order(end(B, E6))
+        until("torn down", lambda: is_torn_down(stage, B))
+        assert [one.pid for one in stage.marked(A)] == [other.pid]
+
+
+def test_a_mistake_with_a_connection_is_not_the_guests_end(tmp_path: Path) -> None:
+    with supervisor_at(tmp_path, faults=FOR_IT + TAKES) as stage:
+        stage.office_line.order(core(A, E5))
+        guest = stage.holder(A, E5).start("sh", "-c", "echo BREAK; exec sleep 1000")
+        reader = stage.office_line.admit(A, E5)
+        attached = reader.ask(Attach(guest=guest.guest))
+        reader.talk.link.grant(attached.output, 1 << 20)  # type: ignore[union-attr]
+        until("it is cut", lambda: (reader.talk.pump(), reader.is_over)[1])
+        reader.close()
+        assert [one.pid for one in stage.marked(A)] == [guest.pid]
+        assert view(stage, guest.guest).state == "running"
