@@ -54,6 +54,10 @@ class Office:
             Step(path="/v1/leases/<<id>>/release", body='{"busy":0.0}', expect='"status":'),
         ]
 
+    def nothing(self) -> list[Step]:
+        """As many requests, and nothing to decide, to write or to order."""
+        return [Step(method="GET", path="/v1/hello", expect='"wire":')] * 2
+
     def acquire(self, *, ttl_s: float) -> Step:
         """A grant is the only answer that counts."""
         return Step(

@@ -4,8 +4,10 @@ Both sides keep their state on the same disk with fsync on, both are driven by t
 over keep-alive connections, and both share the machine's cores with it. The transport is what each offers to a client
 on the same machine: a unix socket here, TCP on loopback there.
 
-Before the pairs, the same generator runs against a server that does nothing, which shows its ceiling; and each window
-says how much of a core the generator used. A side whose generator was near a full core was not measured to its end.
+Before the pairs, the same generator runs against a server that does nothing, which shows its ceiling, and against the
+office with a question that needs no decision, no disk and no supervisor, which shows the ceiling of that; and each
+window says how much of a core the generator used. A side whose generator was near a full core was not measured to its
+end.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ def measure(bench: Bench) -> list[Figure]:
     figures: list[Figure] = []
     window_s, pairs = bench.either(WINDOW_S, 0.5), bench.either(PAIRS, 1)
     with NullServer(bench.folder) as null:
-        figures.extend(_ceiling(bench, null, window_s))
+        figures.extend(_ceiling(bench, null, "a server that does nothing", window_s))
     with Office(bench.folder) as office, Etcd(bench.folder) as etcd:
+        figures.extend(_ceiling(bench, office, "the office, which only says who it is", window_s))
         for clients in CLIENTS:
             figures.extend(_one_level(bench, office, etcd, clients, window_s, pairs))
     bench.note(
@@ -48,15 +51,17 @@ def measure(bench: Bench) -> list[Figure]:
     return figures
 
 
-def _ceiling(bench: Bench, null: NullServer, window_s: float) -> list[Figure]:
+def _ceiling(bench: Bench, server: NullServer | Office, what: str, window_s: float) -> list[Figure]:
+    """How many cycles of two requests pass between the generator and a server that decides nothing."""
+    steps = server.nothing() if isinstance(server, Office) else server.cycle()
     figures = []
     for clients in CLIENTS:
-        with ClosedGenerator(null.address, null.cycle(), [{}] * clients) as generator:
+        with ClosedGenerator(server.address, steps, [{}] * clients) as generator:
             samples = [generator.run(window_s) for _ in range(3)]
         rates = [_rate(sample) for sample in samples]
         share = max(sample.generator_cpu_s / sample.wall_s for sample in samples)
-        bench.say(f"generator's ceiling, {_clients(clients)}: {rates[-1]:,.0f} cycles/s, {share:.0%} of a core")
-        figures.append(figure(f"the generator against a server that does nothing, {_clients(clients)}", "1/s", rates))
+        bench.say(f"against {what}, {_clients(clients)}: {rates[-1]:,.0f} cycles/s, generator {share:.0%} of a core")
+        figures.append(figure(f"the generator against {what}, {_clients(clients)}", "1/s", rates))
     return figures
 
 

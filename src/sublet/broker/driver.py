@@ -207,7 +207,7 @@ class Driver:
         """Until nothing that was decided for this lease still waits for its agent: then what a read says was held."""
         assert self._loop is not None
         while waiting := self._holds.waiting(lease):
-            await asyncio.wait([one.future(self._loop) for one in waiting])
+            await asyncio.wait([one.future(self._loop.create_future) for one in waiting])
 
     def _enqueue(self, waiting: Waiting) -> None:
         self._pending.append(waiting)

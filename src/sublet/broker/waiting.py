@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -43,12 +42,11 @@ class Waiting:
         """Whether somebody still waits."""
         return self._then is not None or (self._future is not None and not self._future.done())
 
-    def future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
-        """Done once the answer is given."""
+    def future(self, make: Callable[[], Any]) -> Any:
+        """Done once the answer is given; made if there is none yet."""
         if self._future is None:
-            self._future = loop.create_future()
-        found: asyncio.Future[Any] = self._future
-        return found
+            self._future = make()
+        return self._future
 
     def answer(self) -> None:
         """Give what was made ready."""
