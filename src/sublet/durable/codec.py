@@ -36,14 +36,9 @@ def encode(value: object, *, gpu: GpuRule = "copy") -> Encoded:
 
     Raises ``Unpicklable``, naming the first object that cannot travel and the path to it.
     """
-    rules = Rules(gpu=gpu)
-    encoding = Encoding(rules)
+    encoding = Encoding(Rules(gpu=gpu))
     encoding.dump(value)
-    compact = encoding.wasteful()
-    if compact:  # arrays that see a small part of much memory that nobody else in the value needs
-        encoding = Encoding(Rules(gpu=gpu, compact=compact))
-        encoding.dump(value)
-    return encoding.finish()
+    return encoding.finished(value)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +65,8 @@ class Encoding:
         self.parts: list[bytes | bytearray] = []
         self.seen: list[Seen] = []
 
-    def dump(self, value: object) -> None:
+    def dump(self, value: object, *, roots: bool = False) -> Any:
+        """Run the pickler; what it has met, by id, is in its ``memo``."""
         pickler = Pickler(self, PROTOCOL, buffer_callback=self.take)
         pickler.reducer_override = self.rules.reduce
         try:
@@ -78,7 +74,12 @@ class Encoding:
         except MemoryError:
             raise
         except Exception as error:
-            raise named(value, error, self.rules) from error
+            raise named(value, error, self.rules, roots=roots) from error
+        return pickler
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.parts)) + sum(one.length for one in self.seen)
 
     def write(self, part: bytes | bytearray) -> None:
         """Called by the pickler, with frames of up to 128 KiB, and with anything long as the very object."""
@@ -101,6 +102,15 @@ class Encoding:
             if len(sparse) == len(region) and sum(nbytes for _, nbytes in sparse) * 2 <= length:
                 found += [which for which, _ in sparse]
         return frozenset(found)
+
+    def finished(self, value: object) -> Encoded:
+        """The outcome, after a second run where the first took far more memory along than the value sees."""
+        compact = self.wasteful()
+        if not compact:
+            return self.finish()
+        again = Encoding(Rules(gpu=self.rules.gpu, compact=compact))
+        again.dump(value)
+        return again.finish()
 
     def finish(self) -> Encoded:
         buffers = self._layout()

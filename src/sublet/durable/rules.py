@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from sublet.durable import rebuild
 from sublet.durable.memory import memory_at
 
-__all__ = ["GpuRule", "Refused", "Rules"]
+__all__ = ["GpuRule", "Refused", "Rules", "found_by_name"]
 
 GpuRule = Literal["copy", "refuse"]
 Rule = Callable[[Any], Any]
@@ -96,12 +96,12 @@ class Rules:
     # ---- functions and classes ----
 
     def _class(self, value: type) -> Any:
-        if _found_by_name(value) or (not value.__flags__ & HEAP_TYPE and value not in UNNAMED):
+        if found_by_name(value) or (not value.__flags__ & HEAP_TYPE and value not in UNNAMED):
             return NotImplemented  # what is defined in C, pickle finds or refuses
         return self._cloudpickle().reducer_override(value)
 
     def _function(self, value: types.FunctionType) -> Any:
-        return NotImplemented if _found_by_name(value) else self._cloudpickle().reducer_override(value)
+        return NotImplemented if found_by_name(value) else self._cloudpickle().reducer_override(value)
 
     def _by_table(self, kind: type) -> Rule | None:
         table = type(self._cloudpickle()).dispatch_table
@@ -220,7 +220,7 @@ class _Nowhere:
         return len(data)
 
 
-def _found_by_name(value: Any) -> bool:
+def found_by_name(value: Any) -> bool:
     """Whether another process finds this very function or class under its module and name."""
     name = getattr(value, "__module__", None)
     if name is None or name in MAINS or _registered_by_value(name):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import re
 import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -54,6 +55,9 @@ PLAIN_NAMES: Final[dict[str, str]] = {
 }
 
 
+ROOT: Final = re.compile(r"^value\[(['\"])(.*?)\1\]")
+
+
 class Blocker:
     """One object that cannot travel."""
 
@@ -68,11 +72,12 @@ class Blocker:
         return f"{self.path}: {self.what}"
 
 
-def named(value: object, error: Exception, rules: Rules, *, root: str = "value") -> Unpicklable:
+def named(value: object, error: Exception, rules: Rules, *, roots: bool = False) -> Unpicklable:
     """The error to raise, once pickling has failed with ``error``."""
     if isinstance(error, Unpicklable):
         return error
-    found = blockers(value, rules, root=root)
+    root = "value"
+    found = blockers(value, rules, roots=roots)
     if not found:
         if isinstance(error, RecursionError):
             said = f"{root} is nested too deeply to be saved or sent"
@@ -90,8 +95,9 @@ def named(value: object, error: Exception, rules: Rules, *, root: str = "value")
     )
 
 
-def blockers(value: object, rules: Rules, *, root: str = "value") -> list[Blocker]:
-    """Everything in the value that cannot travel, up to a bound."""
+def blockers(value: object, rules: Rules, *, roots: bool = False) -> list[Blocker]:
+    """Everything in the value that cannot travel, up to a bound. ``roots``: it is a dict of named values."""
+    root = "value"
     walk = _Walk(rules)
     try:
         walk.dump(value)
@@ -100,7 +106,11 @@ def blockers(value: object, rules: Rules, *, root: str = "value") -> list[Blocke
     except Exception as error:  # noqa: BLE001 - whatever an object's own method raised; the walk found what it could
         if not walk.found:
             return [Blocker(root, describe(value), str(error))]
-    return [Blocker(path_of(chain, root), describe(chain[-1], error), str(error)) for chain, error in walk.found]
+    found = [Blocker(path_of(chain, root), describe(chain[-1], error), str(error)) for chain, error in walk.found]
+    if roots:
+        for one in found:
+            one.path = ROOT.sub(lambda match: match[2], one.path, count=1)
+    return found
 
 
 def describe(value: object, error: BaseException | None = None) -> str:

@@ -1,0 +1,66 @@
+"""Files that are there whole or not at all.
+
+Written under a temporary name in the folder where they belong, or in a staging folder of the same file system; synced;
+given their name; and the folder synced, for a name is durable only when its folder is. Every file that a checkpoint
+needs goes this way. After a failed sync nothing is retried and the file is not used: what the kernel has dropped by
+then it reports only once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["move_into_place", "name_once", "read_whole", "sync_file", "sync_folder", "write_synced"]
+
+
+def sync_folder(folder: Path) -> None:
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        os.fsync(fd)
+
+
+def sync_file(path: Path) -> None:
+    with _opened(path, os.O_RDONLY) as fd:
+        os.fsync(fd)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """A new file, on disk when this returns; its name is not yet."""
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+
+
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Give a synced file its name, in place of whatever has it. The caller syncs the folder, perhaps once for many."""
+    os.rename(temporary, path)
+
+
+def name_once(temporary: Path, path: Path) -> None:
+    """Give a synced file a name that nobody else may have taken (``FileExistsError``), durably. The temporary name
+    stays: it is the caller's to remove, and costs nothing."""
+    os.link(temporary, path)
+    sync_folder(path.parent)
+
+
+def read_whole(path: Path, limit: int) -> bytes:
+    """A small file. One that is larger than it could rightly be is not read into memory first."""
+    with _opened(path, os.O_RDONLY) as fd:
+        parts, room = [], limit + 1
+        while room > 0 and (part := os.read(fd, room)):
+            parts.append(part)
+            room -= len(part)
+        return b"".join(parts)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

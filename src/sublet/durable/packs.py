@@ -1,0 +1,337 @@
+"""Writing a pack, and reading chunks out of one.
+
+A chunk is copied into a batch, hashed there, and written from there: what others do to the memory meanwhile reaches
+neither the hash nor the file. While one batch is filled another is on its way to the disk, in a thread of its own, so
+that hashing costs no time of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from blake3 import blake3
+
+from sublet.durable.format import (
+    PACK_HEADER,
+    TRAILER_BYTES,
+    Encoding,
+    Entry,
+    PackRef,
+    damaged,
+    dump_index,
+    dump_trailer,
+    pack_name,
+    parse_index,
+    parse_trailer,
+)
+from sublet.durable.memory import fresh_memory
+from sublet.errors import CheckpointDamaged, CheckpointFailed
+
+__all__ = ["PackFile", "PackWriter", "file_name"]
+
+BATCH_BYTES: Final = 4 << 20
+BATCHES: Final = 4
+SAMPLE_BYTES: Final = 8 * 1024
+SHRINKS: Final = 0.8
+"""A chunk is compressed where a sample of its buffer comes out below this share, and it itself does too."""
+SHRINK_MIN: Final = 1024
+NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+START_WRITING: Final = 2
+"""SYNC_FILE_RANGE_WRITE."""
+
+
+def file_name(name: bytes) -> str:
+    return f"{name.hex()}.pack"
+
+
+class PackWriter:
+    """One pack, under a temporary name until ``finish``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "pack.part"
+        self._fd = -1
+        self._entries: list[Entry] = []
+        self._at = len(PACK_HEADER)
+        self._batch: memoryview | None = None
+        self._used = 0
+        self._made = 0
+        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[tuple[memoryview, int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.hashes: dict[bytes, Entry] = {}
+        self._pressing = _Pressing()
+
+    @property
+    def nbytes(self) -> int:
+        """What is in it so far."""
+        return self._at
+
+    def room(self, length: int) -> memoryview:
+        """Memory for the next chunk. It counts once ``keep`` is called; until then it may be filled again."""
+        if self._batch is None or self._used + length > self._batch.nbytes:
+            self._hand_over()
+            self._batch = self._next_batch(length)
+        return self._batch[self._used : self._used + length]
+
+    def keep(self, digest: bytes, length: int, *, shrink: bool = False) -> None:
+        """The chunk that was put in ``room`` is part of the pack."""
+        assert self._batch is not None
+        stored, check, encoding = length, 0, Encoding.RAW
+        if shrink and length >= SHRINK_MIN:
+            small = self._pressing.press(self._batch[self._used : self._used + length])
+            if small is not None:
+                stored, check, encoding = len(small), zlib.crc32(small), Encoding.ZSTD
+                self._batch[self._used : self._used + stored] = small
+        self._add(Entry(digest, self._at, stored, length, check, encoding))
+
+    def copy(self, entry: Entry, stored: bytes) -> None:
+        """A chunk out of another pack, as it is stored there. The caller has checked it."""
+        self.room(entry.stored)[:] = stored
+        self._add(entry._replace(offset=self._at))
+
+    def put(self, data: bytes, digest: bytes, *, shrink: bool = True) -> None:
+        """A chunk that nobody else can change."""
+        self.room(len(data))[:] = data
+        self.keep(digest, len(data), shrink=shrink and self._pressing.worth(memoryview(data)))
+
+    def worth_shrinking(self, data: memoryview) -> bool:
+        return self._pressing.worth(data)
+
+    def finish(self) -> tuple[PackRef, Path] | None:
+        """Write the rest, sync, and give it the name of its content, in the same folder. None if it has no chunk."""
+        if not self._entries:
+            self.close()
+            return None
+        try:
+            index = dump_index(self._entries)
+            end = index + dump_trailer(index, self._at)
+            if self._batch is not None and self._used + len(end) <= self._batch.nbytes:
+                self._batch[self._used : self._used + len(end)] = end
+                self._used += len(end)
+                self._hand_over(last=True)
+            else:
+                self._hand_over(last=True)
+                self._write(memoryview(end))
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self.failed(error) from error
+        name = pack_name(index)
+        path = self._folder / file_name(name)
+        os.rename(self._path, path)
+        ref = PackRef(name, self._at + len(end), len(self._entries))
+        self.close()
+        return ref, path
+
+    def close(self) -> None:
+        """Give up what was not finished. Harmless twice."""
+        if self._thread is not None:
+            self._filled.put(None)
+            self._thread.join()
+            self._thread = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> PackWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self.hashes[entry.hash] = entry
+        self._at += entry.stored
+        self._used += entry.stored
+
+    def _next_batch(self, length: int) -> memoryview:
+        if length > BATCH_BYTES:
+            return fresh_memory(length)
+        if self._made < BATCHES:
+            self._made += 1
+            return fresh_memory(BATCH_BYTES)
+        batch = self._free.get()
+        if self._failure is not None:
+            raise self.failed(self._failure)
+        return batch
+
+    def _hand_over(self, *, last: bool = False) -> None:
+        """The batch goes to the thread; the only batch of a small pack is written here and now."""
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, NEW_FILE, 0o600)
+                self._write(memoryview(PACK_HEADER))
+            except OSError as error:
+                raise self.failed(error) from error
+        if self._batch is not None and self._used:
+            if self._thread is None and last:
+                self._write(self._batch[: self._used])
+            else:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="sublet-pack", daemon=True)
+                    self._thread.start()
+                self._filled.put((self._batch, self._used))
+        self._batch, self._used = None, 0
+        if last and self._thread is not None:
+            self._filled.put(None)
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            raise self.failed(self._failure)
+
+    def _run(self) -> None:
+        written = started = 0
+        while (job := self._filled.get()) is not None:
+            batch, used = job
+            if self._failure is None:
+                try:
+                    self._write(batch[:used])
+                    written += used
+                    if written - started >= 2 * BATCH_BYTES:  # so that the disk works while we hash
+                        _start_writing(self._fd, started, written - started)
+                        started = written
+                except OSError as error:
+                    self._failure = error
+            self._free.put(batch)
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def failed(self, error: BaseException) -> CheckpointFailed:
+        self._failure = error
+        why = getattr(error, "strerror", None) or str(error)
+        return CheckpointFailed(
+            f"the state could not be written to {self._folder}: {why}",
+            do="Make room there or choose another place, then save again; earlier checkpoints are whole.",
+        )
+
+
+class _Pressing:
+    """zstd, where a sample shrinks. Loaded at the first chunk that is large enough to ask."""
+
+    def __init__(self) -> None:
+        self._compress: Any = None
+
+    def worth(self, data: memoryview) -> bool:
+        n = data.nbytes
+        if n < SHRINK_MIN:
+            return False
+        if n <= 3 * SAMPLE_BYTES:
+            return True
+        middle = (n - SAMPLE_BYTES) // 2
+        sample = bytes(data[:SAMPLE_BYTES]) + bytes(data[middle : middle + SAMPLE_BYTES]) + bytes(data[-SAMPLE_BYTES:])
+        return self.press(sample) is not None
+
+    def press(self, data: memoryview | bytes) -> bytes | None:
+        if self._compress is None:
+            import zstandard
+
+            self._compress = zstandard.ZstdCompressor(level=1).compress
+        small: bytes = self._compress(data)
+        return small if len(small) <= SHRINKS * len(data) else None
+
+
+_libc: Any = None
+
+
+def _start_writing(fd: int, offset: int, length: int) -> None:
+    """A hint; what must be on disk is synced later in any case."""
+    global _libc
+    if _libc is None:
+        _libc = ctypes.CDLL(None)
+        _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    _libc.sync_file_range(fd, offset, length, START_WRITING)
+
+
+class PackFile:
+    """A pack that is read. Its index was checked when this was made; a chunk is checked when it is read."""
+
+    def __init__(self, path: Path, ref: PackRef) -> None:
+        self.ref = ref
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise damaged(f"the pack {path.name} cannot be read: {error.strerror}") from error
+        try:
+            self.entries: Sequence[Entry] = self._index(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _index(self, path: Path) -> list[Entry]:
+        size = os.fstat(self._fd).st_size
+        if size != self.ref.size or size < len(PACK_HEADER) + TRAILER_BYTES:
+            raise damaged(f"the pack {path.name} has {size} bytes instead of {self.ref.size}")
+        header = self.read(0, len(PACK_HEADER))
+        offset, length, index_hash = parse_trailer(header, self.read(size - TRAILER_BYTES, TRAILER_BYTES), size)
+        index = self.read(offset, length)
+        entries = parse_index(index, index_hash, offset)
+        if pack_name(index) != self.ref.name or len(entries) != self.ref.entries:
+            raise damaged(f"the pack {path.name} is another pack than its name says")
+        return entries
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        if len(data) != length:
+            raise damaged("a pack ends too early")
+        return data
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        done = 0
+        while done < into.nbytes:
+            n = os.preadv(self._fd, [into[done:]], offset + done)
+            if not n:
+                raise damaged("a pack ends too early")
+            done += n
+
+    def stored(self, entry: Entry) -> bytes:
+        """A chunk as it is stored, checked."""
+        data = self.read(entry.offset, entry.stored)
+        self.content_of(entry, data)
+        return data
+
+    def content(self, entry: Entry) -> bytes:
+        return self.content_of(entry, self.read(entry.offset, entry.stored))
+
+    def content_of(self, entry: Entry, stored: bytes) -> bytes:
+        """What a stored chunk holds, compared with its hash."""
+        if entry.encoding == Encoding.ZSTD:
+            if zlib.crc32(stored) != entry.check:
+                raise damaged("a chunk has another checksum than the index says")
+            stored = _unpress(stored, entry.length)
+        check_content(entry.hash, stored)
+        return stored
+
+    def close(self) -> None:
+        """Harmless twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def check_content(digest: bytes, content: memoryview | bytes) -> None:
+    if blake3(content).digest() != digest:
+        raise damaged("a chunk is not what was saved")
+
+
+def _unpress(stored: bytes, length: int) -> bytes:
+    import zstandard
+
+    try:
+        data: bytes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=length)
+    except zstandard.ZstdError as error:
+        raise damaged(f"a chunk cannot be unpacked: {error}") from error
+    if len(data) != length:
+        raise CheckpointDamaged("a chunk has another length than the index says")
+    return data

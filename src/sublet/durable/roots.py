@@ -1,0 +1,179 @@
+"""Named values, each as far apart from the others as the objects they share allow.
+
+Saving every name by itself would lose that two of them hold the same list; saving all of them together would make one
+change rewrite everything and one restore read everything. So names are encoded in bundles, by runs of the sorted names;
+then it is looked whether any two bundles met the same object or the same memory. Only where they did, or where a bundle
+came out large, its names are looked at one by one: those that share go together, large ones go alone.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
+import pathlib
+import re
+import types
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sublet.durable.codec import Encoding
+from sublet.durable.encoded import Encoded
+from sublet.durable.records import begins_leaf
+from sublet.durable.rules import GpuRule, Rules, found_by_name
+
+__all__ = ["Group", "encode_roots"]
+
+LARGE_BYTES: Final = 256 * 1024
+"""A name with more than this is encoded by itself."""
+SCALARS: Final = frozenset((str, bytes, int, float, complex, bool, type(None)))
+PLAIN: Final = frozenset((list, tuple, set, frozenset))
+IDENTITY_FREE: Final = (
+    *(str, bytes, int, float, complex, tuple, frozenset, range, slice, type, type(None), type(...)),
+    *(types.BuiltinFunctionType, types.ModuleType, types.CodeType, types.GenericAlias, types.UnionType),
+    *(enum.Enum, dt.date, dt.time, dt.timedelta, dt.tzinfo, decimal.Decimal),
+    *(fractions.Fraction, uuid.UUID, pathlib.PurePath, re.Pattern),
+)
+"""What nobody can change; whether two names hold one of these or two equal ones, no program should ask. (What a tuple
+holds is looked at by itself.)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Names that are saved and restored together. The value behind ``encoded`` is a dict of them."""
+
+    names: tuple[str, ...]
+    encoded: Encoded
+
+
+def encode_roots(roots: Mapping[str, object], *, gpu: GpuRule = "copy") -> list[Group]:
+    """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
+
+    Raises ``Unpicklable`` with the root's name at the head of the path.
+    """
+    bundles = [_Bundle(names, roots, gpu) for names in _runs(sorted(roots))]
+    doubtful = _sharing(bundles) | {n for n, one in enumerate(bundles) if len(one.names) > 1 and one.is_large}
+    groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
+    if doubtful:
+        groups += _one_by_one([bundles[n].names for n in sorted(doubtful)], roots, gpu)
+    return sorted(groups, key=lambda group: group.names[0])
+
+
+def _runs(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    starts = [n for n, name in enumerate(names) if n == 0 or begins_leaf(name)]
+    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
+        yield tuple(names[start:end])
+
+
+class _Bundle:
+    """Some roots, encoded together, and everything that was met on the way."""
+
+    def __init__(self, names: tuple[str, ...], roots: Mapping[str, object], gpu: GpuRule) -> None:
+        self.names = names
+        self.value = {name: roots[name] for name in names}
+        self._encoding = Encoding(Rules(gpu=gpu))
+        pickler = self._encoding.dump(self.value, roots=True)
+        self.met: dict[int, Any]
+        """Id → (number, object). It holds the objects, so that no id is given out twice."""
+        if all(map(_is_plain, self.value.values())):  # nothing but themselves can be shared, and asking costs much
+            self.met = {id(value): (0, value) for value in self.value.values()}
+        else:
+            self.met = pickler.memo.copy()
+
+    @functools.cached_property
+    def is_large(self) -> bool:
+        return self._encoding.nbytes > LARGE_BYTES
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        return [(one.address, one.end) for one in self._encoding.seen if one.length and not one.private]
+
+    def group(self) -> Group:
+        return Group(names=self.names, encoded=self._encoding.finished(self.value))
+
+
+def _sharing(bundles: Sequence[_Bundle]) -> set[int]:
+    """The numbers of bundles that share something with another one."""
+    return {n for pair in _links(bundles) for n in pair}
+
+
+def _links(bundles: Sequence[_Bundle]) -> list[tuple[int, int]]:
+    links: list[tuple[int, int]] = []
+    first: dict[int, int] = {}
+    everything: set[int] = set()
+    for n, bundle in enumerate(bundles):
+        for which in everything.intersection(bundle.met):
+            if _has_identity(bundle.met[which][1]):
+                if which not in first:
+                    first[which] = next(m for m in range(n) if which in bundles[m].met)
+                links.append((first[which], n))
+        everything.update(bundle.met)
+    spans = sorted((start, end, n) for n, bundle in enumerate(bundles) for start, end in bundle.spans)
+    reach, owner = -1, -1
+    for start, end, n in spans:
+        if start < reach and n != owner:
+            links.append((owner, n))
+        if end > reach:
+            reach, owner = end, n
+    return links
+
+
+def _is_plain(value: object) -> bool:
+    """A number or text, or a container of nothing else."""
+    kind = type(value)
+    if kind in SCALARS:
+        return True
+    if kind is dict:
+        return SCALARS.issuperset(map(type, value.values())) and SCALARS.issuperset(map(type, value))  # type: ignore[attr-defined,call-overload]
+    return kind in PLAIN and SCALARS.issuperset(map(type, value))  # type: ignore[call-overload]
+
+
+def _has_identity(value: object) -> bool:
+    if isinstance(value, IDENTITY_FREE):
+        return False
+    kind = type(value)
+    if kind is types.FunctionType:
+        return not found_by_name(value)
+    return kind.__module__ not in ("numpy.dtypes", "torch")  # numpy's dtypes; dtypes, sizes and devices of PyTorch
+
+
+def _one_by_one(bundles: Sequence[tuple[str, ...]], roots: Mapping[str, object], gpu: GpuRule) -> list[Group]:
+    """Components of names that share, large names, and what is left of each bundle."""
+    single = [_Bundle((name,), roots, gpu) for names in bundles for name in names]
+    parent = list(range(len(single)))
+
+    def top(n: int) -> int:
+        while parent[n] != n:
+            parent[n] = parent[parent[n]]
+            n = parent[n]
+        return n
+
+    for a, b in _links(single):
+        parent[top(a)] = top(b)
+    components: dict[int, list[int]] = {}
+    for n in range(len(single)):
+        components.setdefault(top(n), []).append(n)
+    alone = {n: members for members in components.values() if len(members) > 1 for n in members}
+    groups = [
+        _Bundle(tuple(sorted(single[n].names[0] for n in members)), roots, gpu).group()
+        for members in components.values()
+        if len(members) > 1
+    ]
+    at = 0
+    for names in bundles:
+        rest = []
+        for n in range(at, at + len(names)):
+            if n in alone:
+                continue
+            if single[n].is_large:
+                groups.append(single[n].group())
+            else:
+                rest.append(single[n].names[0])
+        at += len(names)
+        if rest:
+            groups.append(_Bundle(tuple(rest), roots, gpu).group())
+    return groups

@@ -1,0 +1,300 @@
+"""One save: what changed goes into a new pack, and a manifest says what the whole state now is.
+
+A ``Saver`` belongs to one state in one store. It remembers what its last saves found in memory (``changes``) and where
+each chunk lies, so a save writes only chunks that no pack of the parent has, and reads only memory that was written to.
+It writes into a staging folder that it is given, and publishes nothing: whoever owns the store does (``store``).
+
+A checkpoint must not come to need ever more packs. When they are many, or mostly dead, the live chunks of the poorest
+are copied into the new pack and those packs are needed no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sublet.durable.changes import CHUNK_BYTES, ChangeFinder, chunk_count, chunk_hash
+from sublet.durable.encoded import Buffer, Encoded
+from sublet.durable.files import write_synced
+from sublet.durable.format import HASH_BYTES, Entry, LeafRef, Manifest, PackRef
+from sublet.durable.packs import PackFile, PackWriter, file_name
+from sublet.durable.records import INLINE_MAX, Blob, Record, begins_leaf, dump_leaf
+from sublet.durable.roots import Group, encode_roots
+from sublet.durable.rules import GpuRule
+from sublet.values import Epoch, LeaseId
+
+__all__ = ["NOBODY", "Base", "SaveReport", "Saver", "Staged", "Who"]
+
+HEAD_CHUNK_BYTES: Final = 16 * 1024
+"""Of heads: what changes in them is small and stands close together."""
+PACKS_MAX: Final = 16
+"""A checkpoint that would need more has half as many afterwards: so each chunk is moved a few times, not often."""
+LIVE_SHARE: Final = 0.5
+"""So has one of whose packs less than this share is live."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Who:
+    """In whose name a checkpoint is made. The store compares it with what is live."""
+
+    lease: LeaseId
+    epoch: Epoch
+
+
+NOBODY: Final = Who(lease=LeaseId(""), epoch=Epoch(0, 0))
+"""For folders that no lease stands behind."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Base:
+    """The checkpoint that a save builds on: its packs, and where each of their chunks lies."""
+
+    manifest: Manifest | None = None
+    packs_folder: Path = Path()
+    where: dict[bytes, tuple[PackRef, Entry]] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        return 0 if self.manifest is None else self.manifest.number
+
+    @classmethod
+    def read(cls, manifest: Manifest, packs_folder: Path) -> Base:
+        """Look into every pack that the checkpoint needs. Raises ``CheckpointDamaged``."""
+        base = cls(manifest=manifest, packs_folder=packs_folder)
+        for ref in manifest.packs:
+            pack = PackFile(packs_folder / file_name(ref.name), ref)
+            base.add(ref, pack.entries)
+            pack.close()
+        return base
+
+    def add(self, ref: PackRef, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self.where.setdefault(entry.hash, (ref, entry))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveReport:
+    """What a save did."""
+
+    number: int
+    roots: int
+    state_bytes: int
+    """What a full copy would have."""
+    written_bytes: int
+    """What went to the disk."""
+    read_bytes: int
+    """Memory that had to be looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A checkpoint that is whole on disk and that nobody can find yet."""
+
+    folder: Path
+    manifest: Manifest
+    manifest_path: Path
+    packs: Sequence[Path]
+    """New ones, in the staging folder, under their names."""
+    report: SaveReport
+    base: Base
+    """What the next save builds on, once this one is published."""
+
+
+class Saver:
+    """Saves of one state. Not for two threads at once."""
+
+    def __init__(self, *, chunk_bytes: int = CHUNK_BYTES, finder: ChangeFinder | None = None) -> None:
+        self.chunk_bytes = chunk_bytes
+        self._finder = ChangeFinder(chunk_bytes=chunk_bytes) if finder is None else finder
+
+    def save(
+        self,
+        roots: Mapping[str, object],
+        *,
+        staging: Path,
+        base: Base,
+        who: Who,
+        wall_ns: int,
+        schema: str = "",
+        note: str = "",
+        gpu: GpuRule = "copy",
+    ) -> Staged:
+        """Write what ``base`` lacks into ``staging``, an empty folder beside its packs."""
+        groups = encode_roots(roots, gpu=gpu)
+        return self.save_groups(groups, staging=staging, base=base, who=who, wall_ns=wall_ns, schema=schema, note=note)
+
+    def save_groups(
+        self,
+        groups: Sequence[Group],
+        *,
+        staging: Path,
+        base: Base,
+        who: Who,
+        wall_ns: int,
+        schema: str = "",
+        note: str = "",
+    ) -> Staged:
+        """The same, of what was encoded before."""
+        with PackWriter(staging) as writer:
+            run = _Run(writer, base, self._finder, self.chunk_bytes)
+            leaves = run.leaves([run.record(group.names, group.encoded) for group in groups])
+            packs = run.packs()
+            made = writer.finish()
+        if made is not None:
+            packs.append(made[0])
+        manifest = Manifest(
+            number=base.number + 1,
+            parent=base.number,
+            lease=who.lease,
+            epoch=who.epoch,
+            schema=schema,
+            wall_ns=wall_ns,
+            packs=packs,
+            leaves=leaves,
+            roots=sum(len(group.names) for group in groups),
+            state_bytes=sum(group.encoded.nbytes for group in groups),
+            note=note,
+        )
+        path = staging / "manifest"
+        data = manifest.dump()
+        try:
+            write_synced(path, data)
+        except OSError as error:
+            raise writer.failed(error) from error
+        after = Base(manifest=manifest, packs_folder=base.packs_folder)
+        kept = set(packs)
+        after.where = {digest: place for digest, place in base.where.items() if place[0] in kept}
+        if made is not None:
+            after.where.update((digest, (made[0], entry)) for digest, entry in writer.hashes.items())
+        report = SaveReport(
+            number=manifest.number,
+            roots=manifest.roots,
+            state_bytes=manifest.state_bytes,
+            written_bytes=len(data) + (made[0].size if made is not None else 0),
+            read_bytes=run.read_bytes,
+        )
+        return Staged(
+            folder=staging,
+            manifest=manifest,
+            manifest_path=path,
+            packs=[made[1]] if made is not None else [],
+            report=report,
+            base=after,
+        )
+
+
+class _Run:
+    """One save under way."""
+
+    def __init__(self, writer: PackWriter, base: Base, finder: ChangeFinder, chunk_bytes: int) -> None:
+        self._writer = writer
+        self._base = base
+        self._finder = finder
+        self._chunk_bytes = chunk_bytes
+        self._used: set[bytes] = set()
+        self.read_bytes = 0
+
+    def record(self, names: Sequence[str], encoded: Encoded) -> Record:
+        blobs = [self._constant(encoded.head), *(self._buffer(buffer) for buffer in encoded.buffers)]
+        return Record(names=names, blobs=blobs)
+
+    def leaves(self, records: Sequence[Record]) -> list[LeafRef]:
+        """Records in the order of names, cut into leaves."""
+        found: list[LeafRef] = []
+        for run in _runs(records):
+            data = dump_leaf(run)
+            digest = chunk_hash(data)
+            self._put(data, digest)
+            found.append(LeafRef(digest, len(data), sum(len(record.names) for record in run)))
+        return found
+
+    def packs(self) -> list[PackRef]:
+        """The packs of the base that are still needed, once the poorest were emptied into the new one."""
+        live: dict[PackRef, list[Entry]] = {}
+        for digest in self._used:
+            place = self._base.where.get(digest)
+            if place is not None and digest not in self._writer.hashes:
+                live.setdefault(place[0], []).append(place[1])
+        share = {ref: sum(entry.stored for entry in entries) for ref, entries in live.items()}
+        poorest = sorted(live, key=lambda ref: share[ref])
+        gone = poorest[: len(poorest) - PACKS_MAX // 2] if len(poorest) > PACKS_MAX else []
+        kept = sorted((ref for ref in poorest if ref not in gone), key=lambda ref: ref.size - share[ref])
+        while kept and sum(share[ref] for ref in kept) < LIVE_SHARE * sum(ref.size for ref in kept):
+            gone.append(kept.pop())
+        for ref in gone:
+            self._move(ref, live[ref])
+        return sorted(kept)
+
+    def _move(self, ref: PackRef, entries: Sequence[Entry]) -> None:
+        pack = PackFile(self._base.packs_folder / file_name(ref.name), ref)
+        try:
+            for entry in sorted(entries, key=lambda entry: entry.offset):
+                self._writer.copy(entry, pack.stored(entry))
+        finally:
+            pack.close()
+
+    def _constant(self, data: bytes) -> Blob:
+        if len(data) <= INLINE_MAX:
+            return Blob(length=len(data), inline=data)
+        view, hashes = memoryview(data), bytearray()
+        for n in range(chunk_count(len(data), HEAD_CHUNK_BYTES)):
+            part = bytes(view[n * HEAD_CHUNK_BYTES : (n + 1) * HEAD_CHUNK_BYTES])
+            digest = chunk_hash(part)
+            self._put(part, digest)
+            hashes += digest
+        return Blob(length=len(data), chunk_bytes=HEAD_CHUNK_BYTES, hashes=bytes(hashes))
+
+    def _put(self, data: bytes, digest: bytes) -> None:
+        self._used.add(digest)
+        if digest not in self._base.where and digest not in self._writer.hashes:
+            self._writer.put(data, digest)
+
+    def _buffer(self, buffer: Buffer) -> Blob:
+        if buffer.length <= INLINE_MAX:
+            return Blob(length=buffer.length, inline=bytes(buffer.view), kind=buffer.kind, writable=buffer.writable)
+        look = self._finder.begin(buffer)
+        candidates = look.candidates
+        if look.before is not None:
+            missing = self._missing(look.before)
+            if missing:  # another base than at the last look: it does not have what is unchanged either
+                candidates = sorted({*candidates, *missing})
+        shrink = bool(candidates) and self._writer.worth_shrinking(buffer.view)
+        hashes = {n: self._chunk(look.chunk(n), look.hash_before(n), shrink) for n in candidates}
+        look.candidates = candidates
+        table = self._finder.settle(look, hashes)
+        self._used.update(table[at : at + HASH_BYTES] for at in range(0, len(table), HASH_BYTES))
+        return Blob(
+            length=buffer.length,
+            chunk_bytes=self._chunk_bytes,
+            hashes=table,
+            kind=buffer.kind,
+            writable=buffer.writable,
+        )
+
+    def _missing(self, table: bytes) -> list[int]:
+        have, new = self._base.where, self._writer.hashes
+        hashes = (table[at : at + HASH_BYTES] for at in range(0, len(table), HASH_BYTES))
+        return [n for n, digest in enumerate(hashes) if digest not in have and digest not in new]
+
+    def _chunk(self, chunk: memoryview, before: bytes | None, shrink: bool) -> bytes:
+        """Hash one chunk, and keep a copy of it if no pack has it."""
+        self.read_bytes += chunk.nbytes
+        if before is not None and before in self._base.where and chunk_hash(chunk) == before:
+            return before
+        room = self._writer.room(chunk.nbytes)
+        room[:] = chunk
+        digest = chunk_hash(room)
+        if digest not in self._base.where and digest not in self._writer.hashes:
+            self._writer.keep(digest, chunk.nbytes, shrink=shrink)
+        return digest
+
+
+def _runs(records: Sequence[Record]) -> list[list[Record]]:
+    runs: list[list[Record]] = []
+    for record in records:
+        if not runs or begins_leaf(record.names[0]):
+            runs.append([])
+        runs[-1].append(record)
+    return runs

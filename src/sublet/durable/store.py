@@ -1,0 +1,190 @@
+"""Where checkpoints are kept: a folder of packs and manifests, and what must hold when one is added.
+
+    FOLDER/checkpoints/0000000000000012.manifest     one file for each checkpoint
+    FOLDER/packs/HEX.pack                            what they share
+    FOLDER/staging/…/                                what is being written, and what a crash left
+    FOLDER/lock                                      held while something is published or collected
+
+A checkpoint exists from the moment its manifest has its name. Before that its packs are on disk under theirs, and
+their folder is synced; so a reader finds a checkpoint whole or not at all, and an older one is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+from sublet.durable.files import move_into_place, name_once, read_whole, sync_folder
+from sublet.durable.format import MANIFEST_MAX, Manifest, damaged
+from sublet.durable.opening import Checkpoint, Stored
+from sublet.durable.saving import NOBODY, Base, Staged, Who
+from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, VersionConflict
+
+__all__ = ["CheckpointStore", "FolderStore", "Publisher"]
+
+NAME: Final = re.compile(r"(\d{16})\.manifest")
+
+
+class Publisher(Protocol):
+    """Makes staged checkpoints findable. Called by whoever saved, once for each."""
+
+    def publish(self, staged: Staged) -> None:
+        """When this returns the checkpoint is durable and is the newest. Raises ``VersionConflict`` when another one
+        was published since its base, ``StaleEpoch`` when a newer holder has the store, ``CheckpointFailed`` when it
+        could not be written; nothing was changed then."""
+
+
+class CheckpointStore(Publisher, Protocol):
+    """What ``Durable`` saves into."""
+
+    @property
+    def who(self) -> Who:
+        """In whose name it is saved."""
+
+    def newest(self) -> int:
+        """The number of the newest checkpoint, 0 for none."""
+
+    def open(self, number: int | None = None) -> Checkpoint:
+        """One of them, the newest by default. ``NotFound`` or ``CheckpointDamaged``."""
+
+    def base(self) -> Base:
+        """The newest, to build the next save on."""
+
+    def stage(self) -> Path:
+        """A new, empty folder on the same file system as the packs."""
+
+    def discard(self, folder: Path) -> None:
+        """A staging folder is needed no more. Harmless twice."""
+
+
+class FolderStore:
+    """A plain folder. Several processes may use it; a lock orders what they publish."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, who: Who | None = None) -> None:
+        self.folder = Path(folder)
+        self._who = NOBODY if who is None else who
+        self.checkpoints = self.folder / "checkpoints"
+        self.packs = self.folder / "packs"
+        self.staging = self.folder / "staging"
+        try:
+            for one in (self.checkpoints, self.packs, self.staging):
+                one.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequest(
+                f"{self.folder} cannot hold checkpoints: {error.strerror}", do="Name a folder you may write to."
+            ) from error
+
+    @property
+    def who(self) -> Who:
+        return self._who
+
+    # ---- reading ----
+
+    def numbers(self) -> list[int]:
+        """Of all checkpoints there are, in order."""
+        found = (NAME.fullmatch(name) for name in os.listdir(self.checkpoints))
+        return sorted(int(match[1]) for match in found if match is not None)
+
+    def newest(self) -> int:
+        return max(self.numbers(), default=0)
+
+    def manifest(self, number: int | None = None) -> Manifest:
+        which = self.newest() if number is None else number
+        path = self.manifest_path(which)
+        try:
+            manifest = Manifest.parse(read_whole(path, MANIFEST_MAX))
+        except FileNotFoundError:
+            has = ", ".join(map(str, self.numbers()[-5:])) or "none"
+            raise NotFound(f"there is no checkpoint {which or ''} in {self.folder}", do=f"There is: {has}.") from None
+        except OSError as error:
+            raise damaged(f"{path.name} cannot be read: {error.strerror}") from error
+        if manifest.number != which:
+            raise damaged(f"{path.name} is the manifest of checkpoint {manifest.number}")
+        return manifest
+
+    def manifest_path(self, number: int) -> Path:
+        return self.checkpoints / f"{number:016d}.manifest"
+
+    def stored(self, number: int | None = None) -> Stored:
+        return Stored(self.manifest(number), self.packs)
+
+    def open(self, number: int | None = None) -> Checkpoint:
+        return Checkpoint(self.stored(number))
+
+    def base(self) -> Base:
+        if not self.newest():
+            return Base(packs_folder=self.packs)
+        return Base.read(self.manifest(), self.packs)
+
+    # ---- writing ----
+
+    def stage(self) -> Path:
+        folder = self.staging / f"{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise self._failed(error) from error
+        return folder
+
+    def discard(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def publish(self, staged: Staged) -> None:
+        manifest = staged.manifest
+        try:
+            with self.locked():
+                self._admit(manifest)
+                for pack in staged.packs:
+                    move_into_place(pack, self.packs / pack.name)
+                if staged.packs:
+                    sync_folder(self.packs)
+                for ref in manifest.packs:
+                    found = self.packs / f"{ref.name.hex()}.pack"
+                    if not found.exists() or found.stat().st_size != ref.size:
+                        raise CheckpointFailed(f"the pack {found.name} went away while the state was saved")
+                name_once(staged.manifest_path, self.manifest_path(manifest.number))
+        except FileExistsError:
+            raise _conflict(manifest.number) from None
+        except OSError as error:
+            raise self._failed(error) from error
+        self.discard(staged.folder)
+
+    def _admit(self, manifest: Manifest) -> None:
+        """The next number, in the name of the newest holder there was."""
+        newest = self.newest()
+        if manifest.number != newest + 1:
+            raise _conflict(manifest.number)
+        if newest and (before := self.manifest()).epoch > manifest.epoch:
+            raise StaleEpoch(f"epoch {manifest.epoch} cannot save any more: epoch {before.epoch} has saved since")
+
+    def _failed(self, error: OSError) -> CheckpointFailed:
+        return CheckpointFailed(
+            f"the state could not be saved in {self.folder}: {error.strerror or error}",
+            do="Make room there or choose another place, then save again; earlier checkpoints are whole.",
+        )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else publishes or collects meanwhile. Ends with the process that holds it."""
+        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _conflict(number: int) -> VersionConflict:
+    return VersionConflict(
+        f"checkpoint {number} is not the next one: another one was saved meanwhile",
+        do="Open the newest checkpoint, make the change again, and save.",
+    )
