@@ -3,16 +3,19 @@ reason, and nobody else; and where it cannot be said any more whether something 
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sublet.errors import SubletError
+from sublet.supervisor.cgroups_places import Files
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
-from sublet.wire.guests import Attach, Guests, GuestView, ListGuests
+from sublet.wire.guests import Attach, Guests, GuestSpec, GuestView, ListGuests, Start
 from sublet.wire.orders import End, Grant, Part, TornDown
-from tests.integration.supervisor_stage import TENANT, SupervisorStage, supervisor_at
+from tests.integration.supervisor_stage import PATH, TENANT, SupervisorStage, supervisor_at
 from tests.traces import now_ns, until
 
 A, B = LeaseId("lease-a"), LeaseId("lease-b")
@@ -188,3 +191,80 @@ def test_a_mistake_with_a_connection_is_not_the_guests_end(tmp_path: Path) -> No
         reader.close()
         assert [one.pid for one in stage.marked(A)] == [guest.pid]
         assert view(stage, guest.guest).state == "running"
+
+
+NO = """
+def no(*given, **named):
+    raise OSError(24, "no descriptor left, says the test")
+"""
+LEAKS = {
+    "the plan": "import sublet.supervisor.launch as launch\nlaunch.SpawnPlan = no",
+    "the group": "from sublet.supervisor.group import Group\nGroup.join_paths = no",
+    "the fork": "import os\nos.fork = no",
+    "the pidfd": "import os\nos.pidfd_open = no",
+    "a refusal": """
+import sublet.supervisor.launch as launch
+from sublet.errors import Unsupported
+def no(*given):
+    raise Unsupported("not here, says the test")
+launch.child_setup, launch._argv = no, no
+""",
+}
+
+
+@pytest.mark.parametrize("fault", LEAKS)
+def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, fault: str) -> None:
+    with supervisor_at(tmp_path, faults=NO + LEAKS[fault]) as stage:
+        stage.office_line.order(core(A, E5))
+        refused(stage, GuestSpec(argv=("true",), cwd="/", env={"PATH": PATH}))
+        before = things(stage)
+        for _ in range(10):
+            refused(stage, GuestSpec(argv=("true",), cwd="/", env={"PATH": PATH}))
+        until("all as before", lambda: things(stage) == before)
+        stage.office_line.order(end(A, E5))
+        until("torn down", lambda: is_torn_down(stage, A))
+
+
+def test_nor_does_one_from_a_warm_interpreter(tmp_path: Path) -> None:
+    faults = """
+import sublet.supervisor.zygotes as zygotes
+dup, made = zygotes._dup, []
+def failing(fd):
+    made.append(fd)
+    if len(made) % 3 == 0:
+        raise OSError(24, "no descriptor left, says the test")
+    return dup(fd)
+zygotes._dup = failing
+"""
+    spec = GuestSpec(argv=(sys.executable, "-c", "pass"), imports=("json",), cwd="/", env={"PATH": PATH})
+    with supervisor_at(tmp_path, faults=faults) as stage:
+        stage.office_line.order(core(A, E5))
+
+        def is_warm() -> bool:
+            try:
+                stage.holder(A, E5).ask(Start(spec=spec))
+            except SubletError:
+                return True
+            return False
+
+        until("a warm interpreter", is_warm)
+        until("what came before is gone", lambda: len(stage.marked(A)) == 0)
+        before = things(stage)
+        for _ in range(10):
+            refused(stage, spec)
+        until("all as before", lambda: things(stage) == before)
+
+
+def refused(stage: SupervisorStage, spec: GuestSpec) -> None:
+    with pytest.raises(SubletError):
+        stage.holder(A, E5).ask(Start(spec=spec))
+
+
+def things(stage: SupervisorStage) -> tuple[int, int, int, int]:
+    """Descriptors, children, groups of guests, folders of logs."""
+    stage.office_line.pump()
+    groups = [guest for lease in stage.lease_groups() for guest in Files().folders(lease)]
+    logs = stage.state / "guests"
+    with open(f"/proc/{stage.pid}/task/{stage.pid}/children") as file:
+        children = len(file.read().split())
+    return len(os.listdir(f"/proc/{stage.pid}/fd")), children, len(groups), len(list(logs.glob("*")))
