@@ -20,15 +20,16 @@ import logging
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from blake3 import blake3
 
+from sublet.durable.memory import fresh_memory
 from sublet.durable.pages import Pages, process_pages
 
-__all__ = ["CHUNK_BYTES", "HASH_BYTES", "ChangeFinder", "Look", "chunk_count", "chunk_hash"]
+__all__ = ["CHUNK_BYTES", "HASH_BYTES", "ChangeFinder", "Copies", "Look", "chunk_count", "chunk_hash"]
 
 CHUNK_BYTES: Final = 256 * 1024
 HASH_BYTES: Final = 32
@@ -81,7 +82,9 @@ class Look:
     """One look at one buffer."""
 
     address: int
+    length: int
     view: memoryview
+    """The memory; after ``detach``, a copy of the candidates one after the other."""
     candidates: Sequence[int]
     """Chunks that may have changed. All others have not."""
     before: bytes | None
@@ -90,16 +93,64 @@ class Look:
     """The candidates were written to; otherwise they are simply all there are."""
     number: int
     chunk_bytes: int
+    places: Mapping[int, int] | None = None
+    """After ``detach``: where in the copy a chunk begins."""
 
     @property
     def count(self) -> int:
-        return chunk_count(self.view.nbytes, self.chunk_bytes)
+        return chunk_count(self.length, self.chunk_bytes)
 
     def chunk(self, n: int) -> memoryview:
-        return self.view[n * self.chunk_bytes : (n + 1) * self.chunk_bytes]
+        at = n * self.chunk_bytes
+        length = min(self.chunk_bytes, self.length - at)
+        at = at if self.places is None else self.places[n]
+        return self.view[at : at + length]
+
+    def detach(self, memory: Callable[[int], memoryview]) -> None:
+        """Copy the candidates; from here on the program may do with its memory what it likes."""
+        places: dict[int, int] = {}
+        runs: list[tuple[int, int]] = []
+        total = 0
+        for n in self.candidates:
+            start = n * self.chunk_bytes
+            end = min(start + self.chunk_bytes, self.length)
+            places[n] = total
+            total += end - start
+            if runs and runs[-1][1] == start:
+                runs[-1] = (runs[-1][0], end)
+            else:
+                runs.append((start, end))
+        copy, at = memory(total), 0
+        for start, end in runs:
+            copy[at : at + end - start] = self.view[start:end]
+            at += end - start
+        self.view, self.places = copy, places
 
     def hash_before(self, n: int) -> bytes | None:
         return None if self.before is None else self.before[n * HASH_BYTES : (n + 1) * HASH_BYTES]
+
+
+class Copies:
+    """Memory for detached looks, kept from one save to the next: fresh memory costs more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._spare = fresh_memory(0)
+        self._used = 0
+
+    def memory(self, length: int) -> memoryview:
+        """So many bytes. They are the caller's until ``reset``."""
+        if self._used + length <= self._spare.nbytes:
+            found = self._spare[self._used : self._used + length]
+            self._used += length
+            return found
+        self._used += length
+        return fresh_memory(length)
+
+    def reset(self) -> None:
+        """All of it is free again; as much as was needed is kept."""
+        if self._used > self._spare.nbytes:
+            self._spare = fresh_memory(self._used)
+        self._used = 0
 
 
 class ChangeFinder:
@@ -126,6 +177,7 @@ class ChangeFinder:
                 candidates = self._chunks(ranges, address, view.nbytes)
         look = Look(
             address=address,
+            length=view.nbytes,
             view=view,
             candidates=range(chunk_count(view.nbytes, self.chunk_bytes)) if candidates is None else candidates,
             before=bytes(memory.hashes) if memory is not None and known else None,
@@ -141,7 +193,7 @@ class ChangeFinder:
         for n in look.candidates:
             table[n * HASH_BYTES : (n + 1) * HASH_BYTES] = hashes[n]
         with self._lock:
-            key = (look.address, look.view.nbytes)
+            key = (look.address, look.length)
             memory = self._memories.setdefault(key, Memory(bytearray()))
             self._memories.move_to_end(key)
             memory.hashes, memory.look = table, look.number

@@ -10,19 +10,20 @@ are copied into the new pack and those packs are needed no more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sublet.durable.changes import CHUNK_BYTES, ChangeFinder, chunk_count, chunk_hash
-from sublet.durable.encoded import Buffer, Encoded
+from sublet.durable.changes import CHUNK_BYTES, ChangeFinder, Copies, Look, chunk_count, chunk_hash
+from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.files import write_synced
 from sublet.durable.format import HASH_BYTES, Entry, LeafRef, Manifest, PackRef
 from sublet.durable.packs import PackFile, PackWriter, file_name
 from sublet.durable.records import INLINE_MAX, Blob, Record, begins_leaf, dump_leaf
 from sublet.durable.roots import Group, encode_roots
 from sublet.durable.rules import GpuRule
+from sublet.errors import CheckpointFailed
 from sublet.values import Epoch, LeaseId
 
 __all__ = ["NOBODY", "Base", "SaveReport", "Saver", "Staged", "Who"]
@@ -69,6 +70,14 @@ class Base:
             pack.close()
         return base
 
+    def after(self, manifest: Manifest, made: PackRef | None, hashes: Mapping[bytes, Entry]) -> Base:
+        """What the next save builds on, when this one is published."""
+        kept = set(manifest.packs)
+        where = {digest: place for digest, place in self.where.items() if place[0] in kept}
+        if made is not None:
+            where.update((digest, (made, entry)) for digest, entry in hashes.items())
+        return Base(manifest=manifest, packs_folder=self.packs_folder, where=where)
+
     def add(self, ref: PackRef, entries: Sequence[Entry]) -> None:
         for entry in entries:
             self.where.setdefault(entry.hash, (ref, entry))
@@ -102,8 +111,31 @@ class Staged:
     """What the next save builds on, once this one is published."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Piece:
+    """One buffer of a state that is being saved."""
+
+    length: int
+    kind: int
+    writable: bool
+    inline: bytes | None = None
+    look: Look | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Capture:
+    """A state as it was at one moment: heads as bytes, and of each buffer what may have changed."""
+
+    records: Sequence[tuple[Sequence[str], bytes, Sequence[Piece]]]
+    state_bytes: int
+
+    @property
+    def roots(self) -> int:
+        return sum(len(names) for names, _, _ in self.records)
+
+
 class Saver:
-    """Saves of one state. Not for two threads at once."""
+    """Saves of one state. Not for two threads at once, but for one that captures and one that writes."""
 
     def __init__(self, *, chunk_bytes: int = CHUNK_BYTES, finder: ChangeFinder | None = None) -> None:
         self.chunk_bytes = chunk_bytes
@@ -122,12 +154,35 @@ class Saver:
         gpu: GpuRule = "copy",
     ) -> Staged:
         """Write what ``base`` lacks into ``staging``, an empty folder beside its packs."""
-        groups = encode_roots(roots, gpu=gpu)
-        return self.save_groups(groups, staging=staging, base=base, who=who, wall_ns=wall_ns, schema=schema, note=note)
+        capture = self.capture(encode_roots(roots, gpu=gpu), base)
+        return self.write(capture, staging=staging, base=base, who=who, wall_ns=wall_ns, schema=schema, note=note)
 
-    def save_groups(
+    def capture(self, groups: Sequence[Group], base: Base, *, copy: Copies | None = None) -> Capture:
+        """Look at every buffer. With ``copy`` nothing of the program's memory is needed any more afterwards, so it may
+        go on while the state is written; without, it waits."""
+        records = []
+        for group in groups:
+            pieces = [self._piece(buffer, base, copy) for buffer in group.encoded.buffers]
+            records.append((group.names, group.encoded.head, pieces))
+        return Capture(records=records, state_bytes=sum(group.encoded.nbytes for group in groups))
+
+    def _piece(self, buffer: Buffer, base: Base, copy: Copies | None) -> Piece:
+        piece = Piece(length=buffer.length, kind=buffer.kind, writable=buffer.writable)
+        if buffer.length <= INLINE_MAX:
+            piece.inline = bytes(buffer.view)
+            return piece
+        look = piece.look = self._finder.begin(buffer)
+        if look.before is not None:  # another base than at the last look may lack what is unchanged
+            missing = [n for n, digest in enumerate(hashes_in(look.before)) if digest not in base.where]
+            if missing:
+                look.candidates = sorted({*look.candidates, *missing})
+        if copy is not None and buffer.kind not in (BufferKind.SMALL, BufferKind.BYTES):  # those nobody can change
+            look.detach(copy.memory)
+        return piece
+
+    def write(
         self,
-        groups: Sequence[Group],
+        capture: Capture,
         *,
         staging: Path,
         base: Base,
@@ -136,10 +191,10 @@ class Saver:
         schema: str = "",
         note: str = "",
     ) -> Staged:
-        """The same, of what was encoded before."""
+        """Put into ``staging`` what ``base`` lacks, and the manifest."""
         with PackWriter(staging) as writer:
             run = _Run(writer, base, self._finder, self.chunk_bytes)
-            leaves = run.leaves([run.record(group.names, group.encoded) for group in groups])
+            leaves = run.leaves([run.record(*record) for record in capture.records])
             packs = run.packs()
             made = writer.finish()
         if made is not None:
@@ -153,8 +208,8 @@ class Saver:
             wall_ns=wall_ns,
             packs=packs,
             leaves=leaves,
-            roots=sum(len(group.names) for group in groups),
-            state_bytes=sum(group.encoded.nbytes for group in groups),
+            roots=capture.roots,
+            state_bytes=capture.state_bytes,
             note=note,
         )
         path = staging / "manifest"
@@ -163,11 +218,6 @@ class Saver:
             write_synced(path, data)
         except OSError as error:
             raise writer.failed(error) from error
-        after = Base(manifest=manifest, packs_folder=base.packs_folder)
-        kept = set(packs)
-        after.where = {digest: place for digest, place in base.where.items() if place[0] in kept}
-        if made is not None:
-            after.where.update((digest, (made[0], entry)) for digest, entry in writer.hashes.items())
         report = SaveReport(
             number=manifest.number,
             roots=manifest.roots,
@@ -181,7 +231,7 @@ class Saver:
             manifest_path=path,
             packs=[made[1]] if made is not None else [],
             report=report,
-            base=after,
+            base=base.after(manifest, made[0] if made is not None else None, writer.hashes),
         )
 
 
@@ -196,9 +246,8 @@ class _Run:
         self._used: set[bytes] = set()
         self.read_bytes = 0
 
-    def record(self, names: Sequence[str], encoded: Encoded) -> Record:
-        blobs = [self._constant(encoded.head), *(self._buffer(buffer) for buffer in encoded.buffers)]
-        return Record(names=names, blobs=blobs)
+    def record(self, names: Sequence[str], head: bytes, pieces: Sequence[Piece]) -> Record:
+        return Record(names=names, blobs=[self._constant(head), *(self._buffer(piece) for piece in pieces)])
 
     def leaves(self, records: Sequence[Record]) -> list[LeafRef]:
         """Records in the order of names, cut into leaves."""
@@ -251,32 +300,21 @@ class _Run:
         if digest not in self._base.where and digest not in self._writer.hashes:
             self._writer.put(data, digest)
 
-    def _buffer(self, buffer: Buffer) -> Blob:
-        if buffer.length <= INLINE_MAX:
-            return Blob(length=buffer.length, inline=bytes(buffer.view), kind=buffer.kind, writable=buffer.writable)
-        look = self._finder.begin(buffer)
-        candidates = look.candidates
-        if look.before is not None:
-            missing = self._missing(look.before)
-            if missing:  # another base than at the last look: it does not have what is unchanged either
-                candidates = sorted({*candidates, *missing})
-        shrink = bool(candidates) and self._writer.worth_shrinking(buffer.view)
-        hashes = {n: self._chunk(look.chunk(n), look.hash_before(n), shrink) for n in candidates}
-        look.candidates = candidates
+    def _buffer(self, piece: Piece) -> Blob:
+        if piece.look is None:
+            assert piece.inline is not None
+            return Blob(length=piece.length, inline=piece.inline, kind=piece.kind, writable=piece.writable)
+        look = piece.look
+        shrink = bool(look.candidates) and self._writer.worth_shrinking(look.chunk(look.candidates[0]))
+        hashes = {n: self._chunk(look.chunk(n), look.hash_before(n), shrink) for n in look.candidates}
         table = self._finder.settle(look, hashes)
-        self._used.update(table[at : at + HASH_BYTES] for at in range(0, len(table), HASH_BYTES))
+        for digest in hashes_in(table):
+            if digest not in self._base.where and digest not in self._writer.hashes:
+                raise CheckpointFailed("the state was saved elsewhere meanwhile", do="Save again.")
+            self._used.add(digest)
         return Blob(
-            length=buffer.length,
-            chunk_bytes=self._chunk_bytes,
-            hashes=table,
-            kind=buffer.kind,
-            writable=buffer.writable,
+            length=piece.length, chunk_bytes=self._chunk_bytes, hashes=table, kind=piece.kind, writable=piece.writable
         )
-
-    def _missing(self, table: bytes) -> list[int]:
-        have, new = self._base.where, self._writer.hashes
-        hashes = (table[at : at + HASH_BYTES] for at in range(0, len(table), HASH_BYTES))
-        return [n for n, digest in enumerate(hashes) if digest not in have and digest not in new]
 
     def _chunk(self, chunk: memoryview, before: bytes | None, shrink: bool) -> bytes:
         """Hash one chunk, and keep a copy of it if no pack has it."""
@@ -289,6 +327,10 @@ class _Run:
         if digest not in self._base.where and digest not in self._writer.hashes:
             self._writer.keep(digest, chunk.nbytes, shrink=shrink)
         return digest
+
+
+def hashes_in(table: bytes) -> Iterator[bytes]:
+    return (table[at : at + HASH_BYTES] for at in range(0, len(table), HASH_BYTES))
 
 
 def _runs(records: Sequence[Record]) -> list[list[Record]]:

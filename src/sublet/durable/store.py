@@ -61,6 +61,9 @@ class CheckpointStore(Publisher, Protocol):
     def stage(self) -> Path:
         """A new, empty folder on the same file system as the packs."""
 
+    def collect(self, keep: int) -> None:
+        """Remove all but the newest ``keep`` checkpoints and what only the others needed."""
+
     def discard(self, folder: Path) -> None:
         """A staging folder is needed no more. Harmless twice."""
 
@@ -68,12 +71,17 @@ class CheckpointStore(Publisher, Protocol):
 class FolderStore:
     """A plain folder. Several processes may use it; a lock orders what they publish."""
 
-    def __init__(self, folder: str | os.PathLike[str], *, who: Who | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, who: Who | None = None, create: bool = True) -> None:
         self.folder = Path(folder)
         self._who = NOBODY if who is None else who
         self.checkpoints = self.folder / "checkpoints"
         self.packs = self.folder / "packs"
         self.staging = self.folder / "staging"
+        self._staged: dict[Path, int] = {}
+        if not create:
+            if not self.checkpoints.is_dir():
+                raise NotFound(f"there are no checkpoints in {self.folder}", do="Name the folder they were saved in.")
+            return
         try:
             for one in (self.checkpoints, self.packs, self.staging):
                 one.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,15 +135,22 @@ class FolderStore:
     # ---- writing ----
 
     def stage(self) -> Path:
-        folder = self.staging / f"{os.getpid()}-{secrets.token_hex(8)}"
+        folder = self.staging / secrets.token_hex(8)
         try:
-            folder.mkdir(mode=0o700)
+            with self.locked():  # or a collection might come between the next two lines
+                folder.mkdir(mode=0o700)
+                fd = self._staged[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(fd, fcntl.LOCK_SH)  # as long as it is held, nobody takes it for what a crash left
         except OSError as error:
+            self.discard(folder)
             raise self._failed(error) from error
         return folder
 
     def discard(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
+        fd = self._staged.pop(folder, -1)
+        if fd >= 0:
+            os.close(fd)
 
     def publish(self, staged: Staged) -> None:
         manifest = staged.manifest
@@ -156,6 +171,12 @@ class FolderStore:
         except OSError as error:
             raise self._failed(error) from error
         self.discard(staged.folder)
+
+    def collect(self, keep: int) -> None:
+        if len(self.numbers()) > keep:
+            from sublet.durable.upkeep import collect
+
+            collect(self, keep=keep)
 
     def _admit(self, manifest: Manifest) -> None:
         """The next number, in the name of the newest holder there was."""

@@ -1,0 +1,158 @@
+"""Looking after a folder of checkpoints: is everything whole, and what does nobody need any more.
+
+Neither loads an object. Collection goes in two steps, each durable before the next: first manifests lose their names,
+then packs that no remaining manifest names. A crash between leaves packs that the next collection takes; never a
+manifest that misses a pack. Where one manifest cannot be read, nobody knows what it needs, so no pack is removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sublet.durable.encoded import Head
+from sublet.durable.files import sync_folder
+from sublet.durable.format import Manifest, PackRef
+from sublet.durable.opening import Stored
+from sublet.durable.packs import PackFile, file_name
+from sublet.durable.store import FolderStore
+from sublet.errors import InvalidRequest, SubletError
+
+__all__ = ["Collected", "Verdict", "collect", "verify"]
+
+KEEP: Final = 3
+"""Checkpoints that a collection leaves, the newest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found in a folder."""
+
+    problems: Sequence[str]
+    """One sentence for each thing that is not whole; empty if everything is."""
+    checkpoints: Sequence[int]
+    packs: int
+    read_bytes: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(folder: str | os.PathLike[str]) -> Verdict:
+    """Read everything and compare it with its checksums and with everything else. Loads nothing, changes nothing."""
+    store = FolderStore(folder, create=False)
+    problems: list[str] = []
+    seen: dict[PackRef, int] = {}
+    numbers = store.numbers()
+    for number in numbers:
+        problems += [f"checkpoint {number}: {problem}" for problem in _problems(store, number, seen)]
+    return Verdict(problems=problems, checkpoints=numbers, packs=len(seen), read_bytes=sum(seen.values()))
+
+
+def _problems(store: FolderStore, number: int, seen: dict[PackRef, int]) -> Iterator[str]:
+    try:
+        manifest = store.manifest(number)
+    except SubletError as error:
+        yield error.message
+        return
+    for ref in manifest.packs:
+        if ref in seen:
+            continue
+        seen[ref] = ref.size
+        yield from _problems_of_pack(store.packs / file_name(ref.name), ref)
+    try:
+        stored = Stored(manifest, store.packs)
+    except SubletError as error:
+        yield error.message
+        return
+    try:
+        for record in {id(one): one for one in stored.records.values()}.values():
+            head = Head.parse(stored.blob(record.blobs[0]))
+            if [shape.length for shape in head.buffers] != [blob.length for blob in record.blobs[1:]]:
+                yield f"{', '.join(record.names)}: the head speaks of other buffers than there are"
+            for blob in record.blobs:
+                for digest, _, length in blob.chunks():
+                    stored.place(digest, length)
+    except SubletError as error:
+        yield error.message
+    finally:
+        stored.close()
+
+
+def _problems_of_pack(path: Path, ref: PackRef) -> Iterator[str]:
+    try:
+        pack = PackFile(path, ref)
+    except SubletError as error:
+        yield f"{path.name}: {error.message}"
+        return
+    try:
+        for n, entry in enumerate(pack.entries):
+            try:
+                pack.content(entry)
+            except SubletError as error:
+                yield f"{path.name}, chunk {n}: {error.message}"
+    finally:
+        pack.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a collection removed."""
+
+    checkpoints: Sequence[int]
+    packs: int
+    freed_bytes: int
+
+
+def collect(store: FolderStore, *, keep: int = KEEP) -> Collected:
+    """Remove all but the newest checkpoints, and what only they needed, and what crashes left behind.
+
+    Raises ``CheckpointDamaged`` before anything is removed when a checkpoint that is to stay cannot be read.
+    """
+    if keep < 1:
+        raise InvalidRequest("a collection leaves at least the newest checkpoint", do="Give keep=1 or more.")
+    with store.locked():
+        numbers = store.numbers()
+        old, staying = numbers[:-keep], numbers[-keep:]
+        needed = {file_name(ref.name) for manifest in _read_all(store, staying) for ref in manifest.packs}
+        for number in old:
+            store.manifest_path(number).unlink(missing_ok=True)
+        if old:
+            sync_folder(store.checkpoints)
+        packs, freed = 0, 0
+        for name in sorted(os.listdir(store.packs)):
+            if name in needed:
+                continue
+            path = store.packs / name
+            freed += path.stat().st_size
+            path.unlink()
+            packs += 1
+        if packs:
+            sync_folder(store.packs)
+        _sweep(store.staging)
+    return Collected(checkpoints=old, packs=packs, freed_bytes=freed)
+
+
+def _read_all(store: FolderStore, numbers: Sequence[int]) -> list[Manifest]:
+    return [store.manifest(number) for number in numbers]
+
+
+def _sweep(staging: Path) -> None:
+    """Remove what was being written by processes that are gone: the living hold a lock on theirs."""
+    for name in os.listdir(staging):
+        folder = staging / name
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)
