@@ -172,3 +172,21 @@ def _starts(stage: SupervisorStage) -> bool:
     except SubletError:
         return False
     return True
+
+
+def test_descriptors_that_are_few_are_said_to_be_few(tmp_path: Path) -> None:
+    with supervisor_at(tmp_path, faults="import sublet.supervisor.files as f\nf.raise_limit = lambda: 130") as stage:
+        stage.office_line.order(shared(A, E5))
+        holder = stage.holder(A, E5)
+        guests = [holder.start("sleep", "1000").pid for _ in range(4)]
+        with pytest.raises(SubletError) as refused:
+            holder.start("sleep", "1000")
+        assert "ulimit" in refused.value.do
+        assert sorted(one.pid for one in stage.marked(A)) == sorted(guests)
+
+
+def test_guests_count_descriptors_as_they_did_before(stage: SupervisorStage) -> None:
+    stage.office_line.order(shared(A, E5))
+    guest = stage.holder(A, E5).start("sleep", "1000")
+    assert resource.prlimit(guest.pid, resource.RLIMIT_NOFILE) == resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert resource.prlimit(stage.pid, resource.RLIMIT_NOFILE)[0] >= resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -11,6 +11,7 @@ import sys
 
 import sublet.wire.refusals  # noqa: F401 - when it is needed there may be no descriptor, or other files, to load it from
 from sublet.clock import SystemClock
+from sublet.supervisor.files import raise_limit
 from sublet.supervisor.service import SOCKET_NAME, Supervisor
 from sublet.wire.codec import loads
 from sublet.wire.guests import SupervisorSettings
@@ -30,7 +31,7 @@ def main(text: str) -> int:
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    supervisor = Supervisor(settings, SystemClock())
+    supervisor = Supervisor(settings, SystemClock(), files=raise_limit())
     path = os.path.join(settings.runtime, SOCKET_NAME)
     listening = _listen(path)
     try:

@@ -18,8 +18,10 @@ from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, Quot
 from sublet.lease.node import Node
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.claims import AGAIN_NS, Claims
+from sublet.supervisor.files import FILES_WANTED, allowance
 from sublet.supervisor.guests import Guests
 from sublet.supervisor.holder_link import HolderLink
+from sublet.supervisor.kept import GUESTS_MAX
 from sublet.supervisor.launch import Launch
 from sublet.supervisor.locks import DeviceLocks
 from sublet.supervisor.loop import READ, Loop, Timer, confess
@@ -76,7 +78,10 @@ ALONE_S: Final = 60.0
 class Supervisor:
     """One for each office and machine."""
 
-    def __init__(self, settings: SupervisorSettings, clock: Clock, groups: Groups | None = None) -> None:
+    def __init__(
+        self, settings: SupervisorSettings, clock: Clock, groups: Groups | None = None, *, files: int = FILES_WANTED
+    ) -> None:
+        """``files``: how many descriptors there may be."""
         set_child_subreaper()
         self.settings = settings
         self.clock = clock
@@ -105,6 +110,8 @@ class Supervisor:
             logs=os.path.join(settings.state, "guests"),
         )
         self.guests.on_gone = self._guest_gone
+        self._allowed = allowance(files, guests_max=GUESTS_MAX, holders_max=HOLDERS_MAX)
+        self.guests.room.guests_max, self.guests.room.why = self._allowed.guests, self._allowed.why
         self._claims = Claims(DeviceLocks(settings.state))
         self._claim_again_ns = 0
         self._office: OfficeLink | None = None
@@ -296,12 +303,15 @@ class Supervisor:
         self._holders.add(holder)
 
     def _check_holders(self, tenant: TenantId) -> None:
-        if len(self._holders) >= HOLDERS_MAX:
+        tenants = [holder.front.tenant for holder in self._holders]
+        for guest in self.guests.of(None):
+            tenants += guest.visits.tenants if guest.visits is not None else ()
+        if len(tenants) >= self._allowed.holders:
             raise CapacityExceeded(
-                f"{HOLDERS_MAX} connections to commands are open on this machine, and that is the most",
-                do="Wait until some have ended.",
+                f"{self._allowed.holders} connections to commands are open on this machine, and that is the most",
+                do=self._allowed.why or "Wait until some have ended.",
             )
-        if sum(holder.front.tenant == tenant for holder in self._holders) >= HOLDERS_PER_TENANT_MAX:
+        if tenants.count(tenant) >= HOLDERS_PER_TENANT_MAX:
             raise QuotaExceeded(
                 f"tenant {tenant} has {HOLDERS_PER_TENANT_MAX} connections to commands open, and that is the most",
                 do="Close some; one connection can attend many commands.",

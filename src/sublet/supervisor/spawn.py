@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from sublet.supervisor.files import give_back
 from sublet.supervisor.prctl import set_pdeathsig
 
 __all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "Child", "SpawnFailed", "SpawnPlan", "read_failure", "spawn"]
@@ -133,6 +134,7 @@ def _become(plan: SpawnPlan, parent: int, go: int, failure: int) -> NoReturn:
         for path in plan.join:
             _write(path, b"0")
         step = "limits"
+        give_back()
         plan.limit()
         step = "isolation"
         parent = plan.enter(parent)

@@ -38,6 +38,11 @@ class Visits:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def tenants(self) -> list[TenantId]:
+        """By whose right each of them is here."""
+        return [visit.tenant for _, visit in self._kept.values()]
+
     def hand(self, visit: Visit, sock: socket.socket) -> None:
         """Give the guest a descriptor of this connection. Raises where it does not take any."""
         if len(self._kept) >= VISITS_MAX:
