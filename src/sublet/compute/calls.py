@@ -75,7 +75,7 @@ class Exchange:
     def __init__(self, line: Line, end_worker: Callable[[], object]) -> None:
         """``end_worker`` ends the process, because it does not answer."""
         self.line = line
-        self.board, self.board_fd = Board.create()
+        self.board, self._board_fd = Board.create()
         self.sending = threading.Lock()
         """Held by who makes and sends messages: what one defines the next may use."""
         self.lost: Lost | None = None
@@ -175,15 +175,22 @@ class Exchange:
         return True
 
     def pass_on(self) -> None:
-        """Whoever listened leaves; the next goes on."""
+        """Whoever listened leaves; the next goes on. The last of a line that is over closes it."""
         with self._lock:
             self._leader = False
+            if self.lost is not None:
+                self.line.close()
             for follower in self._followers.values():
                 if follower.signal is not None and follower.signal.locked():
                     follower.signal.release()
                     return
         if self._pending and self._housekeeper is not None:
             self._housekeeper()
+
+    def take_board(self) -> int:
+        """The board's descriptor, for the other side; the taker's."""
+        fd, self._board_fd = self._board_fd, -1
+        return fd
 
     def kept_by(self, housekeeper: Callable[[], object]) -> None:
         """There is one: call this when something is to be done."""
@@ -225,6 +232,9 @@ class Exchange:
         """Hang up. What is under way is lost; whoever waits is told. Harmless twice."""
         self.line.hang_up()
         self._break(Over(None, by_peer=False))
+        with self._lock:
+            if not self._leader:
+                self.line.close()
 
     # ---- listening
 

@@ -58,6 +58,7 @@ def end_worker(guest: Guest) -> None:
     """Now, whatever it does."""
     with contextlib.suppress(SubletError):
         guest.send_signal(signal.SIGKILL, tree=True)
+    guest.close()
 
 
 @functools.lru_cache(maxsize=32)
@@ -88,6 +89,13 @@ def check_python(python: str) -> None:
 
 def why_lost(lease: Lease, guest: Guest) -> SubletError:
     """Why a worker's connection broke: with the lease, or with the process."""
+    try:
+        return _why_lost(lease, guest)
+    finally:
+        guest.close()  # what it was asked on
+
+
+def _why_lost(lease: Lease, guest: Guest) -> SubletError:
     view = _last_view(lease, guest)
     end = lease.end
     reason = None if view is None else _reason_of(view)

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -138,9 +139,8 @@ class Worker:
     def _introduce(self) -> Peer:
         """Say what our interpreter looks like, and hear about the other."""
         wish = json.dumps({"path": [os.path.abspath(path) if path else os.getcwd() for path in sys.path]}).encode()
-        board = os.dup(self.exchange.board_fd)
         pending = Pending()
-        self.exchange.send(pending, lambda: Message(pack(Asked.OPEN, inline=(wish,)), (board,)))
+        self.exchange.send(pending, lambda: Message(pack(Asked.OPEN, inline=(wish,)), (self.exchange.take_board(),)))
         self.exchange.wait(pending)
         if pending.came is None:
             raise Disconnected("the worker ended before it began")
@@ -182,12 +182,22 @@ class Workers:
 def workers_of(lease: Lease) -> Workers:
     """Those of this lease; made at the first use."""
     found: Workers | None = lease._workers
-    if found is None:
-        with lease._lock:
-            found = lease._workers
-            if found is None:
-                found = lease._workers = Workers()
+    if found is not None:
+        return found
+    with lease._lock:
+        made = lease._workers is None
+        if made:
+            lease._workers = Workers()
+        found = lease._workers
+    if made:
+        workers = weakref.ref(found)
+        lease.on_end(lambda end: _hang_up(workers()))
     return found
+
+
+def _hang_up(workers: Workers | None) -> None:
+    if workers is not None:
+        workers.close()
 
 
 def _started(lease: Lease, options: Options) -> Worker:

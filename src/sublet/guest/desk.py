@@ -122,7 +122,7 @@ class Desk:
         """Raise what came while nothing could be raised."""
         leave, self._leave = self._leave, _nothing
         leave()
-        if self._unwanted is not None and self._unwanted == self.running:
+        if self._unwanted is not None and self._unwanted == self.running and self._end_seen is None:
             self._unwanted = None
             raise KeyboardInterrupt(CANCELLED)
 

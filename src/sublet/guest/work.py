@@ -23,12 +23,14 @@ from sublet.wire.frames import close_all
 from sublet.wire.guests import Visit
 from sublet.wire.happenings import Called, Event, Over
 from sublet.wire.line import Line
-from sublet.wire.page import PageReader
+from sublet.wire.page import PageReader, PageState
 from sublet.wire.work import Asked, Board, Flag, Said, Told, numbers_in, pack, unpack
 
 __all__ = ["Worker"]
 
 _LISTEN_S: Final = 1.0
+_END_TOLD_S: Final = 0.5
+"""How long after a hang-up the supervisor may tell of the end of the lease."""
 
 
 class Worker:
@@ -181,10 +183,21 @@ class _Connection:
         self._is_over = True
         with self._desk.lock:
             self._waiting.clear()
-            running = self._desk.running
-            if isinstance(running, tuple) and running[0] is self:
-                self._desk.interrupt(running)
+        if not self._is_lease_ending():
+            with self._desk.lock:
+                running = self._desk.running
+                if isinstance(running, tuple) and running[0] is self:
+                    self._desk.interrupt(running)
         self._desk.put(self._close)
+
+    def _is_lease_ending(self) -> bool:
+        """Who gives the lease back hangs up as well. The function is then told of the end, once, and not of this."""
+        until_s = time.monotonic() + _END_TOLD_S
+        while self._worker.page.read().state is PageState.LIVE:
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(0.02)
+        return True
 
     def _close(self) -> None:
         self._calls.close()

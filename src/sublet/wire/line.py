@@ -66,6 +66,12 @@ class Line:
         with self._lock:
             self._conversation.close()
 
+    def __del__(self) -> None:
+        """Nobody has it any more, so nobody holds its lock either."""
+        conversation = getattr(self, "_conversation", None)
+        if conversation is not None:
+            conversation.close()
+
     def _hear_now(self) -> list[Happening]:
         with self._lock:
             return self._conversation.hear_now()

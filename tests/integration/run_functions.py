@@ -1,0 +1,52 @@
+"""Functions that a worker imports by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+COUNT = 0
+
+
+def where() -> tuple[int, str]:
+    return os.getpid(), sys.executable
+
+
+def count() -> int:
+    """How often it was called in this process."""
+    global COUNT
+    COUNT += 1
+    return COUNT
+
+
+class Scale:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def times(self, value: float) -> float:
+        return self.factor * value
+
+    def __call__(self, value: float) -> float:
+        return self.times(value)
+
+
+class Demanding(Exception):
+    """Can be pickled, and cannot be loaded."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def demand() -> None:
+    raise Demanding(1, 2)
+
+
+def total(array: Any) -> float:
+    return float(array.sum())
+
+
+def spoil(array: Any) -> float:
+    """Change the argument in place."""
+    array[:] = -1
+    return float(array.sum())
