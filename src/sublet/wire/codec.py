@@ -14,7 +14,6 @@ The annotations of a class are read once, at its first use, and become a plan: n
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import json
@@ -26,7 +25,6 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar, overload
 
 from sublet.errors import InvalidRequest
 from sublet.values import Epoch
-from sublet.wire import swift
 from sublet.wire.strict import (
     UPGRADE,
     Decoder,
@@ -47,7 +45,6 @@ from sublet.wire.strict import (
     read_truth,
     wrong,
 )
-from sublet.wire.swift import MANY
 
 __all__ = ["MARK", "dumps", "from_wire", "loads", "to_wire"]
 
@@ -77,12 +74,8 @@ def from_wire(wanted: Any, value: Json) -> Any:
 
 def dumps(message: object) -> bytes:
     """A message as bytes. Raises ``InvalidRequest`` for a float that is no number."""
-    plan = _plan(type(message))
     try:
-        if plan.written < MANY:
-            plan.written += 1
-            return _WRITER.encode(to_wire(message)).encode("ascii")
-        return plan.write_marked(message).encode("ascii")
+        return _WRITER.encode(to_wire(message)).encode("ascii")
     except ValueError:
         raise InvalidRequest(f"a {type(message).__name__} holds a number that is not finite", do="Mend it.") from None
 
@@ -97,23 +90,7 @@ def loads(wanted: Any, data: bytes) -> Any:
         value = _READER.decode(str(data, "utf-8"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, digits without end, brackets without end
         raise InvalidRequest(f"a message is not readable: {brief(error)}", do=UPGRADE) from None
-    name = value.get(MARK) if type(value) is dict else None
-    reader = _SWIFT.get((wanted, name)) if type(name) is str else None
-    if reader is not None:
-        with contextlib.suppress(Exception):  # whatever it is, it is read again, and told there
-            return reader(value, 1)
-    made = from_wire(wanted, value)
-    if reader is None:
-        _count(wanted, made)
-    return made
-
-
-def _count(wanted: Any, made: object) -> None:
-    """What came often is read swiftly from then on."""
-    plan = _plan(type(made))
-    plan.was_read += 1
-    if plan.was_read > MANY:
-        _SWIFT[wanted, type(made).__name__] = plan.swift_reader()
+    return from_wire(wanted, value)
 
 
 def _name_of(wanted: Any, value: Json) -> str:
@@ -170,19 +147,7 @@ def _wrong_mark(value: dict[str, Json], names: str) -> WrongError:
 class _Plan:
     """How one class is written and read."""
 
-    __slots__ = (
-        "_cls",
-        "_encoders",
-        "_names",
-        "_read",
-        "_required",
-        "_take",
-        "_types",
-        "_write",
-        "decoders",
-        "was_read",
-        "written",
-    )
+    __slots__ = ("_cls", "_encoders", "_names", "_required", "_take", "decoders")
 
     def __init__(self, cls: type) -> None:
         if not dataclasses.is_dataclass(cls):
@@ -196,33 +161,6 @@ class _Plan:
         self.decoders = {name: of.decode for name, of in zip(self._names, types_of, strict=True)}
         self._encoders = [(name, of.encode) for name, of in zip(self._names, types_of, strict=True) if of.encode]
         self._take = _taker(self._names)
-        self._types = types_of
-        self._write: Callable[[Any], str] | None = None
-        self._read: swift.Reader | None = None
-        self.written = self.was_read = 0
-        """How often, slowly."""
-
-    def write(self, message: object) -> str:
-        """The same as ``encode``, to text, by a function made for the class."""
-        if self._write is None:
-            self._write = swift.writer(self._fields, _plan)
-        return self._write(message)
-
-    def write_marked(self, message: object) -> str:
-        """With the mark."""
-        rest = self.write(message)
-        mark = f'{{"{MARK}":"{self._cls.__name__}"'
-        return f"{mark},{rest[1:]}" if len(rest) > 2 else mark + "}"
-
-    def swift_reader(self) -> swift.Reader:
-        """The same as ``decode``, by a function made for the class, and only of what is as we write it."""
-        if self._read is None:
-            self._read = swift.reader(self._cls, self._fields, _plan)
-        return self._read
-
-    @property
-    def _fields(self) -> dict[str, _Type]:
-        return dict(zip(self._names, self._types, strict=True))
 
     def encode(self, message: object) -> dict[str, Json]:
         made = dict(zip(self._names, self._take(message), strict=True))
@@ -236,7 +174,9 @@ class _Plan:
         return self._build(value)
 
     def decode_marked(self, value: dict[str, Json]) -> object:
-        return self._build({name: one for name, one in value.items() if name != MARK})
+        rest = dict(value)
+        del rest[MARK]
+        return self._build(rest)
 
     def _build(self, value: dict[str, Json]) -> object:
         decoders, made = self.decoders, {}
@@ -251,7 +191,7 @@ class _Plan:
             if name in decoders:
                 raise
             raise WrongError(f"has no field {brief(name)}") from None
-        if not made.keys() >= self._required:
+        if len(made) < len(self._names) and not made.keys() >= self._required:
             missing = [name for name in self._names if name in self._required and name not in made]
             raise WrongError(f"lacks the field {missing[0]}")
         return self._cls(**made)
@@ -270,38 +210,27 @@ def _taker(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
 class _Type:
     """How a value of one annotation is written and read. ``encode`` is None where JSON takes the value as it is."""
 
-    __slots__ = ("classes", "decode", "encode", "item", "of", "optional")
+    __slots__ = ("decode", "encode")
 
     def __init__(self, hint: Any, where: str) -> None:
         self.encode: Encoder | None = None
         self.decode: Decoder
-        self.of: Any = None
-        """The class, if there is one."""
-        self.item: _Type | None = None
-        """Of what it is a list."""
-        self.optional: _Type | None = None
-        """What it is if it is not None."""
-        self.classes: dict[str, type] = {}
-        """Those of which the mark names one."""
         while isinstance(hint, typing.NewType):
             hint = hint.__supertype__
         origin, args = typing.get_origin(hint), typing.get_args(hint)
         if hint in _SINGLE:
-            self.of = hint
             self.encode, self.decode = _SINGLE[hint]
         elif origin in (typing.Union, types.UnionType):
             self._union(args, where)
         elif origin is tuple and len(args) == 2 and args[1] is ...:
-            item = self.item = _Type(args[0], f"{where}[]")
+            item = _Type(args[0], f"{where}[]")
             self.encode, self.decode = _list_writer(item.encode), read_list(item.decode)
         elif origin is dict and _Type(args[0], where).decode is read_text:
             item = _Type(args[1], f"{where}[]")
             self.encode, self.decode = _mapping_writer(item.encode), read_mapping(item.decode)
         elif isinstance(hint, type) and issubclass(hint, enum.Enum) and issubclass(hint, str | int):
-            self.of = hint
             self.encode, self.decode = operator.attrgetter("value"), read_member(hint)
         elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            self.of = hint
             plan = _plan(hint)
             self.encode, self.decode = plan.encode, plan.decode
         else:
@@ -311,10 +240,6 @@ class _Type:
         classes = {h.__name__: h for h in hints if isinstance(h, type) and dataclasses.is_dataclass(h)}
         branches: dict[type, Decoder] = {}
         writers: dict[type, Encoder | None] = {}
-        if len(classes) == len(hints):
-            self.classes = classes
-        elif len(hints) == 2 and _NONE in hints:
-            self.optional = _Type(next(hint for hint in hints if hint is not _NONE), where)
         if len(classes) > 1:
             branches[dict] = _marked(classes)
             writers.update(dict.fromkeys(classes.values(), to_wire))
@@ -396,8 +321,6 @@ def _json_kinds(hint: Any) -> tuple[type, ...]:
 
 _PLANS: Final[dict[type, _Plan | None]] = {}
 _CHOICES: Final[dict[Any, Decoder]] = {}
-_SWIFT: Final[dict[tuple[Any, str], swift.Reader]] = {}
-"""By what is wanted and the mark."""
 
 
 def _plan(cls: type) -> _Plan:
