@@ -169,6 +169,13 @@ class Book:
         wake_ns = self._manager.next_wake_ns()
         return min([*moments, wake_ns] if wake_ns is not None else moments, default=None)
 
+    def next_due_ns(self) -> int | None:
+        """The same, where what must be said at once counts as due long ago."""
+        for held in self._to_tell.values():
+            if held.idle_due_ns is None and held.holder.busy == held.said_idle and not held.over:
+                return 0
+        return self.next_wake_ns()
+
     # ---- what came of it
 
     def settle(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:

@@ -36,6 +36,7 @@ LISTEN_AGAIN_S: Final = (0.2, 1.0, 5.0, 15.0)
 SILENCE_S: Final = 45.0
 """The office gives a sign of life every 15 s; a stream without any for so long is dead."""
 _CONNECT_S: Final = 2.0
+_FOR_EVER_NS: Final = 1 << 62
 
 
 class _Errand:
@@ -76,6 +77,8 @@ class Keeper:
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
+        self._asleep_until_ns = 0
+        """Changed under the lock, together with the look at the book that it comes from."""
         self._errands: list[_Errand] = []
         self._news: Flight | None = None
         self._events = EventReader()
@@ -98,6 +101,14 @@ class Keeper:
         """Look again at what is due. Harmless from anywhere, a finaliser included."""
         with contextlib.suppress(OSError):
             self._wake_in.send(b"!")
+
+    def wake_in_time(self) -> None:
+        """See that what is due next is not slept through. Where the thread wakes by then anyway it is left alone: calls
+        of functions begin and end by the thousand, and to wake it costs more than one of them."""
+        with self._lock:
+            due_ns = self._book.next_due_ns()
+            if due_ns is not None and due_ns < self._asleep_until_ns:
+                self.wake()
 
     def stop(self, timeout_s: float) -> None:
         """End the thread. What is under way is dropped."""
@@ -227,7 +238,10 @@ class Keeper:
         with self._lock:
             moments = [errand.until_ns for errand in self._errands]
             wake_ns = self._book.next_wake_ns()
-        moments += [] if wake_ns is None else [wake_ns]
+            moments += [] if wake_ns is None else [wake_ns]
+            self._asleep_until_ns = min(moments, default=_FOR_EVER_NS)
+            if self._book.next_due_ns() == 0:  # said since what was due was begun
+                return 0.0
         if self._news is not None:
             moments.append(self._heard_ns + round(SILENCE_S * NS_PER_S))
             if self._idle_since_ns is not None:

@@ -245,4 +245,4 @@ class Lease(LeaseFacts):
             self._stop_listening(changes.put)
 
     def _wake(self) -> None:
-        self._fabric._keeper.wake()
+        self._fabric._keeper.wake_in_time()
