@@ -17,7 +17,18 @@ import pytest
 from sublet.errors import NotFound, SubletError, Unauthorized
 from sublet.supervisor.service import SOCKET_NAME
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
-from sublet.wire.guests import Admit, Attach, Attached, EndGuest, Front, Guests, ListGuests, Profile, SignalGuest
+from sublet.wire.guests import (
+    GUESTS_PAGE,
+    Admit,
+    Attach,
+    Attached,
+    EndGuest,
+    Front,
+    Guests,
+    ListGuests,
+    Profile,
+    SignalGuest,
+)
 from sublet.wire.orders import End, EndedHere, Grant, Part, TornDown
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from tests.integration.supervisor_stage import TENANT, HolderLine, SupervisorStage, supervisor_at
@@ -141,6 +152,23 @@ def test_long_command_lines_can_be_listed(stage: SupervisorStage) -> None:
     assert isinstance(listed, Guests)
     assert [one.argv[:3] for one in listed.guests] == [("sh", "-c", "exec sleep 1000")] * 3
     assert listed.guests[0].argv[-1].endswith("…")
+
+
+def test_very_many_guests_are_listed_page_by_page(stage: SupervisorStage) -> None:
+    stage.office_line.order(shared(A, E5))
+    holder = stage.holder(A, E5)
+    started = [holder.start("true").guest for _ in range(GUESTS_PAGE + 10)]
+    for ask in (stage.office_line.ask, holder.ask):
+        listed, after = [], 0
+        while True:
+            page = ask(ListGuests(ended=True, after=after))
+            assert isinstance(page, Guests)
+            assert len(page.guests) <= GUESTS_PAGE
+            listed += [one.id for one in page.guests]
+            if not page.more:
+                break
+            after = page.more
+        assert listed == started
 
 
 def test_no_descriptor_left_is_nobody_elses_end(stage: SupervisorStage) -> None:

@@ -55,6 +55,9 @@ CONFIGURE_S: Final = 30.0
 
 TOLD_S: Final = 5.0
 """How long a holder waits at the most for a new supervisor to be told of its lease."""
+ASK_S: Final = 30.0
+"""How long any other answer may take. It takes a millisecond; a supervisor that stands still is one that is away."""
+CUT_AGAIN_S: Final = 1.0
 ORDERS_MAX: Final = 256
 """In one message."""
 
@@ -94,7 +97,10 @@ class SupervisedAgent:
         self._is_told = asyncio.Event()
         """Whether the supervisor knows which leases live."""
         self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._revoked: dict[TenantId, int] = {}
+        """How often the rights of a tenant have changed."""
         self._again: asyncio.Task[None] | None = None
+        self._cutting: set[asyncio.Task[None]] = set()
         self._closed = False
 
     # ---- the port ----
@@ -142,8 +148,9 @@ class SupervisedAgent:
     async def close(self, *, now: bool = False) -> None:
         """The office ends. The supervisor stays for as long as anything lives; with ``now`` it ends at once."""
         self._closed = True
-        if self._again is not None:
-            self._again.cancel()
+        for task in (self._again, *self._cutting):
+            if task is not None:
+                task.cancel()
         if self._link is not None:
             with contextlib.suppress(SubletError, TimeoutError):
                 await asyncio.wait_for(self.ask(Quit(now=now)), 2)
@@ -153,14 +160,26 @@ class SupervisedAgent:
         """Ask the supervisor something. Raises what it refuses with, or ``Disconnected``."""
         if self._link is None:
             raise _away()
-        call = self._link.call(dumps(asked), fds)
+        link = self._link
+        call = link.call(dumps(asked), fds)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._answers[call] = future
         self._send()
-        return loads(OfficeReply, await future)  # type: ignore[no-any-return]
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await future
+        except TimeoutError:
+            raise Disconnected(
+                f"the supervisor of this machine has not answered for {ASK_S:.0f} s",
+                do="Look whether its process stands still (`sublet status` names it), or try again.",
+            ) from None
+        finally:
+            if self._answers.pop(call, None) is not None:  # nobody waits for it any more, when it comes
+                link.abandon(call)
+        return loads(OfficeReply, answer)  # type: ignore[no-any-return]
 
     async def guests(self, asked: ListGuests) -> Guests:
-        """What runs here."""
+        """What runs here: one page of it."""
         found = await self.ask(asked)
         assert isinstance(found, Guests)
         return found
@@ -174,18 +193,37 @@ class SupervisedAgent:
     async def admit(self, front: Front, hello: Hello, fd: int) -> None:
         """Hand a holder's connection over; the descriptor here is still the caller's to close.
 
-        A supervisor that has just been started is first told which leases live, or it would deny them.
+        A supervisor that has just been started is first told which leases live, or it would deny them. Who was
+        checked before the tenant's rights changed, and would come only after its other connections were cut, is not
+        let in.
         """
+        rights = self._revoked.get(front.tenant, 0)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_told.wait(), TOLD_S)
         if self._link is None:
             raise _away()
+        if self._revoked.get(front.tenant, 0) != rights:
+            raise Unauthorized("the rights of this tenant have just changed", do="Connect anew.")
         copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
         await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (copy,))
 
-    async def revoke(self, tenant: TenantId) -> None:
-        """The rights of a tenant have changed: its open connections are cut."""
-        await self.ask(Revoke(tenant=tenant))
+    def cut_off(self, tenant: TenantId) -> None:
+        """The rights of a tenant have changed: nobody who was checked before is let in, and its open connections are
+        cut. While the supervisor does not answer this is asked again, until one does."""
+        self._revoked[tenant] = self._revoked.get(tenant, 0) + 1
+        task = asyncio.get_running_loop().create_task(self._cut_off(tenant))
+        self._cutting.add(task)
+        task.add_done_callback(self._cutting.discard)
+
+    async def _cut_off(self, tenant: TenantId) -> None:
+        while True:
+            try:
+                await self.ask(Revoke(tenant=tenant))
+            except SubletError as error:
+                _log.error("connections of tenant %s may still be open: %s", tenant, error)
+                await asyncio.sleep(CUT_AGAIN_S)
+            else:
+                return
 
     # ---- the connection ----
 

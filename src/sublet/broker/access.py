@@ -51,14 +51,17 @@ class AccessList:
         self._by_hash: dict[str, TenantRecord] = {}
         self._hash_of: dict[TenantId, str] = {}
 
-    def put(self, tenant: TenantRecord) -> None:
-        """A tenant is new or changed: its old token, if it had one, opens nothing from now on."""
+    def put(self, tenant: TenantRecord) -> bool:
+        """A tenant is new or changed: its old token, if it had one, opens nothing from now on. True if what was opened
+        with that must be closed: it has another token now, or is an operator no more."""
         old = self._hash_of.pop(tenant.id, None)
-        if old is not None:
-            del self._by_hash[old]
+        before = self._by_hash.pop(old) if old is not None else None
         if tenant.token_hash is not None:
             self._by_hash[tenant.token_hash] = tenant
             self._hash_of[tenant.id] = tenant.token_hash
+        return before is not None and (
+            before.token_hash != tenant.token_hash or (before.operator and not tenant.operator)
+        )
 
     def caller(self, authorization: bytes | None) -> Caller:
         """Who sent this ``Authorization`` header (None: there was none)."""

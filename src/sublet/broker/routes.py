@@ -167,7 +167,12 @@ def _table() -> tuple[Route, ...]:
             looking.guests,
             "What runs under leases",
             answers={200: list[wire.GuestEntry]},
-            query={"all": "1: also what has ended and whose output is kept", "lease": "only under this lease"},
+            query={
+                "all": "1: also what has ended and whose output is kept",
+                "lease": "only under this lease",
+                "limit": "how many at most (1000)",
+                "after": "only those that follow the one of this `number`",
+            },
         ),
         route(
             "GET",

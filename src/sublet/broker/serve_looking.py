@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from typing import Final
 
 from sublet.broker.asking import flag, number
@@ -18,10 +19,13 @@ from sublet.errors import Disconnected
 from sublet.wire.guests import GuestView, ListGuests
 from sublet.wire.http import GuestEntry
 
-__all__ = ["COMMAND_MAX", "PLACES_MAX", "guests", "queue"]
+__all__ = ["COMMAND_MAX", "GUESTS_MAX", "PLACES_MAX", "guests", "queue"]
 
 COMMAND_MAX: Final = 2000
 """Characters of a command line that are shown."""
+GUESTS_MAX: Final = 1000
+"""Guests in one answer; who wants more asks again, ``after`` the last."""
+NUMBER_MAX: Final = 1 << 53
 PLACES_MAX: Final = 256
 """Places in one answer: each is looked for in the whole line."""
 ANSWER_S: Final = 3.0
@@ -29,20 +33,27 @@ ANSWER_S: Final = 3.0
 
 
 async def guests(service: Service, call: Call) -> Reply:
-    """What runs; a tenant sees what is its own, an operator everything."""
-    asked = ListGuests(ended=flag(call.query, "all"))
+    """What runs, oldest first; a tenant sees what is its own, an operator everything."""
+    most = int(number(call.query, "limit", most=GUESTS_MAX)) or GUESTS_MAX
+    asked = ListGuests(ended=flag(call.query, "all"), after=int(number(call.query, "after", most=NUMBER_MAX)))
     if "lease" in call.query:
         call.id = call.query["lease"]
-        asked = ListGuests(lease=service.lease(call).id, ended=asked.ended)
+        asked = replace(asked, lease=service.lease(call).id)
+    found: list[GuestEntry] = []
     if service.list_guests is None:
-        return json_reply([])
+        return json_reply(found)
+    me = call.caller
     try:
         async with asyncio.timeout(ANSWER_S):
-            found = (await service.list_guests(asked)).guests
+            while len(found) < most:
+                page = await service.list_guests(asked)
+                found += [_entry(guest) for guest in page.guests if me.operator or guest.tenant == me.tenant]
+                if not page.more:
+                    break
+                asked = replace(asked, after=page.more)
     except TimeoutError:
         raise Disconnected("the supervisor of this machine does not answer", do="Try again in a moment.") from None
-    me = call.caller
-    return json_reply([_entry(guest) for guest in found if me.operator or guest.tenant == me.tenant])
+    return json_reply(found[:most])
 
 
 async def queue(service: Service, call: Call) -> Reply:
@@ -80,6 +91,7 @@ def _entry(guest: GuestView) -> GuestEntry:
         peak_bytes=guest.peak_bytes,
         log_bytes=guest.log_bytes,
         log_dropped=guest.log_dropped,
+        number=guest.number,
     )
 
 

@@ -117,6 +117,8 @@ class Service:
     rates: Rates = field(default_factory=Rates)
     list_guests: Callable[[ListGuests], Awaitable[Guests]] | None = None
     """What runs, of all tenants; None where nothing can run."""
+    cut_off: Callable[[TenantId], None] = lambda _: None
+    """The rights of this tenant have changed: its open data connections are cut."""
     document: Callable[[], bytes] = bytes
     """The OpenAPI document; whoever serves the routes puts it here."""
     hub: Hub = field(init=False)
@@ -225,7 +227,8 @@ class Service:
             self.stop()
         for event in events:
             if type(event) is ev.TenantSet:
-                self.access.put(event.tenant)
+                if self.access.put(event.tenant):
+                    self.cut_off(event.tenant.id)
             elif self._watchers and type(event) is not ev.Queued:  # whose lease is new, and watched by nobody
                 _wake(self._watchers.get(getattr(event, "lease", None), ()))  # type: ignore[arg-type]
 

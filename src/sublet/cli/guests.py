@@ -42,8 +42,7 @@ def ps(
     A guest is everything that a command has started. It is listed until the last process of it is gone.
     """
     with _connected() as conversation:
-        asked = message("ListGuests", lease=lease or "", ended=everything)
-        found: list[Json] = read(conversation.call(asked).body)["guests"]
+        found = _listed(conversation, lease=lease or "", ended=everything)
     if as_json:
         document([_shown(guest) for guest in found])
         return DONE
@@ -113,6 +112,18 @@ def _connected() -> Conversation:
     direct = Direct.reach(start=False)
     direct.close()
     return Conversation.connect(direct.data_path, greeting(access=direct.token))
+
+
+def _listed(conversation: Conversation, *, lease: str, ended: bool) -> list[Json]:
+    """Page by page."""
+    found: list[Json] = []
+    after = 0
+    while True:
+        page = read(conversation.call(message("ListGuests", lease=lease, ended=ended, after=after)).body)
+        found += page["guests"]
+        after = page.get("more", 0)
+        if not after:
+            return found
 
 
 def _look(conversation: Conversation, guest: str) -> Json:

@@ -318,10 +318,16 @@ def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True) -> Guest:
 
 
 def list_guests(fabric: Fabric, lease: str, *, ended: bool) -> list[GuestView]:
-    """Those that one may see."""
+    """Those that one may see, page by page."""
+    seen: list[GuestView] = []
+    after = 0
     with connect_data(fabric.address, "") as conversation:
-        found = _ask(conversation, ListGuests(lease=lease, ended=ended))
-    return list(found.guests) if isinstance(found, Guests) else []
+        while True:
+            page = _expected(_ask(conversation, ListGuests(lease=lease, ended=ended, after=after)), Guests)
+            seen += page.guests
+            if not page.more:
+                return seen
+            after = page.more
 
 
 def connect_data(address: Address, capability: str) -> Conversation:

@@ -153,7 +153,7 @@ class Guest:
             lease=self.lease,
             epoch=self.epoch,
             tenant=self.tenant,
-            name=self.spec.name,
+            name=self.spec.name[:SHOWN_CHARACTERS],
             argv=_shown(self.spec.argv or (self.spec.entry,)),
             profile=self.profile,
             state=self.state.value if self.main_runs or self.is_gone else "left behind",
@@ -167,4 +167,5 @@ class Guest:
             peak_bytes=used.memory_peak_bytes,
             log_bytes=self.log.offset,
             log_dropped=self.log.dropped,
+            number=self.number,
         )

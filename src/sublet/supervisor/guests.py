@@ -17,7 +17,6 @@ from typing import Final
 from sublet.clock import Clock
 from sublet.errors import LeaseNotActive, NotFound, SubletError
 from sublet.lease.states import GuestEvent, GuestState
-from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.connections import mistake
 from sublet.supervisor.endings import UNSEEN_S, Endings
 from sublet.supervisor.guest import Guest
@@ -33,16 +32,25 @@ from sublet.supervisor.tree import Look, Tree, Trees
 from sublet.supervisor.visits import Visits
 from sublet.supervisor.words import out_of_memory, refused_by_machine
 from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId
-from sublet.wire.guests import GuestSpec, Profile
+from sublet.wire.guests import GUESTS_PAGE, GuestSpec, Profile
+from sublet.wire.guests import Guests as GuestList
 
 __all__ = ["Guests"]
 
 DRAIN_NS: Final = 2 * NS_PER_S
 """How long what a guest left in its pipes may take to be read by those who want all of it."""
 REST_MAX_NS: Final = 20_000_000
+AT_ONCE_MAX: Final = 4
+"""Guests whose end is seen to in one turn."""
 
 Begun = Callable[[Guest | None, SpawnFailed | SubletError | None], None]
 """Told the guest if it runs; else why not: its command cannot be run, or the machine or the lease is at fault."""
+
+
+def _is_at_its_end(guest: Guest) -> bool:
+    """Whether it has to be seen closely: what is left of it may be gone, or has survived a blow. Of one whose first
+    process runs nothing is concluded."""
+    return not guest.main_runs or (guest.state is GuestState.ENDING and guest.kills > 0)
 
 
 @dataclass(slots=True)
@@ -56,7 +64,7 @@ class Guests:
     """Guests by id, and everything that is done to them."""
 
     def __init__(
-        self, *, loop: Loop, clock: Clock, trees: Trees, groups: Groups, notes: Notes, launch: Launch, logs: str
+        self, *, loop: Loop, clock: Clock, trees: Trees, notes: Notes, launch: Launch, logs: str
     ) -> None:
         self.by_id: dict[GuestId, Guest] = {}
         self.on_gone: Callable[[LeaseId], None] = lambda _: None
@@ -68,7 +76,6 @@ class Guests:
         self._loop = loop
         self._clock = clock
         self._trees = trees
-        self._groups = groups
         self._notes = notes
         self._launch = launch
         self._logs = logs
@@ -79,6 +86,8 @@ class Guests:
         """How many there may be."""
         self._count = 0
         self._will_look = False
+        self._leaving: dict[GuestId, Guest] = {}
+        """Seen to be gone, and not yet put away."""
         self._rest_until_ns = 0
         """After a look as much time is left for other things, so that of many that end one by one most are met by one
         look."""
@@ -207,8 +216,7 @@ class Guests:
     def _tree(self, id_: GuestId, lease: LeaseId, pid: int, prepared: Prepared) -> Tree:
         identity = self._trees.procs.identity(pid)
         assert identity is not None, "a child that was not waited for is always there"
-        group = self._groups.group(lease, id_)
-        return Tree(id_, lease, identity, group=group, uid=prepared.uid, stands_in=prepared.stands_in)
+        return Tree(id_, lease, identity, group=prepared.group, uid=prepared.uid, stands_in=prepared.stands_in)
 
     def _note(self, guest: Guest, tenancy: Tenancy) -> None:
         group = guest.tree.group
@@ -265,6 +273,16 @@ class Guests:
             if ended or guest or not found.is_gone:
                 yield found
 
+    def page(self, found: Iterable[Guest], after: int) -> GuestList:
+        """The first of these that come after this number, as people see them."""
+        shown: list[Guest] = []
+        for guest in found:
+            if guest.number > after:
+                if len(shown) == GUESTS_PAGE:
+                    return GuestList(guests=tuple(one.view() for one in shown), more=shown[-1].number)
+                shown.append(guest)
+        return GuestList(guests=tuple(one.view() for one in shown))
+
     def broken(self, id_: GuestId) -> None:
         """A mistake of ours, as the log says: this guest cannot be looked after any more, so it is ended."""
         guest = self.by_id.get(id_)
@@ -318,7 +336,7 @@ class Guests:
 
     def _see(self) -> None:
         began_ns = self._loop.now_ns()
-        look = self._trees.look(guest.tree for guest in self.of(None) if guest.state is GuestState.ENDING)
+        look = self._trees.look(guest.tree for guest in self.of(None) if _is_at_its_end(guest))
         try:
             self.on_look(look)
         except Exception as error:  # noqa: BLE001 - what is measured besides must not hide who is gone
@@ -333,7 +351,18 @@ class Guests:
                 continue
             guest.processes = len(look.of(guest.tree))
             if not guest.processes and not guest.main_runs and not self.strangers:
+                self._leaving[guest.id] = guest
+        if self._leaving:
+            self._put_away()
+
+    def _put_away(self) -> None:
+        """A few in each turn, so that of many that are gone at once the first need not wait for the last."""
+        for guest in tuple(self._leaving.values())[:AT_ONCE_MAX]:
+            del self._leaving[guest.id]
+            if not guest.is_gone:
                 self._gone(guest)
+        if self._leaving:
+            self._loop.soon(self._put_away)
 
     def _main_exited(self, guest: Guest, how: Exit) -> None:
         failed = guest.exit_code >= 0  # it never ran: the failure pipe said so, and why

@@ -255,7 +255,7 @@ class HolderLink:
         found = self._guests.of(self._sees, lease=asked.lease, guest=asked.guest, ended=asked.ended)
         if self.front.lease is not None:  # a token of a lease opens what is under that lease
             found = (guest for guest in found if guest.lease == self.front.lease)
-        return GuestList(guests=tuple(guest.view() for guest in found))
+        return self._guests.page(found, asked.after)
 
     def _signal(self, asked: SignalGuest) -> None:
         try:

@@ -322,7 +322,7 @@ class Supervisor:
 
     def list_guests(self, asked: ListGuests) -> GuestList:
         found = self.guests.of(None, lease=asked.lease, guest=asked.guest, ended=asked.ended)
-        return GuestList(guests=tuple(guest.view() for guest in found))
+        return self.guests.page(found, asked.after)
 
     def list_processes(self) -> Processes:
         look = self._trees.look()

@@ -18,6 +18,7 @@ from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.orders import Inventory, Order, Report
 
 __all__ = [
+    "GUESTS_PAGE",
     "OUTPUT_HEAD",
     "STDERR",
     "STDOUT",
@@ -62,6 +63,8 @@ __all__ = [
 
 STDOUT: Final = 1
 STDERR: Final = 2
+GUESTS_PAGE: Final = 128
+"""Guests in one answer: so many fit into a message, and to look at so many keeps nobody else waiting."""
 OUTPUT_HEAD: Final = struct.Struct("!BQ")
 """Before each piece of output on its channel: the stream (0: said by Sublet, on stderr) and the offset in the log."""
 
@@ -250,6 +253,8 @@ class ListGuests:
     guest: str = ""
     ended: bool = False
     """Also those that are gone and whose log is still kept."""
+    after: int = 0
+    """Only those that were started after the one of this number: the next page, with what ``Guests.more`` said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,13 +282,17 @@ class GuestView:
     log_bytes: int
     log_dropped: int
     """Bytes of its output that the log no longer has."""
+    number: int = 0
+    """In this order they are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guests:
-    """The answer to ``ListGuests``."""
+    """The answer to ``ListGuests``: a page of at most ``GUESTS_PAGE``, oldest first."""
 
     guests: tuple[GuestView, ...]
+    more: int = 0
+    """Where to go on (``ListGuests.after``); 0: that was all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,8 @@ class GuestEntry(Message, kw_only=True):
     peak_bytes: int
     log_bytes: int
     log_dropped: int
+    number: int
+    """In this order they are listed; ``after`` asks for those that follow."""
 
 
 class BillLine(Message, kw_only=True):

@@ -9,17 +9,20 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from sublet.agent import supervised
 from sublet.agent.supervised import SupervisedAgent
 from sublet.errors import Disconnected, SubletError, Unauthorized
-from sublet.values import NodeId
+from sublet.values import NodeId, TenantId
 from sublet.wire.codec import dumps, loads
-from sublet.wire.guests import Configure, Configured, OfficeCall
+from sublet.wire.guests import Configure, Configured, Done, Front, ListProcesses, OfficeCall, Profile, Revoke
 from sublet.wire.happenings import Called, Hello
 from sublet.wire.link import Link
 from sublet.wire.orders import Inventory
 from sublet.wire.sockets import receive_some, send_some
+from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 
 PATIENCE_S = 20.0
+HELLO = Hello(WIRE_OLDEST, WIRE_VERSION, b"")
 
 
 class Supervisors:
@@ -27,6 +30,9 @@ class Supervisors:
 
     def __init__(self) -> None:
         self.count = 0
+        self.asked: list[OfficeCall] = []
+        self.is_mute = False
+        """Whether it leaves questions unanswered."""
         self.hang_up: Callable[[SubletError | None], None] = lambda _: None
 
     async def connect(self) -> socket.socket:
@@ -44,6 +50,11 @@ class Supervisors:
                     case Called(call=call, body=body) if isinstance(loads(OfficeCall, body), Configure):
                         self.count += 1
                         link.reply(call, dumps(Configured(pid=1, version="", started_ns=0, live=(), guests=0)))
+                    case Called(call=call, body=body):
+                        asked = loads(OfficeCall, body)
+                        self.asked.append(asked)
+                        if not self.is_mute:
+                            link.reply(call, dumps(Done()))
                     case _:
                         pass
             if link.over is None:
@@ -111,5 +122,62 @@ def test_but_not_if_another_office_took_over() -> None:
             async with asyncio.timeout(0.3):
                 await came.wait()
         assert supervisors.count == 1
+
+    played(play)
+
+
+def test_an_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "ASK_S", 0.05)
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        supervisors.is_mute = True
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(Disconnected, match="has not answered"):
+                await agent.ask(ListProcesses())
+        supervisors.is_mute = False
+        async with asyncio.timeout(PATIENCE_S):
+            assert await agent.ask(ListProcesses()) == Done()
+
+    played(play)
+
+
+def test_who_lost_rights_is_cut_off_until_that_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "ASK_S", 0.05)
+    monkeypatch.setattr(supervised, "CUT_AGAIN_S", 0.05)
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        supervisors.is_mute = True
+        agent.cut_off(TenantId("ann"))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(supervisors.asked) < 2:  # noqa: ASYNC110 - whoever counts is no task of ours
+                await asyncio.sleep(0.01)
+        supervisors.is_mute = False
+        async with asyncio.timeout(PATIENCE_S):
+            while agent._cutting:  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0.01)
+        assert set(supervisors.asked) == {Revoke(tenant=TenantId("ann"))}
+
+    played(play)
+
+
+def test_who_was_checked_before_is_not_let_in_afterwards() -> None:
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            tasks = {
+                name: asyncio.ensure_future(
+                    agent.admit(
+                        Front(tenant=TenantId(name), operator=False, profile=Profile.TENANT), HELLO, ours.fileno()
+                    )
+                )
+                for name in ("ann", "bob")
+            }
+            await asyncio.sleep(0)  # both wait for the supervisor to be told of the leases
+            agent.cut_off(TenantId("ann"))
+            agent.tick(0)
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(Unauthorized):
+                    await tasks["ann"]
+                await tasks["bob"]
 
     played(play)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from sublet.broker.access import LOCAL_CALLER, AccessList, new_token, token_hash
@@ -66,6 +67,17 @@ def test_a_new_token_ends_the_old_one() -> None:
     found.put(TenantRecord(id=TenantId("ann")))
     with pytest.raises(Unauthorized):
         found.caller(b"Bearer sublet_new")
+
+
+def test_who_must_be_cut_off_is_said() -> None:
+    """With another token, or rights taken away; what only adds to them closes nothing."""
+    ann = TenantRecord(id=TenantId("ann"), token_hash=token_hash(TOKEN))
+    found = AccessList(local_rule=False)
+    assert not found.put(ann)
+    assert not found.put(msgspec.structs.replace(ann, operator=True))
+    assert found.put(msgspec.structs.replace(ann, operator=False))
+    assert found.put(msgspec.structs.replace(ann, token_hash=token_hash("sublet_new")))
+    assert found.put(msgspec.structs.replace(ann, token_hash=None))
 
 
 def test_a_token_can_be_typed_and_is_not_in_the_record() -> None:

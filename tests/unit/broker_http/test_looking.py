@@ -13,6 +13,7 @@ from sublet.values import GIB, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.guests import Guests, GuestView, ListGuests, Profile
 from tests.unit.broker_http.bench import Bench, bench, run
 
+PAGE = 4
 DEVICE = [{"kind": "gpu", "amount": GIB}]
 
 
@@ -36,6 +37,7 @@ def guest(number: int, tenant: str, **changes: Any) -> GuestView:
         "peak_bytes": 1 << 20,
         "log_bytes": 7,
         "log_dropped": 0,
+        "number": number,
     }
     return GuestView(**(facts | changes))
 
@@ -49,7 +51,9 @@ class Listing:
 
     async def __call__(self, asked: ListGuests) -> Guests:
         self.asked.append(asked)
-        return Guests(guests=self.found)
+        rest = tuple(one for one in self.found if one.number > asked.after)
+        page = rest[:PAGE]
+        return Guests(guests=page, more=page[-1].number if len(rest) > PAGE else 0)
 
 
 def test_a_tenant_sees_its_own_guests_and_an_operator_all() -> None:
@@ -60,6 +64,23 @@ def test_a_tenant_sees_its_own_guests_and_an_operator_all() -> None:
             seen = {name: await _guests(b, token=token) for name, token in tokens.items()}
             assert seen == {"ann": ["g-1", "g-3"], "bob": ["g-2"], "eve": []}
             assert await _guests(b) == ["g-1", "g-2", "g-3"]
+
+    run(story)
+
+
+def test_very_many_are_told_page_by_page() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            listing = b.service.list_guests = Listing(*(guest(n, "ann" if n % 2 else "bob") for n in range(1, 30)))
+            ann = await b.tenant("ann")
+            mine = [f"g-{n}" for n in range(1, 30, 2)]
+            assert await _guests(b, token=ann) == mine
+            assert await _guests(b, "/v1/guests?limit=3", ann) == mine[:3]
+            assert listing.asked[-1].after == PAGE, "no further than needed"
+            assert await _guests(b, "/v1/guests?limit=3&after=5", ann) == mine[3:6]
+            assert await _guests(b, "/v1/guests?after=29", ann) == []
+            for wrong in ("limit=1001", "after=-1", "after=x"):
+                assert (await b.ask("GET", f"/v1/guests?{wrong}")).status == 400
 
     run(story)
 
