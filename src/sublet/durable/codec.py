@@ -108,7 +108,7 @@ class Encoding:
         compact = self.wasteful()
         if not compact:
             return self.finish()
-        again = Encoding(Rules(gpu=self.rules.gpu, compact=compact))
+        again = Encoding(self.rules.anew(compact))
         again.dump(value)
         return again.finish()
 

@@ -50,32 +50,33 @@ class Group:
     encoded: Encoded
 
 
-def encode_roots(roots: Mapping[str, object], *, gpu: GpuRule = "copy") -> list[Group]:
+def encode_roots(roots: Mapping[str, object], *, gpu: GpuRule = "copy", rules: Rules | None = None) -> list[Group]:
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
-    Raises ``Unpicklable`` with the root's name at the head of the path.
+    ``rules``: others than the usual ones. Raises ``Unpicklable`` with the root's name at the head of the path.
     """
-    bundles = [_Bundle(names, roots, gpu) for names in _runs(sorted(roots))]
+    rules = Rules(gpu=gpu) if rules is None else rules
+    bundles = [_Bundle(names, roots, rules) for names in _runs(sorted(roots))]
     doubtful = _sharing(bundles) | {n for n, one in enumerate(bundles) if len(one.names) > 1 and one.is_large}
     groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
     if doubtful:
-        groups += _one_by_one([bundles[n].names for n in sorted(doubtful)], roots, gpu)
+        groups += _one_by_one([bundles[n].names for n in sorted(doubtful)], roots, rules)
     return sorted(groups, key=lambda group: group.names[0])
 
 
 def _runs(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
     starts = [n for n, name in enumerate(names) if n == 0 or begins_leaf(name)]
-    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
+    for start, end in zip(starts, [*starts[1:], len(names)], strict=False):
         yield tuple(names[start:end])
 
 
 class _Bundle:
     """Some roots, encoded together, and everything that was met on the way."""
 
-    def __init__(self, names: tuple[str, ...], roots: Mapping[str, object], gpu: GpuRule) -> None:
+    def __init__(self, names: tuple[str, ...], roots: Mapping[str, object], rules: Rules) -> None:
         self.names = names
         self.value = {name: roots[name] for name in names}
-        self._encoding = Encoding(Rules(gpu=gpu))
+        self._encoding = Encoding(rules.anew())
         pickler = self._encoding.dump(self.value, roots=True)
         self.met: dict[int, Any]
         """Id → (number, object). It holds the objects, so that no id is given out twice."""
@@ -141,9 +142,9 @@ def _has_identity(value: object) -> bool:
     return kind.__module__ not in ("numpy.dtypes", "torch")  # numpy's dtypes; dtypes, sizes and devices of PyTorch
 
 
-def _one_by_one(bundles: Sequence[tuple[str, ...]], roots: Mapping[str, object], gpu: GpuRule) -> list[Group]:
+def _one_by_one(bundles: Sequence[tuple[str, ...]], roots: Mapping[str, object], rules: Rules) -> list[Group]:
     """Components of names that share, large names, and what is left of each bundle."""
-    single = [_Bundle((name,), roots, gpu) for names in bundles for name in names]
+    single = [_Bundle((name,), roots, rules) for names in bundles for name in names]
     parent = list(range(len(single)))
 
     def top(n: int) -> int:
@@ -159,7 +160,7 @@ def _one_by_one(bundles: Sequence[tuple[str, ...]], roots: Mapping[str, object],
         components.setdefault(top(n), []).append(n)
     alone = {n: members for members in components.values() if len(members) > 1 for n in members}
     groups = [
-        _Bundle(tuple(sorted(single[n].names[0] for n in members)), roots, gpu).group()
+        _Bundle(tuple(sorted(single[n].names[0] for n in members)), roots, rules).group()
         for members in components.values()
         if len(members) > 1
     ]
@@ -175,5 +176,5 @@ def _one_by_one(bundles: Sequence[tuple[str, ...]], roots: Mapping[str, object],
                 rest.append(single[n].names[0])
         at += len(names)
         if rest:
-            groups.append(_Bundle(tuple(rest), roots, gpu).group())
+            groups.append(_Bundle(tuple(rest), roots, rules).group())
     return groups

@@ -62,6 +62,10 @@ class Rules:
         self._blocks: set[int] = set()
         self._helper: Any = None
 
+    def anew(self, compact: frozenset[int] = frozenset()) -> Rules:
+        """The same rules for another encoding."""
+        return type(self)(gpu=self.gpu, compact=compact)
+
     def reduce(self, value: Any) -> Any:
         """What ``reducer_override`` answers."""
         kind = type(value)
