@@ -104,7 +104,6 @@ class Supervisor:
             loop=self.loop,
             clock=clock,
             trees=self._trees,
-            groups=self._groups,
             notes=self._notes,
             launch=self._launch,
             logs=os.path.join(settings.state, "guests"),
