@@ -17,6 +17,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   values, errors, clock   ids, enums, sizes, durations, epochs · the tree of errors · time as something handed in
 #   wire/                   messages between client, broker, agent, supervisor and guest; nothing else is shared by them
 #   lease/                  the law: state tables, the lease, renewal. Pure, standard library
+#   durable/                state that survives: values as bytes, what changed in them, packs and manifests, Durable
 #   observe/                events once; metrics, bills and the audit chain folded from them
 #   broker/                 who gets what: the pure ledger, and around it journal, service, signing
 #   devices/                host devices and CUDA devices behind one interface: memory, modules, launches
@@ -41,9 +42,16 @@ if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens
     from sublet.client.handle import DroppedLease
     from sublet.client.lease import Lease
     from sublet.client.model import LeaseChange, LeasedDevice, Notice, Offer, Place
+    from sublet.compute.arguments import f32, f64, i32, i64, u32, u64
+    from sublet.compute.decorator import GpuFunction, gpu
+    from sublet.compute.session import GpuSession
+    from sublet.durable.durable import Durable
     from sublet.errors import (
+        CallTimeout,
         CapacityExceeded,
         Disconnected,
+        GpuError,
+        GpuSessionEnded,
         InvalidRequest,
         LeaseEnded,
         LeaseExpired,
@@ -51,14 +59,18 @@ if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens
         LeaseNotActive,
         LeaseRevoked,
         NotFound,
+        OutOfMemory,
         Quarantined,
         QuotaExceeded,
+        RemoteError,
         StaleEpoch,
         SubletError,
         Unauthorized,
+        Unpicklable,
         Unsupported,
+        WorkerLost,
     )
-    from sublet.guest.current import current
+    from sublet.guest.current import current, device
     from sublet.lease.policy import RenewalPolicy
     from sublet.lease.renewal import RenewalManager
     from sublet.lease.states import LeaseStatus
@@ -68,13 +80,19 @@ if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "CallTimeout",
     "CapacityExceeded",
     "Disconnected",
     "DroppedLease",
+    "Durable",
     "EndReason",
     "Epoch",
     "Exclusivity",
     "Fabric",
+    "GpuError",
+    "GpuFunction",
+    "GpuSession",
+    "GpuSessionEnded",
     "Guest",
     "InvalidRequest",
     "Kind",
@@ -91,9 +109,11 @@ __all__ = [
     "NotFound",
     "Notice",
     "Offer",
+    "OutOfMemory",
     "Place",
     "Quarantined",
     "QuotaExceeded",
+    "RemoteError",
     "RenewMode",
     "RenewalManager",
     "RenewalPolicy",
@@ -101,22 +121,38 @@ __all__ = [
     "SubletError",
     "Tier",
     "Unauthorized",
+    "Unpicklable",
     "Unsupported",
+    "WorkerLost",
     "__version__",
     "aio",
     "connect",
     "current",
+    "device",
     "errors",
+    "f32",
+    "f64",
+    "gpu",
+    "i32",
+    "i64",
+    "u32",
+    "u64",
 ]
 
 _LAZY: Final[dict[str, str]] = {
+    "CallTimeout": "sublet.errors",
     "CapacityExceeded": "sublet.errors",
     "Disconnected": "sublet.errors",
     "DroppedLease": "sublet.client.handle",
+    "Durable": "sublet.durable.durable",
     "EndReason": "sublet.values",
     "Epoch": "sublet.values",
     "Exclusivity": "sublet.values",
     "Fabric": "sublet.client.fabric",
+    "GpuError": "sublet.errors",
+    "GpuFunction": "sublet.compute.decorator",
+    "GpuSession": "sublet.compute.session",
+    "GpuSessionEnded": "sublet.errors",
     "Guest": "sublet.client.guests",
     "InvalidRequest": "sublet.errors",
     "Kind": "sublet.values",
@@ -133,9 +169,11 @@ _LAZY: Final[dict[str, str]] = {
     "NotFound": "sublet.errors",
     "Notice": "sublet.client.model",
     "Offer": "sublet.client.model",
+    "OutOfMemory": "sublet.errors",
     "Place": "sublet.client.model",
     "Quarantined": "sublet.errors",
     "QuotaExceeded": "sublet.errors",
+    "RemoteError": "sublet.errors",
     "RenewMode": "sublet.values",
     "RenewalManager": "sublet.lease.renewal",
     "RenewalPolicy": "sublet.lease.policy",
@@ -143,9 +181,19 @@ _LAZY: Final[dict[str, str]] = {
     "SubletError": "sublet.errors",
     "Tier": "sublet.values",
     "Unauthorized": "sublet.errors",
+    "Unpicklable": "sublet.errors",
     "Unsupported": "sublet.errors",
+    "WorkerLost": "sublet.errors",
     "connect": "sublet.client.fabric",
     "current": "sublet.guest.current",
+    "device": "sublet.guest.current",
+    "f32": "sublet.compute.arguments",
+    "f64": "sublet.compute.arguments",
+    "gpu": "sublet.compute.decorator",
+    "i32": "sublet.compute.arguments",
+    "i64": "sublet.compute.arguments",
+    "u32": "sublet.compute.arguments",
+    "u64": "sublet.compute.arguments",
 }
 """Public name → the module that defines it. Each also stands in ``__all__``."""
 

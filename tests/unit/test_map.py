@@ -97,6 +97,18 @@ EXEMPT: Final = (
         type_only=False,
         reason="lease.run is the door to compute/, opened on use",
     ),
+    Exemption(
+        importer="client.aio_lease",
+        imported="compute.options",
+        type_only=False,
+        reason="the same door, awaited",
+    ),
+    Exemption(
+        importer="client.aio_lease",
+        imported="compute.aio_calls",
+        type_only=False,
+        reason="the same door, awaited",
+    ),
 )
 """Imports that point down all the same. Each is one pair of modules with its reason; a stale one is an error."""
 

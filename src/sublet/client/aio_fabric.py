@@ -33,6 +33,7 @@ from sublet.client.book import Book
 from sublet.client.clocks import client_clock
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
 from sublet.client.fabric import EXIT_PATIENCE_S, HELLO_TRIES, start_office
+from sublet.client.guest_watch import Watch
 from sublet.client.handle import LeaseFacts
 from sublet.client.model import Offer
 from sublet.client.progress import QueueLine
@@ -109,6 +110,7 @@ class Fabric:
         self._keeper = AioKeeper(self._book, self._core, self._transport, clock, self._revive)
         self._calls: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._guest_watch: Watch | None = None
 
     def __repr__(self) -> str:
         return f"<aio.Fabric {self.address.url}{' closed' if self._closed else ''}>"
@@ -126,6 +128,8 @@ class Fabric:
         if self._closed:
             return
         self._closed = True
+        if self._guest_watch is not None:
+            self._guest_watch.close()
         held = self._book.live
         for one in held:
             self._book.let_go(one)
@@ -239,6 +243,13 @@ class Fabric:
         return await self._run(self._core.command(method, path, body, shape, timeout))
 
     # ---- within
+
+    @property
+    def _watch(self) -> Watch:
+        """Hears of the guests its leases started; made with the first. On any thread."""
+        if self._guest_watch is None:
+            self._guest_watch = Watch()
+        return self._guest_watch
 
     def _acquire(self, asked: Asked, on_offer: Callable[[Offer], bool] | None) -> Acquiring:
         async def work() -> Lease:

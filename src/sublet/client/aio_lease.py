@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from sublet.client import errands
 from sublet.client.book import Book
@@ -21,8 +21,12 @@ from sublet.values import LeaseId
 
 if TYPE_CHECKING:
     from sublet.client.aio_fabric import Fabric
+    from sublet.compute.aio_calls import Calls
 
 __all__ = ["Lease"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Lease(LeaseFacts):
@@ -32,6 +36,8 @@ class Lease(LeaseFacts):
     def __init__(self, fabric: Fabric, book: Book, held: Held) -> None:
         super().__init__(book, held, fabric._clock, contextlib.nullcontext())
         self._fabric = fabric
+        self._ground: Any = None
+        """What runs Python functions under it, from the first call on."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,8 +67,12 @@ class Lease(LeaseFacts):
     async def release(self) -> None:
         """Give it back. Twice is harmless, and so is after the end; see `sublet.Lease.release`."""
         self._own()
-        if not self._is_returned():
-            self._released(await self._fabric._run(self._letting_go(self._fabric._core)))
+        try:
+            if not self._is_returned():
+                self._released(await self._fabric._run(self._letting_go(self._fabric._core)))
+        finally:
+            if self._ground is not None and self._ground._workers is not None:
+                self._ground._workers.close()
 
     def leave(self) -> LeaseId:
         """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id."""
@@ -87,6 +97,46 @@ class Lease(LeaseFacts):
         changes: asyncio.Queue[LeaseChange] = asyncio.Queue()
         self._listen(changes.put_nowait)
         return self._take_events(changes)
+
+    # ---- Python functions under it
+
+    @overload
+    async def run(self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a Python function in a process that has the lease's devices; see `sublet.Lease.run`. A generator comes
+        back as an asynchronous iterator. Cancelling the task that waits interrupts the function."""
+        return await self._calls().run(function, *args, **kwargs)
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """The same as a future, which can be awaited and cancelled."""
+        return self._calls().submit(function, *args, **kwargs)
+
+    def map(self, function: Callable[..., R], /, *iterables: Iterable[Any]) -> AsyncIterator[R]:
+        """Call it for each; an asynchronous iterator of the results, in order; see `sublet.Lease.map`."""
+        return self._calls().map(function, *iterables)
+
+    def options(
+        self,
+        *,
+        timeout: float | str | None = None,
+        python: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        name: str = "",
+    ) -> Calls:
+        """The same three with options; see `sublet.Lease.options`."""
+        from sublet.compute.options import options_of
+
+        return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name))
+
+    def _calls(self, options: Any = None) -> Calls:
+        from sublet.compute.aio_calls import Calls, Options, new_ground
+
+        if self._ground is None:
+            self._ground = new_ground(self)
+        return Calls(self, Options() if options is None else options)
 
     async def _take_events(self, changes: asyncio.Queue[LeaseChange]) -> AsyncIterator[LeaseChange]:
         try:

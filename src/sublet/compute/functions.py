@@ -22,7 +22,7 @@ from sublet.errors import InvalidRequest, Unsupported
 from sublet.guest.cargo import encode, stow
 from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
 
-__all__ = ["Functions", "Peer", "checked_callable"]
+__all__ = ["Functions", "Peer", "checked_callable", "name_of"]
 
 FUNCTIONS_MAX: Final = 256
 """Functions a worker keeps for one holder."""
@@ -49,7 +49,7 @@ class Functions:
 
     def refer(self, function: Callable[..., object]) -> tuple[int, list[Message]]:
         """The number it has there, and what must be said before it is used. The descriptors are the caller's."""
-        named = _name_of(function)
+        named = name_of(function)
         if named is not None:
             path, stamp = _stamped(getattr(sys.modules[named[0]], "__file__", None))
             if (named[0], path, stamp) not in self._unlike:
@@ -61,7 +61,7 @@ class Functions:
 
     def distrust(self, function: Callable[..., object]) -> bool:
         """The worker says that its module is another; False if it went by value already."""
-        named = _name_of(function)
+        named = name_of(function)
         if named is None:
             return False
         key = (named[0], *_stamped(getattr(sys.modules[named[0]], "__file__", None)))
@@ -139,7 +139,7 @@ def checked_callable(function: object) -> Callable[..., Any]:
     return function
 
 
-def _name_of(function: Any) -> tuple[str, str] | None:
+def name_of(function: Any) -> tuple[str, str] | None:
     """Module and name under which importing gives this very function; None if there is no such name."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module in ("__main__", "__mp_main__"):

@@ -11,16 +11,18 @@ what it says binds nobody, because the resource checks the fence itself. It is t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sublet.errors import LeaseEnded, Unsupported
+from sublet.errors import LeaseEnded, NotFound, Unsupported
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, format_duration
 from sublet.wire.page import PageReader, PageState, PageView
 
-__all__ = ["PAGE_VARIABLE", "Current", "GuestNotice", "current", "end_of"]
+__all__ = ["PAGE_VARIABLE", "Current", "GuestNotice", "current", "device", "end_of", "prefer_cards"]
 
 PAGE_VARIABLE = "SUBLET_PAGE"
 
@@ -117,6 +119,40 @@ def current() -> Current:
     if found is None:
         found = _known[path] = Current(PageReader(path))
     return found
+
+
+def device(index: int = 0) -> str:
+    """The leased device as PyTorch and Warp call it: ``"cuda:0"``, or ``"cpu"`` where it is a host device or the lease
+    has none. With several devices ``index`` says which. Touches neither CUDA nor NVML. Raises ``Unsupported`` outside a
+    guest, and ``NotFound`` where there are fewer devices."""
+    from sublet.wire.orders import card_uuid
+
+    devices = current().devices
+    if index and not 0 <= index < len(devices):
+        raise NotFound(f"this lease has {len(devices)} devices, and none at place {index}")
+    uuid = card_uuid(devices[index]) if devices else ""
+    if not uuid:
+        return "cpu"
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    cards = [found for name in devices if (found := card_uuid(name))]
+    return f"cuda:{(visible if uuid in visible else cards).index(uuid)}"
+
+
+def prefer_cards(devices: Iterable[str], known: str = "/proc/driver/nvidia/gpus") -> str:
+    """What ``CUDA_VISIBLE_DEVICES`` is to be, so that the leased cards come first: "cuda" without a number is then one
+    of them. The others stay visible behind them (a card can be taken from a process and given back only while it sees
+    all that it saw before); whether it may use them is not decided by this. Empty where no card is leased."""
+    from sublet.wire.orders import card_uuid
+
+    leased = [uuid for name in devices if (uuid := card_uuid(name))]
+    if not leased or any(uuid.startswith("MIG-") for uuid in leased):
+        return ",".join(leased[:1])
+    others = []
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(known)):
+            with open(os.path.join(known, name, "information"), encoding="utf-8") as file:
+                others += [line.split()[-1] for line in file if line.startswith("GPU UUID")]
+    return ",".join([*leased, *(uuid for uuid in others if uuid not in leased)])
 
 
 _known: dict[str, Current] = {}

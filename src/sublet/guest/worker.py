@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from sublet.guest.current import PAGE_VARIABLE
+from sublet.guest.current import PAGE_VARIABLE, prefer_cards
 from sublet.guest.desk import Desk
 from sublet.guest.inbox import Inbox
 from sublet.guest.serving import start_serving
@@ -26,6 +26,9 @@ __all__ = ["main"]
 def main() -> None:
     """Until the lease ends."""
     page = PageReader(os.environ[PAGE_VARIABLE])
+    cards = prefer_cards(page.read().devices)
+    if cards:
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", cards)
     inbox = Inbox.from_stdin()
     desk = Desk()
     desk.arrange()

@@ -1,0 +1,328 @@
+"""``@sublet.gpu``: a lease around each call, taken when it is needed and used again while it is still held.
+
+Between calls the lease is not renewed: it stays to the end of its time to live, for the next call of any decorated
+function with the same terms, and is then gone. So a loop pays for acquiring once, and nobody holds a card by mistake.
+Calls that share a lease are executed one after the other. Where another set of terms finds no room, leases of ours that
+lie idle are given back first, rather than waited for.
+
+Inside a worker a decorated function is the plain function: it has the device already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import inspect
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, overload
+
+from sublet.client.asking import Duration, ExclusivityText, Size, TierText
+from sublet.compute.options import Calls, options_of
+from sublet.compute.workers import Options
+from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded
+from sublet.guest.desk import is_worker
+from sublet.values import NS_PER_S, parse_duration_ns
+
+if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
+    from sublet.client.lease import Lease
+
+__all__ = ["GpuFunction", "gpu"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LEFT_S: Final = 1.0
+"""An idle lease with less than this left is not used again."""
+FIXED: Final = ("min_vram", "count", "exclusivity", "model", "or_smaller", "tier", "spot", "selector")
+"""Terms that must be the same for two functions to share a lease."""
+
+
+@overload
+def gpu(function: Callable[P, R], /) -> GpuFunction[P, R]: ...
+@overload
+def gpu(
+    *,
+    min_vram: Size,
+    ttl: Duration | Callable[..., Duration] | None = None,
+    expect: Duration | Callable[..., Duration] | None = None,
+    count: int = 1,
+    exclusivity: ExclusivityText | None = None,
+    model: str | None = None,
+    or_smaller: bool | Size = False,
+    tier: TierText | None = None,
+    spot: bool = False,
+    wait: Duration | None = None,
+    name: str | None = None,
+    labels: dict[str, str] | None = None,
+    selector: dict[str, str] | None = None,
+    timeout: Duration | None = None,
+    fabric: Fabric | None = None,
+) -> Callable[[Callable[P, R]], GpuFunction[P, R]]: ...
+def gpu(function: Any = None, /, *, min_vram: Size | None = None, **terms: Any) -> Any:
+    """Run the function on a leased GPU whenever it is called::
+
+        @sublet.gpu(min_vram="8GiB", ttl="2m")
+        def embed(texts): ...
+
+        embed(texts)               # waits for a GPU, runs there, and returns what the function returns
+        embed.submit(texts)        # a future
+        embed.map(batches)         # an iterator of results, in order
+        embed.options(ttl="10m")   # the same function on other terms
+
+    ``ttl`` and ``expect`` may be functions of the arguments. The terms are those of `sublet.Fabric.gpu`; ``timeout``
+    is how long one call may run; ``fabric`` is where to acquire, and otherwise ``sublet.connect()`` says. It works on
+    functions, methods, coroutine functions (the call is then awaited) and generators of either kind.
+    """
+    if function is not None or min_vram is None:
+        raise InvalidRequest("@sublet.gpu needs to know how much memory", do='Write @sublet.gpu(min_vram="2GiB").')
+    return lambda decorated: GpuFunction(decorated, {"min_vram": min_vram, **terms})
+
+
+class GpuFunction(Generic[P, R]):
+    """A function that runs on a leased GPU. Made by ``@sublet.gpu``."""
+
+    def __init__(self, function: Callable[P, R], terms: dict[str, Any], bound: tuple[Any, ...] = ()) -> None:
+        self._function: Any = function
+        self._terms = terms
+        self._bound = bound
+        functools.update_wrapper(self, function)
+        plain = inspect.unwrap(function)
+        self._is_coroutine_function = inspect.iscoroutinefunction(plain)
+        self._is_generator = inspect.isgeneratorfunction(plain)
+        self._is_async_generator = inspect.isasyncgenfunction(plain)
+        if self._is_coroutine_function and hasattr(inspect, "markcoroutinefunction"):
+            inspect.markcoroutinefunction(self)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call it on a GPU, and wait. Awaited, if it is a coroutine function."""
+        if is_worker():
+            found: R = self._function(*self._bound, *args, **kwargs)
+            return found
+        if self._is_coroutine_function:
+            return self._awaited(args, kwargs)  # type: ignore[return-value]
+        if self._is_async_generator:
+            return self._iterated(args, kwargs)  # type: ignore[return-value]
+        if self._is_generator:
+            return self._generated(args, kwargs)  # type: ignore[return-value]
+        with self._leased(args, kwargs) as calls:
+            result: R = calls.run(self._sent(), *self._bound, *args, **kwargs)
+            return result
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[Any]:
+        """Call it and do not wait, neither for a GPU nor for the result."""
+        outer: concurrent.futures.Future[Any] = _Chained()
+        threading.Thread(target=self._submit, args=(outer, args, kwargs), name="sublet-acquire", daemon=True).start()
+        return outer
+
+    def map(self, *iterables: Iterable[Any]) -> Iterator[Any]:
+        """Call it for each, on one lease; results in order."""
+        with self._leased((), {}) as calls:
+            yield from calls.map(_Partial(self._sent(), self._bound) if self._bound else self._sent(), *iterables)
+
+    def options(self, **terms: Any) -> GpuFunction[P, R]:
+        """The same function on other terms."""
+        return GpuFunction(self._function, {**self._terms, **terms}, self._bound)
+
+    def __get__(self, owner: object, kind: type | None = None) -> Self | GpuFunction[..., R]:
+        """A method of an object; the object is sent along."""
+        return self if owner is None else GpuFunction(self._function, self._terms, (*self._bound, owner))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It travels as what it decorates, with its terms. Where it can be imported it goes by name before that."""
+        return GpuFunction, (self._function, {**self._terms, "fabric": None}, self._bound)
+
+    def __repr__(self) -> str:
+        return f"<GpuFunction {getattr(self, '__qualname__', self._function)}>"
+
+    # ---- within
+
+    def _sent(self) -> Callable[..., Any]:
+        """What is handed over: this object where the worker can import it, for then it has its module's state; else the
+        plain function."""
+        return self._function if self._bound or not _is_importable(self) else self
+
+    @contextlib.contextmanager
+    def _leased(self, args: Any, kwargs: Any) -> Iterator[Calls]:
+        terms = dict(self._terms)
+        fabric, timeout = terms.pop("fabric", None), terms.pop("timeout", None)
+        for name in ("ttl", "expect"):
+            if callable(terms.get(name)):
+                terms[name] = terms[name](*self._bound, *args, **kwargs)
+        options = Options() if timeout is None else options_of(timeout=timeout)
+        with _pool.lease(fabric or _default_fabric(), terms) as lease:
+            yield Calls(lease, options)
+
+    def _submit(self, outer: concurrent.futures.Future[Any], args: Any, kwargs: Any) -> None:
+        try:
+            with self._leased(args, kwargs) as calls:
+                if outer.cancelled():
+                    return
+                inner = calls.submit(self._sent(), *self._bound, *args, **kwargs)
+                assert isinstance(outer, _Chained)
+                outer.chain(inner)
+                concurrent.futures.wait([inner])
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the future
+            if not outer.done() and outer.set_running_or_notify_cancel():
+                outer.set_exception(error)
+
+    def _generated(self, args: Any, kwargs: Any) -> Iterator[Any]:
+        """From the first item on until the last, or until it is closed, the lease is in use by us."""
+        with self._leased(args, kwargs) as calls, calls.run(self._sent(), *self._bound, *args, **kwargs) as found:
+            return (yield from found)
+
+    async def _awaited(self, args: Any, kwargs: Any) -> Any:
+        return await asyncio.wrap_future(self.submit(*args, **kwargs))
+
+    async def _iterated(self, args: Any, kwargs: Any) -> AsyncIterator[Any]:
+        found = await asyncio.wrap_future(self.submit(*args, **kwargs))
+        try:
+            while (item := await asyncio.to_thread(next, found, _END)) is not _END:
+                yield item
+        finally:
+            await asyncio.to_thread(found.close)
+
+
+class _Chained(concurrent.futures.Future[Any]):
+    """A future whose call is found once there is a lease for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inner: concurrent.futures.Future[Any] | None = None
+
+    def cancel(self) -> bool:
+        if self.cancelled():
+            return True
+        if not super().cancel():
+            return False
+        self.set_running_or_notify_cancel()
+        if self._inner is not None:
+            self._inner.cancel()
+        return True
+
+    def running(self) -> bool:
+        return not self.done() and self._inner is not None and self._inner.running()
+
+    def chain(self, inner: concurrent.futures.Future[Any]) -> None:
+        self._inner = inner
+        if self.cancelled():
+            inner.cancel()
+        inner.add_done_callback(self._take)
+
+    def _take(self, inner: concurrent.futures.Future[Any]) -> None:
+        if self.done() or not self.set_running_or_notify_cancel():
+            return
+        if inner.cancelled():
+            self.set_exception(concurrent.futures.CancelledError())
+        elif (error := inner.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(inner.result())
+
+
+class _Partial:
+    """A bound method's function, for a map."""
+
+    def __init__(self, function: Callable[..., Any], bound: tuple[Any, ...]) -> None:
+        self._function, self._bound = function, bound
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*self._bound, *args)
+
+
+class _Pool:
+    """The leases that decorated functions of this process hold."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[Any, Lease] = {}
+        self._acquiring: dict[Any, threading.Lock] = {}
+        self._users: dict[Any, int] = {}
+
+    @contextlib.contextmanager
+    def lease(self, fabric: Fabric, terms: dict[str, Any]) -> Iterator[Lease]:
+        key = (id(fabric), *(_frozen(terms.get(name)) for name in FIXED))
+        with self._lock:
+            acquiring = self._acquiring.setdefault(key, threading.Lock())
+            self._users[key] = self._users.get(key, 0) + 1
+        try:
+            with acquiring:
+                lease = self._held.get(key)
+                if lease is None or not self._is_good(lease, terms.get("ttl")):
+                    if lease is not None:
+                        _give_back(lease)
+                    lease = self._held[key] = self._acquire(fabric, terms)
+            yield lease
+        finally:
+            with self._lock:
+                self._users[key] -= 1
+
+    def clear(self) -> None:
+        """A fork begins without any; what its parent holds stays its parent's."""
+        self.__init__()  # type: ignore[misc]
+
+    def _acquire(self, fabric: Fabric, terms: dict[str, Any]) -> Lease:
+        asked = {name: term for name, term in terms.items() if term is not None}
+        if self._idle():
+            with contextlib.suppress(CapacityExceeded):
+                return fabric.gpu(**{**asked, "wait": 0})
+            for key in self._idle():
+                with self._lock:
+                    lease = self._held.pop(key, None)
+                if lease is not None:
+                    _give_back(lease)
+        return fabric.gpu(**asked)
+
+    def _idle(self) -> list[Any]:
+        with self._lock:
+            return [key for key, lease in self._held.items() if not self._users.get(key) and not lease.busy]
+
+    def _is_good(self, lease: Lease, ttl: Duration | None) -> bool:
+        """Whether it can be used once more; where more time is asked for than it has ever had, it is renewed so."""
+        if lease.end is not None or (not lease.busy and lease.remaining < LEFT_S):
+            return False
+        try:
+            lease.check()
+            wanted_s = 0.0 if ttl is None else parse_duration_ns(ttl, "ttl") / NS_PER_S
+            if wanted_s > lease.ttl:
+                lease.renew(ttl)
+        except LeaseEnded:
+            return False
+        return True
+
+
+_END: Final = object()
+_pool: Final = _Pool()
+_fabrics: dict[str, Fabric] = {}
+
+
+def _default_fabric() -> Fabric:
+    """One for the process: the office of this machine, or the one that SUBLET_URL names."""
+    from sublet.client.fabric import connect
+
+    fabric = _fabrics.get("")
+    if fabric is None or fabric._closed:
+        fabric = _fabrics[""] = connect()
+    return fabric
+
+
+def _give_back(lease: Lease) -> None:
+    with contextlib.suppress(Exception):
+        lease.release()
+
+
+def _is_importable(function: GpuFunction[..., Any]) -> bool:
+    from sublet.compute.functions import name_of
+
+    return name_of(function) is not None
+
+
+def _frozen(value: object) -> object:
+    return tuple(sorted(value.items())) if isinstance(value, dict) else value
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.clear)

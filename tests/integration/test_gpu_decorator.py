@@ -1,0 +1,142 @@
+"""``@sublet.gpu`` with a real office on host devices."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.compute import decorator
+from sublet.errors import InvalidRequest
+from tests.integration import decorated
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    yield home
+    with sublet.connect(home=home) as made:
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def fabric(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sublet.Fabric]:
+    """The office that the functions find; every test begins without a lease."""
+    monkeypatch.setenv("SUBLET_HOME", str(home))
+    yield decorator._default_fabric()
+    decorator._fabrics.pop("").close()
+    decorator._pool.clear()
+
+
+def live(fabric: sublet.Fabric) -> list[str]:
+    return [view.id for view in fabric.leases()]
+
+
+def test_a_loop_acquires_once_and_the_lease_stays_idle(fabric: sublet.Fabric) -> None:
+    found = [decorated.where(n) for n in range(5)]
+    assert {pid for pid, _, _ in found} != {os.getpid()}
+    assert [count for _, _, count in found] == [1, 2, 3, 4, 5]
+    assert found[0][1] == "cpu"
+    [lease] = live(fabric)
+    assert decorated.square(7) == 49
+    assert live(fabric) == [lease], "another function with the same terms shares it"
+    assert not fabric.lease(lease).renewals
+
+
+def test_all_kinds_of_functions() -> None:
+    assert decorated.nested(3) == 10
+    assert list(decorated.numbers(4)) == [0, 1, 2, 3]
+    assert decorated.Model(3).times(4) == 12
+    assert list(decorated.square.map(range(20))) == [n * n for n in range(20)]
+    assert list(decorated.Model(2).times.map([1, 2, 3])) == [2, 4, 6]
+    assert decorated.square.submit(5).result(PATIENCE_S) == 25
+    assert decorated.awaited.submit(5).result(PATIENCE_S) == 10
+
+    async def program() -> tuple[int, list[str]]:
+        return await decorated.awaited(4), [letter async for letter in decorated.letters()]
+
+    assert asyncio.run(program()) == (8, ["a", "b", "c"])
+
+
+def test_it_looks_like_what_it_decorates() -> None:
+    assert decorated.where.__name__ == "where"
+    assert "how often" in (decorated.where.__doc__ or "")
+    assert list(inspect.signature(decorated.where).parameters) == ["x"]
+
+
+def test_functions_of_the_caller_go_by_value() -> None:
+    factor = 3
+
+    @sublet.gpu(min_vram="64MiB", ttl="20s")
+    def times(x: int) -> int:
+        return factor * x
+
+    assert times(4) == 12
+    factor = 5
+    assert times(4) == 20
+    assert decorated.Model(2).times.options(ttl="30s")(4) == 8
+
+
+def test_the_time_to_live_may_depend_on_the_arguments(fabric: sublet.Fabric) -> None:
+    asked: list[Any] = []
+
+    def needs(x: int, *, more: int = 0) -> float:
+        asked.append((x, more))
+        return 10.0 + x
+
+    @sublet.gpu(min_vram="64MiB", ttl=needs)
+    def work(x: int, *, more: int = 0) -> int:
+        return x + more
+
+    assert work(1, more=2) == 3
+    [lease] = live(fabric)
+    assert fabric.lease(lease).ttl == 11.0
+    assert work(50) == 50
+    assert live(fabric) == [lease], "the same one, renewed for longer"
+    assert fabric.lease(lease).ttl == 60.0
+    assert asked == [(1, 2), (50, 0)]
+
+
+def test_an_idle_lease_is_given_back_rather_than_waited_for(fabric: sublet.Fabric) -> None:
+    """There is one device, and the second function wants more of it than the first one's lease has."""
+    decorated.where()
+    [first] = live(fabric)
+    began_s = time.monotonic()
+    assert decorated.square.options(min_vram="900MiB")(3) == 9
+    assert time.monotonic() - began_s < 15
+    assert first not in live(fabric)
+
+
+def test_a_lease_that_ended_is_replaced(fabric: sublet.Fabric) -> None:
+    pid, _, _ = decorated.where()
+    [lease] = live(fabric)
+    fabric.request("POST", f"/v1/leases/{lease}/revoke", {"detail": "for the test"}, shape=dict)
+    end_s = time.monotonic() + PATIENCE_S
+    while live(fabric):
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+    again, _, _ = decorated.where()
+    assert again != pid
+
+
+def test_what_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(InvalidRequest, match="how much memory"):
+        sublet.gpu(lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        decorated.square.options(ttl="20s").submit("x").exception(PATIENCE_S) and 1 // 0
+    with pytest.raises(TypeError):
+        decorated.square("x")  # type: ignore[arg-type]

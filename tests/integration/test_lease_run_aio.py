@@ -1,0 +1,124 @@
+"""Python functions under a lease, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet import aio
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.errors import CallTimeout, WorkerLost
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "2x1GiB", "--foreground"))
+    yield home
+    with sublet.connect(home=home) as made:
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+async def _until(what: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not what():  # noqa: ASYNC110 - it happens in another process
+            await asyncio.sleep(0.02)
+
+
+def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
+    left = tmp_path / "left"
+
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    async def twice(x: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * x
+
+    def numbers(n: int) -> Iterator[int]:
+        yield from range(n)
+
+    async def letters() -> AsyncIterator[str]:
+        for letter in "abc":
+            yield letter
+
+    def slow(left: str) -> None:
+        try:
+            time.sleep(60)
+        finally:
+            Path(left).touch()
+
+    async def program() -> None:
+        async with await aio.connect(home=home) as fabric, fabric.cpu(1, ttl="20s") as lease:
+            assert await lease.run(add, 1, y=2) == 3
+            assert await lease.run(twice, 4) == 8
+            assert [n async for n in await lease.run(numbers, 5)] == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
+            assert [n async for n in await lease.run(letters)] == ["a", "b", "c"]
+            assert [n async for n in lease.map(pow, range(50), [2] * 50)] == [n * n for n in range(50)]
+            assert await asyncio.gather(*(lease.submit(add, n, 1) for n in range(50))) == list(range(1, 51))
+            assert lease.busy is False
+            pid = await lease.run(os.getpid)
+            with pytest.raises(ZeroDivisionError):
+                await lease.run(lambda: 1 // 0)
+            with pytest.raises(CallTimeout):
+                await lease.options(timeout=0.2).run(time.sleep, 60)
+            waiting = lease.submit(slow, str(left))
+            await asyncio.sleep(0.5)
+            assert lease.busy
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await _until(left.exists)
+            assert await lease.run(os.getpid) == pid
+            with pytest.raises(WorkerLost, match="exit code 3"):
+                await lease.run(os._exit, 3)
+            assert await lease.run(os.getpid) != pid
+
+    asyncio.run(program())
+
+
+def test_the_loop_goes_on_meanwhile(home: Path) -> None:
+    async def program() -> None:
+        async with await aio.connect(home=home) as fabric, fabric.cpu(1, ttl="20s") as lease:
+            ticks = 0
+
+            async def tick() -> None:
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    await asyncio.sleep(0.01)
+
+            ticking = asyncio.create_task(tick())
+            await lease.run(time.sleep, 0.5)
+            ticking.cancel()
+            assert ticks > 10
+
+    asyncio.run(program())
+
+
+def test_the_end_of_the_lease_is_raised(home: Path) -> None:
+    async def program() -> None:
+        async with await aio.connect(home=home) as fabric:
+            lease = await fabric.cpu(1, ttl="20s")
+            waiting = lease.submit(time.sleep, 60)
+            await asyncio.sleep(0.5)
+            await lease.release()
+            with pytest.raises(sublet.LeaseEnded) as ended:
+                await waiting
+            assert ended.value.end is not None
+
+    asyncio.run(program())
+    assert threading.active_count() < 40
