@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["ENTRY", "device_guest"]
 
 ENTRY: Final = "sublet.guest.device_service:main"
-IMPORTS: Final = ("numpy?", "warp?")
-"""What its warm interpreter has loaded already, where it is there."""
+IMPORTS: Final = ("cloudpickle?", "numpy?", "torch?", "warp?")
+"""What its warm interpreter has loaded, where it is there: the same as a worker's, so that one does for both."""
 
 _lock = threading.Lock()
 _guests: WeakKeyDictionary[Lease, Guest] = WeakKeyDictionary()

@@ -35,7 +35,9 @@ from sublet.wire.device import (
     Free,
     LaunchShape,
     Load,
+    ModuleKind,
     Read,
+    SessionClosed,
     SharedSource,
     Source,
     Unload,
@@ -121,6 +123,11 @@ class GpuSession:
         """Whether it can be used, as far as is known here."""
         return self._engine.over is None
 
+    @property
+    def totals(self) -> SessionClosed | None:
+        """Launches, failures, bytes moved, most memory at once: exact, once it was closed in peace."""
+        return self._engine.closed
+
     def __repr__(self) -> str:
         said = f"{len(self._buffers)} buffers of {format_size(self._taken)}" if self.is_open else "closed"
         return f"<GpuSession on {self.device} ({self.label}): {said}>"
@@ -155,19 +162,13 @@ class GpuSession:
     def mem_write(self, buffer: Buffer, offset: int, data: Buffery) -> None:
         """Bytes of this program into the buffer: of ``bytes``, numpy arrays, whatever has any. They may be changed
         again at once."""
-        view = bytes_of(data, "mem_write")
         offset = whole(offset, "mem_write", "offset")
-        with self._engine.lock:
+        with bytes_of(data, "mem_write") as view, self._engine.lock:
             buffer.span(self, offset, len(view), "mem_write")
-            if len(view) <= INLINE_MAX:
-                if len(view):
-                    self._engine.put(Write(buffer=buffer.number, offset=offset, data=bytes(view)))
-                return
-            for start in range(0, len(view), CHUNK):
-                piece = view[start : start + CHUNK]
-                self._engine.put_shared(
-                    [WriteShared(buffer=buffer.number, offset=offset + start, start=0, length=len(piece))], [piece]
-                )
+            if len(view) > INLINE_MAX:
+                self._write_shared(buffer, offset, view)
+            elif len(view):
+                self._engine.put(Write(buffer=buffer.number, offset=offset, data=bytes(view)))
 
     def mem_read(self, buffer: Buffer, offset: int = 0, length: int | None = None) -> bytes:
         """What everything before it left in the buffer (to its end, if no length is given). Waits for it."""
@@ -179,8 +180,7 @@ class GpuSession:
 
     def mem_read_into(self, buffer: Buffer, offset: int, target: Any) -> None:
         """The same into memory that is there: a numpy array, a ``bytearray``; as much as fits into it."""
-        into = writable(target)
-        with self._engine.lock:
+        with writable(target) as into, self._engine.lock:
             buffer.span(self, whole(offset, "mem_read", "offset"), len(into), "mem_read")
             at = 0
             for piece in self._read(buffer, offset, len(into), copied=False):
@@ -220,18 +220,12 @@ class GpuSession:
         sources = sources_of(source, kind)
         with self._engine.lock:
             number = self._last_module + 1
-            total = sum(len(data) for data in sources.values())
-            if total <= INLINE_MAX:
+            if sum(len(data) for data in sources.values()) <= INLINE_MAX:
                 listed = tuple(Source(kind=one, data=data) for one, data in sources.items())
                 self._engine.put(Load(module=number, sources=listed))
             else:
-                starts = [sum(len(data) for data in list(sources.values())[:place]) for place in range(len(sources))]
-                shared = tuple(
-                    SharedSource(kind=one, start=start, length=len(data))
-                    for start, (one, data) in zip(starts, sources.items(), strict=True)
-                )
                 pieces = [memoryview(data) for data in sources.values()]
-                self._engine.put_shared([Load(module=number, sources=shared)], pieces)
+                self._engine.put_shared(pieces, lambda starts: _load_shared(number, sources, starts))
             self._last_module = number
             done = self._engine.wait()
             loaded = next(one for one in done.loaded if one.module == number)
@@ -296,6 +290,12 @@ class GpuSession:
 
     # ---- within ----
 
+    def _write_shared(self, buffer: Buffer, offset: int, view: memoryview) -> None:
+        for start in range(0, len(view), CHUNK):
+            with view[start : start + CHUNK] as piece:
+                op = WriteShared(buffer=buffer.number, offset=offset + start, start=0, length=len(piece))
+                self._engine.put_shared([piece], lambda _, op=op: op)  # type: ignore[misc]
+
     def _read(self, buffer: Buffer, offset: int, length: int, *, copied: bool = True) -> Iterator[Any]:
         if not length:
             yield b""
@@ -341,6 +341,14 @@ class GpuSession:
         self._buffers.clear()
         self._modules.clear()
         self._taken = 0
+
+
+def _load_shared(number: int, sources: Mapping[ModuleKind, bytes], starts: Sequence[int]) -> Load:
+    shared = tuple(
+        SharedSource(kind=kind, start=start, length=len(data))
+        for (kind, data), start in zip(sources.items(), starts, strict=True)
+    )
+    return Load(module=number, sources=shared)
 
 
 def _hashable(extent: Extent) -> int | tuple[int, ...]:

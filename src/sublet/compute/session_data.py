@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pickle import PickleBuffer
 from typing import Any, Literal, TypeAlias
 
@@ -24,37 +25,56 @@ def whole(value: int, call: str, what: str) -> int:
         raise InvalidRequest(f"{call}: {value!r} is no {what} in bytes", do="Give a whole number.") from None
 
 
-def bytes_of(data: Buffery, call: str) -> memoryview:
-    """The bytes of whatever has some, in the order in which it counts its elements; copied only if they lie apart."""
+@contextlib.contextmanager
+def bytes_of(data: Buffery, call: str) -> Iterator[memoryview]:
+    """The bytes of whatever has some, in the order in which it counts its elements; copied only if they lie apart. The
+    view is for the block alone: what an error drags along must hold nobody's memory."""
+    with _view_of(data, call) as view:
+        if not view.nbytes:
+            yield memoryview(b"")
+        elif view.c_contiguous:
+            with _flat(data if isinstance(data, memoryview) else view.obj, view) as flat:
+                yield flat
+        else:
+            yield memoryview(view.tobytes())
+
+
+@contextlib.contextmanager
+def writable(target: Any) -> Iterator[memoryview]:
+    """The bytes of a place to read into, to be written."""
+    with _view_of(target, "mem_read") as view:
+        if view.readonly or not view.c_contiguous:
+            raise InvalidRequest(
+                "mem_read: the place to read into cannot be written in one piece",
+                do="Give a bytearray, or an array that is contiguous and may be written.",
+            )
+        if not view.nbytes:
+            yield memoryview(bytearray())
+            return
+        with _flat(target if isinstance(target, memoryview) else view.obj, view) as flat:
+            yield flat
+
+
+def _view_of(data: Any, call: str) -> memoryview:
     try:
-        view = memoryview(data)
+        return memoryview(data)
     except TypeError:
-        view = _array_of(data, call)
-    if not view.nbytes:
-        return memoryview(b"")
-    return PickleBuffer(view).raw() if view.c_contiguous else memoryview(view.tobytes())
-
-
-def _array_of(data: Any, call: str) -> memoryview:
-    if hasattr(data, "__array__"):
-        try:
-            return memoryview(data.__array__())
-        except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, or one that needs a gradient
-            raise InvalidRequest(f"{call}: {error}", do="Give an array in this program's memory.") from error
-    raise InvalidRequest(f"{call}: a {type(data).__name__} has no bytes", do="Give bytes or an array.")
-
-
-def writable(target: Any) -> memoryview:
+        pass
+    if not hasattr(data, "__array__"):
+        raise InvalidRequest(f"{call}: a {type(data).__name__} has no bytes", do="Give bytes or an array.")
     try:
-        view = memoryview(target)
-    except TypeError:
-        view = _array_of(target, "mem_read")
-    if view.readonly or not view.c_contiguous:
-        raise InvalidRequest(
-            "mem_read: the place to read into cannot be written in one piece",
-            do="Give a bytearray, or an array that is contiguous and may be written.",
-        )
-    return PickleBuffer(view).raw() if view.nbytes else memoryview(bytearray())
+        return memoryview(data.__array__())
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a device, or one that needs a gradient
+        raise InvalidRequest(f"{call}: {error}", do="Give an array in this program's memory.") from error
+
+
+def _flat(owner: Any, view: memoryview) -> memoryview:
+    """The same bytes without shape and type. Of formats that a view cannot be cast from (big-endian, records) the owner
+    is asked: a view of a view must not be collected in a cycle (it ends CPython 3.11)."""
+    try:
+        return view.cast("B")
+    except (TypeError, ValueError):
+        return PickleBuffer(owner).raw()
 
 
 def sources_of(source: SourceText | Mapping[KindText, SourceText], kind: KindText | None) -> dict[ModuleKind, bytes]:

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from sublet.compute.session_line import DeviceLine, open_device_line, why_ended
@@ -39,7 +40,7 @@ from sublet.wire.device import (
     Sync,
 )
 from sublet.wire.frames import close_all
-from sublet.wire.shared import SharedBuffer, map_shared
+from sublet.wire.shared import map_shared, write_shared
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
@@ -138,15 +139,19 @@ class Engine:
                 self._send()
             self._queue.launch(shape, values)
 
-    def put_shared(self, ops: Sequence[Op], pieces: Sequence[memoryview]) -> None:
-        """Operations with their bytes in shared memory, one piece after the other. They go off at once, since what
-        crosses beside a batch belongs to that batch."""
+    def put_shared(self, pieces: Sequence[memoryview], make: Callable[[Sequence[int]], Op]) -> None:
+        """An operation with its bytes in shared memory; ``make`` is told where each piece begins there. It goes off at
+        once, since what crosses beside a batch belongs to that batch."""
         self._begin()
         if self._failure is not None:
             return
-        fd = _shared(pieces)
-        for op in ops:
-            self._queue.put(op)
+        try:
+            fd, starts = write_shared(pieces, name="sublet-write")
+        except OSError as error:
+            raise OutOfMemory(
+                f"this machine has no {sum(map(len, pieces))} bytes to hand over ({error})", do="Write less at once."
+            ) from error
+        self._queue.put(make(starts))
         self._send((fd,))
 
     def sync(self) -> None:
@@ -222,7 +227,7 @@ class Engine:
     def _begin(self) -> None:
         """Before every operation."""
         if self.over is not None:
-            raise self.over
+            raise copy(self.over)
         if self._done_with is None:
             self._wake()
         self._is_synced = False
@@ -296,7 +301,10 @@ class Engine:
                 self._queue.put(op)
         self._to_give_back.clear()
         self._never_made.clear()
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # or it would hold this frame, and this frame it
 
     def _answer(self) -> tuple[Any, tuple[int, ...]]:
         try:
@@ -308,7 +316,7 @@ class Engine:
     def _is_over(self, over: SubletError, cause: SubletError) -> NoReturn:
         self._queue.take()
         self._failure = None
-        self._hang_up(over)
+        self._hang_up(copy(over))  # kept without what is on the stack now, whose memory may be large
         if over is cause:
             raise over
         raise over from cause
@@ -358,20 +366,3 @@ class Engine:
         elif time.monotonic() - self._last_used_s > IDLE_S:
             self._rest()
             self._awake.clear()
-
-
-def _shared(pieces: Sequence[memoryview]) -> int:
-    """A descriptor of the pieces, one after the other. It is the caller's."""
-    size = sum(map(len, pieces))
-    try:
-        made = SharedBuffer.create(size, name="sublet-write")
-    except OSError as error:
-        raise OutOfMemory(
-            f"mem_write: this machine has no {size} bytes to hand over ({error})", do="Write less at once."
-        ) from error
-    with made:
-        at = 0
-        for piece in pieces:
-            made.view[at : at + len(piece)] = piece
-            at += len(piece)
-        return made.publish()
