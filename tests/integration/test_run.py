@@ -14,8 +14,10 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,6 +188,56 @@ def test_a_python_may_be_named(sublet: Shell, tmp_path: Path) -> None:
     assert done.out.decode().split() == [PYTHON, "['-v']"]
 
 
+@pytest.mark.parametrize(
+    ("python", "status", "said"),
+    [
+        ("/no/such/python", 127, "there is no /no/such/python"),
+        ("no-such-python-anywhere", 127, "there is no no-such-python"),
+        ("/bin/true", 126, "no Python 3"),
+        ("/bin/echo", 126, "no Python 3"),
+        ("/etc/passwd", 126, "may not be executed"),
+        (os.path.dirname(PYTHON), 126, "is a folder"),
+        (sys.prefix, 126, "bin/python"),
+    ],
+)
+def test_what_is_no_python_is_said_before_a_lease_is_asked_for(
+    sublet: Shell, python: str, status: int, said: str
+) -> None:
+    ended = len(sublet.json("lease", "ls", "--all"))
+    done = sublet("run", "--python", python, "--", "x.py")
+    assert done.status == status
+    assert said in done.err
+    assert len(sublet.json("lease", "ls", "--all")) == ended
+
+
+def test_a_python_is_found_as_a_shell_finds_it(sublet: Shell, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    asks = ["-c", "import sys; print(sys.prefix)"]
+    expected = f"{(tmp_path / 'venv').resolve()}\n".encode()
+    assert sublet("run", "--python", "venv/bin/python", "--", *asks, cwd=tmp_path).out == expected
+    on_path = {**sublet.env, "PATH": f"{tmp_path}/venv/bin:/usr/bin:/bin"}
+    assert sublet("run", "--python", "python", "--", *asks, env=on_path).out == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tenant's guest has a user of its own only where the office is root")
+def test_a_tenant_may_name_a_python_that_everybody_may_read(sublet: Shell) -> None:
+    token = sublet("tenant", "add", "ann").out.decode().strip()
+    ann = {**sublet.env, "SUBLET_TOKEN": token}
+    asks = ["-c", "import sys; print(sys.prefix)"]
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
+        os.chmod(place, 0o755)
+        venv.create(f"{place}/venv", with_pip=False)
+        done = sublet("run", "--python", f"{place}/venv/bin/python", "--", *asks, env=ann, cwd="/")
+        assert (done.status, done.out) == (0, f"{place}/venv\n".encode()), done
+        os.chmod(place, 0o700)
+        done = sublet("run", "--python", f"{place}/venv/bin/python", "--", *asks, env=ann, cwd="/")
+        assert done.status != 0
+        assert "cannot be shown" in done.err
+        os.chmod(place, 0o755)
+        hidden = sublet("run", "--", "true", env=ann, cwd=place)
+        assert "hidden from the commands of a tenant" in hidden.err
+
+
 def test_stdout_and_stderr_stay_apart(sublet: Shell) -> None:
     done = sublet("run", "--", "sh", "-c", "echo one; echo two >&2")
     assert (done.out, done.err) == (b"one\n", "two\n")
@@ -239,6 +291,12 @@ def test_output_that_a_full_disk_does_not_take_is_said(sublet: Shell) -> None:
     done = subprocess.run(full, env=sublet.env, capture_output=True, timeout=60)
     assert done.returncode == 1
     assert b"could not be written: No space left" in done.stderr
+    lease = sublet.json("lease", "acquire", "--cpu", "1")["id"]
+    for words in (["exec", lease, "--", "echo", "lost"], ["logs", sublet.json("ps", "--all")[-1]["id"]]):
+        full = ["sh", "-c", '"$@" >/dev/full', "sh", *sublet.command(*words)]
+        done = subprocess.run(full, env=sublet.env, capture_output=True, timeout=60)
+        assert done.returncode == 1, words
+        assert b"could not be written: No space left" in done.stderr
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(sublet: Shell) -> None:

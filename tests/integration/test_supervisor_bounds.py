@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,13 +26,16 @@ from sublet.wire.guests import (
     EndGuest,
     Front,
     Guests,
+    GuestSpec,
     ListGuests,
+    NotStarted,
     Profile,
     SignalGuest,
+    Start,
 )
 from sublet.wire.orders import End, EndedHere, Grant, Part, TornDown
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
-from tests.integration.supervisor_stage import TENANT, HolderLine, SupervisorStage, supervisor_at
+from tests.integration.supervisor_stage import PATH, TENANT, HolderLine, SupervisorStage, supervisor_at
 from tests.traces import PATIENCE_S, now_ns, until
 
 A, B = LeaseId("lease-a"), LeaseId("lease-b")
@@ -152,6 +156,31 @@ def test_long_command_lines_can_be_listed(stage: SupervisorStage) -> None:
     assert isinstance(listed, Guests)
     assert [one.argv[:3] for one in listed.guests] == [("sh", "-c", "exec sleep 1000")] * 3
     assert listed.guests[0].argv[-1].endswith("…")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a process a real-time priority")
+def test_a_supervisor_with_a_real_time_priority_hands_none_on(stage: SupervisorStage) -> None:
+    """The kernel would take no such process into a group of cores; and it could take the machine from everybody."""
+    part = Part(resource=ResourceId("bench/cpu"), kind=Kind.CPU, amount=1, millis=0, exclusivity=Exclusivity.SHARED)
+    stage.office_line.order(replace(shared(A, E5), parts=(part,)))
+    os.sched_setscheduler(stage.pid, os.SCHED_FIFO, os.sched_param(1))
+    guest = stage.holder(A, E5).start("sleep", "1000")
+    assert os.sched_getscheduler(guest.pid) == os.SCHED_OTHER
+
+
+def test_what_never_ran_is_not_kept(stage: SupervisorStage) -> None:
+    stage.office_line.order(shared(A, E5))
+    holder = stage.holder(A, E5)
+    ran = holder.start("true").guest
+    reply = holder.ask(Start(spec=GuestSpec(argv=("/no/such/command",), cwd="/", env={"PATH": PATH})))
+    assert isinstance(reply, NotStarted)
+
+    def kept() -> list[str]:
+        listed = stage.office_line.ask(ListGuests(ended=True))
+        assert isinstance(listed, Guests)
+        return [one.id for one in listed.guests]
+
+    until("only what ran", lambda: kept() == [ran])
 
 
 def test_very_many_guests_are_listed_page_by_page(stage: SupervisorStage) -> None:

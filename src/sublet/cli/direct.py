@@ -63,8 +63,9 @@ class Direct:
         found = find_address(None, token, None, os.environ).socket
         if found is None:
             raise Unsupported(
-                "commands run on the machine of their office, and SUBLET_URL names an office elsewhere",
-                do="Run it on that machine, or unset SUBLET_URL to use this one.",
+                "a command runs on the machine of its office, and the one that SUBLET_URL names is reached over TCP, "
+                "which carries leases and no commands yet",
+                do="Log in to that machine (ssh) and run it there; or unset SUBLET_URL to use the office of this one.",
             )
         return cls(os.fspath(found), os.fspath(found.with_name("data.sock")), token)
 

@@ -14,6 +14,9 @@ from functools import partial
 
 __all__ = ["Check", "guest_checks"]
 
+PATH_SHOWN = 44
+"""Characters of a path, so that a line fits into a terminal."""
+
 Check = Callable[[], tuple[str, str] | tuple[str, str, str]]
 
 
@@ -32,7 +35,7 @@ def _group_checks() -> dict[str, Check]:
         return {
             f"guests: {said.part}": partial(_said, said.is_active, said.text + _INSTEAD.get(said.part, ""))
             if not said.is_active
-            else partial(_said, True, said.text)
+            else partial(_said, True, _shortened(said.text))
             for said in groups.describe()
         }
     finally:
@@ -43,6 +46,14 @@ _INSTEAD = {
     "memory": "; it is measured once a second instead, and who has more than leased is ended",
     "cpu": "; guests are kept on so many cores instead, which a program may undo",
 }
+
+
+def _shortened(text: str) -> str:
+    """Where a folder of control groups lies is told by its beginning; services and containers put it deep down."""
+    return " ".join(
+        f"{word[:PATH_SHOWN]}…{')' * word.endswith(')')}" if len(word) > PATH_SHOWN + 2 else word
+        for word in text.split(" ")
+    )
 
 
 def _store_checks() -> dict[str, Check]:

@@ -18,6 +18,7 @@ from sublet.cli.hosting import (
     spec_of,
     start,
     wants_terminal,
+    with_what_was_lost,
 )
 from sublet.cli.messages import greeting, message, read
 from sublet.cli.show import visible
@@ -65,7 +66,7 @@ def exec_(
     if attendance.lost is not None:
         say_error(attendance.lost, as_json=False)
         return ENDED
-    code = 0 if attendance.exit_code is None else attendance.exit_code
+    code = with_what_was_lost(attendance, 0 if attendance.exit_code is None else attendance.exit_code)
     return ENDED if _lease_is_over(direct, lease_id, attendance.reason) else code
 
 

@@ -9,6 +9,7 @@ from sublet.cli.attend import Attendance
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.direct import Direct
 from sublet.cli.exits import DONE, FAILED
+from sublet.cli.hosting import with_what_was_lost
 from sublet.cli.messages import Json, greeting, message, read
 from sublet.cli.parsing import AsJson, duration
 from sublet.cli.show import document, seconds, table, visible
@@ -73,7 +74,7 @@ def logs(
         attendance.run()
     if attendance.lost is not None:
         raise attendance.lost
-    return 130 if attendance.wants_end else DONE
+    return 130 if attendance.wants_end else with_what_was_lost(attendance, DONE)
 
 
 def stop(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from sublet.cli.declare import Arg, Opt, UsageError
+from sublet.cli.exits import FAILED, say_error
 from sublet.cli.messages import Json, greeting, message, read
 from sublet.cli.parsing import duration
 from sublet.cli.terminal import size_of
@@ -29,6 +30,7 @@ __all__ = [
     "spec_of",
     "start",
     "wants_terminal",
+    "with_what_was_lost",
 ]
 
 
@@ -122,6 +124,15 @@ def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attenda
         conversation.close()
         raise
     return conversation, attendance
+
+
+def with_what_was_lost(attendance: Attendance, code: int) -> int:
+    """The exit status once more: output that could not be written here is no success, and is said."""
+    if not attendance.unwritten:
+        return code
+    said = f"output of the command could not be written: {attendance.unwritten}"
+    say_error(SubletError(said, do="Make room, and run it again."), as_json=False)
+    return code or FAILED
 
 
 def _environment(tenant: str, extra: Sequence[tuple[str, str]], *, terminal: bool) -> dict[str, str]:

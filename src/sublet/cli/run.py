@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sublet.cli.declare import Opt, UsageError
-from sublet.cli.exits import ENDED, FAILED, say_error
+from sublet.cli.exits import ENDED, say_error
 from sublet.cli.hosting import (
     CommandWords,
     Env,
@@ -20,6 +20,7 @@ from sublet.cli.hosting import (
     spec_of,
     start,
     wants_terminal,
+    with_what_was_lost,
 )
 from sublet.cli.parsing import FOREVER, count, duration, label, labels, size, wait
 from sublet.cli.parsing import name as valid
@@ -101,7 +102,16 @@ def run(
     lease was not granted, 76 if the lease ended under it.
     """
     terminal = wants_terminal(tty, no_tty)
-    words = [python, *command] if python is not None else list(command)
+    words = list(command)
+    if python is not None:
+        from sublet.cli.python import interpreter
+
+        try:
+            python = interpreter(python)
+        except NotStarted as failed:
+            say_error(failed, as_json=False)
+            return failed.exit_code
+        words = [python, *words]
     request = {
         "request_id": f"cli-{os.urandom(12).hex()}",
         "wants": _wants(gpu, gpus, cpu, memory, block, smaller_ok=smaller_ok),
@@ -115,6 +125,7 @@ def run(
     }
     with take(request) as lease:
         spec = spec_of(words, tenant=lease.tenant, env=env, name=name, grace=grace, terminal=terminal)
+        spec["python"] = python or ""
         try:
             conversation, attendance = start(lease.data_path, lease.token, spec)
         except NotStarted as failed:
@@ -136,9 +147,7 @@ def _status(lease: Taken, attendance: Attendance) -> int:
     code = 0 if attendance.exit_code is None else attendance.exit_code
     lease.try_to_give_back()
     reason = attendance.reason or attendance.told
-    if attendance.unwritten:
-        _say(f"output of the command could not be written: {attendance.unwritten}", "Make room, and run it again.")
-        code = code or FAILED
+    code = with_what_was_lost(attendance, code)
     if reason is None:
         return code
     if reason == "out_of_memory":

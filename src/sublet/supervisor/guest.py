@@ -71,6 +71,8 @@ class Guest:
         self.ended_wall_ns = 0
         self.number = 0
         """The how manieth of its supervisor; in this order guests are listed."""
+        self.has_run = True
+        """False once it is known that its command could not be run: then nothing of it is kept."""
         self.is_broken = False
         """Whether it could not be looked after any more, by a mistake of ours."""
         self.kills = 0

@@ -240,7 +240,7 @@ class Guests:
         guest = starting.guest
         failed = read_failure(failure, guest.spec.argv[0] if guest.spec.argv else guest.spec.entry)
         if failed is not None:
-            guest.exit_code = failed.exit_code
+            guest.exit_code, guest.has_run = failed.exit_code, False
         elif guest.state is GuestState.STARTING:
             guest.now(GuestEvent.STARTED)
         guest.spec = replace(guest.spec, env={}, args="")  # it has them, and they are most of what is kept of it
@@ -405,7 +405,8 @@ class Guests:
             guest.tell(guest.last_news())
 
     def _keep(self, guest: Guest) -> None:
-        for oldest in self._kept.add(guest.tenant, guest.id, guest.log.size):
+        let_go = self._kept.add(guest.tenant, guest.id, guest.log.size) if guest.has_run else [guest.id]
+        for oldest in let_go:
             del self.by_id[oldest]
             self._launch.remove(os.path.join(self._logs, oldest))
 

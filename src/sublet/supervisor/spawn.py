@@ -131,6 +131,8 @@ def _become(plan: SpawnPlan, parent: int, go: int, failure: int) -> NoReturn:
         step = "terminal"
         plan.take_stdio()
         step = "group"
+        if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):  # the office's; a group of cores takes no such one
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         for path in plan.join:
             _write(path, b"0")
         step = "limits"

@@ -18,6 +18,9 @@ from sublet.wire.guests import GuestSpec
 
 __all__ = ["Room", "Walls", "prefix_of"]
 
+CONFIG_MAX = 16 * 1024
+"""Characters of a ``pyvenv.cfg`` that are read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -120,7 +123,24 @@ def prefix_of(python: str, hidden: Iterable[str]) -> tuple[str, ...]:
             f"a tenant's guest cannot be shown the interpreter {python}",
             do="Use one of the system's (/usr/bin/python3), or one that is installed where everybody may read.",
         )
-    return (prefix,)
+    return (prefix, *_below(prefix, hidden))
+
+
+def _below(venv: str, hidden: Iterable[str]) -> tuple[str, ...]:
+    """A virtual environment stands on an installation, to which the same applies; ours is shown anyway."""
+    home = ""
+    try:
+        with open(os.path.join(venv, "pyvenv.cfg"), encoding="utf-8", errors="replace") as file:
+            for line in file.read(CONFIG_MAX).splitlines():
+                name, _, value = line.partition("=")
+                if name.strip() == "home":
+                    home = value.strip()
+    except OSError:
+        return ()
+    base = os.path.realpath(os.path.dirname(home))
+    if not os.path.isabs(home) or base in (os.path.realpath(sys.base_prefix), venv):
+        return ()
+    return prefix_of(os.path.join(home, "python3"), hidden)
 
 
 def _is_in(path: str, folder: str) -> bool:

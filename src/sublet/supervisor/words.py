@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Final
 
 from sublet.errors import CapacityExceeded
 from sublet.supervisor.spawn import SpawnFailed
@@ -16,7 +17,9 @@ def refused_by_machine(error: OSError) -> CapacityExceeded:
     """The kernel had no process, or no descriptor, for it."""
     return CapacityExceeded(
         f"no process could be started here: {error.strerror or error}",
-        do="`sublet doctor` says what this machine allows; it may have too little memory, disk or descriptors.",
+        do=_NO_ROOM
+        if error.errno == errno.ENOSPC
+        else "`sublet doctor` says what this machine allows; it may have too little memory, disk or descriptors.",
     )
 
 
@@ -31,12 +34,27 @@ def out_of_memory(allowed: int, used: int = 0) -> str:
 
 def what_to_do(failed: SpawnFailed, profile: Profile) -> str:
     """For a person whose command did not come to run."""
-    if profile is Profile.TENANT and failed.number == errno.ENOENT and failed.step in ("exec", "folder"):
-        return (
-            "Commands of a tenant see the system's folders (/usr, /etc, /opt and such) and what came with the lease, "
-            "and no other file of this machine: `cd /` first, and name a program that lies there."
-        )
+    if profile is Profile.TENANT and failed.number in _HIDDEN:
+        if failed.step == "folder":
+            return f"This folder is hidden from the commands of a tenant. {_SEEN} `cd` into one of those first."
+        if failed.step == "exec":
+            return (
+                f"It may be there and be hidden from the commands of a tenant. {_SEEN} Name a program that lies there."
+            )
     return {
         "exec": "Check the spelling and the PATH; a script needs a first line with #! and the right to be executed.",
         "folder": "Choose a working folder that exists and that you may enter.",
-    }.get(failed.step, "`sublet doctor` says what this machine allows.")
+        "group": _NO_ROOM if failed.number == errno.ENOSPC else _DOCTOR,
+    }.get(failed.step, _DOCTOR)
+
+
+_HIDDEN: Final = (errno.ENOENT, errno.EACCES, errno.EPERM)
+_SEEN: Final = (
+    "They see the system's folders (/, /usr, /etc, /opt and such), those that came with the lease, an interpreter that "
+    "was named with --python, and no other file of this machine."
+)
+_DOCTOR: Final = "`sublet doctor` says what this machine allows."
+_NO_ROOM: Final = (
+    "The kernel has no room for one more control group (those of memory stay for a while after their end), or a disk "
+    "is full: wait a moment, and try again."
+)
