@@ -15,8 +15,11 @@ import mmap
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
+from sublet.durable.memory import address_of
+from sublet.durable.pages import Pages, process_pages
 from sublet.values import MIB
 
 __all__ = ["KEPT_MAX", "Kept", "same_bytes"]
@@ -29,39 +32,55 @@ KEPT_FOR_S: Final = 60.0
 """What was not used for so long is let go of."""
 COMPARED_MAX: Final = 4
 """Kept buffers of the same size that one is compared with; most differ in the first page."""
+TRACKED_MIN: Final = 1 * MIB
+"""Smaller buffers are compared: to have the kernel watch them costs a fault at each page's next write."""
+BUSY_CALLS: Final = 8
 _STEP: Final = 64 * MIB
 
 
 class _One:
-    __slots__ = ("address", "mapped", "size", "used_s")
+    __slots__ = ("address", "look", "mapped", "size", "used_s")
 
-    def __init__(self, mapped: mmap.mmap, address: int, used_s: float) -> None:
+    def __init__(self, mapped: mmap.mmap, address: int, look: int, used_s: float) -> None:
         self.mapped = mapped
         self.size = len(mapped)
         self.address = address
+        """Where the holder's own copy lies."""
+        self.look = look
+        """The kernel's answers up to this look are known to agree with it; 0: it was not asked."""
         self.used_s = used_s
 
 
 class Kept:
     """What one guest keeps. Used by one thread at a time."""
 
-    def __init__(self, bytes_max: int | None = None) -> None:
+    def __init__(self, bytes_max: int | None = None, pages: Pages | None = None) -> None:
         self._bytes_max = _memory_bytes() // KEPT_SHARE if bytes_max is None else bytes_max
+        self._pages = process_pages() if pages is None else pages
         self._found: OrderedDict[int, _One] = OrderedDict()
         self._bytes = 0
         self._last = 0
         self._forget: list[int] = []
+        self._looked: tuple[int, int, int] = (0, 0, 0)
+        """Address, size and number of the last look: what is copied after it is compared with what it finds."""
+        self._busy: dict[tuple[int, int], int] = {}
+        """Memory that changes from call to call, and for how many more calls the kernel is not asked about it."""
 
     def find(self, view: memoryview) -> int:
         """The number under which the guest has exactly these bytes; 0 if it does not."""
-        address = address_of(view)
-        same_size = [item for item in self._found.items() if item[1].size == view.nbytes]
+        address, size = address_of(view), view.nbytes
+        same_size = [item for item in self._found.items() if item[1].size == size]
         same_size.sort(key=lambda item: item[1].address != address)  # most likely it is the one that lay here before
+        here = same_size[0][1] if same_size and same_size[0][1].address == address else None
+        look, written = self._look(address, size, here)
+        self._looked = (address, size, look)
         for number, one in same_size[:COMPARED_MAX]:
-            if same_bytes(view, one.mapped, one.size):
-                one.used_s, one.address = time.monotonic(), address
+            if same_bytes(view, one.mapped, size, written if one is here else None):
+                one.used_s, one.address, one.look = time.monotonic(), address, look
                 self._found.move_to_end(number)
                 return number
+        if here is not None and look:  # tracked, and written to: each page of it cost a fault
+            self._busy[address, size] = BUSY_CALLS
         return 0
 
     def took(self, view: memoryview, fd: int) -> int:
@@ -70,10 +89,11 @@ class Kept:
             return 0
         mapped = mmap.mmap(fd, view.nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ)
         address = address_of(view)
+        look = self._looked[2] if self._looked[:2] == (address, view.nbytes) else 0
         for number in [number for number, one in self._found.items() if one.address == address]:
             self._drop(number)  # of each buffer the last version
         self._last += 1
-        self._found[self._last] = _One(mapped, address, time.monotonic())
+        self._found[self._last] = _One(mapped, address, look, time.monotonic())
         self._bytes += view.nbytes
         while self._bytes > self._bytes_max or len(self._found) > KEPT_MAX:
             self._drop(next(iter(self._found)))
@@ -97,6 +117,21 @@ class Kept:
     def kept_bytes(self) -> int:
         return self._bytes
 
+    def _look(self, address: int, size: int, here: _One | None) -> tuple[int, list[tuple[int, int]] | None]:
+        """Ask the kernel: the number of this look (0: it does not know), and the parts of the buffer, as offsets, that
+        were written to since it was last known to be what the guest has (None: any may be)."""
+        if size < TRACKED_MIN:
+            return 0, None
+        left = self._busy.pop((address, size), 0)
+        if left:
+            if left > 1:
+                self._busy[address, size] = left - 1
+            return 0, None
+        look, ranges = self._pages.look(address, size, 0 if here is None else here.look)
+        if ranges is None or here is None or not here.look:
+            return look, None
+        return look, [(max(start, address) - address, min(end, address + size) - address) for start, end in ranges]
+
     def _drop(self, number: int) -> None:
         one = self._found.pop(number)
         self._bytes -= one.size
@@ -105,42 +140,16 @@ class Kept:
         self._forget.append(number)
 
 
-def same_bytes(view: memoryview, mapped: mmap.mmap, size: int) -> bool:
-    """Whether the two hold the same. Stops at the first difference, and lets other threads run meanwhile."""
+def same_bytes(view: memoryview, mapped: mmap.mmap, size: int, parts: Sequence[tuple[int, int]] | None = None) -> bool:
+    """Whether the two hold the same, or do so in these parts. Stops at the first difference, and lets other threads run
+    meanwhile."""
     with memoryview(mapped) as other:
         ours, theirs = address_of(view), address_of(other)
-        for start in range(0, size, _STEP):
-            if _memcmp(ours + start, theirs + start, min(_STEP, size - start)) != 0:
-                return False
+        for begin, end in [(0, size)] if parts is None else parts:
+            for start in range(begin, end, _STEP):
+                if _memcmp(ours + start, theirs + start, min(_STEP, end - start)) != 0:
+                    return False
     return True
-
-
-class _PyBuffer(ctypes.Structure):
-    """As the interpreter fills it in."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-def address_of(view: memoryview) -> int:
-    """Where its bytes lie. ctypes itself tells that for writable ones only."""
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
-    try:
-        return int(buffer.buf or 0)
-    finally:
-        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
 
 
 _memcmp = ctypes.CDLL(None).memcmp
