@@ -44,7 +44,11 @@ def name_once(temporary: Path, path: Path) -> None:
     """Give a synced file a name that nobody else may have taken (``FileExistsError``), durably. The temporary name
     stays: it is the caller's to remove, and costs nothing."""
     os.link(temporary, path)
-    sync_folder(path.parent)
+    try:
+        sync_folder(path.parent)
+    except OSError:  # perhaps it is on disk, perhaps not; nobody is told that it is, so nobody shall find it
+        os.unlink(path)
+        raise
 
 
 def read_whole(path: Path, limit: int) -> bytes:

@@ -123,11 +123,11 @@ class PackWriter:
                 self._hand_over(last=True)
                 self._write(memoryview(end))
             os.fsync(self._fd)
+            name = pack_name(index)
+            path = self._folder / file_name(name)
+            os.rename(self._path, path)
         except OSError as error:
             raise self.failed(error) from error
-        name = pack_name(index)
-        path = self._folder / file_name(name)
-        os.rename(self._path, path)
         ref = PackRef(name, self._at + len(end), len(self._entries))
         self.close()
         return ref, path

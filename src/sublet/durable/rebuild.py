@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["array", "itself", "memory_view", "set_grad", "torch_storage", "torch_typed_storage"]
+__all__ = ["array", "home", "itself", "memory_view", "set_grad", "torch_storage", "torch_typed_storage"]
 
 
 def array(window: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> Any:
@@ -61,3 +61,9 @@ def set_grad(tensor: Any, grad: Any) -> None:
 def itself(value: Any) -> Any:
     """The same object again."""
     return value
+
+
+def home() -> dict[str, Any]:
+    """The namespace of the program itself: functions that were defined in a notebook see it as their globals, in the
+    guest that of the guest."""
+    return vars(sys.modules["__main__"])

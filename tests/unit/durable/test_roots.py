@@ -1,0 +1,88 @@
+"""Named values go apart as far as what they share allows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sublet.durable.loading import decode
+from sublet.durable.roots import LARGE_BYTES, encode_roots
+
+
+def again(roots: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for group in encode_roots(roots):
+        value = decode(group.encoded.head, [memoryview(bytearray(view)) for view in group.encoded.views])
+        assert set(value) == set(group.names)
+        found |= value
+    return found
+
+
+def together(roots: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {name: group.names for group in encode_roots(roots) for name in group.names}
+
+
+class Thing:
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+@given(st.integers(0, 2**32))
+def test_whatever_is_shared_is_shared_again(seed: int) -> None:
+    """Random names over random objects; compared object by object."""
+    chance = random.Random(seed)
+    kinds: list[Any] = [lambda: [1], lambda: {"a": []}, lambda: Thing([]), lambda: np.arange(5000)]
+    things = [chance.choice(kinds)() for _ in range(8)]
+    roots: dict[str, Any] = {f"plain{n}": [n, str(n)] for n in range(chance.choice((0, 300)))}
+    for n in range(chance.randrange(12)):
+        roots[f"root{n}"] = [chance.choice(things) for _ in range(chance.randrange(4))]
+    back = again(roots)
+    assert back.keys() == roots.keys()
+    flat = [(one, other) for name in sorted(roots) for one, other in zip(roots[name], back[name], strict=True)]
+    for one, other in flat:
+        if not isinstance(one, int | str):
+            assert [a is one for a, _ in flat] == [b is other for _, b in flat]
+
+
+def test_every_root_stands_in_one_group_and_the_order_is_that_of_names() -> None:
+    roots = {f"n{n}": n for n in range(1000)}
+    groups = encode_roots(roots)
+    assert [name for group in groups for name in group.names] == sorted(roots)
+    assert len(groups) > 3
+
+
+def test_large_roots_stand_alone_and_small_ones_do_not() -> None:
+    roots = {"a": np.zeros(LARGE_BYTES), "b": np.zeros(LARGE_BYTES), "c": 1, "d": [2]}
+    assert together(roots) == {"a": ("a",), "b": ("b",), "c": ("c", "d"), "d": ("c", "d")}
+
+
+def test_views_of_one_array_stay_together_under_whatever_name() -> None:
+    base = np.zeros(LARGE_BYTES)
+    roots: dict[str, Any] = {f"n{n}": n for n in range(1000)}
+    roots |= {"a": base[:10], "z": base[5:], "other": np.zeros(LARGE_BYTES)}
+    assert together(roots)["a"] == ("a", "z")
+    assert together(roots)["other"] == ("other",)
+    back = again(roots)
+    back["a"][5] = 7
+    assert back["z"][0] == 7
+
+
+def test_a_type_that_both_use_ties_nobody_together() -> None:
+    roots = {name: np.zeros(LARGE_BYTES) for name in ("a", "b")} | {"c": np.dtype("f8"), "d": "text"}
+    assert together(roots)["a"] == ("a",)
+
+
+def test_a_function_of_main_stays_with_what_it_names() -> None:
+    held = [1]
+    add = lambda: held.append(2)  # noqa: E731
+    back = again({"add": add, "held": held})
+    back["add"]()
+    assert back["held"] == [1, 2]
+
+
+def test_no_roots_are_no_groups() -> None:
+    assert encode_roots({}) == []
