@@ -64,6 +64,7 @@ class Encoding:
         self.rules = rules
         self.parts: list[bytes | bytearray] = []
         self.seen: list[Seen] = []
+        self.met: dict[int, Any] | None = None
 
     def dump(self, value: object, *, roots: bool = False) -> Any:
         """Run the pickler; what it has met, by id, is in its ``memo``."""
@@ -75,6 +76,8 @@ class Encoding:
             raise
         except Exception as error:
             raise named(value, error, self.rules, roots=roots) from error
+        if self.rules.remembers:
+            self.met = dict(pickler.memo.copy().values())
         return pickler
 
     @property
@@ -131,7 +134,7 @@ class Encoding:
             buffers=[BufferShape(one.length, one.kind, one.writable) for one in buffers],
             stream=b"".join(stream),
         )
-        return Encoded(head=head.dump(), buffers=tuple(buffers))
+        return Encoded(head=head.dump(), buffers=tuple(buffers), met=self.met)
 
     def _layout(self) -> list[Buffer]:
         """Give every window its buffer: a region of its own, or a place in the one for small ones."""

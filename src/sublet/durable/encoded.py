@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sublet.errors import InvalidRequest
 
@@ -81,6 +81,9 @@ class Encoded:
 
     head: bytes
     buffers: tuple[Buffer, ...]
+    met: Mapping[int, Any] | None = None
+    """Every object that the head names, by its number there, if the rules asked for it (``Rules.remembers``).
+    ``loading.decode`` gives what stands for each of them the same number."""
 
     @property
     def nbytes(self) -> int:

@@ -6,6 +6,7 @@ the same tenant, and nowhere else: broker, agent, supervisor and stores keep the
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +18,18 @@ from sublet.errors import InvalidRequest
 __all__ = ["decode", "decode_encoded"]
 
 
-def decode(head: bytes | memoryview, buffers: Sequence[memoryview], *, writable: bool = True) -> Any:
+def decode(
+    head: bytes | memoryview,
+    buffers: Sequence[memoryview],
+    *,
+    writable: bool = True,
+    met: dict[int, Any] | None = None,
+) -> Any:
     """The value again, on the very memory of ``buffers``.
 
     With ``writable`` it comes back as it was: what the program could write to it can write to again, for which buffers
     that are read-only are copied. Without, nothing is copied and arrays are read-only (tensors are copied all the
-    same, since they cannot be).
+    same, since they cannot be). ``met`` gets every object under the number that ``Encoded.met`` gives it.
     """
     parsed = Head.parse(head)
     if len(buffers) != len(parsed.buffers):
@@ -41,9 +48,13 @@ def decode(head: bytes | memoryview, buffers: Sequence[memoryview], *, writable:
         memory[one.buffer][one.offset : one.offset + one.length] if one.buffer != NO_BUFFER else memoryview(b"")
         for one in parsed.windows
     )
-    if parsed.splices:
-        source = _Spliced(parsed, memory)
-        return pickle.Unpickler(source, buffers=windows).load()  # noqa: S301 - in a guest, or the holder's own process
+    if parsed.splices or met is not None:
+        source = _Spliced(parsed, memory) if parsed.splices else io.BytesIO(parsed.stream)
+        unpickler = pickle.Unpickler(source, buffers=windows)  # noqa: S301 - in a guest, or the holder's own process
+        value = unpickler.load()
+        if met is not None:
+            met.update(unpickler.memo.copy())
+        return value
     return pickle.loads(parsed.stream, buffers=windows)  # noqa: S301 - in a guest, or the holder's own process
 
 

@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable
 from pickle import PickleBuffer
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from sublet.durable import rebuild
 from sublet.durable.memory import memory_at
@@ -46,6 +46,9 @@ class Refused(TypeError):
 
 class Rules:
     """The rules of one encoding, with what it has to remember."""
+
+    remembers: ClassVar[bool] = False
+    """Whether what was encoded is to say which objects it met (``Encoded.met``)."""
 
     def __init__(self, *, gpu: GpuRule = "copy", compact: frozenset[int] = frozenset()) -> None:
         self.gpu = gpu
