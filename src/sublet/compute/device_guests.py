@@ -23,11 +23,11 @@ _lock = threading.Lock()
 _guests: WeakKeyDictionary[Lease, Guest] = WeakKeyDictionary()
 
 
-def device_guest(lease: Lease) -> Guest:
-    """The one of this lease; another one if it has ended."""
+def device_guest(lease: Lease, *, instead_of: Guest | None = None) -> Guest:
+    """The one of this lease; another one if it has ended, or is the one that the caller knows to have ended."""
     with _lock:
         guest = _guests.get(lease)
-        if guest is None or guest.exit_code is not None:
+        if guest is None or guest is instead_of or guest.exit_code is not None:
             guest = _guests[lease] = start_spec(lease, _spec(lease), busy=False)
         return guest
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from sublet.compute.arguments import Argument, kinds_and_values
 from sublet.compute.buffers import Buffer, Module
-from sublet.compute.session_data import Buffery, KindText, SourceText, bytes_of, sources_of, whole, writable
+from sublet.compute.session_data import Buffery, KindText, Sources, SourceText, bytes_of, sources_of, whole, writable
 from sublet.compute.session_engine import Engine
 from sublet.devices.grids import whole_extent
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError
@@ -214,7 +214,7 @@ class GpuSession:
 
     # ---- modules and launches ----
 
-    def module_load(self, source: SourceText | Mapping[KindText, SourceText], kind: KindText | None = None) -> Module:
+    def module_load(self, source: SourceText | Sources, kind: KindText | None = None) -> Module:
         """Load kernels: Warp source, CUDA C++, PTX or a cubin; or ``{kind: source}``, of which the device takes what
         suits it best. Waits, so what is wrong with the module is raised here."""
         sources = sources_of(source, kind)

@@ -10,10 +10,12 @@ from typing import Any, Literal, TypeAlias
 from sublet.errors import InvalidRequest
 from sublet.wire.device import ModuleKind
 
-__all__ = ["Buffery", "KindText", "SourceText", "bytes_of", "sources_of", "whole", "writable"]
+__all__ = ["Buffery", "KindText", "SourceText", "Sources", "bytes_of", "sources_of", "whole", "writable"]
 
 KindText: TypeAlias = ModuleKind | Literal["warp", "cuda", "ptx", "cubin"]
 SourceText: TypeAlias = str | bytes
+Sources: TypeAlias = Mapping[ModuleKind, SourceText] | Mapping[str, SourceText] | Mapping[ModuleKind, bytes]
+"""One module in several kinds."""
 Buffery: TypeAlias = Any
 """What has bytes: ``bytes``, ``bytearray``, a numpy array, an ``array.array``, a torch tensor on the CPU."""
 
@@ -77,7 +79,7 @@ def _flat(owner: Any, view: memoryview) -> memoryview:
         return PickleBuffer(owner).raw()
 
 
-def sources_of(source: SourceText | Mapping[KindText, SourceText], kind: KindText | None) -> dict[ModuleKind, bytes]:
+def sources_of(source: SourceText | Sources, kind: KindText | None) -> dict[ModuleKind, bytes]:
     if isinstance(source, Mapping):
         if kind is not None:
             raise InvalidRequest("module_load: the kind is given twice", do="Give {kind: source} alone.")
@@ -86,7 +88,7 @@ def sources_of(source: SourceText | Mapping[KindText, SourceText], kind: KindTex
     return {_guessed(data) if kind is None else _kind(kind): data}
 
 
-def _kind(kind: KindText) -> ModuleKind:
+def _kind(kind: str) -> ModuleKind:
     try:
         return ModuleKind(kind)
     except ValueError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.client.line import open_line
 from sublet.compute.device_guests import device_guest
-from sublet.errors import Disconnected, GpuSessionEnded, SubletError
+from sublet.errors import Disconnected, GpuSessionEnded, NotFound, SubletError
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason
 from sublet.wire.codec import dumps, loads
@@ -104,10 +104,11 @@ def open_device_line(lease: Lease) -> tuple[DeviceLine, Guest]:
     guest = device_guest(lease)
     try:
         return DeviceLine(open_line(lease, guest.id, Service.DEVICE)), guest
-    except SubletError:
-        if lease.end is not None or guest.exit_code is None:
+    except (Disconnected, NotFound) as error:
+        view = _last_view(lease, guest, Disconnected(error.message))
+        if view is None or view.exit_code < 0:
             raise
-    guest = device_guest(lease)
+    guest = device_guest(lease, instead_of=guest)
     return DeviceLine(open_line(lease, guest.id, Service.DEVICE)), guest
 
 
@@ -157,6 +158,8 @@ def _last_view(lease: Lease, guest: Guest | None, cause: SubletError) -> GuestVi
             view = guest.view()
         except SubletError:
             return None
+        finally:
+            guest.close()
         if (hung_up and view.exit_code >= 0) or time.monotonic() > until_s:
             return view
         time.sleep(PAUSE_S)
