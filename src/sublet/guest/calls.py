@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import importlib.util
@@ -12,7 +11,10 @@ import sys
 import time
 import types
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import asyncio
 
 from sublet.errors import InvalidRequest, LeaseInterrupt, NotFound, SubletError
 from sublet.guest.answers import Answer, fault, raised, told_error
@@ -242,6 +244,8 @@ class Calls:
     def _awaited(self, coroutine: Any) -> object:
         """Run it on the worker's own loop, which lives as long as nothing was interrupted in it."""
         if self._runner is None:
+            import asyncio  # a tenth of a second for who never needs it
+
             self._runner = asyncio.Runner()
         return self._runner.get_loop().run_until_complete(coroutine)
 
