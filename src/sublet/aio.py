@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from sublet.client.aio_fabric import Acquiring, Fabric, connect
+from sublet.client.aio_guests import Guest
 from sublet.client.aio_lease import Lease
 
-__all__ = ["Acquiring", "Fabric", "Lease", "connect"]
+__all__ = ["Acquiring", "Fabric", "Guest", "Lease", "connect"]

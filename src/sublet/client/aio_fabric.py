@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
@@ -45,6 +45,9 @@ from sublet.lease.policy import RenewalPolicy
 from sublet.values import LeaseId, RenewMode
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
+
+if TYPE_CHECKING:
+    from sublet.wire.guests import GuestView
 
 __all__ = ["Acquiring", "Fabric", "connect"]
 
@@ -243,6 +246,13 @@ class Fabric:
         return await self._run(self._core.command(method, path, body, shape, timeout))
 
     # ---- within
+
+    async def guests(self, lease: LeaseFacts | LeaseId | str | None = None, *, ended: bool = False) -> list[GuestView]:
+        """The commands that run under leases of yours; with ``ended`` also those whose output is still kept."""
+        from sublet.client.guests import list_guests
+
+        asked = lease.id if isinstance(lease, LeaseFacts) else lease or ""
+        return await asyncio.to_thread(list_guests, self.address, asked, ended=ended)
 
     @property
     def _watch(self) -> Watch:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
@@ -21,6 +21,8 @@ from sublet.values import LeaseId
 
 if TYPE_CHECKING:
     from sublet.client.aio_fabric import Fabric
+    from sublet.client.aio_guests import Guest
+    from sublet.client.guests import StdioText
     from sublet.compute.aio_calls import Calls
 
 __all__ = ["Lease"]
@@ -97,6 +99,29 @@ class Lease(LeaseFacts):
         changes: asyncio.Queue[LeaseChange] = asyncio.Queue()
         self._listen(changes.put_nowait)
         return self._take_events(changes)
+
+    # ---- commands under it
+
+    async def start(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        stdio: StdioText = "pipes",
+        rows: int = 24,
+        cols: int = 80,
+        name: str = "",
+        grace: float | str | None = None,
+    ) -> Guest:
+        """Start a command under it; see `sublet.Lease.start`. It is in use while the command runs."""
+        from sublet.client.aio_guests import start_guest
+
+        self._own()
+        self.check()
+        return await start_guest(
+            self, argv, env=env, cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace
+        )
 
     # ---- Python functions under it
 

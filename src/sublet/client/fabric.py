@@ -232,7 +232,7 @@ class Fabric:
         """The commands that run under leases of yours; with ``ended`` also those whose output is still kept."""
         from sublet.client.guests import list_guests
 
-        return list_guests(self, lease.id if isinstance(lease, LeaseFacts) else lease or "", ended=ended)
+        return list_guests(self.address, lease.id if isinstance(lease, LeaseFacts) else lease or "", ended=ended)
 
     def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
         """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""

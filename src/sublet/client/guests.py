@@ -48,10 +48,24 @@ from sublet.wire.happenings import Closed, Data, Event, Happening, Over
 from sublet.wire.http import TokenView
 
 if TYPE_CHECKING:
-    from sublet.client.fabric import Fabric
+    from sublet.client.guest_watch import Watch
+    from sublet.client.handle import LeaseFacts
     from sublet.client.lease import Lease
 
-__all__ = ["Guest", "Output", "StdioText", "connect_data", "environment", "list_guests", "start_guest", "start_spec"]
+__all__ = [
+    "Guest",
+    "Output",
+    "StdioText",
+    "attach",
+    "begin",
+    "command_spec",
+    "connect_data",
+    "environment",
+    "list_guests",
+    "piece_of",
+    "start_guest",
+    "start_spec",
+]
 
 T = TypeVar("T")
 StdioText = StdioKind | Literal["pipes", "pty", "null"]
@@ -166,7 +180,7 @@ class Guest:
         this also works when it has ended.
         """
         with connect_data(self._address, "") as conversation:
-            attached = _attach(conversation, Attach(guest=self.id, offset=offset, lossless=lossless))
+            attached = attach(conversation, Attach(guest=self.id, offset=offset, lossless=lossless))
             conversation.link.grant(attached.output, WINDOW)
             while True:
                 for happening in conversation.wait(1.0):
@@ -174,7 +188,7 @@ class Guest:
                         return
                     if isinstance(happening, Over):
                         raise happening.error or Disconnected("the supervisor hung up")
-                    if (piece := _piece(happening)) is not None:
+                    if (piece := piece_of(happening)) is not None:
                         yield piece
                     if isinstance(happening, Data):
                         conversation.link.consumed(happening.channel, happening.cost)
@@ -225,7 +239,7 @@ class Guest:
     def _at_stdin(self) -> Conversation:
         conversation = self._connected()
         if not self._stdin:  # no output is granted here, so none comes
-            self._stdin = _attach(conversation, Attach(guest=self.id, offset=-1, stdin=True)).stdin
+            self._stdin = attach(conversation, Attach(guest=self.id, offset=-1, stdin=True)).stdin
         return conversation
 
     def _look(self, happenings: Sequence[Happening]) -> None:
@@ -272,36 +286,63 @@ def start_guest(
     grace: float | str | None,
 ) -> Guest:
     """Run a command under the lease, and count it as being in use until the command has ended."""
+    spec = command_spec(
+        argv, env=environment(lease, env), cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace
+    )
+    return start_spec(lease, spec)
+
+
+def command_spec(
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    env: dict[str, str],
+    cwd: str | os.PathLike[str] | None,
+    stdio: StdioText,
+    rows: int,
+    cols: int,
+    name: str,
+    grace: float | str | None,
+) -> GuestSpec:
+    """A command as it is asked for, with this program's folder and umask."""
     if isinstance(argv, str | bytes) or not argv:
         raise InvalidRequest("a command is a sequence of words", do='Write it as ["python", "train.py"].')
-    return start_spec(
-        lease,
-        GuestSpec(
-            argv=tuple(os.fspath(word) for word in argv),
-            cwd=os.path.abspath(os.getcwd() if cwd is None else cwd),
-            env=environment(lease, env),
-            stdio=StdioKind(stdio),
-            rows=rows,
-            cols=cols,
-            name=name,
-            grace_ns=0 if grace is None else parse_duration_ns(grace, "grace"),
-            umask=_umask(),
-        ),
+    return GuestSpec(
+        argv=tuple(os.fspath(word) for word in argv),
+        cwd=os.path.abspath(os.getcwd() if cwd is None else cwd),
+        env=env,
+        stdio=StdioKind(stdio),
+        rows=rows,
+        cols=cols,
+        name=name,
+        grace_ns=0 if grace is None else parse_duration_ns(grace, "grace"),
+        umask=_umask(),
     )
 
 
 def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True) -> Guest:
     """Run this under the lease. ``busy``: the lease counts as being in use until the guest's program has ended."""
-    fabric, address = lease._fabric, lease._fabric.address
+    fabric = lease._fabric
     token = fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView)).token
+    return begin(fabric.address, token, lease.id, spec, fabric._watch, lease._in_use if busy else None)
+
+
+def begin(
+    address: Address,
+    token: str,
+    lease: LeaseId,
+    spec: GuestSpec,
+    watch: Watch,
+    in_use: Callable[[], Callable[[], None]] | None,
+) -> Guest:
+    """Run this with the lease's token. ``in_use`` is called when it runs; what it returns, when its program ended."""
     conversation = connect_data(address, token)
     try:
         started = _start(conversation, spec)
-        guest = Guest(started.guest, started.pid, lease.id, address)
-        if busy:
-            guest._on_exit = lease._in_use()
+        guest = Guest(started.guest, started.pid, lease, address)
+        if in_use is not None:
+            guest._on_exit = in_use()
         try:
-            view = _attach(conversation, Attach(guest=guest.id, offset=-1)).view  # no credit: the news alone
+            view = attach(conversation, Attach(guest=guest.id, offset=-1)).view  # no credit: the news alone
         except BaseException:
             guest._ended()
             raise
@@ -313,15 +354,15 @@ def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True) -> Guest:
     if guest.exit_code is not None:
         conversation.close()
     else:
-        fabric._watch.add(conversation, guest._heard)
+        watch.add(conversation, guest._heard)
     return guest
 
 
-def list_guests(fabric: Fabric, lease: str, *, ended: bool) -> list[GuestView]:
+def list_guests(address: Address, lease: str, *, ended: bool) -> list[GuestView]:
     """Those that one may see, page by page."""
     seen: list[GuestView] = []
     after = 0
-    with connect_data(fabric.address, "") as conversation:
+    with connect_data(address, "") as conversation:
         while True:
             page = _expected(_ask(conversation, ListGuests(lease=lease, ended=ended, after=after)), Guests)
             seen += page.guests
@@ -331,7 +372,7 @@ def list_guests(fabric: Fabric, lease: str, *, ended: bool) -> list[GuestView]:
 
 
 def connect_data(address: Address, capability: str) -> Conversation:
-    """A connection to the supervisor: with a lease's token; or, to look and to stop, as whom the address says we are."""
+    """A connection to the supervisor: with a lease's token; or, to look and stop, as whom the address says we are."""
     if address.socket is None:
         raise Unsupported(
             f"commands run on the machine of their office, and {address.url} is elsewhere",
@@ -354,7 +395,8 @@ def _start(conversation: Conversation, spec: GuestSpec) -> Started:
     return _expected(answer, Started)
 
 
-def _attach(conversation: Conversation, asked: Attach) -> Attached:
+def attach(conversation: Conversation, asked: Attach) -> Attached:
+    """Follow a guest on this connection."""
     return _expected(_ask(conversation, asked), Attached)
 
 
@@ -369,7 +411,8 @@ def _expected(answer: HolderReply, kind: type[T]) -> T:
     return answer
 
 
-def _piece(happening: Happening) -> Output | None:
+def piece_of(happening: Happening) -> Output | None:
+    """What a guest said, if it is that which happened."""
     match happening:
         case Data(data=data):
             stream, _ = OUTPUT_HEAD.unpack_from(data)
@@ -387,7 +430,7 @@ def _reason_of(view: GuestView) -> EndReason | None:
     return None
 
 
-def environment(lease: Lease, env: Mapping[str, str] | None) -> dict[str, str]:
+def environment(lease: LeaseFacts, env: Mapping[str, str] | None) -> dict[str, str]:
     """Ours, where the guest runs as the same user; that of another tenant begins with an empty one."""
     if env is not None:
         return dict(env)
