@@ -26,7 +26,7 @@ from sublet.broker.answers import Answer, Outcome
 from sublet.broker.commands import AgentReport, Command, NodeUp, OpenOffice, Release, Renew, Tick
 from sublet.broker.events import Event
 from sublet.broker.ledger import Ledger
-from sublet.broker.lingering import LINGER_S, RENEWAL_SLACK_NS, Renewals
+from sublet.broker.lingering import LINGER_S, RENEWAL_SLACK_NS, RENEWALS_LINGER_S, Renewals
 from sublet.broker.ports import Agent, Journal, Listener
 from sublet.broker.presence import Presence
 from sublet.broker.records import Now
@@ -181,7 +181,7 @@ class Driver:
         elif type(waiting.command) is Renew and self._may_linger(waiting.command):
             self._renewals.lingers()
             self._pending.append(waiting)
-            self._flush_later()
+            self._flush_later(RENEWALS_LINGER_S)
         else:
             self._enqueue(waiting)
 
@@ -197,7 +197,7 @@ class Driver:
         if type(report) is NotHeld or self.ledger.state.queued_count:
             self._flush_soon()
         else:
-            self._flush_later()
+            self._flush_later(LINGER_S)
 
     def post(self, command: Command) -> None:
         """Hand in a command nobody waits for."""
@@ -218,10 +218,10 @@ class Driver:
             assert self._loop is not None
             self._flush_at = self._loop.call_soon(self._flush)
 
-    def _flush_later(self) -> None:
+    def _flush_later(self, after_s: float) -> None:
         if self._flush_at is None and self._linger is None and not self._dead:
             assert self._loop is not None
-            self._linger = self._loop.call_later(LINGER_S, self._flush_lingering)
+            self._linger = self._loop.call_later(after_s, self._flush_lingering)
 
     def _flush_lingering(self) -> None:
         self._renewals.over(waited=True)

@@ -403,7 +403,7 @@ async def come_in_numbers(b: Bench, monkeypatch: pytest.MonkeyPatch, *, linger_s
     for turn in range(lingering.MANY_RENEWALS - 1):
         await b.driver.submit(renewal(f"l{turn % 8 + 1}"))
     b.driver._flush()  # what the agent said
-    monkeypatch.setattr(driver_module, "LINGER_S", linger_s)
+    monkeypatch.setattr(driver_module, "RENEWALS_LINGER_S", linger_s)
 
 
 def test_a_renewal_now_and_then_is_answered_at_once() -> None:
