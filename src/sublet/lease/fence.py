@@ -62,6 +62,7 @@ class FenceTable:
         self._ended: dict[LeaseId, tuple[Epoch, EndReason]] = {}
         self._floor: dict[ResourceId, Epoch] = {}
         self._on: dict[ResourceId, dict[LeaseId, Part]] = {}
+        self._alone: dict[ResourceId, dict[LeaseId, Part]] = {}
         self._in_use: dict[ResourceId, int] = {}
         self._deadlines: list[tuple[int, LeaseId]] = []
         self._ended_max = ended_max
@@ -93,6 +94,10 @@ class FenceTable:
     def on(self, resource: ResourceId) -> Mapping[LeaseId, Part]:
         """The parts of the live leases on this resource."""
         return self._on.get(resource, {})
+
+    def exclusive_on(self, resource: ResourceId) -> Mapping[LeaseId, Part]:
+        """Those of them that tolerate no other. A shared device may have very many leases, and none of these."""
+        return self._alone.get(resource, {})
 
     def in_use(self, resource: ResourceId) -> int:
         """How much of it the live leases have."""
@@ -191,11 +196,12 @@ class FenceTable:
 
     def _place(self, live: Live, *, present: bool) -> None:
         for part in live.parts:
-            there = self._on.setdefault(part.resource, {})
-            if present:
-                there[live.lease] = part
-            else:
-                there.pop(live.lease, None)
+            for parts in (self._on, self._alone) if is_exclusive(part) else (self._on,):
+                there = parts.setdefault(part.resource, {})
+                if present:
+                    there[live.lease] = part
+                else:
+                    there.pop(live.lease, None)
             amount = part.amount if present else -part.amount
             self._in_use[part.resource] = self._in_use.get(part.resource, 0) + amount
 

@@ -223,7 +223,7 @@ class Node:
         for part in order.parts:
             if part.kind is not Kind.GPU:  # only devices are ever exclusive, and cores may have very many leases
                 continue
-            for lease, other in tuple(self.fence.on(part.resource).items()):
+            for lease in tuple((self.fence.on if is_exclusive(part) else self.fence.exclusive_on)(part.resource)):
                 live = self.fence.get(lease)
                 if live is not None and live.epoch < order.epoch and (is_exclusive(part) or is_exclusive(other)):
                     self._end_here(live, EndReason.OPERATOR, "the office gave its hardware to a newer lease", now_ns)
@@ -246,7 +246,7 @@ class Node:
         there = self.fence.on(part.resource)
         if is_exclusive(part):
             return bool(leaving or there)
-        if part.kind is Kind.GPU and any(is_exclusive(other) for other in (*leaving, *there.values())):
+        if part.kind is Kind.GPU and (self.fence.exclusive_on(part.resource) or any(map(is_exclusive, leaving))):
             return True
         in_use = self.fence.in_use(part.resource) + sum(other.amount for other in leaving)
         return in_use + part.amount > self._capacity.get(part.resource, 0)

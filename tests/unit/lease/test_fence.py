@@ -116,6 +116,20 @@ def test_what_is_in_use_follows_who_is_there() -> None:
     assert (table.in_use(GPU), set(table.on(GPU))) == (3, {B})
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_those_that_tolerate_nobody_are_known_without_looking_through_all(seed: int) -> None:
+    draw = random.Random(seed)
+    table = FenceTable()
+    for n in range(1, 60):
+        lease = draw.choice((A, B, LeaseId("c")))
+        parts = (part(draw.choice((Exclusivity.SHARED, Exclusivity.SESSION))),)
+        if draw.random() < 0.4:
+            table.end(lease, epoch(n), parts, EndReason.RELEASED)
+        else:
+            table.admit(lease, epoch(n), (1, n), 100, parts)
+        assert table.exclusive_on(GPU) == {one: its for one, its in table.on(GPU).items() if is_exclusive(its)}
+
+
 class Dumb:
     """The same rules by looking through everything that ever happened."""
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sublet.errors import LeaseExpired, LeaseRevoked
+from sublet.lease import node
+from sublet.lease.fence import is_exclusive
 from sublet.lease.hardware import Clean, Leftover, NotYet, Unclean, Verdict
 from sublet.lease.node import Node
 from sublet.lease.teardown import Bounds, Phase
@@ -180,6 +184,23 @@ def test_after_an_attach_the_newer_epoch_is_granted_in_place_of_the_older() -> N
     assert [asked[0:4:3] for asked in rig.paper.asked] == [("grant", 1), ("grant", 2)]
     assert rig.node.check(A, Epoch(1, 2), 0).deadline_ns == 90 * S
     assert rig.node.tenants == {A: ALICE}
+
+
+def test_a_grant_on_a_shared_device_does_not_look_through_all_who_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def counted(part: Part) -> bool:
+        nonlocal asked
+        asked += 1
+        return is_exclusive(part)
+
+    monkeypatch.setattr(node, "is_exclusive", counted)
+    rig = Rig()
+    many = 400
+    for n in range(many):
+        rig.grant(LeaseId(f"l-{n}"), n + 1, parts=(replace(ONE, amount=1, exclusivity=Exclusivity.SHARED),))
+    assert len(rig.said(Held)) == many
+    assert asked < 10 * many
 
 
 def test_a_grant_that_waits_is_granted_when_the_hardware_is_free() -> None:
