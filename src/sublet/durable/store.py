@@ -98,7 +98,10 @@ class FolderStore:
 
     def numbers(self) -> list[int]:
         """Of all checkpoints there are, in order."""
-        found = (NAME.fullmatch(name) for name in os.listdir(self.checkpoints))
+        try:
+            found = [NAME.fullmatch(name) for name in os.listdir(self.checkpoints)]
+        except OSError as error:
+            raise damaged(f"{self.checkpoints} cannot be read: {error.strerror}") from error
         return sorted(int(match[1]) for match in found if match is not None)
 
     def newest(self) -> int:

@@ -17,11 +17,11 @@ from typing import Final
 
 from sublet.durable.encoded import Head
 from sublet.durable.files import sync_folder
-from sublet.durable.format import Manifest, PackRef
+from sublet.durable.format import PackRef
 from sublet.durable.opening import Stored
 from sublet.durable.packs import PackFile, file_name
 from sublet.durable.store import FolderStore
-from sublet.errors import InvalidRequest, SubletError
+from sublet.errors import CheckpointFailed, InvalidRequest, SubletError
 
 __all__ = ["Collected", "Verdict", "collect", "verify"]
 
@@ -117,30 +117,37 @@ def collect(store: FolderStore, *, keep: int = KEEP) -> Collected:
     """
     if keep < 1:
         raise InvalidRequest("a collection leaves at least the newest checkpoint", do="Give keep=1 or more.")
-    with store.locked():
-        numbers = store.numbers()
-        old, staying = numbers[:-keep], numbers[-keep:]
-        needed = {file_name(ref.name) for manifest in _read_all(store, staying) for ref in manifest.packs}
-        for number in old:
-            store.manifest_path(number).unlink(missing_ok=True)
-        if old:
-            sync_folder(store.checkpoints)
-        packs, freed = 0, 0
-        for name in sorted(os.listdir(store.packs)):
-            if name in needed:
-                continue
-            path = store.packs / name
-            freed += path.stat().st_size
-            path.unlink()
-            packs += 1
-        if packs:
-            sync_folder(store.packs)
-        _sweep(store.staging)
+    try:
+        with store.locked():
+            return _collect(store, keep)
+    except OSError as error:
+        raise CheckpointFailed(
+            f"old checkpoints in {store.folder} could not be removed: {error.strerror or error}",
+            do="Mend the disk; the newest checkpoint is whole, and the next collection removes what is left.",
+        ) from error
+
+
+def _collect(store: FolderStore, keep: int) -> Collected:
+    numbers = store.numbers()
+    old, staying = numbers[:-keep], numbers[-keep:]
+    manifests = [store.manifest(number) for number in staying]
+    needed = {file_name(ref.name) for manifest in manifests for ref in manifest.packs}
+    for number in old:
+        store.manifest_path(number).unlink(missing_ok=True)
+    if old:
+        sync_folder(store.checkpoints)
+    packs, freed = 0, 0
+    for name in sorted(os.listdir(store.packs)):
+        if name in needed:
+            continue
+        path = store.packs / name
+        freed += path.stat().st_size
+        path.unlink()
+        packs += 1
+    if packs:
+        sync_folder(store.packs)
+    _sweep(store.staging)
     return Collected(checkpoints=old, packs=packs, freed_bytes=freed)
-
-
-def _read_all(store: FolderStore, numbers: Sequence[int]) -> list[Manifest]:
-    return [store.manifest(number) for number in numbers]
 
 
 def _sweep(staging: Path) -> None:

@@ -1,0 +1,124 @@
+"""What is killed: saves into a folder of checkpoints, and their collection.
+
+``python -m tests.crash.pack_program`` reads one order per line and carries it out in a fork, once strace has taken
+hold of that, as ``journal_program`` does. Everything is deterministic, so what any checkpoint must hold is known from
+its number alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from sublet.clock import SystemClock
+from sublet.durable.durable import Durable
+from sublet.durable.saving import PACKS_MAX
+from sublet.durable.store import FolderStore
+from sublet.errors import SubletError
+from tests.crash.journal_program import _ANYBODY, _PR_SET_PTRACER, HELD, REFUSED, Diary
+
+KEEP: Final = 3
+CLOCK: Final = SystemClock()
+Note = Callable[[dict[str, object]], None]
+
+
+def state_at(number: int) -> dict[str, Any]:
+    """What checkpoint ``number`` holds: a little always changes, some at times, and much never."""
+    chance = random.Random(5)
+    return {
+        "number": number,
+        "now_and_then": random.Random(number // 3).randbytes(300_000),
+        "never": chance.randbytes(400_000),
+        "zeros": bytes(300_000),
+    }
+
+
+def save(folder: Path, note: Note, count: int) -> None:
+    """Go on from the newest checkpoint by so many."""
+    store = FolderStore(folder)
+    durable = Durable(state_at(store.newest()), store, keep=KEEP, clock=CLOCK)
+    for _ in range(count):
+        number = store.newest() + 1
+        durable.value = state_at(number)
+        durable.checkpoint()
+        note({"saved": number})
+    durable.close()
+
+
+def first(folder: Path, note: Note) -> None:
+    """The first checkpoints of a folder that is not there yet."""
+    save(folder, note, 2)
+
+
+def after(folder: Path, note: Note) -> None:
+    """Some more, with old ones to remove and something that a crash left to sweep away."""
+    save(folder, note, 3)
+
+
+def many(folder: Path, note: Note) -> None:
+    """The save by which there would be too many packs, so that some are emptied into the new one."""
+    save(folder, note, 2)
+
+
+STORIES: Final[dict[str, Callable[[Path, Note], None]]] = {"first": first, "after": after, "many": many}
+
+
+def prepare(story: str, folder: Path) -> None:
+    """The folder as the story finds it."""
+    if story == "first":
+        return
+    save(folder, lambda _: None, 4 if story == "after" else PACKS_MAX + 2)
+    left = folder / "staging" / "left"
+    left.mkdir()
+    (left / "pack.part").write_bytes(b"half of a pack")
+    (folder / "packs" / ("0" * 40 + ".pack")).write_bytes(b"a pack that nobody came to name")
+
+
+def _run_one(order: dict[str, str]) -> int:
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)
+    diary = Diary(Path(order["diary"]))
+    os.write(1, f"{os.getpid()}\n".encode())  # only now may strace come, or the diary's calls would count as well
+    while os.getppid() != HELD:
+        time.sleep(0.0002)
+    try:
+        STORIES[order["story"]](Path(order["home"]), diary.note)
+    except SubletError:
+        return REFUSED
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main() -> None:
+    warm_up()
+    line = b""
+    while byte := os.read(0, 1):
+        if byte != b"\n":
+            line += byte
+            continue
+        order, line = json.loads(line), b""
+        child = os.fork()
+        if child == 0:
+            os._exit(_run_one(order))
+        _, status = os.waitpid(child, 0)
+        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def warm_up() -> None:
+    """Whatever is loaded at first use is loaded now."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder), lambda _: None, KEEP + 1)
+
+
+if __name__ == "__main__":
+    main()
