@@ -18,6 +18,7 @@ from sublet.agent.nvml import Nvml
 from sublet.agent.port import ReportSink
 from sublet.errors import SubletError
 from sublet.values import NS_PER_S, ResourceId
+from sublet.wire.cards import CardUse
 from sublet.wire.orders import Foreign, Inventory, Report
 
 __all__ = ["Cards", "has_cards"]
@@ -38,20 +39,22 @@ class Cards:
         self,
         inventory: Inventory,
         *,
-        processes: Callable[[], Awaitable[Iterable[int]]],
+        processes: Callable[[tuple[CardUse, ...]], Awaitable[Iterable[int]]],
         leased: Callable[[ResourceId], int],
         report: ReportSink,
         now_ns: Callable[[], int],
         open_driver: Callable[[], Nvml] = Nvml.open,
         sees_processes: bool | None = None,
     ) -> None:
-        """``processes`` asks for every pid of ours, ``leased`` for the bytes under leases here, teardown included."""
+        """``processes`` asks for every pid of ours, and hands on what each has of a card; ``leased`` asks for the bytes
+        under leases here, teardown included."""
         self._processes = processes
         self._leased = leased
         self._report = report
         self._now_ns = now_ns
         self._ours: frozenset[int] = frozenset()
         self._before: frozenset[int] = frozenset()
+        self._told: tuple[CardUse, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self.watch = CardWatch(inventory, own=self._own, open_driver=open_driver, sees_processes=sees_processes)
 
@@ -93,8 +96,21 @@ class Cards:
     async def _learn(self) -> None:
         """Who is ours. Those of the last time count as well: a guest may have ended since the driver was asked."""
         with contextlib.suppress(SubletError):  # the supervisor is being started anew
-            found = frozenset(await self._processes())
+            found = frozenset(await self._processes(self._uses()))
             self._before, self._ours = self._ours, found
+
+    def _uses(self) -> tuple[CardUse, ...]:
+        """What the last look showed of whom, each look once; nothing where pids say nothing to us."""
+        if not self.watch.sees_processes:
+            return ()
+        found = tuple(
+            CardUse(card=health.reading.uuid, pid=process.pid, bytes=process.bytes)
+            for health in self.watch.health.values()
+            for process in health.reading.processes
+            if process.bytes is not None
+        )
+        fresh, self._told = found != self._told, found
+        return found if fresh else ()
 
     def _own(self, resource: ResourceId) -> Own:
         return Own(pids=self._ours | self._before, leased=self._leased(resource))

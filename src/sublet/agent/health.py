@@ -103,7 +103,7 @@ class CardWatch:
         self._open = open_driver
         self._name_of = who_is if name_of is None else name_of
         self._allowed = allowed
-        self._sees = sees_all_processes() if sees_processes is None else sees_processes
+        self.sees_processes = sees_all_processes() if sees_processes is None else sees_processes
         self._nvml: Nvml | None = None
         self._silent: dict[str, int] = {}
         self._elsewhere: dict[ResourceId, Foreign] = {}
@@ -205,7 +205,7 @@ class CardWatch:
             resource=device.id,
             capacity=device.capacity,
             name_of=self._name_of,
-            sees_processes=self._sees,
+            sees_processes=self.sees_processes,
             allowed=self._allowed,
         )
 

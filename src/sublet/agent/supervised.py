@@ -20,6 +20,7 @@ from typing import Any, Final
 from sublet.agent.port import ReportSink
 from sublet.errors import Disconnected, SubletError, Unauthorized
 from sublet.values import NodeId, TenantId
+from sublet.wire.cards import CardUse
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
 from sublet.wire.guests import (
@@ -184,9 +185,10 @@ class SupervisedAgent:
         assert isinstance(found, Guests)
         return found
 
-    async def processes(self) -> tuple[int, ...]:
-        """Every process that runs here under a lease, and the supervisor's own."""
-        found = await self.ask(ListProcesses())
+    async def processes(self, uses: tuple[CardUse, ...] = ()) -> tuple[int, ...]:
+        """Every process that runs here under a lease, and the supervisor's own. ``uses``: what the driver says each has
+        of a card; who has more than its lease is ended."""
+        found = await self.ask(ListProcesses(uses=uses))
         assert isinstance(found, Processes)
         return found.pids
 

@@ -51,7 +51,7 @@ class Served(Protocol):
 
     def list_guests(self, asked: ListGuests) -> Guests: ...
 
-    def list_processes(self) -> Processes: ...
+    def list_processes(self, asked: ListProcesses) -> Processes: ...
 
     def end_guest(self, asked: EndGuest) -> None: ...
 
@@ -119,7 +119,7 @@ class OfficeLink:
             case ListGuests():
                 return self._served.list_guests(asked)
             case ListProcesses():
-                return self._served.list_processes()
+                return self._served.list_processes(asked)
             case EndGuest():
                 self._served.end_guest(asked)
             case Quit():

@@ -33,15 +33,18 @@ from sublet.supervisor.predecessor import Predecessor
 from sublet.supervisor.premises import Premises
 from sublet.supervisor.procs import Procs
 from sublet.supervisor.shielded import Shielded
-from sublet.supervisor.tree import Trees
+from sublet.supervisor.tree import Look, Trees
 from sublet.supervisor.unread import Unread
+from sublet.supervisor.vram_watch import offenders
 from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
+from sublet.wire.cards import CardUse
 from sublet.wire.guests import (
     Admit,
     Configure,
     Configured,
     EndGuest,
     ListGuests,
+    ListProcesses,
     Orders,
     Processes,
     Quit,
@@ -323,10 +326,24 @@ class Supervisor:
         found = self.guests.of(None, lease=asked.lease, guest=asked.guest, ended=asked.ended)
         return self.guests.page(found, asked.after)
 
-    def list_processes(self) -> Processes:
+    def list_processes(self, asked: ListProcesses) -> Processes:
         look = self._trees.look()
+        if asked.uses:
+            self._end_offenders(asked.uses, look)
         guests = (stat.pid for stats in look.members.values() for stat in stats)
         return Processes(pids=(os.getpid(), *self._trees.helpers, *guests))
+
+    def _end_offenders(self, uses: tuple[CardUse, ...], look: Look) -> None:
+        """Guests that have more of a card than their lease."""
+        running = list(self.guests.of(None))
+        owners = {stat.pid: guest for guest in running for stat in look.of(guest.tree)}
+        parts = {one.lease: one.parts for one in self.premises.everything}
+        for offender in offenders(uses, owners, parts):
+            guest = self.guests.by_id[offender.guest]
+            if not guest.is_told_of_memory:
+                guest.is_told_of_memory = True
+                guest.stdio.say(offender.line)
+            self.guests.kill([guest], EndReason.OUT_OF_MEMORY)
 
     def end_guest(self, asked: EndGuest) -> None:
         self.guests.end_alone(self.guests.get(asked.guest, None), asked.grace_ns)

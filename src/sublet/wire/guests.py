@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
+from sublet.wire.cards import CardUse
 from sublet.wire.orders import Inventory, Order, Report
 
 __all__ = [
@@ -413,6 +414,9 @@ class Quit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListProcesses:
     """Every process that is the supervisor's or a guest's, now."""
+
+    uses: tuple[CardUse, ...] = ()
+    """What the driver of the cards says each process has, for whoever has more than its lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,10 @@ class FakeCard:
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     broken: int = 0
     """An error code with which every question is answered."""
+    settings: dict[str, int] = field(default_factory=dict)
+    """Compute mode, persistence mode, power limit, as far as it has them."""
+    stuck: set[str] = field(default_factory=set)
+    """Settings that cannot be set."""
     unknown: set[str] = field(default_factory=set)
     """Questions that this card does not support."""
 
@@ -203,6 +207,36 @@ class FakeNvml:
 
     def nvmlEventSetFree(self, eventSet: object) -> None:  # noqa: N802, N803
         pass
+
+    # ---- settings ----
+
+    def _setting(self, handle: _Handle, name: str) -> int:
+        if name not in handle.card.settings:
+            self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return handle.card.settings[name]
+
+    def _set(self, handle: _Handle, name: str, value: int) -> None:
+        if name in handle.card.stuck:
+            self._fail(pynvml.NVML_ERROR_NO_PERMISSION)
+        handle.card.settings[name] = value
+
+    def nvmlDeviceGetComputeMode(self, handle: _Handle) -> int:  # noqa: N802
+        return self._setting(handle, "compute mode")
+
+    def nvmlDeviceSetComputeMode(self, handle: _Handle, value: int) -> None:  # noqa: N802
+        self._set(handle, "compute mode", value)
+
+    def nvmlDeviceGetPersistenceMode(self, handle: _Handle) -> int:  # noqa: N802
+        return self._setting(handle, "persistence mode")
+
+    def nvmlDeviceSetPersistenceMode(self, handle: _Handle, value: int) -> None:  # noqa: N802
+        self._set(handle, "persistence mode", value)
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle: _Handle) -> int:  # noqa: N802
+        return self._setting(handle, "power limit")
+
+    def nvmlDeviceSetPowerManagementLimit(self, handle: _Handle, value: int) -> None:  # noqa: N802
+        self._set(handle, "power limit", value)
 
 
 def _listed(processes: dict[int, int | None]) -> list[Any]:

@@ -13,6 +13,7 @@ from sublet.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.agent.nvml import Nvml, survey
 from sublet.errors import Disconnected
 from sublet.values import GIB, NS_PER_S, NodeId, ResourceId
+from sublet.wire.cards import CardUse
 from sublet.wire.orders import Fault, Foreign, Held, Inventory, Report
 from tests.unit.agent.fake_nvml import FakeCard, FakeNvml, uuid_of
 
@@ -26,11 +27,13 @@ class Desk:
         self.card = FakeCard(0)
         self.library = FakeNvml([self.card])
         self.heard: list[Report] = []
+        self.uses: list[CardUse] = []
         self.leased = 0
         self.now_ns = 0
         self.inventory = machine_inventory(folder, None, found=survey(self.library))
 
-        async def processes() -> tuple[int, ...]:
+        async def processes(uses: tuple[CardUse, ...]) -> tuple[int, ...]:
+            self.uses += uses
             return ours()
 
         self.cards = Cards(
@@ -145,3 +148,20 @@ def test_nothing_is_watched_without_cards(tmp_path: Path) -> None:
     assert not has_cards(machine_inventory(tmp_path, parse_host_gpus("1x1GiB")))
     assert not has_cards(Inventory(node=NodeId("local"), domain="local"))
     assert has_cards(Desk(tmp_path).inventory)
+
+
+def test_what_each_process_has_is_handed_on_once_for_each_look(tmp_path: Path) -> None:
+    """So that who has more than its lease is ended; where pids say nothing, nothing is."""
+    desk = Desk(tmp_path, lambda: (4711,))
+    desk.card.processes = {4711: GIB, 4712: None}
+
+    async def play() -> None:
+        await desk.look()
+        for _ in range(3):
+            await desk.cards._learn()
+        await desk.cards.close()
+
+    asyncio.run(play())
+    assert desk.uses == [CardUse(card=uuid_of(0), pid=4711, bytes=GIB)]
+    desk.cards.watch.sees_processes = False
+    assert desk.cards._uses() == ()

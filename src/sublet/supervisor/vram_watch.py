@@ -1,0 +1,67 @@
+"""The memory of cards: guests whose lease has more of a card than it leased are ended, and nobody else's.
+
+A card does not let itself be capped for a process, so this is measured: the office hands on what the driver says each
+process has, every few seconds. What a CUDA context takes for itself is allowed besides, for each process. Of a lease
+that has too much, the guest with the most on that card is ended; if it was not that one alone, the next look sees it.
+Between two looks a guest can have more than it may, and its neighbours less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from sublet.values import MIB, GuestId, LeaseId, format_size
+from sublet.wire.cards import CardUse
+from sublet.wire.orders import Part, card_uuid
+
+__all__ = ["CONTEXT_BYTES", "Offender", "Owner", "offenders"]
+
+CONTEXT_BYTES: Final = 768 * MIB
+"""What a process may have on a card beside what it allocates: its context, its kernels, what libraries keep."""
+
+
+class Owner(Protocol):
+    """Whose a process is."""
+
+    @property
+    def id(self) -> GuestId: ...
+
+    @property
+    def lease(self) -> LeaseId: ...
+
+
+class Offender(NamedTuple):
+    """A guest to be ended, and what it is told."""
+
+    guest: GuestId
+    line: str
+
+
+def offenders(
+    uses: Iterable[CardUse], owners: Mapping[int, Owner], parts: Mapping[LeaseId, tuple[Part, ...]]
+) -> list[Offender]:
+    """Who has to be ended. ``owners``: by pid; a process that is nobody's is none of our business here."""
+    used: dict[tuple[LeaseId, str], dict[GuestId, int]] = {}
+    processes: dict[tuple[LeaseId, str], int] = {}
+    for use in uses:
+        owner = owners.get(use.pid)
+        if owner is None:
+            continue
+        key = (owner.lease, use.card)
+        of_guests = used.setdefault(key, {})
+        of_guests[owner.id] = of_guests.get(owner.id, 0) + use.bytes
+        processes[key] = processes.get(key, 0) + 1
+    found = []
+    for (lease, card), of_guests in used.items():
+        leased = sum(part.amount for part in parts.get(lease, ()) if card_uuid(part.resource) == card)
+        total = sum(of_guests.values())
+        if total <= leased + processes[lease, card] * CONTEXT_BYTES:
+            continue
+        worst = max(of_guests, key=lambda guest: of_guests[guest])
+        line = (
+            f"the lease has {format_size(leased)} of {card} and its guests used {format_size(total)}, the most of it "
+            "this one (out_of_memory)"
+        )
+        found.append(Offender(worst, line))
+    return found
