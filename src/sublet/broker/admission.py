@@ -51,7 +51,7 @@ __all__ = [
 
 def fingerprint(command: Acquire) -> str:
     """The content of a request, so that the same id with another content is noticed. The ids do not count."""
-    content = (
+    content: tuple[object, ...] = (
         command.wants,
         command.ttl_ns,
         command.tier,
@@ -61,6 +61,8 @@ def fingerprint(command: Acquire) -> str:
         command.name,
         command.labels,
     )
+    if command.expect_ns is not None:
+        content = (*content, "expect", command.expect_ns)
     return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
 
 
@@ -77,6 +79,10 @@ def check_request(command: Acquire, policy: Policy) -> None:
             f"a time to live of {format_duration(command.ttl_ns)} cannot be had",
             do=f"Ask for {format_duration(policy.ttl_min_ns)} to {format_duration(policy.ttl_max_ns)}; "
             "a lease in use is renewed anyway.",
+        )
+    if command.expect_ns is not None and not 0 < command.expect_ns <= DURATION_MAX_NS:
+        raise InvalidRequest(
+            "the time it is expected to be used is nothing, or longer than ten years", do="Leave it out if nobody knows."
         )
     if command.wait_ns is not None and not 0 <= command.wait_ns <= DURATION_MAX_NS:
         raise InvalidRequest(
@@ -130,15 +136,24 @@ def over_quota(wants: tuple[Want, ...], quota: Quota, held: Held) -> str | None:
 
 
 def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
-    """Whether the tenant's device time in the window is used up, for requests and leases with a GPU."""
+    """Whether the tenant's device time in the window is used up, for requests and leases with a GPU.
+
+    A request that says how long it will probably take must fit in with that; the time to live says nothing, since a
+    lease is given back when its work is done. Once it is held, what counts is what was used.
+    """
     quota = state.tenants[lease.tenant].quota
     if quota.gpu_seconds is None or Kind.GPU not in kinds_of(lease):
         return None
     used_s = state.used_milli_ns(lease.tenant, now.ns) / 1000 / NS_PER_S
-    if used_s < quota.gpu_seconds:
+    expected_s = 0.0
+    if lease.expect_ns is not None and not lease.parts:
+        devices = sum(want.count for want in lease.wants if want.kind is Kind.GPU)
+        expected_s = devices * lease.expect_ns / NS_PER_S
+    if used_s < quota.gpu_seconds and used_s + expected_s <= quota.gpu_seconds:
         return None
     window = format_duration(state.books.usage_window_ns)
-    return f"{used_s:.0f} of {quota.gpu_seconds} GPU-seconds are used in the last {window}"
+    said = f"{used_s:.0f} of {quota.gpu_seconds} GPU-seconds are used in the last {window}"
+    return f"{said}, and this is expected to need {expected_s:.0f}" if expected_s else said
 
 
 def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:

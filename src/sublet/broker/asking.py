@@ -56,6 +56,7 @@ def acquire_command(request: AcquireRequest, caller: Caller, lease: LeaseId, pol
         ttl_ns=ttl_ns,
         tier=tier,
         wait_ns=None if request.wait is None else parse_duration_ns(request.wait, "wait", zero_ok=True),
+        expect_ns=None if request.expect is None else parse_duration_ns(request.expect, "expect"),
         selector=valid_labels(request.selector) if request.selector else {},
         renew=choice(RenewMode, request.renew, "renew mode"),
         name=None if request.name is None else valid_name(request.name, "lease name"),

@@ -89,6 +89,8 @@ class Acquire(_Tenants, frozen=True, kw_only=True):
     tier: Tier = Tier.INTERACTIVE
     wait_ns: int | None = None
     """0 tries once, None waits without bound."""
+    expect_ns: int | None = None
+    """How long it will probably be used: what the tenant's device time must still have room for. None: any."""
     selector: dict[str, str] = {}
     renew: RenewMode = RenewMode.WHILE_BUSY
     name: str | None = None

@@ -213,6 +213,7 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         asked_at_ns=step.now.ns,
         asked_wall_ns=step.now.wall_ns,
         wait_until_ns=None if wait_ns is None else step.now.ns + wait_ns,
+        expect_ns=command.expect_ns,
         selector=command.selector,
         renew=command.renew,
         name=command.name,

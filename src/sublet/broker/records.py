@@ -127,6 +127,8 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     asked_wall_ns: int
     wait_until_ns: int | None = None
     """None waits without bound."""
+    expect_ns: int | None = None
+    """How long it will probably be used. It decides about admission only; what is charged is what was held."""
     selector: dict[str, str] = {}
     """Labels the node must have."""
     asked: tuple[Want, ...] = ()

@@ -73,6 +73,9 @@ class Terms(TypedDict, total=False):
     """Short for ``tier="spot"``: cheaper in the queue's eyes, and taken back at short notice."""
     wait: Duration | None
     """How long to wait in the queue: 0 tries once, None (the default) waits without bound."""
+    expect: Duration | None
+    """How long it will probably be used. A quota of GPU-seconds must have room for that, and not for the time to live;
+    what is charged is the time it was held."""
     name: str | None
     labels: dict[str, str] | None
     """For people, and for bills (``fabric.bill(by="label:course")``)."""
@@ -185,6 +188,7 @@ def _asked(want: WantBody, terms: Terms) -> Asked:
         tier=None if tier is None else tier.value,
         spot=spot,
         wait=_wait(terms.get("wait")),
+        expect=None if terms.get("expect") is None else parse_duration_ns(terms["expect"] or 0, "expect") / NS_PER_S,
         selector=valid_labels(terms.get("selector") or {}),
         renew=policy.mode.value,
         name=None if name is None else valid_name(name, "name"),

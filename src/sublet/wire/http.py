@@ -113,6 +113,8 @@ class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     spot: bool = False
     wait: float | None = None
     """Seconds in the queue at most; 0 tries once; null waits without bound."""
+    expect: float | None = None
+    """Seconds it will probably be used, which the quota of GPU-seconds must have room for; charged is what was held."""
     selector: dict[str, str] = {}
     renew: str = "while-busy"
     name: str | None = None
