@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from sublet.guest.caps import cap_torch
 from sublet.guest.current import PAGE_VARIABLE, prefer_cards
 from sublet.guest.desk import Desk
 from sublet.guest.inbox import Inbox
@@ -29,6 +30,7 @@ def main() -> None:
     cards = prefer_cards(page.read().devices)
     if cards:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", cards)
+        cap_torch(page.read().devices)
     inbox = Inbox.from_stdin()
     desk = Desk()
     desk.arrange()

@@ -81,7 +81,7 @@ def test_what_it_says_is_what_follows(answer: CardFound, kind: type) -> None:
     desk.answer = answer
     desk.look()
     desk.errands.end()
-    found = desk.look()
+    found: object = desk.look()
     assert isinstance(found, kind)
     assert CARD in str(found)
 
