@@ -15,7 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from sublet.clock import SystemClock
 from sublet.errors import NotFound, SubletError, Unauthorized
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.notes import Notes
+from sublet.supervisor.predecessor import Predecessor
+from sublet.supervisor.procs import Procs
 from sublet.supervisor.service import SOCKET_NAME
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.guests import (
@@ -145,6 +150,29 @@ def test_a_folder_full_of_files_keeps_nobody_waiting(stage: SupervisorStage) -> 
     assert not folder.exists()
     until("nothing is left", lambda: not any(folder.parent.iterdir()))
     assert isinstance(other.ask(ListGuests()), Guests)
+
+
+def test_what_a_predecessor_had_put_aside_goes_beside_the_work(tmp_path: Path) -> None:
+    leases = tmp_path / "run/leases"
+    for name in ("~lease-x.1.4", "lease-y.1.5"):
+        (leases / name / "tmp").mkdir(parents=True)
+        for n in range(3000):
+            (leases / name / f"tmp/{n}").touch()
+    put: list[str] = []
+    Predecessor(
+        procs=Procs(),
+        groups=Groups("none", ()),
+        notes=Notes(str(tmp_path / "run/notes")),
+        leases=str(leases),
+        clock=SystemClock(),
+        put_away=put.append,
+    )
+    assert sorted(map(os.path.basename, put)) == ["lease-y.1.5", "~lease-x.1.4"]
+    assert len(list(leases.iterdir())) == 2, "nobody has waited for it"
+    with supervisor_at(tmp_path) as stage:
+        stage.office_line.order(shared(A, E5))
+        stage.holder(A, E5).start("true")
+        until("only what is of today", lambda: {one.name for one in leases.iterdir()} == {f"{A}.{E5}"})
 
 
 def test_long_command_lines_can_be_listed(stage: SupervisorStage) -> None:

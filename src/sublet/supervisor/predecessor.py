@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from typing import Final
 
 from sublet.clock import Clock
@@ -32,9 +33,20 @@ PAUSE_S: Final = 0.01
 class Predecessor:
     """Made before the first guest of our own."""
 
-    def __init__(self, *, procs: Procs, groups: Groups, notes: Notes, leases: str, clock: Clock) -> None:
-        """``leases`` is the folder of what leases have here."""
+    def __init__(
+        self,
+        *,
+        procs: Procs,
+        groups: Groups,
+        notes: Notes,
+        leases: str,
+        clock: Clock,
+        put_away: Callable[[str], object] = remove_tree,
+    ) -> None:
+        """``leases`` is the folder of what leases have here. ``put_away`` removes a folder, some time: very much may be
+        in it, and nobody may have to wait for that."""
         self._store = notes
+        self._put_away = put_away
         self._notes, damaged = notes.read_all()
         noted = {Identity(note.pid, note.start_ticks): note.lease for note in self._notes}
         self._sweep = Sweep(procs, groups, noted=noted, spare={os.getppid()})
@@ -79,7 +91,7 @@ class Predecessor:
             if note.lease == lease:
                 self._store.drop(note.guest)
         for folder in self._folders.pop(lease, ()):
-            remove_tree(folder)
+            self._put_away(folder)
 
 
 def _folders(leases: str) -> dict[LeaseId, list[str]]:
