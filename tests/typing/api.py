@@ -61,6 +61,33 @@ def inside_a_guest() -> None:
     here.check(here.epoch)
 
 
+def train(steps: int, lr: float = 1e-3) -> float:
+    return steps * lr
+
+
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+@sublet.gpu(min_vram="8GiB", ttl=lambda texts: 2.0 * len(texts), expect="10s")
+def embed(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+def functions(lease: sublet.Lease) -> None:
+    assert_type(lease.run(train, 3, lr=0.1), float)
+    assert_type(lease.run(fetch, "x"), bytes)
+    assert_type(lease.submit(train, 3).result(), float)
+    assert_type(lease.submit(fetch, "x").result(), bytes)
+    assert_type(next(lease.map(train, [1, 2])), float)
+    assert_type(lease.options(timeout="1m", python="/usr/bin/python3").run(train, 3), float)
+    lease.run(train, "three")  # type: ignore[call-overload]
+    lease.run(train, 3, rate=0.1)  # type: ignore[arg-type]
+    assert_type(embed(["a"]), list[int])
+    embed(3)  # type: ignore[arg-type]
+    assert_type(sublet.device(), str)
+
+
 def errors(error: sublet.CapacityExceeded | sublet.LeaseRevoked) -> None:
     if isinstance(error, sublet.CapacityExceeded):
         assert_type(error.estimate, float | None)
@@ -75,6 +102,10 @@ async def awaited() -> None:
         async with fabric.gpu(min_vram="2GiB", wait="10m") as lease:
             assert_type(lease, aio.Lease)
             await lease.renew()
+            assert_type(await lease.run(train, 3), float)
+            assert_type(await lease.run(fetch, "x"), bytes)
+            async for result in lease.map(train, [1, 2]):
+                assert_type(result, float)
             async for change in lease.events():
                 assert_type(change, sublet.LeaseChange)
         assert_type(await fabric.cpu(1), aio.Lease)
