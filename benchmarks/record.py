@@ -49,7 +49,7 @@ def table(reports: Sequence[Mapping[str, Any]]) -> str:
         "Made by `python -m benchmarks`; do not edit. Medians, ours and the peer measured alternately in one run. A",
         "ratio says how many times better ours is (above 1), its spread is that of the pairs; for a figure without a",
         "peer the spread is that of the samples. p99 is over single operations, reported and not promised. A goal is",
-        "judged on medians.",
+        "judged on medians. Where the time of a lease goes, and what bounds it, is in [speed](../../docs/speed.md).",
         "",
     ]
     for report in reports:

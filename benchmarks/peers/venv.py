@@ -16,14 +16,14 @@ __all__ = ["python_with", "version_in"]
 INSTALL_WITHIN_S: Final = 600
 
 
-def python_with(distribution: str, folder: Path) -> Path:
-    """An interpreter that has it. Raises ``RuntimeError`` where it cannot be installed."""
+def python_with(distribution: str, folder: Path, *also: str) -> Path:
+    """An interpreter that has it, and others beside it. Raises ``RuntimeError`` where they cannot be installed."""
     kept = os.environ.get("SUBLET_BENCH_VENVS")
     place = (Path(kept) if kept else folder) / f"venv-{distribution}"
     python = place / "bin" / "python"
-    if not _has(python, distribution):
+    if not all(_has(python, one) for one in (distribution, *also)):
         _run([sys.executable, "-m", "venv", str(place)])
-        _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", distribution])
+        _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", distribution, *also])
     if not _has(python, distribution):
         raise RuntimeError(f"{distribution} was installed and cannot be imported.")
     return python
