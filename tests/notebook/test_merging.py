@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
@@ -22,10 +23,6 @@ class Point:
     y: Any = field(default_factory=list)
 
 
-class Slotted:
-    __slots__ = ("a",)
-
-
 class Careful:
     """It has an idea of its own of what its state is."""
 
@@ -38,9 +35,36 @@ class Careful:
     def __setstate__(self, state: int) -> None:
         self.n = state
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Careful) and other.n == self.n
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def paired(old: Any, new: Any, into: dict[int, Any] | None = None) -> dict[int, Any]:
+    """Whose copy each object is, where what came looks like what was there."""
+    found = {} if into is None else into
+    if id(new) in found or type(old) is not type(new):
+        return found
+    found[id(new)] = old
+    if isinstance(new, dict):
+        for key in new.keys() & old.keys():
+            paired(old[key], new[key], found)
+    elif isinstance(new, list | tuple | deque):
+        for one, other in zip(old, new, strict=False):
+            paired(one, other, found)
+    elif hasattr(new, "__dict__"):
+        paired(old.__dict__, new.__dict__, found)
+    return found
+
 
 def merged(old: Any, new: Any) -> Any:
-    return merge({"it": old}, {"it": new})["it"]
+    return merge({"it": new}, paired(old, new))[0]["it"]
+
+
+def merged_all(olds: dict[str, Any], news: dict[str, Any]) -> dict[str, Any]:
+    return merge(news, paired(olds, news))[0]
 
 
 def back(value: Any) -> Any:
@@ -58,6 +82,7 @@ CHANGED: list[tuple[Any, Any]] = [
     (defaultdict(list, a=[1]), defaultdict(list, a=[1], b=[2])),
     (bytearray(b"abc"), bytearray(b"longer than before")),
     (Point(1, [2]), Point(5, [2, 3])),
+    (Careful(1), Careful(2)),
     (np.arange(6).reshape(2, 3), np.ones((2, 3), dtype=np.int64)),
     ([np.zeros(3), {"w": np.ones(2)}], [np.ones(3), {"w": np.zeros(2)}]),
 ]
@@ -78,8 +103,6 @@ KEPT_APART: list[tuple[Any, Any]] = [
     (np.zeros(3), np.zeros(3, dtype=np.float32)),
     (np.broadcast_to(np.zeros(1), (3,)), np.ones(3)),
     (deque([1], 2), deque([1], 3)),
-    (Slotted(), Slotted()),
-    (Careful(1), Careful(2)),
     (1, 2),
     ("a", "b"),
     (None, []),
@@ -119,6 +142,47 @@ def test_aliases_are_those_of_what_came() -> None:
     assert got["a"] is not got["b"]
 
 
+def test_what_is_new_holds_the_originals_of_what_it_shares() -> None:
+    shared = [1]
+    came = back({"a": [1, 2], "b": None})
+    came["b"] = {"deep": (came["a"], Point(came["a"]))}
+    got = merged_all({"a": shared}, came)
+    assert got["a"] is shared is got["b"]["deep"][0] is got["b"]["deep"][1].x
+
+
+class Slots:
+    __slots__ = ("a", "b")
+
+    a: Any
+    b: Any
+
+
+def test_slots_take_over() -> None:
+    old, came = Slots(), Slots()
+    old.a, old.b = [1], 2
+    came.a = [3]
+    assert merge({"it": came}, {id(came): old})[0]["it"] is old
+    assert old.a == [3]
+    assert not hasattr(old, "b")
+
+
+def test_functions_methods_and_partials_hold_the_originals() -> None:
+    shared, thing = [1], Point(1)
+    came, came_thing = [1, 2], Point(2)
+
+    def function(x: Any = came) -> Any:
+        return x, came_thing
+
+    news = {"f": function, "m": came_thing.__repr__, "p": functools.partial(max, came, key=came_thing.__eq__)}
+    got = merge(news, {id(came): shared, id(came_thing): thing})[0]
+    assert got["f"]()[0] is shared
+    assert got["f"]()[1] is thing
+    assert got["m"].__self__ is thing
+    assert got["p"].args[0] is shared
+    assert got["p"].keywords["key"].__self__ is thing
+    assert (shared, thing.x) == ([1, 2], 2)
+
+
 def test_numbers_are_those_that_came() -> None:
     old = [0.0, 1, True, range(0)]
     merged(old, [-0.0, True, 1, range(1, 1)])
@@ -136,21 +200,46 @@ def test_cycles_end() -> None:
 
 
 def test_what_is_too_deep_is_taken_as_it_is() -> None:
-    def nested(depth: int) -> list[Any]:
-        made: list[Any] = []
-        for _ in range(depth):
-            made = [made]
-        return made
+    old: list[Any] = []
+    new: list[Any] = []
+    pairs = {id(new): old}
+    keep = [new]
+    for _ in range(5000):
+        old, new = [old], [new]
+        keep.append(new)
+        pairs[id(new)] = old
+    assert merge({"it": new}, pairs)[0]["it"] is old
 
-    old = nested(5000)
-    assert merged(old, nested(5000)) is old
+
+def test_what_is_new_is_written_into_nothing() -> None:
+    """``a = []`` leaves alone the list that ``a`` was."""
+    old = [1]
+    came: list[int] = []
+    assert merge({"a": came}, {})[0]["a"] is came
+    assert old == [1]
+
+
+def test_frames_take_over() -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({"x": [1, 2]})
+    held = [frame]
+    came = pd.DataFrame({"x": [3, 4], "y": ["a", "b"]})
+    assert merge({"f": came}, {id(came): frame})[0]["f"] is frame
+    pd.testing.assert_frame_equal(held[0], pd.DataFrame({"x": [3, 4], "y": ["a", "b"]}))
+    frame.loc[0, "x"] = 9
+    assert frame["x"].tolist() == [9, 4]
+    series = frame["y"].copy()
+    came_series = pd.Series(["q"], name="n")
+    assert merge({"s": came_series}, {id(came_series): series})[0]["s"] is series
+    assert series.tolist() == ["q"]
 
 
 def test_several_names_of_one_object_are_merged_together() -> None:
     array = np.zeros(4)
     space = {"whole": array, "view": array[1:3]}
     came = np.arange(4.0)
-    got = merge(space, {"whole": came, "view": came[1:3]})
+    got = merged_all(space, {"whole": came, "view": came[1:3]})
     assert got["whole"] is array
     assert got["view"] is space["view"]
     array[1] = 7
@@ -160,14 +249,14 @@ def test_several_names_of_one_object_are_merged_together() -> None:
 def test_arrays_that_overlap_otherwise_than_before_are_taken_as_they_came() -> None:
     """Written one after the other, the second would change what the first says."""
     array = np.zeros(4)
-    got = merge({"a": array, "b": array[:]}, {"a": np.ones(4), "b": np.full(4, 2.0)})
+    got = merged_all({"a": array, "b": array[:]}, {"a": np.ones(4), "b": np.full(4, 2.0)})
     assert (got["a"].tolist(), got["b"].tolist()) == ([1.0] * 4, [2.0] * 4)
     came = np.arange(4.0)
-    got = merge({"a": np.zeros(4), "b": np.zeros(2)}, {"a": came, "b": came[:2]})
+    got = merged_all({"a": np.zeros(4), "b": np.zeros(2)}, {"a": came, "b": came[:2]})
     got["a"][0] = 9
     assert got["b"][0] == 9
     nested: dict[str, Any] = {"deep": [np.zeros(4)], "other": Point(np.zeros(2))}
-    got = merge(nested, {"deep": [came], "other": Point(came[2:])})
+    got = merged_all(nested, {"deep": [came], "other": Point(came[2:])})
     assert got["deep"] is nested["deep"]
     got["deep"][0][3] = 5
     assert got["other"].x.tolist() == [2.0, 5.0]
@@ -178,7 +267,7 @@ def test_tensors_too() -> None:
     import torch
 
     whole = torch.zeros(4)
-    got = merge({"a": whole, "b": whole[:2]}, {"a": torch.ones(4), "b": torch.full((2,), 2.0)})
+    got = merged_all({"a": whole, "b": whole[:2]}, {"a": torch.ones(4), "b": torch.full((2,), 2.0)})
     assert (got["a"].tolist(), got["b"].tolist()) == ([1.0] * 4, [2.0] * 2)
 
 

@@ -17,6 +17,7 @@ READS = [
     ("x: int = y", "int y", "x"),
     ("x: int", "int", ""),
     ("del x", "x", "x"),
+    ("x = 1\ndel x", "x", "x"),
     ("x = 1\ndel x\nx", "x", "x"),
     ("a.b = c", "a c", ""),
     ("a[i] = 1", "a i", ""),

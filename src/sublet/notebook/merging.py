@@ -1,14 +1,15 @@
-"""What came back is written into the objects that were there: whoever else holds one of them sees the change.
+"""What came back is written into the objects it came from: whoever else holds one of them sees the change.
 
-A cell on a device works on copies. When they come back the notebook still has the originals, under other names, in
-lists, in callbacks. So an original takes over what its copy says as far as its type and shape allow; where they do not,
-the copy takes its place, and the caller rebinds every name that had the original, and says so.
-
-The graph of what came back decides: an object that stands in it twice is one object afterwards as well.
+A cell on a device works on copies. The two sides keep count of which copy is whose (``spaces``), so when they come back
+it is known of each object whether it *is* one of the notebook's, changed or not, or is new. One that is takes over what
+its copy says, as far as its type and shape allow; where they do not, the copy takes its place, and the caller rebinds
+every name that had it, and says so. What is new is never written into anything: ``a = []`` leaves alone the list that
+``a`` was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -16,35 +17,38 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-__all__ = ["merge"]
+__all__ = ["ATOMS", "merge"]
 
 ATOMS: Final = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented)}
 )
-"""Values that are what they say."""
-SAME_IF_EQUAL: Final = frozenset({int, str, bytes})
-"""Of these one is as good as another that is equal. Of ``float`` it is not: 0.0 equals -0.0."""
+"""Values that are what they say; which object says it nobody asks."""
 FUNCTION_PARTS: Final = ("__code__", "__defaults__", "__kwdefaults__")
+CLASS_PARTS: Final = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__slots__"})
 DEPTH_MAX: Final = 150
-"""Deeper than this nothing is looked into, and the new object is taken as it is."""
+"""Deeper than this nothing is looked into, and what came is taken as it is."""
 
 
-def merge(olds: Mapping[str, Any], news: Mapping[str, Any]) -> dict[str, Any]:
-    """What each name stands for from now on: its original, where that could take over; else what came. A name that is
-    not in ``olds`` had nothing.
+def merge(news: Mapping[str, Any], originals: Mapping[int, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
+    """What each name stands for from now on, and what each new object stands for (by its id).
 
-    First everything is planned, then everything is written: whether two arrays may take over depends on both.
+    ``originals``: by the id of an object that came, the one here whose copy it is. First everything is planned, then
+    everything is written: whether two arrays may take over depends on both.
     """
     refused: frozenset[int] = frozenset()
     while True:
-        plan = _Plan(refused)
-        found = {name: plan.choose(olds.get(name), new) for name, new in news.items()}
+        plan = _Plan(originals, refused)
+        found = {name: plan.choose(new) for name, new in news.items()}
         crossed = plan.crossed()
         if not crossed:
             break
         refused |= crossed
     plan.write()
-    return found
+    return found, plan.chosen
+
+
+Way = Callable[[Any, Any], Any]
+"""(target, new): how the target gets what came, item by item. Target and new are one where it is new here."""
 
 
 class _Window(NamedTuple):
@@ -64,11 +68,13 @@ class _Window(NamedTuple):
 class _Plan:
     """Who takes over what, and how, of values that came together."""
 
-    def __init__(self, refused: frozenset[int]) -> None:
+    def __init__(self, originals: Mapping[int, Any], refused: frozenset[int]) -> None:
         """``refused``: ids of new objects that must be taken as they are."""
-        self._refused = refused
-        self._chosen: dict[int, Any] = {}
+        self.chosen: dict[int, Any] = {}
         """By the id of the new object: what stands for it from now on."""
+        self._originals = originals
+        self._here = {id(old) for old in originals.values()}
+        self._refused = refused
         self._taken: set[int] = set()
         """Ids of originals that stand for something already: each can stand for one object only."""
         self._writes: list[Callable[[], object]] = []
@@ -76,25 +82,26 @@ class _Plan:
         self._keep: list[Any] = []
         self._depth = 0
 
-    def choose(self, old: Any, new: Any) -> Any:
-        """What is to stand for the new object."""
+    def choose(self, new: Any) -> Any:
+        """What is to stand for an object that came."""
         if type(new) in ATOMS:
-            return old if type(new) in SAME_IF_EQUAL and type(old) is type(new) and old == new else new
-        if id(new) in self._chosen:
-            return self._chosen[id(new)]
-        self._keep += (old, new)
-        way = self._way(old, new)
-        if way is None:
-            self._chosen[id(new)] = new
-            self._note_memory(new, new)
             return new
-        self._taken.add(id(old))
-        self._chosen[id(new)] = old
-        self._note_memory(old, new)
-        self._depth += 1
-        self._chosen[id(new)] = result = way(old, new)
-        self._depth -= 1
-        return result
+        if id(new) in self.chosen:
+            return self.chosen[id(new)]
+        if id(new) in self._here:  # it is one of ours, not a copy
+            return new
+        self._keep.append(new)
+        target = self._target(new)
+        self.chosen[id(new)] = target
+        self._taken.add(id(target))
+        self._note_memory(target, new)
+        way = self._way(target, new)
+        if way is not None and self._depth < DEPTH_MAX:
+            self._depth += 1
+            self.chosen[id(new)] = target = way(target, new)
+            self._depth -= 1
+            self._keep.append(target)
+        return target
 
     def crossed(self) -> frozenset[int]:
         """Arrays that overlap in what came and not in the same way in the originals, or the other way round: written
@@ -115,106 +122,144 @@ class _Plan:
         for write in self._writes:
             write()
 
-    def _note_memory(self, old: Any, new: Any) -> None:
-        spans = _span_of(old), _span_of(new)
+    def _target(self, new: Any) -> Any:
+        """The original, if it can take over; else what came."""
+        old = self._originals.get(id(new))
+        if old is None or type(old) is not type(new) or id(old) in self._taken or id(new) in self._refused:
+            return new
+        return old if self._depth < DEPTH_MAX and _can_take_over(old, new) else new
+
+    def _note_memory(self, target: Any, new: Any) -> None:
+        spans = _span_of(target), _span_of(new)
         if spans[0] is not None and spans[1] is not None:
             self._windows.append(_Window(spans[0], spans[1], id(new)))
 
-    def _way(self, old: Any, new: Any) -> Callable[[Any, Any], Any] | None:
-        """How this kind of original takes over; None if it cannot."""
-        kind = type(new)
-        if old is new or type(old) is not kind or id(old) in self._taken or id(new) in self._refused:
-            return None
-        if self._depth >= DEPTH_MAX:
-            return None
-        if kind in _WAYS:
-            return partial(_WAYS[kind], self)
-        if _is_array(new):
-            return self._array if _same_array(old, new) else None
-        if _is_tensor(new):
-            return self._tensor if _same_tensor(old, new) else None
-        return self._object if _is_plain(kind) else None
+    def _way(self, target: Any, new: Any) -> Way | None:
+        way = _WAYS.get(type(new))
+        if way is not None:
+            return partial(way, self)
+        if _is_frame(new):
+            return self._frame if target is not new else None
+        if isinstance(new, type):
+            return self._class if new.__module__ == "__main__" else None
+        if _has_only_attributes(type(new)):
+            return self._object
+        if target is not new:
+            return self._array if _is_array(new) else self._tensor
+        return None
 
-    # ---- containers: the original keeps its identity and gets the new contents, merged one by one ----
+    # ---- containers: the target gets what stands for each item ----
 
-    def _items(self, old: Iterable[Any], new: Iterable[Any]) -> list[Any]:
-        before = list(old)
-        return [self.choose(before[n] if n < len(before) else None, item) for n, item in enumerate(new)]
+    def _items(self, new: Iterable[Any]) -> list[Any]:
+        return [self.choose(item) for item in new]
 
-    def _list(self, old: Any, new: Any) -> Any:
-        merged = self._items(old, new)
-        self._writes.append(lambda: old.__setitem__(slice(None), merged))
-        return old
+    def _list(self, target: Any, new: Any) -> Any:
+        merged = self._items(new)
+        self._writes.append(lambda: target.__setitem__(slice(None), merged))
+        return target
 
-    def _deque(self, old: Any, new: Any) -> Any:
-        if old.maxlen != new.maxlen:
-            return new
-        merged = self._items(old, new)
-        self._writes += (old.clear, lambda: old.extend(merged))
-        return old
+    def _deque(self, target: Any, new: Any) -> Any:
+        merged = self._items(new)
+        self._writes += (target.clear, lambda: target.extend(merged))
+        return target
 
-    def _dict(self, old: Any, new: Any) -> Any:
-        merged = {key: self.choose(old.get(key), value) for key, value in new.items()}
-        self._writes += (old.clear, lambda: old.update(merged))
-        return old
+    def _dict(self, target: Any, new: Any) -> Any:
+        merged = {self.choose(key): self.choose(value) for key, value in new.items()}
+        self._writes += (target.clear, lambda: target.update(merged))
+        return target
 
-    def _defaultdict(self, old: Any, new: Any) -> Any:
-        self._writes.append(lambda: setattr(old, "default_factory", new.default_factory))
-        return self._dict(old, new)
+    def _defaultdict(self, target: Any, new: Any) -> Any:
+        factory = self.choose(new.default_factory)
+        self._writes.append(lambda: setattr(target, "default_factory", factory))
+        return self._dict(target, new)
 
-    def _set(self, old: Any, new: Any) -> Any:
-        kept = {item: item for item in old}
-        merged = [kept.get(item, item) for item in new]
-        self._writes += (old.clear, lambda: old.update(merged))
-        return old
+    def _set(self, target: Any, new: Any) -> Any:
+        merged = self._items(new)
+        self._writes += (target.clear, lambda: target.update(merged))
+        return target
 
-    def _bytearray(self, old: Any, new: Any) -> Any:
-        if len(old) != len(new) and _is_looked_at(old):
-            return new
-        self._writes.append(lambda: old.__setitem__(slice(None), new))
-        return old
+    def _bytearray(self, target: Any, new: Any) -> Any:
+        if target is not new:
+            self._writes.append(lambda: target.__setitem__(slice(None), new))
+        return target
 
-    def _tuple(self, old: Any, new: Any) -> Any:
-        """It cannot change; but it stays the same one if all that is in it does."""
-        merged = self._items(old, new)
-        if len(old) == len(new) and all(one is other for one, other in zip(merged, old, strict=True)):
-            return old
-        if all(one is other for one, other in zip(merged, new, strict=True)):
-            return new
+    def _tuple(self, target: Any, new: Any) -> Any:
+        """It cannot change: it is the original if all that is in it is."""
+        merged = self._items(new)
+        old = self._originals.get(id(new))
+        for same in (old, new):
+            if same is not None and type(same) is type(new) and _same_items(merged, same):
+                return same
         made = tuple(merged)
         return made if type(new) is tuple else type(new)(*made)
 
-    def _function(self, old: Any, new: Any) -> Any:
-        """The same one, where its text is what it was; else it was defined anew."""
-        same = old.__code__ == new.__code__ and old.__globals__ is new.__globals__
-        if not same or old.__closure__ or new.__closure__:
-            return new
+    def _function(self, target: Any, new: Any) -> Any:
         for part in FUNCTION_PARTS:
-            self._writes.append(partial(setattr, old, part, getattr(new, part)))
-        self._dict(old.__dict__, new.__dict__)
-        return old
+            value = self.choose(getattr(new, part))
+            self._writes.append(partial(setattr, target, part, value))
+        for cell in new.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty one
+                self._writes.append(partial(setattr, cell, "cell_contents", self.choose(cell.cell_contents)))
+        self._dict(target.__dict__, new.__dict__)
+        return target
 
-    def _object(self, old: Any, new: Any) -> Any:
-        """An ordinary instance: its attributes are a dict."""
-        self._dict(old.__dict__, new.__dict__)
-        return old
+    def _method(self, target: Any, new: Any) -> Any:
+        return types.MethodType(self.choose(new.__func__), self.choose(new.__self__))
+
+    def _partial(self, target: Any, new: Any) -> Any:
+        named = {name: self.choose(value) for name, value in new.keywords.items()}
+        attributes = {name: self.choose(value) for name, value in new.__dict__.items()}
+        state = self.choose(new.func), tuple(self._items(new.args)), named, attributes
+        self._writes.append(lambda: target.__setstate__(state))
+        return target
+
+    def _class(self, target: Any, new: Any) -> Any:
+        """One that was defined in the notebook: what its attributes share with others they go on sharing."""
+        for name, value in list(vars(new).items()):
+            stands = None if name in CLASS_PARTS else self.choose(value)
+            if stands is not None and stands is not value:
+                self._writes.append(partial(setattr, target, name, stands))
+        return target
+
+    def _object(self, target: Any, new: Any) -> Any:
+        if hasattr(new, "__dict__"):
+            self._dict(target.__dict__, new.__dict__)
+        for slot in _slots_of(type(new)):
+            self._slot(target, new, slot)
+        return target
+
+    def _slot(self, target: Any, new: Any, slot: Any) -> None:
+        try:
+            value = slot.__get__(new)
+        except AttributeError:
+            if target is not new:
+                self._writes.append(lambda: _emptied(slot, target))
+            return
+        value = self.choose(value)
+        self._writes.append(lambda: slot.__set__(target, value))
 
     # ---- memory ----
 
-    def _array(self, old: Any, new: Any) -> Any:
-        self._writes.append(lambda: old.__setitem__(..., new))
-        return old
+    def _array(self, target: Any, new: Any) -> Any:
+        self._writes.append(lambda: target.__setitem__(..., new))
+        return target
 
-    def _tensor(self, old: Any, new: Any) -> Any:
-        grad = None if new.grad is None else self.choose(old.grad, new.grad)
+    def _tensor(self, target: Any, new: Any) -> Any:
+        grad = None if new.grad is None else self.choose(new.grad)
 
         def write() -> None:
             with sys.modules["torch"].no_grad():
-                old.copy_(new)
-            old.grad = grad
+                target.copy_(new)
+            target.grad = grad
 
         self._writes.append(write)
-        return old
+        return target
+
+    def _frame(self, target: Any, new: Any) -> Any:
+        """A frame or series of pandas: its columns are the manager's, and that can be handed over whole."""
+        self._writes.append(lambda: target.__dict__.update(_mgr=new._mgr))
+        self._writes.append(target._reset_cacher if hasattr(target, "_reset_cacher") else lambda: None)
+        return target
 
 
 _WAYS: Final[dict[type, Callable[[_Plan, Any, Any], Any]]] = {
@@ -227,20 +272,62 @@ _WAYS: Final[dict[type, Callable[[_Plan, Any, Any], Any]]] = {
     bytearray: _Plan._bytearray,
     tuple: _Plan._tuple,
     types.FunctionType: _Plan._function,
+    types.MethodType: _Plan._method,
+    partial: _Plan._partial,
 }
 
 
-def _is_plain(kind: type) -> bool:
-    """Whether ``__dict__`` is all there is to an instance: a class written in Python, pickled in the usual way, that
-    has neither slots nor a base with contents of its own."""
-    if kind.__dictoffset__ == 0 or issubclass(kind, type | BaseException | types.ModuleType):
+def _can_take_over(old: Any, new: Any) -> bool:
+    """Of two of one type, whether the first can become what the second is."""
+    match old:
+        case deque():
+            return bool(old.maxlen == new.maxlen)
+        case bytearray():
+            return len(old) == len(new) or not _is_looked_at(old)
+        case types.FunctionType():
+            same = old.__code__ == new.__code__ and old.__globals__ is new.__globals__
+            return same and not old.__closure__ and not new.__closure__
+        case tuple() | types.MethodType():
+            return False
+        case _:
+            pass
+    if type(old) in _WAYS:
+        return True
+    if _is_array(old):
+        return _same_array(old, new)
+    if _is_tensor(old):
+        return _same_tensor(old, new)
+    return _is_frame(old) or _has_only_attributes(type(old))
+
+
+def _same_items(items: list[Any], tuple_: Any) -> bool:
+    """Atoms are compared as what they say, anything else as what it is."""
+    if len(items) != len(tuple_):
         return False
-    plain = all(getattr(kind, name, None) is getattr(object, name, None) for name in ("__reduce__", "__reduce_ex__"))
-    own = ("__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__setattr__", "__delattr__")
-    bare = all(getattr(kind, name, None) is getattr(object, name, None) for name in own)
-    slots = any(vars(base).get("__slots__") for base in kind.__mro__)
-    contents = any(base.__flags__ & (1 << 9) == 0 and base is not object for base in kind.__mro__)
-    return plain and bare and not slots and not contents
+    return all(
+        one is other or (type(one) in ATOMS and type(one) is type(other) and repr(one) == repr(other))
+        for one, other in zip(items, tuple_, strict=True)
+    )
+
+
+def _has_only_attributes(kind: type) -> bool:
+    """Whether attributes and slots are all there is to an instance: a class written in Python, without a base that has
+    contents of its own. However it is pickled, what came is whole, so its attributes can be handed over."""
+    if issubclass(kind, type | types.ModuleType):
+        return False
+    return all(base.__flags__ & (1 << 9) or base is object for base in kind.__mro__)
+
+
+def _slots_of(kind: type) -> list[Any]:
+    """The descriptors of its slots."""
+    return [
+        found for base in kind.__mro__ for found in vars(base).values() if isinstance(found, types.MemberDescriptorType)
+    ]
+
+
+def _emptied(slot: Any, target: Any) -> None:
+    with contextlib.suppress(AttributeError):
+        slot.__delete__(target)
 
 
 def _is_looked_at(memory: bytearray) -> bool:
@@ -261,6 +348,11 @@ def _is_array(value: Any) -> bool:
 def _is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_frame(value: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and type(value) in (pandas.DataFrame, pandas.Series)
 
 
 def _span_of(value: Any) -> tuple[int, int] | None:

@@ -120,7 +120,7 @@ class _Reader(ast.NodeVisitor):
                 self._delete(node.id)
 
     def _delete(self, name: str) -> None:
-        self._read(name)  # it must be there to be deleted
+        self.reads.add(name)  # even if it was bound here: only who has it can tell that it is gone
         self.binds.add(name)
         self._bound.discard(name)
 

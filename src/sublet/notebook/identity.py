@@ -1,0 +1,107 @@
+"""Which object here is which object there.
+
+Everything that crosses is numbered by its head, alike on both sides. So an object is called by the parcel it first
+crossed in and its number there, and whoever has that parcel's objects can tell what is meant.
+
+The objects are held here, or their ids could be given out anew. They are let go of when each name they came with has
+crossed again, with whatever it had by then, or is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sublet.notebook.merging import ATOMS
+
+__all__ = ["Identities", "Tag"]
+
+
+class Tag(NamedTuple):
+    """What both sides call an object."""
+
+    side: int
+    parcel: int
+    number: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Crossing:
+    """One parcel, sent or taken."""
+
+    tags: list[Tag]
+    names: set[str]
+    """Those whose latest crossing it is."""
+
+
+class Identities:
+    """Those of one side."""
+
+    def __init__(self, side: int) -> None:
+        self._side = side
+        self._parcels = 0
+        self._objects: dict[Tag, Any] = {}
+        self._tags: dict[int, Tag] = {}
+        """By the id of an object that is held."""
+        self._uses: dict[Tag, int] = {}
+        self._latest: dict[str, _Crossing] = {}
+
+    def next(self) -> Tag:
+        """For a parcel that is to be sent."""
+        self._parcels += 1
+        return Tag(self._side, self._parcels)
+
+    def find(self, tag: Tag) -> Any:
+        """The object of this name; None if there is none any more."""
+        return self._objects.get(tag)
+
+    def known(self, met: Mapping[int, Any]) -> dict[int, Tag]:
+        """Of the objects under these numbers those that the other side has as well."""
+        found = {n: self._tags.get(id(value)) for n, value in met.items()}
+        return {n: tag for n, tag in found.items() if tag is not None and self._objects[tag] is met[n]}
+
+    def note(self, names: Iterable[str], own: Tag, met: Mapping[int, Any], known: Mapping[int, Tag]) -> None:
+        """These objects have crossed, for these names."""
+        crossing = _Crossing([], set(names))
+        for n, value in met.items():
+            if type(value) in ATOMS:
+                continue
+            tag = known.get(n) or own._replace(number=n)
+            if self._objects.get(tag) is not value:
+                self._drop_object(tag)
+                self._objects[tag] = value
+                self._tags[id(value)] = tag
+            self._uses[tag] = self._uses.get(tag, 0) + 1
+            crossing.tags.append(tag)
+        for name in crossing.names:
+            self._leave(name)
+            self._latest[name] = crossing
+
+    def gone(self, names: Iterable[str]) -> None:
+        """These names are no more."""
+        for name in names:
+            self._leave(name)
+
+    def forget(self) -> None:
+        """The other side has nothing any more."""
+        for kept in (self._objects, self._tags, self._uses, self._latest):
+            kept.clear()
+
+    def _leave(self, name: str) -> None:
+        crossing = self._latest.pop(name, None)
+        if crossing is None:
+            return
+        crossing.names.discard(name)
+        if crossing.names:
+            return
+        for tag in crossing.tags:
+            self._uses[tag] -= 1
+            if not self._uses[tag]:
+                del self._uses[tag]
+                self._drop_object(tag)
+
+    def _drop_object(self, tag: Tag) -> None:
+        value = self._objects.pop(tag, None)
+        if value is not None and self._tags.get(id(value)) == tag:
+            del self._tags[id(value)]

@@ -1,0 +1,222 @@
+"""Two namespaces that follow each other: the notebook's, and that of the kernel on the device.
+
+Each side keeps, of every group of names that share objects, what both had when they last agreed. What is encoded now
+and was so then does not travel. Large memory is compared by the change finder, chunk by chunk, so an array nobody wrote
+to is neither sent nor, where the kernel tracks pages, read.
+
+Objects have a name that both sides know (``Tag``): what stands under a number in the head of a parcel is the same thing
+on the side it came from and on the side it came to. So a change is written into the object that was changed, wherever
+it is held, and a new object replaces none (``merging``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sublet.durable.changes import ChangeFinder
+from sublet.durable.encoded import Encoded
+from sublet.durable.loading import decode
+from sublet.durable.roots import Group, encode_roots
+from sublet.errors import Unpicklable
+from sublet.notebook.home import HomeRules
+from sublet.notebook.identity import Identities, Tag
+from sublet.notebook.merging import merge
+
+__all__ = ["GUEST", "HIDDEN", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
+
+NOTEBOOK, GUEST = 0, 1
+"""The two sides."""
+HIDDEN: Final = frozenset(
+    {"In", "Out", "get_ipython", "exit", "quit", "open", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
+)
+"""What the shell keeps in the namespace for itself."""
+ROUNDS_MAX: Final = 64
+"""Functions that read functions that read functions: each step finds more names; nobody has more steps than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parcel:
+    """One group on its way."""
+
+    names: tuple[str, ...]
+    head: bytes
+    buffers: tuple[Any, ...]
+    own: Tag
+    """What stands under number n and is new is called this, with n in it."""
+    known: dict[int, Tag]
+    """What both sides have already, by its number."""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.head) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outgoing:
+    """What must travel, and what was found on the way."""
+
+    parcels: list[Parcel] = field(default_factory=list)
+    names: frozenset[str] = frozenset()
+    """Everything the other side will have as it is here, sent now or before."""
+    stays: dict[str, str] = field(default_factory=dict)
+    """Names that cannot travel, and why."""
+    opaque: tuple[str, ...] = ()
+    """Functions among them that may read any name."""
+    gone: tuple[str, ...] = ()
+    """Names the other side still has and this one no longer."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(parcel.nbytes for parcel in self.parcels)
+
+
+@dataclass(slots=True, kw_only=True)
+class Taken:
+    """What became of what arrived."""
+
+    changed: tuple[str, ...]
+    """Names whose object took over what came, or that are new."""
+    rebound: tuple[str, ...]
+    """Names that had another object before, which could not take over; other holders of it still have that."""
+    nbytes: int
+
+
+class Space:
+    """One side."""
+
+    def __init__(self, names: dict[str, Any], side: int, finder: ChangeFinder | None = None) -> None:
+        """``names`` is the namespace itself; the two sides have different numbers."""
+        self.names = names
+        self._identities = Identities(side)
+        self._finder = ChangeFinder() if finder is None else finder
+        self._agreed: dict[tuple[str, ...], bytes] = {}
+        """Groups, and the digest of the head each had when the sides agreed; its memory the finder remembers."""
+        self._shared: set[str] = set()
+        """Names that the other side has."""
+
+    def visible(self) -> set[str]:
+        """The names that are the notebook's own."""
+        return {name for name in self.names if name not in HIDDEN and not _is_the_shells(name)}
+
+    def outgoing(self, wanted: Iterable[str], *, must: bool = False) -> Outgoing:
+        """What of these names, and of what functions among them read, differs from what the other side has.
+
+        ``must``: what cannot travel is raised (``Unpicklable``), not noted.
+        """
+        found = Outgoing()
+        names = {name for name in wanted if name in self.names}
+        rules = HomeRules()
+        groups: list[Group] = []
+        for _ in range(ROUNDS_MAX):
+            rules = HomeRules()
+            groups = self._encoded(names, rules, found, must=must)
+            more = {name for name in rules.needs if name in self.names and name not in HIDDEN}
+            more -= names | found.stays.keys()
+            if not more:
+                break
+            names |= more
+        found.names = frozenset(names - found.stays.keys())
+        found.opaque = tuple(sorted(rules.opaque))
+        found.gone = tuple(sorted(name for name in self._shared if name not in self.names))
+        found.parcels = [self._parcel(group) for group in groups if not self._is_agreed(group)]
+        return found
+
+    def sent(self, what: Outgoing) -> None:
+        """The other side has it now."""
+        self._shared |= what.names
+        self._shared -= set(what.gone)
+
+    def take(self, parcels: Iterable[Parcel], gone: Iterable[str] = ()) -> Taken:
+        """Merge what arrived."""
+        changed: list[str] = []
+        rebound: list[str] = []
+        nbytes = 0
+        for parcel in parcels:
+            rebound += self._take(parcel)
+            changed += parcel.names
+            nbytes += parcel.nbytes
+        for name in gone:
+            self.names.pop(name, None)
+            self._shared.discard(name)
+        self._identities.gone(gone)
+        self._shared.update(changed)
+        self.agree(changed)
+        return Taken(changed=tuple(changed), rebound=tuple(sorted(set(rebound))), nbytes=nbytes)
+
+    def _take(self, parcel: Parcel) -> list[str]:
+        met: dict[int, Any] = {}
+        came = decode(parcel.head, [memoryview(buffer) for buffer in parcel.buffers], met=met)
+        originals = {id(met[n]): self._identities.find(tag) for n, tag in parcel.known.items() if n in met}
+        merged, chosen = merge(came, originals)
+        rebound = []
+        for key, old in originals.items():
+            if old is not None and chosen.get(key, old) is not old:
+                rebound += self._rebind(old, chosen[key])
+        self.names.update(merged)
+        here = {n: chosen.get(id(value), value) for n, value in met.items()}
+        self._identities.note(parcel.names, parcel.own, here, parcel.known)
+        return rebound
+
+    def agree(self, names: Iterable[str]) -> None:
+        """Both sides have the same of these now: remember how it is encoded here."""
+        rules = HomeRules()
+        known = {name for name in names if name in self.names}
+        for group in self._encoded(known, rules, Outgoing(), must=False):
+            self._is_agreed(group)
+
+    def forget(self) -> None:
+        """The other side has nothing any more."""
+        self._agreed.clear()
+        self._shared.clear()
+        self._finder.forget()
+        self._identities.forget()
+
+    def _encoded(self, names: set[str], rules: HomeRules, found: Outgoing, *, must: bool) -> list[Group]:
+        left = {name: self.names[name] for name in names if name not in found.stays}
+        while True:
+            try:
+                return encode_roots(left, rules=rules)
+            except Unpicklable as error:
+                name = _root_of(error, left)
+                if must or name is None:
+                    raise
+                found.stays[name] = error.what or error.message
+                del left[name]
+
+    def _is_agreed(self, group: Group) -> bool:
+        """Whether it is as it was; from here on it counts as agreed."""
+        digest = hashlib.blake2b(group.encoded.head, digest_size=16).digest()
+        same = self._agreed.get(group.names) == digest
+        for buffer in group.encoded.buffers:
+            same = not self._finder.changed(buffer) and same
+        self._agreed[group.names] = digest
+        return same
+
+    def _rebind(self, old: Any, new: Any) -> list[str]:
+        """An object that could not take over: every name that had it has now what came."""
+        names = [name for name, value in self.names.items() if value is old]
+        self.names.update(dict.fromkeys(names, new))
+        return names
+
+    def _parcel(self, group: Group) -> Parcel:
+        encoded: Encoded = group.encoded
+        met = encoded.met or {}
+        own = self._identities.next()
+        known = self._identities.known(met)
+        self._identities.note(group.names, own, met, known)
+        return Parcel(names=group.names, head=encoded.head, buffers=encoded.views, own=own, known=known)
+
+
+def _root_of(error: Unpicklable, roots: Mapping[str, object]) -> str | None:
+    """The name at the head of the path."""
+    path = error.path or ""
+    fitting = [name for name in roots if path == name or path.startswith((name + ".", name + "[", name + "("))]
+    return max(fitting, key=len, default=None)
+
+
+def _is_the_shells(name: str) -> bool:
+    """``_12``, ``_i12``: what cells were and gave; ``__name__`` and such: the module's."""
+    return (name.startswith("__") and name.endswith("__")) or (name[:1] == "_" and name[1:].removeprefix("i").isdigit())

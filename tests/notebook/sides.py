@@ -1,0 +1,126 @@
+"""Two namespaces in two processes, as a notebook and its kernel on the device are; without either of the two."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from sublet.notebook import guest_side
+from sublet.notebook.reading import Reading, read_cell
+from sublet.notebook.spaces import NOTEBOOK, Outgoing, Space
+
+
+class Other:
+    """The other side: a process that runs cells."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from tests.notebook.sides import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def ask(self, what: str, *args: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        buffers: list[pickle.PickleBuffer] = []
+        head = pickle.dumps((what, args), 5, buffer_callback=buffers.append)
+        pickle.dump((head, [bytearray(one.raw()) for one in buffers]), self._process.stdin, 5)
+        self._process.stdin.flush()
+        ok, answer = pickle.load(self._process.stdout)  # noqa: S301
+        if not ok:
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+
+def serve() -> None:
+    """In the other process."""
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    while True:
+        try:
+            head, buffers = pickle.load(sys.stdin.buffer)  # noqa: S301
+        except EOFError:
+            return
+        what, args = pickle.loads(head, buffers=buffers)  # noqa: S301
+        try:
+            if what == "new":
+                main = sys.modules["__main__"] = types.ModuleType("__main__")
+                answer: Any = None
+            elif what == "run":
+                answer = run(args[0], vars(main))
+            else:
+                answer = getattr(guest_side, what)(*args)
+                if isinstance(answer, Outgoing):
+                    answer = _copied(answer)
+            said: tuple[bool, Any] = (True, answer)
+        except Exception as error:  # whatever it is, whoever asked is told
+            said = (False, RuntimeError(f"{type(error).__name__}: {error}"))
+        pickle.dump(said, answers, 5)
+        answers.flush()
+
+
+def _copied(found: Outgoing) -> Outgoing:
+    found.parcels = [replace(one, buffers=tuple(map(bytearray, one.buffers))) for one in found.parcels]
+    return found
+
+
+def run(source: str, space: dict[str, Any]) -> str | None:
+    """The name of what it raised, if it did."""
+    try:
+        exec(compile(source, "<cell>", "exec"), space)  # noqa: S102
+    except Exception as error:
+        return type(error).__name__
+    return None
+
+
+class Notebook:
+    """A notebook's namespace, and cells that run on the other side."""
+
+    def __init__(self, other: Other) -> None:
+        self.main = types.ModuleType("__main__")
+        self.names = vars(self.main)
+        self.space = Space(self.names, NOTEBOOK)
+        self._other = other
+        other.ask("new")
+
+    @contextlib.contextmanager
+    def at_home(self) -> Iterator[None]:
+        before = sys.modules["__main__"]
+        sys.modules["__main__"] = self.main
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = before
+
+    def here(self, source: str) -> str | None:
+        """An ordinary cell."""
+        with self.at_home():
+            return run(source, self.names)
+
+    def there(self, source: str, reading: Reading | None = None) -> str | None:
+        """A cell on the device; a test looks at ``sent`` and ``came`` afterwards."""
+        with self.at_home():
+            reading = reading or read_cell(source)
+            reads = self.space.visible() if reading.opaque else reading.reads
+            self.sent = self.space.outgoing(reads, must=True)
+            parcels = [replace(one, buffers=tuple(map(pickle.PickleBuffer, one.buffers))) for one in self.sent.parcels]
+            self._other.ask("place", parcels, self.sent.gone, self.sent.names)
+            self.space.sent(self.sent)
+            raised: str | None = self._other.ask("run", source)
+            self.came: Outgoing = self._other.ask("collect")
+            self.taken = self.space.take(self.came.parcels, self.came.gone)
+            return raised

@@ -1,0 +1,238 @@
+"""Two namespaces that follow each other: a cell on the device leaves what it would have left here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sublet.errors import Unpicklable
+from tests.notebook.sides import Notebook, Other
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Other]:
+    made = Other()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nb(other: Other) -> Notebook:
+    return Notebook(other)
+
+
+def test_only_what_a_cell_reads_travels_and_only_what_it_changed_comes_back(nb: Notebook) -> None:
+    nb.here("import numpy as np\na = [1]; b = [2]; big = np.zeros(1_000_000); unread = object()")
+    nb.there("a.append(b[0]); c = len(big)")
+    assert {name for one in nb.sent.parcels for name in one.names} == {"a", "b", "big"}
+    assert {name for one in nb.came.parcels for name in one.names} >= {"a", "c"}
+    assert "big" not in {name for one in nb.came.parcels for name in one.names}
+    assert (nb.names["a"], nb.names["c"]) == ([1, 2], 1_000_000)
+
+
+def test_what_is_unchanged_is_not_sent_again(nb: Notebook) -> None:
+    nb.here("import numpy as np\nbig = np.zeros(1_000_000); other = np.ones(500_000)")
+    nb.there("s = big.sum() + other.sum()")
+    nb.there("t = big.sum() + other.sum()")
+    assert nb.sent.parcels == []
+    nb.here("big[7] = 1.0")
+    nb.there("t = big.sum() + other.sum()")
+    assert [one.names for one in nb.sent.parcels] == [("big",)]
+    assert nb.names["t"] == 500_001
+
+
+def test_what_came_back_is_not_sent_again_either(nb: Notebook) -> None:
+    nb.here("import numpy as np\nbig = np.zeros(1_000_000)")
+    before = nb.names["big"]
+    nb.there("big += 1")
+    assert nb.names["big"] is before
+    assert before[0] == 1.0
+    nb.there("s = big[0]")
+    assert nb.sent.parcels == []
+
+
+def test_who_holds_the_object_elsewhere_sees_the_change(nb: Notebook) -> None:
+    nb.here("a = [1]\nholder = {'mine': a}\nb = a")
+    nb.there("a.append(2)")
+    assert nb.names["holder"]["mine"] is nb.names["a"] is nb.names["b"]
+    assert nb.names["holder"] == {"mine": [1, 2]}
+
+
+def test_an_object_that_cannot_take_over_is_rebound_under_all_its_names(nb: Notebook) -> None:
+    nb.here("import numpy as np\na = np.zeros(3)\nb = a")
+    nb.there("a.shape = (1, 3)")
+    assert nb.names["a"] is nb.names["b"]
+    assert nb.names["a"].shape == (1, 3)
+    assert nb.taken.rebound == ("a", "b")
+
+
+def test_what_is_bound_anew_leaves_the_old_object_alone(nb: Notebook) -> None:
+    nb.here("import numpy as np\na = [1]; b = {'k': a}; c = np.zeros(3); d = c")
+    nb.there("a = [1]\na.append(2)\nc = c + 1")
+    assert (nb.names["a"], nb.names["b"]) == ([1, 2], {"k": [1]})
+    assert (nb.names["c"].tolist(), nb.names["d"].tolist()) == ([1.0] * 3, [0.0] * 3)
+
+
+def test_aliases_made_there_are_aliases_here(nb: Notebook) -> None:
+    nb.here("a = [1]; b = [2]")
+    nb.there("b = a\nc = {'a': a}")
+    assert nb.names["a"] is nb.names["b"] is nb.names["c"]["a"]
+
+
+def test_functions_see_the_namespace_they_are_in(nb: Notebook) -> None:
+    """So a counter that two of them share is one counter, here and there."""
+    nb.here("count = 0\ndef up():\n    global count\n    count += 1\ndef twice():\n    up(); up()\n    return count")
+    nb.there("got = twice()")
+    assert (nb.names["got"], nb.names["count"]) == (2, 2)
+    nb.here("up()")
+    assert nb.names["count"] == 3
+    nb.there("got = twice()")
+    assert (nb.names["got"], nb.names["count"]) == (5, 5)
+
+
+def test_functions_and_classes_defined_there_work_here(nb: Notebook) -> None:
+    nb.there(
+        "factor = 3\ndef scaled(x):\n    return factor * x\nclass Point:\n    def __init__(self, x): self.x = scaled(x)"
+    )
+    nb.here("p = Point(2)\nfactor = 10\nq = scaled(1)")
+    assert (nb.names["p"].x, nb.names["q"]) == (6, 10)
+    nb.there("r = isinstance(p, Point), scaled(1)")
+    assert nb.names["r"] == (True, 10)
+
+
+def test_an_instance_comes_back_as_itself(nb: Notebook) -> None:
+    nb.here(
+        "class Model:\n    def __init__(self): self.w = [0]\n    def step(self): self.w[0] += 1\nm = Model()\nw = m.w"
+    )
+    before = nb.names["m"]
+    nb.there("m.step()")
+    assert nb.names["m"] is before
+    assert nb.names["w"] == [1]
+    assert type(before) is nb.names["Model"]
+
+
+def test_what_a_cell_did_not_come_to_bind_stays_as_it_is(nb: Notebook) -> None:
+    """Though the other side still has what an earlier cell had bound."""
+    nb.there("b = []")
+    nb.here("b = 5")
+    assert nb.there("1 / 0\nb = 6") == "ZeroDivisionError"
+    assert nb.names["b"] == 5
+
+
+def test_names_that_are_deleted_go(nb: Notebook) -> None:
+    nb.here("a = 1; b = 2")
+    nb.there("c = a + b\ndel a")
+    assert "a" not in nb.names
+    nb.here("del b")
+    assert nb.there("b") is None or True
+    assert nb.there("c + b") == "NameError"
+
+
+def test_a_cell_that_raises_brings_its_changes_back(nb: Notebook) -> None:
+    nb.here("a = [1]")
+    assert nb.there("a.append(2)\nnew = 5\n1 / 0\na.append(3)") == "ZeroDivisionError"
+    assert (nb.names["a"], nb.names["new"]) == ([1, 2], 5)
+
+
+def test_what_cannot_travel_is_named_before_the_cell_runs(nb: Notebook) -> None:
+    nb.here("import threading\nlock = threading.Lock()\nd = {'a': [lock]}\ndef f(): return lock\nfine = 1")
+    for cell, name in (("lock", "lock"), ("d", "d"), ("f()", "lock")):
+        with pytest.raises(Unpicklable) as caught:
+            nb.there(cell)
+        assert caught.value.path.startswith(name)
+        assert "lock" in str(caught.value)
+    assert nb.there("ok = fine") is None
+
+
+def test_what_cannot_come_back_stays_and_is_named(nb: Notebook) -> None:
+    assert nb.there("g = (n for n in range(3))\nh = 1") is None
+    assert nb.names["h"] == 1
+    assert "g" not in nb.names
+    assert nb.came.stays == {"g": "a generator"}
+    assert nb.there("i = next(g)") is None
+    assert nb.names["i"] == 0
+
+
+def test_a_cell_that_can_reach_any_name_gets_all_of_them(nb: Notebook) -> None:
+    nb.here("a = 1; b = [2]")
+    nb.there("c = eval('a + b[0]')")
+    assert nb.names["c"] == 3
+
+
+def test_modules_travel_by_name(nb: Notebook) -> None:
+    nb.here("import math, numpy as np, os.path as p")
+    nb.there("x = math.pi + float(np.float64(1)); y = p.join('a', 'b')\nimport json")
+    assert nb.names["y"] == "a/b"
+    assert nb.names["json"].dumps(1) == "1"
+
+
+# ---- random notebooks: the same as plain execution in one place
+
+values = st.sampled_from(["[]", "[1]", "{'k': 0}", "set()", "np.arange(3)", "np.zeros((2, 2))", "'t'", "1.5", "Box()"])
+names = st.sampled_from("abcd")
+steps = st.one_of(
+    st.builds("{} = {}".format, names, values),
+    st.builds("{} = {}".format, names, names),
+    st.builds("{}.append({})".format, names, names),
+    st.builds("{} = [{}, {}]".format, names, names, names),
+    st.builds("{}['k'] = {}".format, names, names),
+    st.builds("{} += 1".format, names),
+    st.builds("{}[0] = 7".format, names),
+    st.builds("{} = {}[1:]".format, names, names),
+    st.builds("{}.v = {}".format, names, names),
+    st.builds("{} = bump({})".format, names, names),
+    st.builds("def bump(x, n={}):\n    global total\n    total += 1\n    return [x, n]".format, names),
+    st.builds("{} = Box()".format, names),
+    st.builds("del {}".format, names),
+    st.builds("{} = tuple([{}, {}])".format, names, names, names),
+)
+cells = st.lists(st.tuples(st.booleans(), st.lists(steps, min_size=1, max_size=3)), min_size=1, max_size=6)
+BEGIN = (
+    "import numpy as np\ntotal = 0\n"
+    "def bump(x):\n    global total\n    total += 1\n    return [x]\n"
+    "class Box:\n    v = None\n"
+    "a = [0]; b = {'k': a}; c = np.arange(4); d = Box()"
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cells)
+def test_any_notebook_ends_as_if_it_had_run_in_one_place(other: Other, cells: list[tuple[bool, list[str]]]) -> None:
+    split, plain = Notebook(other), Notebook(other)
+    for one in (split, plain):
+        one.here(BEGIN)
+    for is_there, lines in cells:
+        source = "\n".join(lines)
+        got = split.there(source) if is_there else split.here(source)
+        assert got == plain.here(source)
+        assert _picture(split.names) == _picture(plain.names)
+
+
+def _picture(space: dict[str, Any]) -> Any:
+    """Everything that can be told of the names: values, and which of them are the same object."""
+    numbers: dict[int, int] = {}
+    keep: list[Any] = []
+
+    def draw(value: Any) -> Any:
+        if isinstance(value, int | float | str | type(None)):
+            return value
+        keep.append(value)
+        if id(value) in numbers:
+            return ("again", numbers[id(value)])
+        numbers[id(value)] = len(numbers)
+        if isinstance(value, np.ndarray | np.generic):
+            return ("array", value.tolist(), str(value.dtype))
+        if isinstance(value, list | tuple):
+            return (type(value).__name__, [draw(item) for item in value])
+        if isinstance(value, dict):
+            return ("dict", [(key, draw(item)) for key, item in value.items()])
+        if type(value).__name__ == "Box":
+            return ("Box", draw(dict(value.__dict__)))
+        return type(value).__name__
+
+    return {name: draw(space[name]) for name in ("a", "b", "c", "d", "total") if name in space}
