@@ -23,6 +23,7 @@ from typing import Final
 
 from sublet.agent.limits import block_bytes, memory_bytes, usable_cores
 from sublet.agent.nvml import Card, Survey, survey
+from sublet.devices.cuda_driver import has_bindings
 from sublet.errors import InvalidRequest
 from sublet.values import MIB, TEXT_MAX, Kind, NodeId, ResourceId, parse_size
 from sublet.wire.orders import Device, Inventory
@@ -31,7 +32,9 @@ __all__ = [
     "DRIVER_LABEL",
     "HOST_DEVICE",
     "HOST_GPUS_MAX",
+    "LIBRARY_LABEL",
     "LOCAL_NODE",
+    "NO_BINDINGS",
     "TROUBLE_LABEL",
     "HostGpus",
     "card_of",
@@ -46,6 +49,8 @@ HOST_DEVICE: Final = "host device, no GPU"
 HOST_GPUS_MAX: Final = 64
 DRIVER_LABEL: Final = "driver"
 TROUBLE_LABEL: Final = "gpu-trouble"
+LIBRARY_LABEL: Final = "gpu-libraries"
+NO_BINDINGS: Final = "sessions on GPUs need sublet[gpu], which is not installed here"
 _DECLARED: Final = re.compile(r"(?:(\d{1,4})\s*[x×]\s*)?([^\s@][^@]*?)\s*(?:@(.*))?", re.ASCII)
 _NAMESPACE: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 _DO: Final = 'Write a number of host devices and the size of each, such as "2x16GiB".'
@@ -152,4 +157,6 @@ def _labels(seen: Survey) -> dict[str, str]:
     labels = {DRIVER_LABEL: seen.driver} if seen.driver else {}
     if seen.troubles:
         labels[TROUBLE_LABEL] = seen.troubles[0].message[:TEXT_MAX]
+    if seen.cards and not has_bindings():
+        labels[LIBRARY_LABEL] = NO_BINDINGS
     return labels

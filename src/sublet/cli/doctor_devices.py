@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sublet.agent.health import fault_in, sees_all_processes, who_is
+from sublet.agent.inventory import NO_BINDINGS
 from sublet.agent.limits import memory_bytes, usable_cores
 from sublet.agent.nvml import Library, Nvml, NvmlFailed, Reading, Survey, survey
 from sublet.cli.show import plural
+from sublet.devices.cuda_driver import has_bindings
 from sublet.supervisor.locks import all_held, lock_folder
 from sublet.values import format_size
 
@@ -45,9 +47,16 @@ def device_checks(library: Library | None = None, root: str = "/") -> dict[str, 
             "GPU health": lambda: _health(readings),
             "GPU in use": lambda: _in_use(readings),
             "GPU partitions": lambda: _partitions(found),
+            "GPU libraries": _libraries,
             "GPU suspend": lambda: ("note", "not probed in this version: no work is suspended, it only runs and ends"),
         }
     return checks
+
+
+def _libraries() -> Said:
+    if has_bindings():
+        return "ok", "the bindings for CUDA are installed"
+    return "note", f"{NO_BINDINGS}; commands and frameworks run without it", "Install sublet[gpu]."
 
 
 def nvidia_cards_on_the_bus(root: str = "/") -> int:

@@ -10,6 +10,10 @@ from sublet.lease.states import SliceState
 
 __all__ = ["status"]
 
+TROUBLES = {"gpu-trouble", "gpu-libraries"}
+"""Labels of a node that say what is the matter with its cards (``agent.inventory`` sets them; to import that takes as
+long as all the rest of this command)."""
+
 
 def status(*, as_json: AsJson = False) -> int:
     """Whether an office answers, and what is free. Starts nothing."""
@@ -34,6 +38,9 @@ def status(*, as_json: AsJson = False) -> int:
     troubled = [node for node in view["nodes"] if node["state"] != "up"]
     for node in troubled:
         print(f"Node {visible(node['id'])} is {node['state']}.")
+    for node in view["nodes"]:
+        for label in TROUBLES & node.get("labels", {}).keys():
+            print(f"Node {visible(node['id'])}: {visible(node['labels'][label])}; see `sublet doctor`.")
     if view["quarantined"]:
         print("See `sublet fence ls` for what is in quarantine, and why.")
     return DONE

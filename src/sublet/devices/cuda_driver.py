@@ -7,11 +7,12 @@ that a device can say so once instead of blaming each later call.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any, Final
 
 from sublet.errors import GpuError, OutOfMemory, SubletError, Unsupported
 
-__all__ = ["ContextLost", "CudaDriver", "open_driver"]
+__all__ = ["ContextLost", "CudaDriver", "has_bindings", "open_driver"]
 
 CUDA_OLDEST: Final = 12_040
 """What the driver must speak at least, 12.4: since then it can say which kernels a module has, and what they take."""
@@ -80,6 +81,14 @@ class CudaDriver:
     def _words(self, code: Any) -> str:
         failed, words = self.module.cuGetErrorString(code)
         return "the driver failed" if int(failed) != 0 else words.decode(errors="replace")
+
+
+def has_bindings() -> bool:
+    """Whether this Python has the bindings for CUDA. Does not load the driver."""
+    try:
+        return importlib.util.find_spec("cuda.bindings.driver") is not None
+    except ImportError:
+        return False
 
 
 def open_driver() -> CudaDriver:

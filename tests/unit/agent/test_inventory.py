@@ -178,6 +178,15 @@ def test_a_split_card_without_instances_is_not_replaced_by_a_stand_in(tmp_path: 
     assert gpus(machine_inventory(tmp_path, None, found=found)) == []
 
 
+def test_a_driver_without_our_libraries_is_on_the_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cards are lent all the same: commands and frameworks bring their own."""
+    monkeypatch.setattr("sublet.agent.inventory.has_bindings", lambda: False)
+    inventory = machine_inventory(tmp_path, None, found=survey(FakeNvml([FakeCard(0)])))
+    assert "sublet[gpu]" in inventory.labels["gpu-libraries"]
+    assert len(gpus(inventory)) == 1
+    assert "gpu-libraries" not in machine_inventory(tmp_path, None, found=survey(FakeNvml([]))).labels
+
+
 def test_a_lost_card_costs_only_itself(tmp_path: Path) -> None:
     library = FakeNvml([FakeCard(0), FakeCard(1, broken=pynvml.NVML_ERROR_GPU_IS_LOST), FakeCard(2)])
     inventory = machine_inventory(tmp_path, None, found=survey(library))

@@ -153,6 +153,9 @@ def test_cards_are_listed_with_who_is_on_them_and_what_is_not_known(
     assert found["GPU health"]["text"] == "no error reported"
     assert f"1GiB in use by process {os.getpid()} (" in found["GPU in use"]["text"]
     assert "9.94GiB" in found["GPU partitions"]["text"]
+    assert found["GPU libraries"]["text"] == "the bindings for CUDA are installed"
+    monkeypatch.setattr("sublet.cli.doctor_devices.has_bindings", lambda: False)
+    assert "sublet[gpu]" in findings(capsys, broken=False)["GPU libraries"]["text"]
     assert found["GPU suspend"]["text"].startswith("not probed in this version")
     monkeypatch.setattr("sublet.cli.doctor_devices.sees_all_processes", lambda: False)
     assert "inside this container" in findings(capsys, broken=False)["GPU in use"]["text"]
