@@ -17,7 +17,7 @@ from typing import Final
 
 from sublet.durable.format import HASH_BYTES, damaged
 
-__all__ = ["INLINE_MAX", "Blob", "Record", "begins_leaf", "dump_leaf", "parse_leaf"]
+__all__ = ["INLINE_MAX", "Blob", "Record", "begin_leaves", "dump_leaf", "parse_leaf"]
 
 MAGIC: Final = b"SBLF"
 VERSION: Final = 1
@@ -62,8 +62,16 @@ class Record:
     blobs: Sequence[Blob]
 
 
-def begins_leaf(name: str) -> bool:
-    return zlib.crc32(name.encode("utf-8", "surrogatepass")) % PER_LEAF == 0
+def begin_leaves(names: Sequence[str]) -> list[bool]:
+    """Of each name, whether a leaf begins with it."""
+    return [crc % PER_LEAF == 0 for crc in map(zlib.crc32, as_bytes(names))]
+
+
+def as_bytes(names: Sequence[str]) -> list[bytes]:
+    try:
+        return list(map(str.encode, names))
+    except UnicodeEncodeError:  # half of a pair of surrogates, which Python allows in names
+        return [name.encode("utf-8", "surrogatepass") for name in names]
 
 
 def dump_leaf(records: Iterable[Record]) -> bytes:
@@ -72,10 +80,8 @@ def dump_leaf(records: Iterable[Record]) -> bytes:
 
 
 def _dump_record(record: Record) -> bytes:
-    parts = []
-    for name in record.names:
-        text = name.encode("utf-8", "surrogatepass")
-        parts += [len(text).to_bytes(4, "little"), text]
+    names = as_bytes(record.names)
+    parts = [struct.pack(f"<{len(names)}I", *map(len, names)), *names]
     for blob in record.blobs:
         body = blob.hashes if blob.chunk_bytes else blob.inline
         parts += [
@@ -107,10 +113,11 @@ def parse_leaf(data: bytes) -> list[Record]:
 
 def _parse_record(data: memoryview, names_n: int, blobs_n: int) -> Record:
     at, names, blobs = 0, [], []
-    for _ in range(names_n):
-        (length,) = struct.unpack_from("<I", data, at)
-        names.append(bytes(data[at + 4 : at + 4 + length]).decode("utf-8", "surrogatepass"))
-        at += 4 + length
+    lengths = struct.unpack_from(f"<{names_n}I", data)
+    at += 4 * names_n
+    for length in lengths:
+        names.append(bytes(data[at : at + length]).decode("utf-8", "surrogatepass"))
+        at += length
     for _ in range(blobs_n):
         length, chunk_bytes, size, kind, writable, chunked = _BLOB.unpack_from(data, at)
         at += _BLOB.size

@@ -20,7 +20,7 @@ from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.files import write_synced
 from sublet.durable.format import HASH_BYTES, Entry, LeafRef, Manifest, PackRef
 from sublet.durable.packs import PackFile, PackWriter, file_name
-from sublet.durable.records import INLINE_MAX, Blob, Record, begins_leaf, dump_leaf
+from sublet.durable.records import INLINE_MAX, Blob, Record, begin_leaves, dump_leaf
 from sublet.durable.roots import Group, encode_roots
 from sublet.durable.rules import GpuRule
 from sublet.errors import CheckpointFailed
@@ -336,7 +336,7 @@ def hashes_in(table: bytes) -> Iterator[bytes]:
 def _runs(records: Sequence[Record]) -> list[list[Record]]:
     runs: list[list[Record]] = []
     for record in records:
-        if not runs or begins_leaf(record.names[0]):
+        if not runs or begin_leaves(record.names[:1])[0]:
             runs.append([])
         runs[-1].append(record)
     return runs
