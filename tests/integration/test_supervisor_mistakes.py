@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -49,12 +50,12 @@ def failing(self, stream, data):
 Stdio._hear = failing
 """
 SIGNALS = """
-seen = Trees.signal_seen
-def failing(self, tree, number, look):
+seen = Trees.signal_boxed
+def failing(self, tree, number):
     if tree.lease == "lease-b":
-        raise RuntimeError("a mistake in signal_seen")
-    return seen(self, tree, number, look)
-Trees.signal_seen = failing
+        raise RuntimeError("a mistake in signal_boxed")
+    return seen(self, tree, number)
+Trees.signal_boxed = failing
 """
 KILLS = """
 kill = Trees.kill
@@ -217,7 +218,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, fault: str) 
     with supervisor_at(tmp_path, faults=NO + LEAKS[fault]) as stage:
         stage.office_line.order(core(A, E5))
         refused(stage, GuestSpec(argv=("true",), cwd="/", env={"PATH": PATH}))
-        before = things(stage)
+        before = settled(stage)
         for _ in range(10):
             refused(stage, GuestSpec(argv=("true",), cwd="/", env={"PATH": PATH}))
         until("all as before", lambda: things(stage) == before)
@@ -249,7 +250,7 @@ zygotes._dup = failing
 
         until("a warm interpreter", is_warm)
         until("what came before is gone", lambda: len(stage.marked(A)) == 0)
-        before = things(stage)
+        before = settled(stage)
         for _ in range(10):
             refused(stage, spec)
         until("all as before", lambda: things(stage) == before)
@@ -258,6 +259,19 @@ zygotes._dup = failing
 def refused(stage: SupervisorStage, spec: GuestSpec) -> None:
     with pytest.raises(SubletError):
         stage.holder(A, E5).ask(Start(spec=spec))
+
+
+def settled(stage: SupervisorStage) -> tuple[int, int, int, int]:
+    """Once nothing comes or goes any more."""
+    seen = [things(stage)]
+
+    def is_still() -> bool:
+        time.sleep(0.1)
+        seen.append(things(stage))
+        return len(set(seen[-5:])) == 1 and len(seen) > 4
+
+    until("rest", is_still)
+    return seen[-1]
 
 
 def things(stage: SupervisorStage) -> tuple[int, int, int, int]:

@@ -130,11 +130,11 @@ class Node:
         self._repeat(now_ns)
         return self._next_wake_ns(now_ns)
 
-    def poke(self, now_ns: int, lease: LeaseId | None = None) -> int | None:
-        """The hardware has changed (a guest of this lease is gone; None: anything): what waited for that goes on at
-        once, not when its next step is due. Returns what ``tick`` returns.
+    def poke(self, now_ns: int, *leases: LeaseId) -> int | None:
+        """The hardware has changed (guests of these leases are gone; none named: anything): what waited for that goes
+        on at once, not when its next step is due. Returns what ``tick`` returns.
         """
-        self._teardowns.poke(lease, now_ns)
+        self._teardowns.poke(leases, now_ns)
         return self.tick(now_ns)
 
     def check(self, lease: LeaseId, epoch: Epoch, now_ns: int) -> Live:

@@ -113,9 +113,9 @@ class Teardowns:
         for downs in torn.values():
             self._report(self._torn_down(downs))
 
-    def poke(self, lease: LeaseId | None, now_ns: int) -> None:
-        """The hardware has changed, for this lease or for any: see at once whether a step is done."""
-        concerned = [down for down in self._all.values() if lease is None or down.lease == lease]
+    def poke(self, leases: Container[LeaseId], now_ns: int) -> None:
+        """The hardware has changed, for these leases (none: for any): see at once whether a step is done."""
+        concerned = [down for down in self._all.values() if not leases or down.lease in leases]
         for down in concerned:
             down.poke(now_ns, self._hardware)
         self.advance(concerned, now_ns)

@@ -18,6 +18,8 @@ __all__ = ["UNSEEN_S", "Endings"]
 
 KILL_AGAIN_NS: Final = NS_PER_S // 2
 """Between two attempts to end one guest alone (the end of a lease has its own rhythm)."""
+BOXES_MAX: Final = 24
+"""So many at once are looked for each in its own group; beyond that one look at all processes is cheaper."""
 UNSEEN_S: Final = 0.2
 """After a look that could not be taken, for want of descriptors or memory: nothing is concluded from it."""
 ENDED_ALONE_GRACE_NS: Final = 5 * NS_PER_S
@@ -43,13 +45,15 @@ class Endings:
         """Those that are ended alone, and when that is forced."""
         self._to_tell: list[Guest] = []
         self._to_kill: list[Guest] = []
+        self._lines: dict[GuestId, list[str]] = {}
+        """What is still to be said to those who are told."""
         self._will_act = False
 
     def tell(self, guests: Iterable[Guest], line: str, reason: EndReason | None) -> None:
         """A line on stderr and SIGTERM, for whole trees."""
         for guest in guests:
             self._safely(guest, guest.stdio.hold_no_longer)
-            self._safely(guest, lambda guest=guest: guest.stdio.say(line))  # type: ignore[misc]
+            self._lines.setdefault(guest.id, []).append(line)
             if reason is not None:
                 guest.ends(reason)
             self._to_tell.append(guest)
@@ -106,12 +110,19 @@ class Endings:
                 self._safely(guest, lambda guest=guest: self._kill_alone(guest))  # type: ignore[misc]
 
     def _reach(self, told: list[Guest], killed: list[Guest]) -> None:
-        if told:
-            look = self._trees.look(guest.tree for guest in told)
-            for guest in told:
+        boxed = [guest for guest in told if guest.tree.is_boxed] if len(told) <= BOXES_MAX else []
+        for guest in boxed:
+            self._safely(guest, lambda tree=guest.tree: self._trees.signal_boxed(tree, signal.SIGTERM))  # type: ignore[misc]
+        if len(boxed) < len(told):
+            look = self._trees.look()
+            for guest in (one for one in told if one not in boxed):
                 self._safely(guest, lambda tree=guest.tree: self._trees.signal_seen(tree, signal.SIGTERM, look))  # type: ignore[misc]
         if killed:
             self._trees.kill(guest.tree for guest in killed)
+        for guest in told:  # to disk, so it comes second; of what they answer nothing has been read yet
+            for line in self._lines.pop(guest.id, ()):
+                self._safely(guest, lambda guest=guest, line=line: guest.stdio.say(line))  # type: ignore[misc]
+        if killed:
             self._killed()
 
     def _kill_alone(self, guest: Guest) -> None:

@@ -45,6 +45,8 @@ class Group:
         self._where = where
         self._files = where.files
         self._v2 = f"{where.v2.base}/{name}" if where.v2 is not None else None
+        self._mine: list[str] | None = None
+        """Its folders, if we have made it: they need not be looked for."""
 
     def create(self, limits: Limits | None = None) -> None:
         """Make it, with these limits; harmless where it is there already. ``OSError`` where the kernel refuses."""
@@ -54,6 +56,7 @@ class Group:
             self._make_v1(controller)
         if limits is not None:
             self.set_limits(limits)
+        self._mine = self._made()
 
     def join_paths(self) -> list[str]:
         """The files into which a process with *one thread* writes ``0`` to be in it; what it starts is born in it.
@@ -85,6 +88,7 @@ class Group:
 
     def set_limits(self, limits: Limits) -> list[str]:
         """Cap it; returns what cannot be capped here, by name. To be called before anything joins."""
+        self._mine = None
         asked = {
             "memory": bool(limits.memory_bytes),
             "pids": bool(limits.pids_max),
@@ -134,22 +138,25 @@ class Group:
         if "memory" in v1:
             folder = self._v1("memory")
             now, peak = self._number(folder, "memory.usage_in_bytes"), self._number(folder, "memory.max_usage_in_bytes")
-            kills = _value(self._files.read(f"{folder}/memory.oom_control") or "", "oom_kill")
         elif self._v2 is not None:
             now, peak = self._number(self._v2, "memory.current"), self._number(self._v2, "memory.peak")
-            kills = _value(self._files.read(f"{self._v2}/memory.events") or "", "oom_kill")
         else:
-            now, peak, kills = 0, 0, 0
-        return Usage(cpu_ns=cpu_ns, memory_bytes=now, memory_peak_bytes=max(peak, now), oom_kills=kills)
+            now, peak = 0, 0
+        return Usage(cpu_ns=cpu_ns, memory_bytes=now, memory_peak_bytes=max(peak, now), oom_kills=self.oom_kills())
+
+    def oom_kills(self) -> int:
+        """How many of its processes the kernel ended for want of memory; one file, where ``usage`` reads four."""
+        if "memory" in self._where.v1:
+            return _value(self._files.read(f"{self._v1('memory')}/memory.oom_control") or "", "oom_kill")
+        return _value(self._files.read(f"{self._v2}/memory.events") or "", "oom_kill") if self._v2 is not None else 0
 
     def remove(self) -> list[str]:
         """Take it away, with what was made below it; returns the folders that would not go (processes are in them)."""
         left = list[str]()
         for _ in range(_REMOVE_ROUNDS):
-            left = [
-                folder for top in self._made() for folder in reversed(list(self._below(top))) if not self._gone(folder)
-            ]
+            left = [folder for top in self._made() if not self._gone(top) for folder in self._left_of(top)]
             if not left:
+                self._mine = None if self._mine is None else []
                 break
         return left
 
@@ -160,6 +167,8 @@ class Group:
 
     def _made(self) -> list[str]:
         """Its folders, one for each hierarchy it was made in; controllers mounted together share theirs."""
+        if self._mine is not None:
+            return self._mine
         folders = [self._v2] if self._v2 is not None else []
         folders += [self._v1(controller) for controller in self._where.v1]
         return [folder for folder in dict.fromkeys(folders) if self._files.has(folder)]
@@ -179,6 +188,10 @@ class Group:
         yield top
         for folder in self._files.folders(top):
             yield from self._below(folder)
+
+    def _left_of(self, top: str) -> list[str]:
+        """Something is in it; perhaps only groups that were made below."""
+        return [folder for folder in reversed(list(self._below(top))) if not self._gone(folder)]
 
     def _wanted_v1(self) -> list[str]:
         """Where something is counted or ended."""

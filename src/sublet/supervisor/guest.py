@@ -77,6 +77,8 @@ class Guest:
         """Whether it could not be looked after any more, by a mistake of ours."""
         self.kills = 0
         """How often its end was forced."""
+        self.hides = False
+        """Whether somebody was in its group whom nothing else told."""
         self.memory_max = 0
         """Bytes that the guests of its lease may use together; 0: any."""
         self.is_told_of_memory = False
@@ -112,7 +114,7 @@ class Guest:
         self.exit_code = how.code
         self._hang_up()
         self.tree.exited(how.cpu_ns, how.peak_bytes)
-        if self.reason is None and self.tree.usage().oom_kills:
+        if self.reason is None and self.tree.oom_kills():
             self.reason = EndReason.OUT_OF_MEMORY
         self.tell(GuestNews(guest=self.id, what="exited", exit_code=self.exit_code, reason=self.reason))
 
@@ -120,11 +122,16 @@ class Guest:
         """What it used so far; once it is gone, in all."""
         return self.tree.usage() if self._used is None else self._used
 
+    def count(self) -> None:
+        """Nothing of it runs, and its group is still there: what it used, for good."""
+        if self._used is None:
+            self._used = self.tree.usage()
+
     def settle(self) -> None:
         """It is gone: what it used is noted before its group is taken away. It may stay listed for long, so what only
         a living one needs is let go."""
         self._hang_up()
-        self._used = self.tree.usage()
+        self.count()
         self.spec = replace(self.spec, argv=self.spec.argv[:SHOWN_ARGUMENTS])
         self.on_gone()
         self.on_gone = lambda: None

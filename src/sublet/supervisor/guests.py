@@ -47,12 +47,6 @@ Begun = Callable[[Guest | None, SpawnFailed | SubletError | None], None]
 """Told the guest if it runs; else why not: its command cannot be run, or the machine or the lease is at fault."""
 
 
-def _is_at_its_end(guest: Guest) -> bool:
-    """Whether it has to be seen closely: what is left of it may be gone, or has survived a blow. Of one whose first
-    process runs nothing is concluded."""
-    return not guest.main_runs or (guest.state is GuestState.ENDING and guest.kills > 0)
-
-
 @dataclass(slots=True)
 class _Starting:
     guest: Guest
@@ -63,9 +57,7 @@ class _Starting:
 class Guests:
     """Guests by id, and everything that is done to them."""
 
-    def __init__(
-        self, *, loop: Loop, clock: Clock, trees: Trees, notes: Notes, launch: Launch, logs: str
-    ) -> None:
+    def __init__(self, *, loop: Loop, clock: Clock, trees: Trees, notes: Notes, launch: Launch, logs: str) -> None:
         self.by_id: dict[GuestId, Guest] = {}
         self.on_gone: Callable[[LeaseId], None] = lambda _: None
         """Told when the last process of a guest of this lease is gone."""
@@ -89,8 +81,8 @@ class Guests:
         self._leaving: dict[GuestId, Guest] = {}
         """Seen to be gone, and not yet put away."""
         self._rest_until_ns = 0
-        """After a look as much time is left for other things, so that of many that end one by one most are met by one
-        look."""
+        """After a look twice as much time is left for other things, so that of many that end one by one most are met by
+        one look."""
         self._endings = Endings(loop, trees, killed=self._struck, safely=self._safely)
 
     # ---- starting ----
@@ -336,13 +328,13 @@ class Guests:
 
     def _see(self) -> None:
         began_ns = self._loop.now_ns()
-        look = self._trees.look(guest.tree for guest in self.of(None) if _is_at_its_end(guest))
+        look = self._trees.look(guest.tree for guest in self.of(None) if guest.kills or guest.hides)
         try:
             self.on_look(look)
         except Exception as error:  # noqa: BLE001 - what is measured besides must not hide who is gone
             confess(error)
         now_ns = self._loop.now_ns()
-        self._rest_until_ns = now_ns + min(now_ns - began_ns, REST_MAX_NS)
+        self._rest_until_ns = now_ns + min(2 * (now_ns - began_ns), REST_MAX_NS)
         self.strangers = len(look.strangers)
         if look.strangers:
             self._trees.kill_strangers()
@@ -359,10 +351,21 @@ class Guests:
         """A few in each turn, so that of many that are gone at once the first need not wait for the last."""
         for guest in tuple(self._leaving.values())[:AT_ONCE_MAX]:
             del self._leaving[guest.id]
-            if not guest.is_gone:
+            if not guest.is_gone and self._is_out_of_its_group(guest):
                 self._gone(guest)
         if self._leaving:
             self._loop.soon(self._put_away)
+
+    def _is_out_of_its_group(self, guest: Guest) -> bool:
+        """The kernel takes away an empty group only, so this is the closest look. Whoever is in it and cannot be told
+        by anything else is seen, and ended, by looks that ask for it."""
+        group = guest.tree.group
+        if group is not None:
+            self._safely(guest, guest.count)
+            guest.hides = bool(group.remove())
+            if guest.hides:
+                self._loop.after(UNSEEN_S, self.look_soon)
+        return not guest.hides
 
     def _main_exited(self, guest: Guest, how: Exit) -> None:
         failed = guest.exit_code >= 0  # it never ran: the failure pipe said so, and why
@@ -377,12 +380,10 @@ class Guests:
         guest.now(GuestEvent.EXITED)
         guest.ended_wall_ns = self._clock.wall_ns()
         self._endings.is_gone(guest)
-        group = guest.tree.group
         for step in (
             guest.settle,
             lambda: self._trees.drop(guest.id),
-            lambda: group.remove() if group is not None else None,
-            lambda: self._notes.drop(guest.id),
+            lambda: self._launch.aside.later(lambda: self._notes.drop(guest.id)),
             lambda: self._hear_out(guest),
             lambda: self._keep(guest),
             lambda: self.on_gone(guest.lease),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError
+from sublet.supervisor.aside import Aside
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.cores import choose
 from sublet.supervisor.ends import child_setup
@@ -82,6 +83,7 @@ class Launch:
         self.pinned: Callable[[], Iterable[tuple[int, ...]]] = tuple
         """On which cores leases are kept now, one by one."""
         self.errands = Errands(loop, lambda pid, lives: _known(trees, pid, lives))
+        self.aside = Aside(loop, self.errands)
         self.stores = Stores(loop=loop, errands=self.errands, state=state, runtime=runtime)
         self.zygotes = Zygotes(loop, on_life=lambda pid, lives: _known(trees, pid, lives))
 

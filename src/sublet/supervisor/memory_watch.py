@@ -8,6 +8,7 @@ shares with its children would otherwise count in each. Between two looks a gues
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -20,6 +21,8 @@ from sublet.values import EndReason
 
 __all__ = ["MemoryWatch", "share_of"]
 
+ASK_S: Final = 0.5
+"""Between two questions whether the kernel has ended somebody who went on without."""
 SHARES_MAX: Final = 64
 """Processes whose fair share is asked for in one look; it takes the kernel a while. Others count as they stand."""
 _PSS: Final = b"Pss:"
@@ -33,15 +36,20 @@ class MemoryWatch:
         self._guests = guests
         self._procs = procs
         self._tenancies = tenancies
+        self._ask_at = 0.0
 
     def look(self, look: Look) -> None:
-        """The guests' own look has just been taken."""
+        """The guests' own look has just been taken. There may be very many: who counts by itself is asked less."""
+        now = time.monotonic()
+        asks = now >= self._ask_at
+        if asks:
+            self._ask_at = now + ASK_S
         for tenancy in self._tenancies():
             if not tenancy.memory_max or not tenancy.folder:
                 continue
             if "memory" in tenancy.unlimited:
                 self._measure(tenancy, look)
-            else:
+            elif asks:
                 self._ask(tenancy)
 
     def _measure(self, tenancy: Tenancy, look: Look) -> None:
@@ -60,7 +68,7 @@ class MemoryWatch:
     def _ask(self, tenancy: Tenancy) -> None:
         """The kernel ended one of its processes, and the guest may go on without."""
         for guest in tenancy.running():
-            if not guest.is_told_of_memory and guest.usage().oom_kills:
+            if not guest.is_told_of_memory and guest.tree.oom_kills():
                 guest.is_told_of_memory = True
                 guest.stdio.say(out_of_memory(tenancy.memory_max))
 

@@ -6,13 +6,12 @@ which is asked again when a guest is gone.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from sublet.lease.hardware import Clean, Leftover, NotYet, Verdict
+from sublet.supervisor.aside import Aside
 from sublet.supervisor.card_cleaning import CardCleaning
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.errands import Errands
@@ -44,6 +43,7 @@ class Premises:
         groups: Groups,
         stores: Stores,
         errands: Errands,
+        aside: Aside,
         office: str,
         now_ns: Callable[[], int],
         cut: Callable[[LeaseId], None],
@@ -56,7 +56,7 @@ class Premises:
         self.name_of: Callable[[LeaseId], str] = lambda _: ""
         """What the holder of a lease calls it."""
         self._stores = stores
-        self._errands = errands
+        self._aside = aside
         self._guests = guests
         self._groups = groups
         self._office = office
@@ -193,7 +193,7 @@ class Premises:
             )
         for tenancy in tuple(self._of(lease, epoch)):
             self._stores.leave(tenancy)
-            left = tenancy.close(self._groups, self._put_away, alone=self._is_alone(tenancy))
+            left = tenancy.close(self._groups, self._aside.put, alone=self._is_alone(tenancy))
             if left:
                 return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
             self._remember(tenancy)
@@ -217,13 +217,6 @@ class Premises:
             while len(self._metered) > METERED_KEPT:
                 del self._metered[next(iter(self._metered))]
 
-    def _put_away(self, folder: str) -> None:
-        """Out of sight at once; the rest is an errand. What that does not manage the next supervisor finds."""
-        aside = os.path.join(os.path.dirname(folder), f"~{os.path.basename(folder)}")
-        with contextlib.suppress(OSError):  # then it lies where it is, and is in the way
-            os.rename(folder, aside)
-            self._errands.run(lambda: str(remove_tree(aside)), lambda _: None)
-
     def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:
         for tenancy in tuple(self._all()):
             if tenancy.lease == lease and tenancy.over is not None and not any(tenancy.running()):
@@ -231,6 +224,7 @@ class Premises:
 
     def leave(self) -> None:
         """The supervisor ends: where no guest is left, neither folder nor group stays."""
+        self._aside.finish()
         for tenancy in tuple(self._all()):
             if not any(tenancy.running()):
                 tenancy.close(self._groups, remove_tree, alone=self._is_alone(tenancy))  # nobody else is left to wait

@@ -131,12 +131,14 @@ class Supervisor:
             notes=self._notes,
             leases=self._launch.leases,
             clock=clock,
+            put_away=self._launch.aside.put,
         )
         self.premises = Premises(
             guests=self.guests,
             groups=self._groups,
             stores=self._launch.stores,
             errands=self._launch.errands,
+            aside=self._launch.aside,
             office=settings.office,
             now_ns=self.loop.now_ns,
             cut=self._cut,
@@ -369,7 +371,7 @@ class Supervisor:
         self._reports.append(report)
 
     def _guest_gone(self, lease: LeaseId) -> None:
-        """Of many that are gone at once all are told in one go."""
+        """Of some that are gone at once all are told in one go."""
         if not self._gone:
             self.loop.soon(self._poke)
         self._gone.add(lease)
@@ -377,8 +379,7 @@ class Supervisor:
     def _poke(self) -> None:
         gone, self._gone = self._gone, set()
         if self.node is not None:
-            only = next(iter(gone)) if len(gone) == 1 else None
-            self._arm(self.node.poke(self.loop.now_ns(), only))
+            self._arm(self.node.poke(self.loop.now_ns(), *gone))
             self._say()
 
     def _step(self) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
 from sublet.lease.hardware import Leftover
+from sublet.supervisor import segment
 from sublet.supervisor.counting import Count
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.loop import Loop
@@ -73,7 +74,8 @@ class Store:
         self.made = Made()
         self.is_made = False
         self.segment = -1
-        """Where there is no file system in memory: a file of fixed size that lives as long as this descriptor."""
+        """Where no file system in memory is wanted, or to be had: a file of fixed size that lives as long as this
+        descriptor."""
         self.why = ""
         """What keeps it from being put away."""
         self.tries = 0
@@ -191,8 +193,8 @@ class Stores:
             )
 
     def _make(self, store: Store, ids: Ids) -> None:
-        if store.note.kind is Kind.MEMORY and os.geteuid() != 0:
-            self._hold_segment(store, "only root may mount a file system in memory")
+        if store.note.kind is Kind.MEMORY and (ids is None or os.geteuid() != 0):
+            self._hold_segment(store)  # for a user who can see this process's descriptors: no mount, no errand
         elif store.note.kind is Kind.BLOCK and why_no_image() and not store.is_named:
             try:
                 store.made = make_blocks(store.folder, store.note, ids)  # a plain folder is made in no time
@@ -216,24 +218,18 @@ class Stores:
         else:
             store.made = loads(Made, said.encode("utf-8", "surrogateescape"))
         if store.note.kind is Kind.MEMORY and store.made.counted:
-            self._hold_segment(store, store.made.counted)
+            self._hold_segment(store)
         else:
             self._is_made(store)
 
-    def _hold_segment(self, store: Store, why: str) -> None:
+    def _hold_segment(self, store: Store) -> None:
         """A file in memory that can be neither longer nor shorter, and goes with this process."""
-        import fcntl
-
-        size = sum(part.amount for part in store.note.parts)
         try:
-            store.segment = os.memfd_create("sublet-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(store.segment, size)
-            seals = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(store.segment, fcntl.F_ADD_SEALS, seals)
+            store.segment = segment.make(sum(part.amount for part in store.note.parts))
         except OSError as error:
-            store.made = Made(refused=f"{why}, and a segment could not be made: {error.strerror}")
+            store.made = Made(refused=f"a segment of memory could not be made: {error.strerror}")
         else:
-            store.made = Made(paths=(f"/proc/{os.getpid()}/fd/{store.segment}",))
+            store.made = Made(paths=(segment.path_of(store.segment),))
         self._is_made(store)
 
     def _is_made(self, store: Store) -> None:
@@ -311,9 +307,7 @@ class Stores:
         if store.is_asked:
             return
         if store.segment >= 0:
-            os.close(store.segment)
-            store.segment = -1
-            self._was_put_away(store, "")
+            self._let_go_of_segment(store)
             return
         store.is_asked = True
 
@@ -323,9 +317,23 @@ class Stores:
 
         self._errands.run(away, lambda said: self._was_put_away(store, said))
 
+    def _let_go_of_segment(self, store: Store) -> None:
+        """Not while somebody has it. One with much in it takes its time to be freed, which an errand spends."""
+        if segment.is_used(store.segment):
+            self._was_put_away(store, "the segment of the lease is in use still")
+        elif segment.weight(store.segment) > segment.IN_PASSING_MAX:
+            store.is_asked = True
+            path = segment.path_of(store.segment)
+            self._errands.run(lambda: segment.empty(path), lambda said: self._was_put_away(store, said))
+        else:
+            self._was_put_away(store, "")
+
     def _was_put_away(self, store: Store, said: str | None) -> None:
         store.is_asked = False
         if said == "":
+            if store.segment >= 0:
+                os.close(store.segment)
+                store.segment = -1
             store.state = State.GONE
             self._all.remove(store)
             self._loop.soon(lambda: self.on_gone(store.note.lease))  # not while whoever asked is still at it

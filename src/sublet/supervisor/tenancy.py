@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.guest import Guest
-from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.limits import Limits
 from sublet.values import MIB, NS_PER_S, EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
 from sublet.wire.orders import Metered, Notify, Part, card_uuid
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tenancy", "lease_of_folder", "limits_for"]
 
-AT_ONCE_MAX = 2000
-"""Names that are removed while everybody waits: some 20 ms."""
 COUNT_MAX = (1 << 62) - 1
 """What a guest may claim to have done."""
 PIDS_MAX = 8192
@@ -155,9 +152,9 @@ class Tenancy:
             self._page.write(self._view(now_ns))
 
     def close(self, groups: Groups, put_away: Callable[[str], object], *, alone: bool = True) -> list[str]:
-        """Take away what was made; what would not go. Only once no guest is left. ``put_away`` gets a folder with so
-        much in it that nobody can wait for it. ``alone``: nothing else is here under the name of the lease, so that its
-        group can go, too.
+        """Take away what was made; what would not go. Only once no guest is left. ``put_away`` removes the folder, or
+        gives it another name and has it removed. ``alone``: nothing else is here under the name of the lease, so that
+        its group can go, too.
         """
         if not self.folder:
             return []
@@ -168,8 +165,7 @@ class Tenancy:
             self.metered = self._count(self._tally)
             self._tally.close()
             self._tally = None
-        if remove_tree(self.folder, count_max=AT_ONCE_MAX).is_cut_short:
-            put_away(self.folder)
+        put_away(self.folder)
         group = groups.group(self.lease) if alone else None
         left = group.remove() if group is not None else []
         return left + ([self.folder] if os.path.lexists(self.folder) else [])

@@ -81,6 +81,11 @@ class Tree:
         self._cpu_ns = 0
         self._peak_bytes = 0
 
+    @property
+    def is_boxed(self) -> bool:
+        """Whether all of it is in its group, as far as looks have shown."""
+        return self.group is not None and not self.outside
+
     def exited(self, cpu_ns: int, peak_bytes: int) -> None:
         """The supervisor has waited for one of its processes, and ``wait4`` said what it had used."""
         self._exited_ns += cpu_ns
@@ -108,6 +113,10 @@ class Tree:
         now = _resident(members)
         peak = max(self._peak_bytes, now)
         return Usage(cpu_ns=max(self._cpu_ns, self._exited_ns), memory_bytes=now, memory_peak_bytes=peak)
+
+    def oom_kills(self) -> int:
+        """How many of its processes the kernel ended for want of memory, where its group counts them."""
+        return self.group.oom_kills() if self.group is not None else 0
 
 
 class Look(NamedTuple):
@@ -178,13 +187,24 @@ class Trees:
         """This signal to every process of the guest; how many it reached. What is forked meanwhile may miss it."""
         return self.signal_seen(tree, number, self.look([tree]))
 
+    def signal_boxed(self, tree: Tree, number: int) -> int:
+        """The same, to those that are in its group: all that never left it."""
+        assert tree.group is not None
+        stats = [self.procs.stat(pid) for pid in dict.fromkeys((tree.root.pid, *tree.group.pids()))]
+        members = [stat for stat in stats if stat is not None and not stat.is_gone]
+        return self._signal(
+            tree, number, [one for one in members if one.pid != tree.root.pid or one.identity == tree.root]
+        )
+
     def signal_seen(self, tree: Tree, number: int, look: Look) -> int:
         """The same, to those that this look has shown.
 
         Over a process namespace stand two who hand on what they get. They are left out, or the command would get the
         signal three times, and to many programs a second one means something else than the first.
         """
-        members = look.of(tree)
+        return self._signal(tree, number, look.of(tree))
+
+    def _signal(self, tree: Tree, number: int, members: list[Stat]) -> int:
         if tree.stands_in:
             inside = [stat for stat in members if tree.root.pid not in (stat.pid, stat.ppid)]
             members = inside or [stat for stat in members if stat.pid == tree.root.pid]

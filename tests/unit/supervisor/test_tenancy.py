@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sublet.clock import SystemClock
+from sublet.supervisor.aside import NAMES_AT_ONCE, Aside
 from sublet.supervisor.cgroups import Groups
-from sublet.supervisor.tenancy import AT_ONCE_MAX, Tenancy
+from sublet.supervisor.isolation import remove_tree
+from sublet.supervisor.loop import Loop
+from sublet.supervisor.tenancy import Tenancy
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.page import PageWriter
 
@@ -31,21 +36,72 @@ def opened(place: Path) -> Tenancy:
     return made
 
 
-def test_its_folder_goes_with_it(tmp_path: Path) -> None:
-    tenancy, aside = opened(tmp_path), list[str]()
+class Errands:
+    """Those that were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[], str]] = []
+
+    def run(self, work: Callable[[], str], _: object) -> None:
+        self.asked.append(work)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop(SystemClock())
+    yield made
+    made.close()
+
+
+def turn_until(loop: Loop, is_over: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if is_over():
+            return
+        loop.turn(0.02)
+    raise AssertionError("it did not come to that")
+
+
+def test_its_folder_is_out_of_the_way_at_once_and_gone_soon(tmp_path: Path, loop: Loop) -> None:
+    tenancy, errands = opened(tmp_path), Errands()
     (tmp_path / "l-1.1.2/tmp/file").touch()
-    assert tenancy.close(NoGroups(), aside.append) == []
+    assert tenancy.close(NoGroups(), Aside(loop, errands).put) == []  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["~l-1.1.2"]
+    turn_until(loop, lambda: not any(tmp_path.iterdir()))
+    assert errands.asked == []
+
+
+def test_a_folder_that_nobody_can_wait_for_is_an_errand(tmp_path: Path, loop: Loop) -> None:
+    tenancy, errands = opened(tmp_path), Errands()
+    for number in range(NAMES_AT_ONCE + 100):
+        (tmp_path / f"l-1.1.2/tmp/{number}").touch()
+    assert tenancy.close(NoGroups(), Aside(loop, errands).put) == []  # type: ignore[arg-type]
+    turn_until(loop, lambda: bool(errands.asked))
+    (work,) = errands.asked
+    work()
     assert not any(tmp_path.iterdir())
-    assert aside == []
 
 
-def test_a_folder_that_nobody_can_wait_for_is_put_away(tmp_path: Path) -> None:
-    tenancy, aside = opened(tmp_path), list[str]()
-    folder = tmp_path / "l-1.1.2"
-    for number in range(AT_ONCE_MAX + 100):
-        (folder / f"tmp/{number}").touch()
-    assert tenancy.close(NoGroups(), aside.append) == [str(folder)], "as long as it lies there it is in the way"
-    assert aside == [str(folder)]
+def test_a_folder_that_cannot_be_put_aside_is_in_the_way(tmp_path: Path, loop: Loop) -> None:
+    tenancy = opened(tmp_path)
+    (tmp_path / "~l-1.1.2/left").mkdir(parents=True)
+    assert tenancy.close(NoGroups(), Aside(loop, Errands()).put) == [str(tmp_path / "l-1.1.2")]  # type: ignore[arg-type]
+
+
+def test_of_much_that_was_put_aside_all_is_gone_even_if_one_thing_fails(tmp_path: Path, loop: Loop) -> None:
+    aside, done = Aside(loop, Errands()), list[int]()  # type: ignore[arg-type]
+
+    def act(number: int) -> None:
+        if number == 3:
+            raise OSError(errno.EIO, "a bad disk")
+        done.append(number)
+
+    for number in range(40):
+        aside.later(lambda number=number: act(number))  # type: ignore[misc]
+    turn_until(loop, lambda: len(done) == 39)
+    for number in range(5):
+        aside.later(lambda number=number: act(number))  # type: ignore[misc]
+    aside.finish()
+    assert done[39:] == [0, 1, 2, 4]
 
 
 def test_without_its_page_no_guest_starts_and_the_next_one_tries_again(
@@ -66,5 +122,5 @@ def test_without_its_page_no_guest_starts_and_the_next_one_tries_again(
                 tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: ())
     tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: ())
     assert Path(tenancy.page_path).stat().st_size == 4096
-    assert tenancy.close(NoGroups(), list[str]().append) == []
+    assert tenancy.close(NoGroups(), remove_tree) == []
     assert not any(tmp_path.iterdir())
