@@ -82,7 +82,7 @@ def functions(lease: sublet.Lease) -> None:
     assert_type(next(lease.map(train, [1, 2])), float)
     assert_type(lease.options(timeout="1m", python="/usr/bin/python3").run(train, 3), float)
     lease.run(train, "three")  # type: ignore[call-overload]
-    lease.run(train, 3, rate=0.1)  # type: ignore[arg-type]
+    lease.run(train, 3, rate=0.1)  # type: ignore[arg-type, call-arg]
     assert_type(embed(["a"]), list[int])
     embed(3)  # type: ignore[arg-type]
     assert_type(sublet.device(), str)

@@ -1,0 +1,146 @@
+"""SIGKILL of worker, zygote, office, supervisor and holder in the middle of a call: what is told, and what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import sublet
+from sublet.errors import SubletError, WorkerLost
+from tests.integration.office_stage import OfficeStage, office_stage
+from tests.traces import PATIENCE_S, until
+
+HOLDER = """
+import sys, time
+import sublet
+fabric = sublet.connect(home=sys.argv[1], start=False)
+lease = fabric.cpu(1, ttl="4s")
+print(lease.run(__import__("os").getpid), flush=True)
+lease.run(time.sleep, 600)
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[OfficeStage]:
+    with office_stage(tmp_path, "2x1GiB") as stage:
+        yield stage
+
+
+@pytest.fixture
+def fabric(stage: OfficeStage) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=stage.office.home, start=False) as fabric:
+        yield fabric
+
+
+def begun(lease: sublet.Lease, gate: Path) -> Callable[[], object]:
+    """A call that waits for a file to appear."""
+
+    def wait(gate: str) -> str:
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+        return "done"
+
+    future = lease.submit(wait, str(gate))
+    until("a call that runs", future.running)
+    return lambda: future.result(PATIENCE_S)
+
+
+def test_of_the_worker(stage: OfficeStage, fabric: sublet.Fabric, tmp_path: Path) -> None:
+    with fabric.gpu(min_vram="64MiB", ttl="20s") as lease:
+        pid = lease.run(os.getpid)
+        result = begun(lease, tmp_path / "gate")
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="SIGKILL"):
+            result()
+        assert lease.run(os.getpid) != pid
+        assert lease.end is None
+    until("nothing left", lambda: not stage.residue)
+
+
+def test_of_the_zygote(stage: OfficeStage, fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """Workers do not notice; new ones come all the same."""
+    with fabric.gpu(min_vram="64MiB", ttl="20s") as lease:
+        result = begun(lease, tmp_path / "gate")
+        until("a zygote", lambda: zygotes(stage))
+        for pid in zygotes(stage):
+            os.kill(pid, signal.SIGKILL)
+        (tmp_path / "gate").touch()
+        assert result() == "done"
+        assert lease.options(env={**os.environ, "OTHER": "1"}).run(len, "abc") == 3
+    until("nothing left", lambda: not stage.residue)
+
+
+def test_of_the_office(stage: OfficeStage, fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """Calls go on, and new ones too; a new office finds everything as it is."""
+    with fabric.gpu(min_vram="64MiB", ttl="60s") as lease:
+        pid = lease.run(os.getpid)
+        result = begun(lease, tmp_path / "gate")
+        stage.kill_office()
+        (tmp_path / "gate").touch()
+        assert result() == "done"
+        assert lease.run(os.getpid) == pid
+        stage.start()
+        assert lease.run(os.getpid) == pid
+    until("nothing left", lambda: not stage.residue)
+
+
+def test_of_the_supervisor(stage: OfficeStage, fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """It takes the guests along. The caller is told, and the devices come back."""
+    lease = fabric.gpu(min_vram="64MiB", ttl="10s")
+    result = begun(lease, tmp_path / "gate")
+    stage.kill_supervisor()
+    with pytest.raises(SubletError) as told:
+        result()
+    assert isinstance(told.value, WorkerLost | sublet.LeaseEnded | sublet.Disconnected)
+    lease.leave()
+    until("both devices back", lambda: can_lease_both(fabric), PATIENCE_S)
+    until("nothing left", lambda: not stage.residue)
+
+
+def test_of_the_holder(stage: OfficeStage, fabric: sublet.Fabric) -> None:
+    """The function is interrupted at once, since nobody wants its result; the lease ends by its time to live."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(stage.office.home)],
+        stdout=subprocess.PIPE,
+        env=stage.office.env(),
+        text=True,
+    )
+    assert holder.stdout is not None
+    pid = int(holder.stdout.readline())
+    time.sleep(0.2)
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    until("the end of the worker", lambda: not os.path.exists(f"/proc/{pid}"))
+    until("nothing left", lambda: not stage.residue)
+    assert fabric.leases() == []
+
+
+def zygotes(stage: OfficeStage) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            words = stage.procs.text(int(name), "cmdline").split("\0")
+            if "sublet.guest.zygote" in " ".join(words) and is_child(stage, int(name)):
+                found.append(int(name))
+    return found
+
+
+def is_child(stage: OfficeStage, pid: int) -> bool:
+    stat = stage.procs.text(pid, "stat")
+    return bool(stat) and int(stat.rpartition(")")[2].split()[1]) == stage.supervisor
+
+
+def can_lease_both(fabric: sublet.Fabric) -> bool:
+    try:
+        with fabric.gpu(min_vram="1GiB", count=2, ttl="5s", wait=0):
+            return True
+    except SubletError:
+        return False
