@@ -612,6 +612,24 @@ def own(tmp_path: Path) -> Iterator[Shell]:
     shell.end()
 
 
+def test_an_office_that_is_closing_says_so_to_who_asks(own: Shell) -> None:
+    holds = own.start("run", "--grace", "1s", "--", "sh", "-c", "trap '' TERM; echo ready; sleep 1000")
+    first_line(holds)
+    closing = own.start("down", "--drain")
+    until(lambda: own.json("lease", "ls")[0]["status"] == "noticed")
+    refused = own("run", "--no-wait", "--", "true")
+    assert (refused.status, "the office is closing" in refused.err) == (75, True)
+    waits = own.start("run", "--", "true")
+    assert waits.stderr is not None
+    assert b"the office is closing" in waits.stderr.readline()
+    waits.send_signal(signal.SIGINT)
+    assert waits.wait(PATIENCE_S) == 130
+    own("down", "--now")
+    finished(closing)
+    finished(holds)
+    waits.communicate()
+
+
 def test_the_command_goes_on_while_the_office_is_killed(own: Shell) -> None:
     """Its output still arrives, its status too, and the lease is given back to the office that comes."""
     script = "echo ready; read line; for n in 1 2 3 4 5; do echo $n; sleep 0.1; done; exit 5"

@@ -18,7 +18,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from sublet.cli.direct import Direct
-from sublet.errors import Disconnected, SubletError
+from sublet.cli.show import visible
+from sublet.errors import CapacityExceeded, Disconnected, SubletError
 
 if TYPE_CHECKING:
     import threading
@@ -32,6 +33,7 @@ __all__ = ["Taken", "boottime_ns", "take", "token_of"]
 
 SAY_WAITING_AFTER_S: Final = 1.0
 """Where nobody looks, a shorter wait is not worth a line."""
+UNAVAILABLE: Final = 503
 RETURN_PATIENCE_S: Final = 3.0
 """How long it is tried to give a lease back. What could not be given back ends by its time to live."""
 
@@ -146,10 +148,22 @@ def take(request: dict[str, Any]) -> Taken:
     except KeyboardInterrupt:
         _withdraw(direct, request)
         raise
+    if status == UNAVAILABLE:
+        _say_why_not_now(direct, answer, waits=request["wait"] != 0)
     document = direct.read(status, answer) if status == 201 else None
     if document is None or document["lease"]["status"] not in ("active", "noticed") or not document["token"]:
         return _take_patiently(direct, request)
     return Taken(direct, answer, direct.sent_ns, document["token"], request["renew"])
+
+
+def _say_why_not_now(direct: Direct, answer: bytes, *, waits: bool) -> None:
+    """It answers, and grants nothing for now: it is closing, say. Who waits is told what for, once."""
+    try:
+        direct.read(UNAVAILABLE, answer)
+    except Disconnected as error:
+        if not waits:
+            raise CapacityExceeded(error.message, do=error.do) from error
+        sys.stderr.write(f"sublet: {visible(error.message)}; asking again until it does\n")
 
 
 def token_of(direct: Direct, lease: str) -> str:
