@@ -110,3 +110,19 @@ async def awaited() -> None:
                 assert_type(change, sublet.LeaseChange)
         assert_type(await fabric.cpu(1), aio.Lease)
         assert_type(await fabric.status(), StatusView)
+
+
+def sessions(lease: sublet.Lease) -> None:
+    with sublet.GpuSession(lease, device=0) as gpu:
+        assert_type(gpu, sublet.GpuSession)
+        x = gpu.mem_alloc(64)
+        gpu.mem_write(x, 0, b"abc")
+        assert_type(gpu.mem_read(x, 0, 3), bytes)
+        gpu.mem_fill(x, 0, 64, b"ab")
+        module = gpu.module_load("...", kind="warp")
+        gpu.module_load({"warp": "...", "cuda": b"..."})
+        gpu.module_load("...", kind="metal")  # type: ignore[arg-type]
+        gpu.launch(module, "step", 4, (8, 8), [x, sublet.u32(1), sublet.f32(0.5), 7])
+        gpu.launch(module, "step", 4, 8, ["7"])  # type: ignore[list-item]
+        gpu.sync()
+        assert_type(gpu.is_host, bool)

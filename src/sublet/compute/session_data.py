@@ -14,8 +14,8 @@ __all__ = ["Buffery", "KindText", "SourceText", "Sources", "bytes_of", "sources_
 
 KindText: TypeAlias = ModuleKind | Literal["warp", "cuda", "ptx", "cubin"]
 SourceText: TypeAlias = str | bytes
-Sources: TypeAlias = Mapping[ModuleKind, SourceText] | Mapping[str, SourceText] | Mapping[ModuleKind, bytes]
-"""One module in several kinds."""
+Sources: TypeAlias = Mapping[Any, SourceText]
+"""One module in several kinds, each by its name or as ``ModuleKind``."""
 Buffery: TypeAlias = Any
 """What has bytes: ``bytes``, ``bytearray``, a numpy array, an ``array.array``, a torch tensor on the CPU."""
 
