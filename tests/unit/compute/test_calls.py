@@ -1,0 +1,220 @@
+"""The holder's end of a connection for work, against a worker that is pretended to."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sublet.compute import calls as calls_module
+from sublet.compute.calls import Exchange, Pending
+from sublet.compute.housekeeper import Housekeeper
+from sublet.wire.happenings import Called, Event, Over
+from sublet.wire.line import Line, pair
+from sublet.wire.work import Asked, Board, Message, Told, pack, unpack
+
+PATIENCE_S = 20.0
+
+
+class Pretended:
+    """Answers each call with its own body, or not at all while it is told to wait."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.answers = threading.Event()
+        self.answers.set()
+        self.cancelled: list[int] = []
+        self.calls: list[int] = []
+        self.board: Board | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while True:
+            for happening in self.line.hear(0.2):
+                match happening:
+                    case Called(call, body, fds):
+                        if fds:
+                            self.board = Board.opened(fds[0])
+                        self.calls.append(call)
+                        self.answers.wait()
+                        self.line.say(lambda link, call=call, body=body: link.reply(call, body))  # type: ignore[misc]
+                    case Event(_, body, _):
+                        self.cancelled.append(unpack(body).subject)
+                    case Over():
+                        self.line.close()
+                        return
+                    case _:
+                        pass
+
+
+@pytest.fixture
+def both() -> Iterator[tuple[Exchange, Pretended]]:
+    ours, theirs = pair()
+    ended: list[bool] = []
+    exchange, pretended = Exchange(ours, lambda: ended.append(True)), Pretended(theirs)
+    exchange.ended = ended  # type: ignore[attr-defined]
+    yield exchange, pretended
+    pretended.answers.set()
+    exchange.close()
+    pretended.thread.join(PATIENCE_S)
+
+
+def body(text: str) -> Message:
+    return Message(pack(Told.FAULT, inline=(json.dumps(text).encode(),)))
+
+
+def until(what: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def said(pending: Pending) -> str:
+    assert pending.came is not None
+    return str(json.loads(unpack(pending.came.body).blob))  # type: ignore[union-attr]
+
+
+def test_who_waits_listens(both: tuple[Exchange, Pretended]) -> None:
+    """No thread of ours is needed for one call after the other."""
+    exchange, _ = both
+    before = threading.active_count()
+    for n in range(100):
+        pending = Pending()
+        exchange.send(pending, lambda n=n: body(f"call {n}"))  # type: ignore[misc]
+        assert exchange.wait(pending)
+        assert said(pending) == f"call {n}"
+    assert threading.active_count() == before
+    assert exchange.under_way == 0
+
+
+def test_many_wait_and_each_gets_its_own(both: tuple[Exchange, Pretended]) -> None:
+    exchange, _ = both
+    wrong: list[object] = []
+
+    def ask(name: int) -> None:
+        for n in range(50):
+            pending = Pending()
+            exchange.send(pending, lambda n=n: body(f"{name} {n}"))  # type: ignore[misc]
+            if not exchange.wait(pending) or said(pending) != f"{name} {n}":
+                wrong.append((name, n))
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_who_gives_up_waiting_hands_over(both: tuple[Exchange, Pretended]) -> None:
+    """The answer comes while nobody listens, and the next who waits finds it."""
+    exchange, pretended = both
+    pretended.answers.clear()
+    first, second = Pending(), Pending()
+    exchange.send(first, lambda: body("first"))
+    soon_ns = time.monotonic_ns() + 50_000_000
+    assert not exchange.wait(first, lambda: soon_ns)
+    exchange.send(second, lambda: body("second"))
+    pretended.answers.set()
+    assert exchange.wait(second)
+    assert exchange.wait(first)
+    assert (said(first), said(second)) == ("first", "second")
+
+
+def test_the_end_of_the_line_reaches_everybody(both: tuple[Exchange, Pretended]) -> None:
+    exchange, pretended = both
+    pretended.answers.clear()
+    pending = [Pending() for _ in range(5)]
+    for one in pending:
+        exchange.send(one, lambda: body("x"))
+    waiting = [threading.Thread(target=exchange.wait, args=(one,)) for one in pending]
+    for thread in waiting:
+        thread.start()
+    until(lambda: pretended.calls)
+    pretended.line.hang_up()
+    for thread in waiting:
+        thread.join(PATIENCE_S)
+    assert all(one.lost is not None and one.came is None for one in pending)
+    late = Pending()
+    exchange.send(late, lambda: body("late"))
+    assert late.lost is not None
+
+
+def test_the_board_says_which_call_is_to_blame(both: tuple[Exchange, Pretended]) -> None:
+    exchange, pretended = both
+    first = Pending()
+    exchange.send(first, lambda: Message(pack(Asked.OPEN), (exchange.take_board(),)))
+    assert exchange.wait(first)
+    pretended.answers.clear()
+    pending = [Pending() for _ in range(3)]
+    for one in pending:
+        exchange.send(one, lambda: body("x"))
+    assert pretended.board is not None
+    pretended.board.begin(pending[1].call, 5)
+    assert [exchange.is_executing(one) for one in pending] == [False, True, False]
+    exchange.close()
+    assert [one.was_begun for one in pending] == [False, True, False]
+    pretended.board.close()
+
+
+def test_a_cancelled_call_that_does_not_leave_ends_its_process(
+    both: tuple[Exchange, Pretended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "GRACE_S", 0.05)
+    exchange, pretended = both
+    housekeeper = Housekeeper(exchange)
+    pretended.answers.clear()
+    pending = Pending()
+    exchange.send(pending, lambda: body("x"))
+    exchange.cancel(pending)
+    housekeeper.wake()
+    until(lambda: exchange.ended)  # type: ignore[attr-defined]
+    pretended.answers.set()
+    until(lambda: pretended.cancelled == [pending.call])
+
+
+def test_a_message_that_cannot_be_made_leaves_nothing(both: tuple[Exchange, Pretended]) -> None:
+    exchange, _ = both
+
+    def fail() -> Message:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        exchange.send(Pending(), fail)
+    assert exchange.under_way == 0
+    pending = Pending()
+    exchange.send(pending, lambda: body("fine"))
+    assert exchange.wait(pending)
+
+
+def test_the_housekeeper_completes_what_nobody_waits_for_and_leaves(both: tuple[Exchange, Pretended]) -> None:
+    exchange, _ = both
+    housekeeper = Housekeeper(exchange)
+    finished: list[int] = []
+
+    class Watched:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            self.pending = Pending(None, lambda: housekeeper.done(self))
+
+        def begin(self) -> bool:
+            exchange.send(self.pending, lambda: body(str(self.number)))
+            return True
+
+        def finish(self) -> None:
+            finished.append(self.number)
+
+        def time_is_up(self) -> None:
+            raise AssertionError("there is no limit")
+
+    for number in range(300):
+        housekeeper.add(Watched(number))
+    until(lambda: len(finished) == 300)
+    assert finished == sorted(finished)
+    until(lambda: not any(thread.name == "sublet-calls" for thread in threading.enumerate()))
