@@ -30,8 +30,10 @@ __all__ = [
     "RenewMode",
     "RequestId",
     "ResourceId",
+    "Suspend",
     "TenantId",
     "Tier",
+    "Way",
     "format_duration",
     "format_size",
     "parse_duration_ns",
@@ -123,6 +125,26 @@ class Tier(enum.StrEnum):
 
 
 _TIER_RANK: Final = {Tier.SPOT: 0, Tier.BATCH: 1, Tier.INTERACTIVE: 2}
+
+
+class Suspend(enum.StrEnum):
+    """Whether guests on a device can be taken off it and live on, and where they can go on afterwards."""
+
+    NONE = "none"
+    """They cannot: who is taken off ends."""
+    SAME_DEVICE = "same_device"
+    """Only there, where they were."""
+    SAME_TYPE = "same_type"
+    """On any device of the same node and model."""
+
+
+class Way(enum.StrEnum):
+    """How a device was taken back from those who were on it."""
+
+    SUSPEND = "suspend"
+    """They live on under a parking lease, and can go on with another device."""
+    NOT_SAVED = "not saved"
+    """They ended, and what they had in memory is gone."""
 
 
 class RenewMode(enum.StrEnum):

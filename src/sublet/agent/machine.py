@@ -38,6 +38,8 @@ class FaultName(enum.StrEnum):
     """The device reports an error of its own (Xid, ECC), or is gone."""
     LOST_REPORTS = "lost_reports"
     """What the agent says does not arrive."""
+    FAILED_PARK = "failed_park"
+    """What a guest has on the device cannot be copied, so it cannot live without it."""
     DEAF_GUEST = "deaf_guest"
     """The guest ignores that it is to end, and has to be killed when its grace is over."""
     AMNESIA = "amnesia"
@@ -108,6 +110,7 @@ class Machine:
         self._capacity = {device.id: device.capacity for device in inventory.devices}
         self._residents: dict[ResourceId, dict[LeaseId, Resident]] = {}
         self._left: dict[ResourceId, dict[LeaseId, Resident]] = {}
+        self._parked: dict[LeaseId, tuple[Resident, ...]] = {}
         self._on_effect = on_effect
         self._on_leave = on_leave
 
@@ -145,9 +148,41 @@ class Machine:
         """The guest is gone. What it had in memory stays until it is scrubbed."""
         resident = self._residents.get(resource, {}).pop(lease, None)
         if resident is not None:
+            self._parked.pop(lease, None)
             self._left.setdefault(resource, {})[lease] = resident
             if self._on_leave is not None:
                 self._on_leave(lease, resident.epoch)
+
+    def of(self, lease: LeaseId, epoch: Epoch) -> tuple[Resident, ...]:
+        """The guests of a lease, up to this epoch."""
+        there = (residents.get(lease) for residents in self._residents.values())
+        return tuple(one for one in there if one is not None and one.epoch <= epoch)
+
+    def parked(self, under: LeaseId) -> tuple[Resident, ...]:
+        """Who is parked under this lease, as he was before."""
+        return self._parked.get(under, ())
+
+    def all_parked(self) -> dict[LeaseId, tuple[Resident, ...]]:
+        """Everybody who is parked, by the lease he is parked under."""
+        return dict(self._parked)
+
+    def park(self, lease: LeaseId, epoch: Epoch, under: LeaseId, at: Epoch, parts: tuple[Part, ...]) -> None:
+        """Its guests leave all they are on, and are in the memory that these parts stand for."""
+        guests = self.of(lease, epoch)
+        for guest in guests:
+            self.leave(guest.part.resource, lease)
+        for part in parts:
+            self._settle_in(Resident(lease=under, tenant=guests[0].tenant, epoch=at, part=part))
+        self._parked[under] = guests
+
+    def unpark(self, under: LeaseId, lease: LeaseId, epoch: Epoch, parts: tuple[Part, ...]) -> None:
+        """They come back, onto these parts."""
+        guests = self._parked[under]
+        for resource, residents in tuple(self._residents.items()):
+            if under in residents:
+                self.leave(resource, under)
+        for part in parts:
+            self._settle_in(Resident(lease=lease, tenant=guests[0].tenant, epoch=epoch, part=part))
 
     def scrub(self, resource: ResourceId, lease: LeaseId) -> None:
         """Clear what this lease left behind."""
@@ -164,6 +199,7 @@ class Machine:
         """Power off, power on: nobody is left and memory is empty."""
         self._residents.clear()
         self._left.clear()
+        self._parked.clear()
 
     def _settle_in(self, new: Resident) -> None:
         resource = new.part.resource

@@ -7,12 +7,13 @@ kill a while to work, and looking a while to find out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sublet.agent.machine import FaultName, Faults, Machine
-from sublet.lease.hardware import Clean, Leftover, NotYet, Unclean, Verdict
+from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
 from sublet.lease.teardown import Bounds
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
-from sublet.wire.orders import Notify, Part
+from sublet.values import GIB, NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Notify, Parking, Part
 
 __all__ = ["PretendedHardware", "Timings"]
 
@@ -26,6 +27,8 @@ class Timings:
     kill_ns: int = 0
     kill_slow_ns: int = 20 * NS_PER_S
     """The same under ``slow_teardown``."""
+    park_ns: int = 0
+    """To copy what a guest has on its device."""
     retry_ns: int = 1 * NS_PER_S
     """Between one attempt to kill and the next."""
     attempts: int = 5
@@ -39,11 +42,23 @@ class Timings:
         return Bounds(retry_ns=self.retry_ns, attempts=self.attempts)
 
 
+GUEST_BYTES: Final = 1 * GIB
+"""What a guest has in memory and on its device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leaving:
     at_ns: int
     epoch: Epoch
     by_itself: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ParkingNow:
+    at_ns: int
+    until_ns: int
+    epoch: Epoch
+    under: Parking
 
 
 class PretendedHardware:
@@ -55,10 +70,12 @@ class PretendedHardware:
         self._timings = timings
         self._leaving: dict[tuple[ResourceId, LeaseId], _Leaving] = {}
         self._looking: dict[tuple[ResourceId, LeaseId], int] = {}
+        self._live: dict[LeaseId, tuple[Epoch, tuple[Part, ...]]] = {}
+        self._parking: dict[LeaseId, _ParkingNow] = {}
 
     def advance(self, now_ns: int) -> list[LeaseId]:
         """Who was on the way out and has arrived."""
-        gone = []
+        gone = [lease for lease, parking in tuple(self._parking.items()) if self._has_parked(lease, parking, now_ns)]
         for (resource, lease), leaving in tuple(self._leaving.items()):
             if leaving.at_ns <= now_ns:
                 del self._leaving[resource, lease]
@@ -69,12 +86,14 @@ class PretendedHardware:
 
     def next_ns(self) -> int | None:
         """When the next one arrives."""
-        return min((leaving.at_ns for leaving in self._leaving.values()), default=None)
+        moments = [leaving.at_ns for leaving in self._leaving.values()]
+        moments += [parking.at_ns for parking in self._parking.values()]
+        return min(moments, default=None)
 
     # ---- the port ----
 
     def grant(self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], deadline_ns: int) -> None:
-        return
+        self._live[lease] = (epoch, parts)
 
     def extend(self, lease: LeaseId, epoch: Epoch, deadline_ns: int) -> None:
         return
@@ -88,7 +107,31 @@ class PretendedHardware:
     def spare(self, lease: LeaseId, epoch: Epoch) -> None:
         return
 
+    def need(self, lease: LeaseId, epoch: Epoch) -> Need:
+        guests = self._machine.of(lease, epoch)
+        if any(self._faults.is_on(FaultName.FAILED_PARK, guest.part.resource) for guest in guests):
+            return Need(why_not="its driver cannot copy what it has")
+        return Need(amount=GUEST_BYTES if guests else 0)
+
+    def park(self, lease: LeaseId, epoch: Epoch, under: Parking, room: int, until_ns: int, now_ns: int) -> bool:
+        if self.need(lease, epoch).amount not in range(1, room + 1):
+            return False
+        at_ns = now_ns + self._timings.park_ns
+        parking = _ParkingNow(at_ns=at_ns, until_ns=until_ns, epoch=epoch, under=under)
+        self._parking[lease] = parking
+        self._has_parked(lease, parking, now_ns)
+        return True
+
+    def parked(self, under: LeaseId) -> bool:
+        return bool(self._machine.parked(under))
+
+    def resume(self, under: Parking, lease: LeaseId, epoch: Epoch) -> None:
+        self._machine.unpark(under.lease, lease, epoch, self._live[lease][1])
+        self._live.pop(under.lease, None)
+
     def tell(self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int) -> None:
+        if lease in self._live and self._live[lease][0] <= epoch:
+            del self._live[lease]
         for device in self._machine.inventory.devices:
             self._tell_one(device.id, lease, epoch, kill_at_ns, now_ns)
 
@@ -129,6 +172,21 @@ class PretendedHardware:
         return "the device reported an error" if self._faults.is_on(FaultName.DEVICE_FAULT, resource) else None
 
     # ---- within ----
+
+    def _has_parked(self, lease: LeaseId, parking: _ParkingNow, now_ns: int) -> bool:
+        """If it is time: off the device and under the other lease, or told to leave. Whether it is off."""
+        if now_ns < parking.at_ns:
+            return False
+        del self._parking[lease]
+        guests, under = self._machine.of(lease, parking.epoch), self._live.get(parking.under.lease)
+        broken = (FaultName.FAILED_PARK, FaultName.STUCK_TEARDOWN)
+        fails = any(self._faults.is_on(fault, guest.part.resource) for guest in guests for fault in broken)
+        if under is None or not guests or fails or now_ns > parking.until_ns:
+            for guest in guests:
+                self._tell_one(guest.part.resource, lease, parking.epoch, parking.until_ns, now_ns)
+            return False
+        self._machine.park(lease, parking.epoch, parking.under.lease, *under)
+        return True
 
     def _tell_one(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, kill_at_ns: int, now_ns: int) -> None:
         leaving = _Leaving(at_ns=now_ns + self._timings.leave_ns, epoch=epoch, by_itself=True)

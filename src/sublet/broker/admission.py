@@ -10,6 +10,7 @@ import msgspec
 from sublet.broker.answers import Refusal, RefusalCode
 from sublet.broker.commands import Acquire
 from sublet.broker.order import kinds_of, position
+from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node, is_class_honoured, is_model, largest, largest_each
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now, Quota, Want
@@ -61,6 +62,8 @@ def fingerprint(command: Acquire) -> str:
         command.name,
         command.labels,
     )
+    if command.resume is not None:
+        content = (*content, command.resume, command.resume_epoch)
     if command.expect_ns is not None:
         content = (*content, "expect", command.expect_ns)
     return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
@@ -82,7 +85,8 @@ def check_request(command: Acquire, policy: Policy) -> None:
         )
     if command.expect_ns is not None and not 0 < command.expect_ns <= DURATION_MAX_NS:
         raise InvalidRequest(
-            "the time it is expected to be used is nothing, or longer than ten years", do="Leave it out if nobody knows."
+            "the time it is expected to be used is nothing, or longer than ten years",
+            do="Leave it out if nobody knows.",
         )
     if command.wait_ns is not None and not 0 <= command.wait_ns <= DURATION_MAX_NS:
         raise InvalidRequest(
@@ -341,11 +345,12 @@ def _asked(wants: tuple[Want, ...]) -> Held:
 
 
 def _empty_rooms(state: State, lease: LeaseRecord) -> RoomsByNode:
-    return {
+    rooms = {
         node.id: [Room.empty(state.resources[r]) for r in node.resources]
         for node in state.nodes.values()
         if all(node.labels.get(key) == value for key, value in lease.selector.items())
     }
+    return only_where_it_goes_on(state, lease, rooms, ever=True)
 
 
 _QUOTA_UNITS = (

@@ -96,6 +96,10 @@ class Acquire(_Tenants, frozen=True, kw_only=True):
     name: str | None = None
     labels: dict[str, str] = {}
     holder: str = ""
+    resume: LeaseId | None = None
+    """Go on with what is parked under this lease. It says what is needed, so ``wants`` is left empty."""
+    resume_epoch: Epoch | None = None
+    """The epoch that is meant; an older one is refused. None: whichever it has."""
 
 
 class Claim(_Tenants, frozen=True, kw_only=True):

@@ -37,6 +37,8 @@ __all__ = [
     "NodeReturned",
     "Noticed",
     "OfficeOpened",
+    "Parked",
+    "ParkingDenied",
     "PromiseDropped",
     "Promised",
     "Quarantined",
@@ -44,6 +46,7 @@ __all__ = [
     "Rebased",
     "Renewed",
     "ResourceFaulted",
+    "Resumed",
     "Spared",
     "TenantSet",
     "TornDown",
@@ -262,6 +265,28 @@ class Cleared(_Audited, frozen=True, kw_only=True, tag="cleared"):
     """One lease may have several slices here: one of them coming clean says nothing of the others."""
 
 
+class Parked(_Audited, frozen=True, kw_only=True, tag="parked"):
+    """The guests of a lease that was taken live on under this parking lease; nothing of them is on a device."""
+
+    lease: LeaseId
+    """The parking lease."""
+    of: LeaseId
+
+
+class ParkingDenied(_Fact, frozen=True, kw_only=True, tag="parking_denied"):
+    """The guests of a lease that has notice cannot be parked, or it did not come off. The record of its end says so."""
+
+    lease: LeaseId
+    why: str
+
+
+class Resumed(_Audited, frozen=True, kw_only=True, tag="resumed"):
+    """What was parked goes on under this lease."""
+
+    lease: LeaseId
+    under: LeaseId
+
+
 class Forgotten(_Fact, frozen=True, kw_only=True, tag="forgotten"):
     """Ended leases that the ledger no longer remembers; the audit log does."""
 
@@ -296,6 +321,9 @@ Event = (
     | TornDown
     | Quarantined
     | Cleared
+    | Parked
+    | ParkingDenied
+    | Resumed
     | Forgotten
 )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from sublet.broker import parking
 from sublet.broker.records import LeaseRecord
 from sublet.broker.step import Step
 from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, NotFound, RenewalRefusal, StaleEpoch
@@ -44,7 +46,8 @@ def must_be_live(step: Step, lease: LeaseRecord) -> None:
             f"the lease {lease.id} is {lease.status}", do="Claim it first.", reason=RenewalRefusal.NOT_ACTIVE
         )
     due = step.state.due_at(lease)
-    if due is not None and step.now.ns >= due:  # its timer has not fired yet, but its time is over all the same
+    if due is not None and step.now.ns >= due and not parking.keep(step, lease):
+        # Its timer has not fired yet, but its time is over all the same.
         step.as_office()
         step.end_when_due(lease)
         raise ended_error(lease)
@@ -55,6 +58,8 @@ def ended_error(lease: LeaseRecord) -> LeaseEnded:
     assert lease.end is not None
     at = datetime.fromtimestamp(lease.end.wall_ns / NS_PER_S, UTC).isoformat(timespec="milliseconds")
     end = LeaseEnd(reason=lease.end.reason, at=at.replace("+00:00", "Z"), detail=lease.end.detail)
+    if lease.end.resume is not None:
+        end = replace(end, resume_hint=lease.end.resume.hint)
     kind: type[LeaseEnded]
     match lease.end.reason:
         case EndReason.EXPIRED | EndReason.IDLE:

@@ -24,6 +24,7 @@ from sublet.lease.states import (
     next_lease,
     next_slice,
 )
+from sublet.values import LeaseId, Way
 
 if TYPE_CHECKING:
     from sublet.broker.state import State
@@ -144,6 +145,10 @@ def _tenant_set(state: State, event: ev.TenantSet, now: Now) -> None:
 def _queued(state: State, event: ev.Queued, now: Now) -> None:
     lease = copy(event.lease)
     state.leases[lease.id] = lease
+    if lease.parks is not None:
+        state.leases[lease.parks.of].parked_under = lease.id
+    if lease.resume is not None:
+        _change_parks(state, lease.resume.lease, resumed_by=lease.id)
     state.requests[lease.tenant, lease.request_id] = lease.id
     state.books.next_arrival = max(state.books.next_arrival, lease.arrival + 1)
     state.enqueue(lease)
@@ -194,7 +199,8 @@ def _ungranted(state: State, event: ev.Ungranted, now: Now) -> None:
 
 def _claimed(state: State, event: ev.Claimed, now: Now) -> None:
     lease = state.leases[event.lease]
-    lease.status = next_lease(lease.status, LeaseEvent.CLAIM, lease.id)
+    claimed = LeaseEvent.CLAIM if lease.resume is None else LeaseEvent.RESUME
+    lease.status = next_lease(lease.status, claimed, lease.id)
     lease.claimed_at_ns, lease.deadline_ns, lease.number = now.ns, event.deadline_ns, event.number
     lease.claim_by_ns, lease.offered = None, False
     state.arm(lease)
@@ -266,7 +272,8 @@ def _promise_dropped(state: State, event: ev.PromiseDropped, now: Now) -> None:
 
 def _ending(state: State, event: ev.Ending, now: Now) -> None:
     lease = state.leases[event.lease]
-    status = next_lease(lease.status, LeaseEvent.END, lease.id)
+    is_kept = event.end.way is Way.SUSPEND
+    status = next_lease(lease.status, LeaseEvent.SUSPEND if is_kept else LeaseEvent.END, lease.id)
     state.tear_down(lease, now)
     lease.status, lease.end, lease.number = status, event.end, event.number
     lease.busy_ns = event.busy_ns
@@ -287,6 +294,8 @@ def _ended(state: State, event: ev.Ended, now: Now) -> None:
     lease.end = event.end
     state.armed.pop(lease.id, None)
     state.ended.append(lease.id)
+    if lease.resume is not None and not lease.resumed:  # it came to nothing, and somebody else may try
+        _change_parks(state, lease.resume.lease, resumed_by=None)
 
 
 def _metered(state: State, event: ev.Metered, now: Now) -> None:
@@ -317,6 +326,30 @@ def _cleared(state: State, event: ev.Cleared, now: Now) -> None:
         state.capacity_version += 1
         return
     state.free_slice(resource, resource.slices[str(event.epoch)], SliceEvent.CLEARED)
+
+
+def _parked(state: State, event: ev.Parked, now: Now) -> None:
+    _change_parks(state, event.lease, holds=True)
+    state.capacity_version += 1  # somebody may wait to go on with it
+
+
+def _parking_denied(state: State, event: ev.ParkingDenied, now: Now) -> None:
+    lease = state.leases[event.lease]
+    lease.unsaved = event.why
+    if lease.end is not None:
+        detail = f"{lease.end.detail}; not saved: {event.why}"
+        lease.end = msgspec.structs.replace(lease.end, way=Way.NOT_SAVED, resume=None, detail=detail)
+
+
+def _resumed(state: State, event: ev.Resumed, now: Now) -> None:
+    state.leases[event.lease].resumed = True
+
+
+def _change_parks(state: State, lease_id: LeaseId, **changes: Any) -> None:
+    lease = state.leases.get(lease_id)
+    if lease is not None and lease.parks is not None:
+        lease.parks = msgspec.structs.replace(lease.parks, **changes)
+        state.arm(lease)
 
 
 def _forgotten(state: State, event: ev.Forgotten, now: Now) -> None:
@@ -380,5 +413,8 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.TornDown: _torn_down,
     ev.Quarantined: _quarantined,
     ev.Cleared: _cleared,
+    ev.Parked: _parked,
+    ev.ParkingDenied: _parking_denied,
+    ev.Resumed: _resumed,
     ev.Forgotten: _forgotten,
 }

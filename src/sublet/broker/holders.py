@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sublet.broker import admission, estimate
+from sublet.broker import admission, estimate, resuming
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted, Offer, Place, Refusal, RefusalCode
@@ -44,11 +44,15 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
     tenant = state.tenants.get(command.tenant)
     if tenant is None:
         raise Unauthorized("there is no such tenant")
-    admission.check_request(command, policy)
+    if command.resume is None:
+        admission.check_request(command, policy)
     mark = admission.fingerprint(command)
     known = state.requests.get((command.tenant, command.request_id))
     if known is not None:
         return _answer_again(step, state.leases[known], mark)
+    if command.resume is not None:
+        command = resuming.wanting(step, command)
+        admission.check_request(command, policy)
     if command.lease in state.leases:
         raise InvalidRequest("the lease id is taken")
     lease = _record(step, command, mark)
@@ -219,6 +223,7 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         name=command.name,
         labels=command.labels,
         holder=command.holder,
+        resume=resuming.parking_of(command),
     )
 
 

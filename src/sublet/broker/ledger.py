@@ -76,6 +76,10 @@ class Ledger:
         """Where an order goes; None if its lease is gone meanwhile."""
         return self._unconfirmed.node_of(order)
 
+    def is_held(self, lease: LeaseId) -> bool:
+        """Whether the agent has confirmed the deadline that the books have; until it has, nobody may be told of it."""
+        return self._unconfirmed.holds(lease)
+
     def place_of(self, lease_id: LeaseId, now: Now) -> Place | None:
         """The place of a waiting lease as of now."""
         lease = self.state.leases.get(lease_id)
@@ -129,5 +133,5 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.ClearFence: _plain(operators.clear_fence),
     cmd.NodeUp: _plain(reports.node_up),
     cmd.NodeGone: _plain(reports.node_gone),
-    cmd.AgentReport: _plain(reports.agent_report),
+    cmd.AgentReport: reports.agent_report,
 }

@@ -21,6 +21,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ttl_block_ns: int = 60 * _MIN_NS
     ttl_min_ns: int = 2 * NS_PER_S
     ttl_max_ns: int = 24 * 60 * _MIN_NS
+    ttl_parking_ns: int = 30 * _MIN_NS
+    """Of a parking lease: for so long what was taken off a device waits to go on, unless it is renewed."""
+    suspend_ns: int = 30 * NS_PER_S
+    """To take guests off a device. Who is not off by then is ended."""
     notice_ns: int = 30 * NS_PER_S
     notice_spot_ns: int = 5 * NS_PER_S
     grace_max_ns: int = 5 * NS_PER_S
@@ -57,6 +61,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             ("ttl_min_ns", "ttl_block_ns"),
             ("ttl_block_ns", "ttl_max_ns"),
             ("ttl_gpu_ns", "ttl_max_ns"),
+            ("ttl_min_ns", "ttl_parking_ns"),
+            ("ttl_parking_ns", "ttl_max_ns"),
             ("notice_spot_ns", "notice_ns"),
             ("cool_down_ns", "max_hold_ns"),
             ("notice_ns", "max_hold_ns"),

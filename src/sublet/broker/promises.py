@@ -7,6 +7,7 @@ for others before it has left.
 
 from __future__ import annotations
 
+from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import RoomsByNode
 from sublet.broker.records import LeaseRecord
 from sublet.broker.rooms import Room
@@ -22,13 +23,14 @@ def rooms_for(state: State, lease: LeaseRecord) -> RoomsByNode:
     others = [state.leases[other] for other in state.promises if other != lease.id]
     selector = lease.selector
     if not others and not selector:
-        return state.rooms_by_node
+        return only_where_it_goes_on(state, lease, state.rooms_by_node)
     adjusted = _with_promises(state, others)
-    return {
+    seen = {
         node: [adjusted.get(room.resource, room) for room in rooms]
         for node, rooms in state.rooms_by_node.items()
         if matches(state, node, selector)
     }
+    return only_where_it_goes_on(state, lease, seen)
 
 
 def can_be_kept(state: State, lease: LeaseRecord) -> bool:

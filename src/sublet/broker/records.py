@@ -22,10 +22,12 @@ from sublet.values import (
     RenewMode,
     RequestId,
     ResourceId,
+    Suspend,
     TenantId,
     Tier,
+    Way,
 )
-from sublet.wire.orders import Device, Part
+from sublet.wire.orders import Device, Parking, Part
 
 __all__ = [
     "LOCAL_TENANT",
@@ -35,6 +37,7 @@ __all__ = [
     "NodeRecord",
     "NoticeRecord",
     "Now",
+    "Parks",
     "Quota",
     "ResourceRecord",
     "SliceRecord",
@@ -107,6 +110,26 @@ class EndRecord(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
     wall_ns: int
     detail: str = ""
+    way: Way | None = None
+    """What became of those who were on its devices, where it was taken and that was asked."""
+    resume: Parking | None = None
+    """Where they live on, or are to."""
+
+
+class Parks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What makes a lease of memory a parking lease."""
+
+    of: LeaseId
+    """Whose guests it is for."""
+    wants: tuple[Want, ...]
+    """What they need to go on."""
+    parts: tuple[Part, ...]
+    """What they had."""
+    ability: Suspend
+    holds: bool = False
+    """Whether they are parked there; before that it was set aside for them."""
+    resumed_by: LeaseId | None = None
+    """The request, or the lease, that goes on with them."""
 
 
 class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -172,6 +195,18 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     end: EndRecord | None = None
     attach_request_id: RequestId | None = None
     """The last attach, so that its retry gives no second epoch."""
+
+    # parking
+    parks: Parks | None = None
+    """It is a parking lease."""
+    parked_under: LeaseId | None = None
+    """The parking lease that was set aside for its guests."""
+    unsaved: str = ""
+    """Why its guests cannot be parked, if that is known."""
+    resume: Parking | None = None
+    """It was asked for to go on with what is parked there, under that epoch."""
+    resumed: bool = False
+    """They go on under it."""
 
     @property
     def spot(self) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
+from sublet.broker import parking
 from sublet.broker.answers import Answer, Done
 from sublet.broker.records import ForeignRecord, ResourceRecord, SliceRecord
+from sublet.broker.schedule import Schedule
 from sublet.broker.step import Step
 from sublet.errors import InvalidRequest
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
@@ -15,13 +17,13 @@ from sublet.wire import orders
 __all__ = ["agent_report", "node_gone", "node_up"]
 
 
-def agent_report(step: Step, command: cmd.AgentReport) -> Answer:
+def agent_report(step: Step, schedule: Schedule, command: cmd.AgentReport) -> Answer:
     """Take one report for what it is worth now."""
     match command.report:
         case orders.Held():
             pass  # the ledger's list of unconfirmed orders is all it changes
         case orders.NotHeld() as report:
-            _over(step, report.lease, report.epoch, EndReason.NODE_LOST, report.detail or "the agent no longer knew it")
+            _over(step, report.lease, report.epoch, report.reason, report.detail or "the agent no longer knew it")
         case orders.EndedHere() as report:
             _over(step, report.lease, report.epoch, report.reason, report.detail)
         case orders.TornDown() as report:
@@ -32,6 +34,10 @@ def agent_report(step: Step, command: cmd.AgentReport) -> Answer:
             _fault(step, report)
         case orders.Foreign() as report:
             _foreign(step, report)
+        case orders.Parkable() as report:
+            parking.parkable(step, schedule, report)
+        case orders.Resumed() as report:
+            parking.resumed(step, report)
     return Done()
 
 
@@ -98,6 +104,7 @@ def _torn_down(step: Step, report: orders.TornDown) -> None:
             for piece in _slices_of(resource, report.lease, report.epoch):
                 _verified(step, resource, piece)
     if lease is not None:
+        parking.torn_down(step, lease, parked=report.parked)
         step.finish(lease)
 
 
@@ -124,6 +131,7 @@ def _failed(step: Step, report: orders.Failed) -> None:
                 )
             )
     if lease is not None:
+        parking.torn_down(step, lease, parked=False)
         step.finish(lease)
 
 

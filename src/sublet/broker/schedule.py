@@ -9,7 +9,7 @@ from __future__ import annotations
 from copy import copy
 from itertools import islice, takewhile
 
-from sublet.broker import admission, preemption, promises
+from sublet.broker import admission, parking, preemption, promises
 from sublet.broker import events as ev
 from sublet.broker.order import InOrder, kinds_of
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
@@ -108,7 +108,8 @@ class Schedule:
             case LeaseStatus.GRANTED:
                 step.end(lease, EndReason.HOLDER_GONE, "the grant was not claimed in time", grace_ns=0)
             case LeaseStatus.ACTIVE | LeaseStatus.NOTICED:
-                step.end_when_due(lease)
+                if not parking.keep(step, lease):
+                    step.end_when_due(lease)
             case _:
                 raise AssertionError(f"{lease.id} is {lease.status} and has no time")
 

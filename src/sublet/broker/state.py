@@ -184,12 +184,23 @@ class State:
             case LeaseStatus.GRANTED:
                 return lease.claim_by_ns
             case LeaseStatus.ACTIVE:
-                return lease.deadline_ns
+                return lease.deadline_ns if lease.parks is None else self._parking_due_at(lease)
             case LeaseStatus.NOTICED:
                 assert lease.notice is not None and lease.deadline_ns is not None
                 return min(lease.notice.take_at_ns, lease.deadline_ns)
             case _:
                 return None
+
+    def _parking_due_at(self, lease: LeaseRecord) -> int | None:
+        """Of a parking lease. While a request to go on with it waits it is kept, which has to be in time; once that is
+        claimed, only the agent knows which was first, the deadline or the handing over, and says so."""
+        assert lease.parks is not None and lease.deadline_ns is not None
+        by = self.leases.get(lease.parks.resumed_by) if lease.parks.resumed_by is not None else None
+        if by is None or by.status is LeaseStatus.ENDED:
+            return lease.deadline_ns
+        if by.status in (LeaseStatus.QUEUED, LeaseStatus.GRANTED):
+            return lease.deadline_ns - lease.ttl_ns // 4
+        return None
 
     def next_timer_ns(self) -> int | None:
         """When time alone will change a lease. Timers that are early by now are set anew on the way: waking for each of

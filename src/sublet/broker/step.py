@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from sublet.broker import events as ev
+from sublet.broker import parking
 from sublet.broker.commands import OFFICE
 from sublet.broker.policy import Policy
 from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, Now
 from sublet.broker.state import State
 from sublet.lease.states import LeaseStatus, SliceState
-from sublet.values import EndReason, LeaseId, NodeId
+from sublet.values import EndReason, LeaseId, NodeId, Way
 from sublet.wire import orders
-from sublet.wire.orders import Order, Part
+from sublet.wire.orders import Order, Parking, Part
 
 __all__ = ["Step"]
 
@@ -96,11 +97,21 @@ class Step:
 
     # ---- the way out ----
 
-    def end(self, lease: LeaseRecord, reason: EndReason, detail: str = "", *, grace_ns: int | None = None) -> None:
-        """Out of the queue at once; otherwise into teardown, which the agent has to verify."""
+    def end(
+        self,
+        lease: LeaseRecord,
+        reason: EndReason,
+        detail: str = "",
+        *,
+        grace_ns: int | None = None,
+        way: Way | None = None,
+        park: Parking | None = None,
+    ) -> None:
+        """Out of the queue at once; otherwise into teardown, which the agent has to verify. With ``park`` its guests
+        are to live on there."""
         if lease.promise:
             self.drop_promise(lease)
-        end = EndRecord(reason=reason, at_ns=self.now.ns, wall_ns=self.now.wall_ns, detail=detail)
+        end = EndRecord(reason=reason, at_ns=self.now.ns, wall_ns=self.now.wall_ns, detail=detail, way=way, resume=park)
         if lease.status is LeaseStatus.QUEUED:
             self.emit(ev.Ended(lease=lease.id, end=end))
             return
@@ -117,8 +128,10 @@ class Step:
                 reason=reason,
                 grace_ns=self.policy.grace_ns(lease.ttl_ns) if grace_ns is None else grace_ns,
                 detail=detail,
+                park=park,
             )
         )
+        parking.after_end(self, lease)
 
     def expire(self, lease: LeaseRecord) -> None:
         """The deadline came. Whoever was idle, or was refused a renewal, ends for that reason."""
@@ -129,7 +142,7 @@ class Step:
         """Time alone ends a live lease: by its notice or by its deadline, whichever was first."""
         assert lease.deadline_ns is not None
         if lease.notice is not None and lease.notice.take_at_ns <= min(lease.deadline_ns, self.now.ns):
-            self.end(lease, lease.notice.reason, lease.notice.detail)
+            parking.take(self, lease, lease.notice)
         else:
             self.expire(lease)
 
@@ -158,10 +171,17 @@ class Step:
         self.emit(ev.Noticed(lease=lease.id, notice=notice, number=lease.number + 1))
         self.orders.append(notify_order(lease))
 
+    def extend(self, lease: LeaseRecord) -> None:
+        """Another time to live from now on, without its holder's asking."""
+        deadline_ns = max(lease.deadline_ns or 0, self.now.ns + lease.ttl_ns)
+        self.emit(ev.Renewed(lease=lease.id, deadline_ns=deadline_ns, number=lease.number + 1))
+        self.orders.append(extend_order(lease, self.now.ns))
+
     def spare(self, lease: LeaseRecord) -> None:
         """The reason for the notice went away before it was due."""
         self.emit(ev.Spared(lease=lease.id, number=lease.number + 1))
         self.orders.append(notify_order(lease))
+        parking.not_needed(self, lease, "its lease was spared")
 
     def drop_promise(self, lease: LeaseRecord) -> None:
         """The request will not get (or does not want) what was promised; who has only notice may stay."""
@@ -189,6 +209,8 @@ def grant_order(lease: LeaseRecord, now_ns: int) -> orders.Grant:
         deadline_ns=lease.deadline_ns,
         ttl_ns=max(0, lease.deadline_ns - now_ns),
         name=lease.name or "",
+        parked=lease.parks is not None and lease.parks.holds,
+        resume=None if lease.resumed else lease.resume,
     )
 
 

@@ -76,6 +76,10 @@ class Unconfirmed:
             again.append(order)
         return tuple(again)
 
+    def holds(self, lease: LeaseId) -> bool:
+        """Whether the agent has confirmed what was last granted or extended."""
+        return (lease, "hold") not in self._orders
+
     def next_due_ns(self) -> int | None:
         while self._due and self._due_at.get(self._due[0][1]) != self._due[0][0]:
             heapq.heappop(self._due)
@@ -98,6 +102,7 @@ class Unconfirmed:
         for (lease_id, epoch), parts in self._in_teardown().items():
             known = self._state.leases.get(lease_id)
             end = known.end if known is not None else None
+            park = end.resume if end is not None and known is not None and known.epoch == epoch else None
             step.orders.append(
                 orders.End(
                     lease=lease_id,
@@ -105,8 +110,9 @@ class Unconfirmed:
                     number=known.number if known is not None else 0,
                     parts=tuple(parts),
                     reason=end.reason if end is not None else EndReason.WITHDRAWN,
-                    grace_ns=0,
+                    grace_ns=step.policy.suspend_ns if park is not None else 0,
                     detail=end.detail if end is not None else "",
+                    park=park,
                 )
             )
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
-from sublet.wire.orders import Metered, Notify, Part
+from sublet.wire.orders import Metered, Notify, Parking, Part
 
-__all__ = ["Clean", "Hardware", "Leftover", "NotYet", "Unclean", "Verdict"]
+__all__ = ["Clean", "Hardware", "Leftover", "Need", "NotYet", "Unclean", "Verdict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,16 @@ class Unclean:
 
 
 Verdict = Clean | NotYet | Unclean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What it would take to park the guests of a lease. Neither means that it has none."""
+
+    amount: int = 0
+    """Bytes of memory."""
+    why_not: str = ""
+    """Why it is not possible, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,25 @@ class Hardware(Protocol):
 
     def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
         """The deadline was moved after a warning, which does not hold any more. There may be another."""
+
+    # ---- parking ----
+
+    def need(self, lease: LeaseId, epoch: Epoch, /) -> Need:
+        """What its guests would need to be parked, as of now."""
+
+    def park(self, lease: LeaseId, epoch: Epoch, under: Parking, room: int, until_ns: int, now_ns: int, /) -> bool:
+        """The lease is over up to this epoch, and its guests are to live on under another, which has so many bytes and
+        is live. From this moment on they do nothing. They count as the other's, and no longer as there, once nothing of
+        them is on any resource of the lease and before they do anything again. What is not parked by ``until_ns``, or
+        when the other lease is over, is told to leave like anybody else. False: none can be, and none was told.
+        """
+
+    def parked(self, under: LeaseId, /) -> bool:
+        """Whether guests are parked under this lease."""
+
+    def resume(self, under: Parking, lease: LeaseId, epoch: Epoch, /) -> None:
+        """This pair was just granted, and what is parked goes on under it, with its devices; the parking lease is over.
+        From here on its guests are this lease's."""
 
     # ---- when it is over ----
 

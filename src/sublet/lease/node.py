@@ -5,9 +5,12 @@ say until it sees that it was heard. It knows no process and no device: what it 
 ``Hardware``, real or pretended, and time is handed in. Its tables live as long as it does. A new one accepts nothing,
 clears away what it finds, and the office sends the grants of its journal again.
 
-Three reports, three acknowledgements. ``Held`` needs none: the office repeats the order. ``EndedHere`` is repeated, at
-growing intervals, until an ``End`` for that epoch arrives. ``TornDown`` and ``Failed`` answer an ``End`` or a
-``Verify`` and are given again each time that order comes.
+Three reports, three acknowledgements. ``Held`` needs none: the office repeats the order. ``EndedHere`` (and also
+``Resumed``) is repeated, at growing intervals, until an ``End`` for that epoch arrives. ``TornDown`` and ``Failed``
+answer an ``End`` or a ``Verify`` and are given again each time that order comes.
+
+A lease may also end by its guests being *parked* (``End.park``), and another begin by going on with them
+(``Grant.resume``): see ``parking``. At no moment are they under two leases, or under none.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Final, assert_never
 from sublet.lease.expiring import Expiring
 from sublet.lease.fence import FenceTable, Live, is_exclusive
 from sublet.lease.hardware import Hardware
+from sublet.lease.parking import ParkingLot
 from sublet.lease.repeats import Repeats
 from sublet.lease.teardown import Bounds, Teardown
 from sublet.lease.teardowns import Teardowns
@@ -34,8 +38,10 @@ from sublet.wire.orders import (
     NotHeld,
     Notify,
     Order,
+    Parking,
     Part,
     Report,
+    Resumed,
     Verify,
 )
 
@@ -81,6 +87,7 @@ class Node:
         self._teardowns = Teardowns(
             self.name, hardware, bounds if bounds is not None else Bounds(), report, self._ended_here
         )
+        self._parking = ParkingLot(self.name, hardware, self.fence, self._teardowns)
         # Whoever watched before may have left guests, or their memory. The office need not know of them (it may be a
         # restored one), so nothing is granted on their resources before they are cleared away.
         for left in hardware.leftovers():
@@ -109,7 +116,7 @@ class Node:
             case Extend():
                 self._extend(order, now_ns)
             case Notify():
-                self._notify(order)
+                self._notify(order, now_ns)
             case End():
                 self._end(order, now_ns)
             case Verify():
@@ -126,6 +133,7 @@ class Node:
         self._warn_who_expires(now_ns)
         self._look_at_devices(now_ns)
         self._teardowns.advance(self._teardowns, now_ns)
+        self._look_at_parked(now_ns)
         self._take_waiting(now_ns)
         self._repeat(now_ns)
         return self._next_wake_ns(now_ns)
@@ -170,6 +178,7 @@ class Node:
         """An office has come that may not have heard: what is still true is said again at the next ``tick``."""
         self._ended_here.again(now_ns)
         self._faulted.again(now_ns)
+        self._parking.say_again(now_ns)
 
     # ---- what can be seen ----
 
@@ -225,7 +234,7 @@ class Node:
                 continue
             for lease in tuple((self.fence.on if is_exclusive(part) else self.fence.exclusive_on)(part.resource)):
                 live = self.fence.get(lease)
-                if live is not None and live.epoch < order.epoch and (is_exclusive(part) or is_exclusive(other)):
+                if live is not None and live.epoch < order.epoch:
                     self._end_here(live, EndReason.OPERATOR, "the office gave its hardware to a newer lease", now_ns)
 
     def _take_waiting(self, now_ns: int) -> None:
@@ -253,13 +262,29 @@ class Node:
 
     def _admit(self, order: Grant, now_ns: int) -> None:
         before = self.fence.get(order.lease)
+        goes_on = order.resume if before is None else None
+        if before is None and (gone := self._parking.why_not_admitted(order, now_ns)) is not None:
+            self._answer(order, held=False, reason=gone[0], detail=gone[1])
+            return
         deadline_ns = self._deadline_ns(order, now_ns)
         self.fence.admit(order.lease, order.epoch, (self.incarnation, order.number), deadline_ns, order.parts)
         self._tenants[order.lease] = order.tenant
         if order.name:
             self._names[order.lease] = order.name
         self._now_in_force(before, order, now_ns)
+        if goes_on is not None:
+            self._resume(goes_on, order, now_ns)
         self._answer(order, held=True)
+
+    def _resume(self, under: Parking, order: Grant, now_ns: int) -> None:
+        """What is parked goes on under the new lease, and in the same moment the parking lease is over."""
+        gone = self.fence.end(under.lease, under.epoch, (), EndReason.RELEASED)
+        self._let_go(under.lease)
+        self._hardware.resume(under, order.lease, order.epoch)
+        for part in gone.parts if gone is not None else ():
+            self._teardowns.begin(under.lease, under.epoch, part, grace_until_ns=now_ns, asked=False)
+        report = Resumed(node=self.name, lease=order.lease, epoch=order.epoch, under=under)
+        self._ended_here.say(under.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)
 
     def _extend(self, order: Extend, now_ns: int) -> None:
         before = self.fence.get(order.lease)
@@ -282,13 +307,15 @@ class Node:
         if self._expiring.moved(live.lease, live.deadline_ns, order.ttl_ns, now_ns):
             self._hardware.spare(live.lease, live.epoch)
 
-    def _notify(self, order: Notify) -> None:
+    def _notify(self, order: Notify, now_ns: int) -> None:
         news = self.fence.notify(order.lease, order.epoch, (self.incarnation, order.number))
         if news and order.take_at_ns is not None:
             self._notices[order.lease] = order
             self._hardware.notice(order.lease, order)
+            self._parking.noticed(order, now_ns)
         elif news and self._notices.pop(order.lease, None) is not None:
             self._hardware.notice(order.lease, None)
+            self._parking.spared(order.lease)
         if news is not None:
             self._answer(order, held=True)
         elif not self._never_seen(order):
@@ -313,7 +340,8 @@ class Node:
         self._ended_here.stop(order.lease)
         self._let_go(order.lease)
         until_ns = now_ns + order.grace_ns
-        if self._begin_end(order, epoch, gone, until_ns):
+        is_new = self._begin_end(order, epoch, gone, until_ns)
+        if is_new and not self._parking.park(order.lease, epoch, order.park, until_ns, now_ns):
             self._hardware.tell(order.lease, epoch, order.reason, until_ns, order.detail, now_ns)
         self._teardowns.advance(self._teardowns.of(order.lease, order.parts), now_ns)
 
@@ -321,7 +349,7 @@ class Node:
         """Take the lease off the parts that the office names, and off those it had here; whether anything is new."""
         lease, is_new = order.lease, False
         for part in order.parts:
-            is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=True)
+            is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=True, park=order.park)
         for part in gone.parts if gone is not None else ():
             if self._teardowns.get(lease, part.resource) is None:
                 is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=False)
@@ -354,6 +382,7 @@ class Node:
             self._tenants.pop(lease, None)
             self._names.pop(lease, None)
             self._expiring.drop(lease)
+            self._parking.spared(lease)
 
     def _warn_who_expires(self, now_ns: int) -> None:
         for lease in self._expiring.due(now_ns):
@@ -373,9 +402,13 @@ class Node:
                     if live is not None:
                         self._end_here(live, EndReason.DEVICE_LOST, f"{resource}: {wrong}", now_ns)
 
+    def _look_at_parked(self, now_ns: int) -> None:
+        for live in self._parking.empty():
+            self._end_here(live, EndReason.GUEST_FAILED, "what was parked under it is gone", now_ns)
+
     def _repeat(self, now_ns: int) -> None:
         self._ended_here.give_up(now_ns)
-        for report in (*self._ended_here.due(now_ns), *self._faulted.due(now_ns)):
+        for report in (*self._ended_here.due(now_ns), *self._faulted.due(now_ns), *self._parking.due(now_ns)):
             self._report(report)
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
@@ -385,6 +418,7 @@ class Node:
             self._expiring.next_ns(),
             self._ended_here.next_ns(),
             self._faulted.next_ns(),
+            self._parking.next_ns(),
         )
         wake_ns = min((at_ns for at_ns in wakes if at_ns is not None), default=None)
         return None if wake_ns is None else max(wake_ns, now_ns + 1)
@@ -394,13 +428,21 @@ class Node:
     def _deadline_ns(self, order: Grant | Extend, now_ns: int) -> int:
         return order.deadline_ns if self._same_clock else now_ns + order.ttl_ns
 
-    def _answer(self, order: Grant | Extend | Notify, *, held: bool, detail: str = "this lease is over here") -> None:
+    def _answer(
+        self,
+        order: Grant | Extend | Notify,
+        *,
+        held: bool,
+        detail: str = "this lease is over here",
+        reason: EndReason = EndReason.NODE_LOST,
+    ) -> None:
         name, lease, epoch, number = self.name, order.lease, order.epoch, order.number
         if held:
             told = isinstance(order, Notify)
             self._report(Held(node=name, lease=lease, epoch=epoch, number=number, told=told))
         else:
-            self._report(NotHeld(node=name, lease=lease, epoch=epoch, number=number, detail=detail))
+            report = NotHeld(node=name, lease=lease, epoch=epoch, number=number, detail=detail, reason=reason)
+            self._report(report)
 
 
 def _same_hardware(old: Sequence[Part], new: Sequence[Part]) -> bool:

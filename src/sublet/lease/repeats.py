@@ -35,6 +35,13 @@ class Repeats(Generic[_Key]):
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(tuple(self._entries))
+
+    def now(self, key: _Key, report: Report) -> None:
+        """This is what is said of it from the next time on."""
+        self._entries[key].report = report
+
     def say(self, key: _Key, report: Report, now_ns: int, *, for_ns: int | None = None) -> None:
         """From now on, and for so long at most."""
         until_ns = None if for_ns is None else now_ns + for_ns

@@ -74,6 +74,10 @@ class LeaseEvent(enum.StrEnum):
     """The reason for the notice went away before it was due."""
     END = "end"
     """Released, expired, taken: the reason is a fact of its own."""
+    SUSPEND = "suspend"
+    """Taken as announced, and its guests are to live on under a parking lease."""
+    RESUME = "resume"
+    """The holder took it, for guests that are parked: the clock runs, and they go on."""
     TORN_DOWN = "torn_down"
     """The agent has verified, or quarantined, every slice."""
 
@@ -188,6 +192,7 @@ LEASE_TABLE: Final[Mapping[tuple[LeaseStatus, LeaseEvent], LeaseStatus]] = {
     (_L.QUEUED, _LE.GRANT): _L.GRANTED,
     (_L.QUEUED, _LE.END): _L.ENDED,
     (_L.GRANTED, _LE.CLAIM): _L.ACTIVE,
+    (_L.GRANTED, _LE.RESUME): _L.ACTIVE,
     (_L.GRANTED, _LE.UNGRANT): _L.QUEUED,
     (_L.GRANTED, _LE.END): _L.ENDING,
     (_L.ACTIVE, _LE.RENEW): _L.ACTIVE,
@@ -198,6 +203,7 @@ LEASE_TABLE: Final[Mapping[tuple[LeaseStatus, LeaseEvent], LeaseStatus]] = {
     (_L.NOTICED, _LE.ATTACH): _L.NOTICED,
     (_L.NOTICED, _LE.SPARE): _L.ACTIVE,
     (_L.NOTICED, _LE.END): _L.ENDING,
+    (_L.NOTICED, _LE.SUSPEND): _L.ENDING,
     (_L.ENDING, _LE.TORN_DOWN): _L.ENDED,
 }
 
@@ -291,9 +297,13 @@ COUPLING: Final[Mapping[LeaseEvent, tuple[SliceEvent | None, GuestEvent | None]]
     LeaseEvent.NOTICE: (None, None),
     LeaseEvent.SPARE: (None, None),
     LeaseEvent.END: (SliceEvent.TEARDOWN, GuestEvent.END),
+    LeaseEvent.SUSPEND: (SliceEvent.TEARDOWN, GuestEvent.PARK),
+    LeaseEvent.RESUME: (None, GuestEvent.RESUME),
     LeaseEvent.TORN_DOWN: (None, None),
 }
-"""What an event of a lease does to each of its slices and to each guest that still uses one of them."""
+"""What an event of a lease does to each of its slices and to each guest that still uses one of them (of a resume: to
+each that is parked under the lease it names). A suspend that does not come off is an end: a guest that cannot be parked
+in time goes the way of all others, and so does one that is parked when its parking lease ends."""
 
 
 class TransitionError(Exception):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sublet.lease.hardware import Clean, Hardware, NotYet, Unclean
 from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId
-from sublet.wire.orders import Metered, Part
+from sublet.wire.orders import Metered, Parking, Part
 
 __all__ = ["SCRUBBING", "Bounds", "Phase", "Teardown"]
 
@@ -59,6 +59,8 @@ class Teardown:
     """Whether the office asked; until it does, nobody is told the outcome."""
     answered: bool = False
     """Whether the outcome was told since the office last asked."""
+    park: Parking | None = None
+    """Where its guests were to go on living."""
     phase: Phase = Phase.TOLD
     due_ns: int | None = None
     """When the next step is due, at the latest; None before the first step and after the last."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from sublet.lease.hardware import Hardware
 from sublet.lease.teardown import Bounds, Phase, Teardown
 from sublet.values import Epoch, LeaseId, NodeId, ResourceId
-from sublet.wire.orders import Failed, Part, Report, TornDown
+from sublet.wire.orders import Failed, Parking, Part, Report, TornDown
 
 __all__ = ["Teardowns"]
 
@@ -56,15 +56,28 @@ class Teardowns:
         """When the next step is due."""
         return min((down.due_ns for down in self._all.values() if down.due_ns is not None), default=None)
 
-    def begin(self, lease: LeaseId, epoch: Epoch, part: Part, *, grace_until_ns: int, asked: bool) -> bool:
+    def are_parking(self, under: LeaseId) -> bool:
+        """Whether somebody is just being taken off a device, to live on under this lease."""
+        return any(down.park is not None and down.park.lease == under and not down.is_settled for down in self)
+
+    def begin(
+        self,
+        lease: LeaseId,
+        epoch: Epoch,
+        part: Part,
+        *,
+        grace_until_ns: int,
+        asked: bool,
+        park: Parking | None = None,
+    ) -> bool:
         """Take the lease off this part, or go on with it; whether it is new."""
         down = self._all.get((lease, part.resource))
         if down is not None:  # a restored office may ask by an older epoch; what is said of the newer one holds too
-            down.epoch = max(down.epoch, epoch)
+            down.epoch, down.park = max(down.epoch, epoch), down.park or park
             down.asked = down.asked or asked
             down.answered = False
             return False
-        down = Teardown(lease=lease, epoch=epoch, part=part, grace_until_ns=grace_until_ns, asked=asked)
+        down = Teardown(lease=lease, epoch=epoch, part=part, grace_until_ns=grace_until_ns, asked=asked, park=park)
         if asked:
             self._take_over_failure(down)
         self._all[lease, part.resource] = down
@@ -142,6 +155,7 @@ class Teardowns:
             resources=tuple(down.part.resource for down in downs),
             metered=next((down.metered for down in downs if down.metered is not None), None),
             steps=steps,
+            parked=any(down.park is not None and self._hardware.parked(down.park.lease) for down in downs),
         )
 
     def _failed(self, down: Teardown) -> Failed:

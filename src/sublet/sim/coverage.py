@@ -47,6 +47,7 @@ FAULTS: Final = (
     "scrub_failure",
     "device_fault",
     "lost_reports",
+    "failed_park",
     "deaf_guest",
 )
 STATES: Final = (

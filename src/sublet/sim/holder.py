@@ -22,6 +22,7 @@ from sublet.sim.asking import RESEND_NS, AskingProcess
 from sublet.sim.job import Job
 from sublet.sim.process import MachineClock
 from sublet.values import EndReason, Epoch, Kind, LeaseId, RequestId, TenantId, Tier
+from sublet.wire.orders import Parking
 
 if TYPE_CHECKING:
     from sublet.sim.office import OfficeProcess
@@ -45,6 +46,8 @@ class HolderProcess(AskingProcess):
         """Since when it waits for a first answer to its request; None if it does not."""
         self.retired = False
         """It asks for nothing more."""
+        self.parked: Parking | None = None
+        """Where the guests of its last lease live on, as it was told."""
         self._requests = 0
         self._forget()
 
@@ -98,6 +101,8 @@ class HolderProcess(AskingProcess):
         job = Job(world, RequestId(f"{self.name}-{self.boot}-{self._requests}"))
         if wants is not None:
             job.wants = wants
+        elif self.parked is not None:
+            self._go_on(job, self.parked)
         self.job = job
         self.asked_at_true = world.now
         wait = world.random.random() if wants is None else 1.0
@@ -111,9 +116,24 @@ class HolderProcess(AskingProcess):
                 tier=self.tier,
                 wait_ns=0 if wait < 0.15 else None if wait < 0.3 else int(wait * 90 * _S),
                 renew=job.mode,
+                resume=job.resume,
+                resume_epoch=job.resume_epoch,
             ),
             self._acquired,
         )
+
+    def _go_on(self, job: Job, parked: Parking) -> None:
+        """Ask for a device for what is parked; or give it up, or forget about it; sometimes another comes first."""
+        self.parked = None
+        fate = self.world.random.random()
+        if fate < 0.8:
+            job.wants, job.resume, job.resume_epoch = (), parked.lease, parked.epoch
+        elif fate < 0.9:
+            self.ask(cmd.Release(tenant=self.tenant, lease=parked.lease), lambda _: None)
+        if 0.6 < fate < 0.8:
+            again = RequestId(f"{self.name}-{self.boot}-{self._requests}-over")
+            command = cmd.Attach(tenant=self.tenant, lease=parked.lease, request_id=again)
+            self.post(self.open_request(lambda _: None, None), command)
 
     def _acquired(self, reply: Reply) -> None:
         self.asked_at_true = None
@@ -284,6 +304,9 @@ class HolderProcess(AskingProcess):
         self.holder = self.job = self.lease = None
         self._working = self.let_go = False
         self.asked_at_true = None
+        if self.parked is not None and self.world.random.random() < 0.9:
+            self.after(int(self.world.random.random() * 8 * _S), self._want)
+            return
         self.after(int(self.world.random.random() * self.world.scenario.think_ns), self._want)
 
     # ---- time and news ----
@@ -356,10 +379,17 @@ class HolderProcess(AskingProcess):
                 case ev.Spared():
                     entry.spare(now_ns)
                 case ev.Ending() | ev.Ended():
+                    self._hear_of_parking(event)
                     entry.ended(LeaseEnd(reason=event.end.reason, at=self.manager.stamp(now_ns)), now_ns)
                 case _:
                     pass
         self._look_at_time()
+
+    def _hear_of_parking(self, event: ev.Ending | ev.Ended) -> None:
+        """What was there lives on, or it turned out that it does not."""
+        self.parked = event.end.resume
+        if self.parked is not None:
+            self.world.watch.parked.told(self.parked)
 
     def _take_notice(self, reply: Reply, now_ns: int) -> None:
         holder = self.holder

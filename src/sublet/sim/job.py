@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sublet.broker.records import Want
-from sublet.values import RenewMode, RequestId
+from sublet.values import Epoch, LeaseId, RenewMode, RequestId
 
 if TYPE_CHECKING:
     from sublet.sim.world import World
@@ -18,11 +18,17 @@ _S: Final = 1_000_000_000
 class Job:
     """One lease's worth of work: what is asked for, and how it will go."""
 
-    __slots__ = ("attach", "busy_ns", "claimed_late", "ending", "idle_ns", "mode", "node", "request", "rounds", "wants")
+    __slots__ = (
+        *("attach", "busy_ns", "claimed_late", "ending", "idle_ns", "mode", "node"),
+        *("request", "resume", "resume_epoch", "rounds", "wants"),
+    )
 
     def __init__(self, world: World, request: RequestId) -> None:
         plan, draw = world.scenario, world.random
         self.request = request
+        self.resume: LeaseId | None = None
+        """What it goes on with."""
+        self.resume_epoch: Epoch | None = None
         self.wants: tuple[Want, ...] = plan.wants(world)
         self.mode = draw.choice((RenewMode.WHILE_BUSY, RenewMode.WHILE_BUSY, RenewMode.ALWAYS, RenewMode.NEVER))
         self.rounds = 1 + int(draw.random() * 6)

@@ -127,6 +127,7 @@ class NodeProcess(Process):
 
     def _plan_tick(self) -> None:
         wake_ns = self.agent.tick(self.clock.now_ns())
+        self.world.watch.moved(self)
         if wake_ns is not None and (self._wake_ns is None or wake_ns < self._wake_ns):
             self._wake_ns = wake_ns
             self.at(wake_ns, self._timer, wake_ns)

@@ -18,6 +18,7 @@ from sublet.broker.ledger import Ledger
 from sublet.broker.presence import Presence
 from sublet.broker.records import LeaseRecord, Now
 from sublet.errors import Disconnected, LeaseNotActive
+from sublet.lease.states import LIVE_STATES
 from sublet.sim.process import MachineClock, Process
 from sublet.sim.replies import Reply, reply_for
 from sublet.values import Kind, LeaseId, TenantId
@@ -175,6 +176,8 @@ class OfficeProcess(Process):
         lease = self.ledger.state.leases.get(lease_id)
         if lease is None or lease.tenant != tenant or self._waiting.get(lease_id):
             return
+        if lease.status in LIVE_STATES and not self.ledger.is_held(lease_id):
+            return  # a claim that was not confirmed in time may still be; he will ask again
         self._listeners[lease_id] = holder
         answer = self.ledger.answer_for(lease, now)
         reply = reply_for(answer, lease, now)

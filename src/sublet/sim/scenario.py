@@ -7,13 +7,13 @@ what happens when one thing does.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from sublet.agent.pretended import Timings
 from sublet.broker.policy import Policy
 from sublet.broker.records import Want
-from sublet.values import GIB, Exclusivity, Kind, NodeId, ResourceId
+from sublet.values import GIB, Exclusivity, Kind, NodeId, ResourceId, Suspend
 from sublet.wire.orders import Device, Inventory
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _MS: Final = 1_000_000
 
 POLICY: Final = Policy(
     ttl_min_ns=2 * _S,
+    ttl_parking_ns=20 * _S,
+    suspend_ns=4 * _S,
     notice_ns=6 * _S,
     notice_spot_ns=2 * _S,
     grace_max_ns=2 * _S,
@@ -100,6 +102,7 @@ class Scenario:
             retry_ns=2 * _S,
             attempts=4,
             verify_ns=_S // 10,
+            park_ns=_S,
         )
     )
     slow_disk_until: int = 0
@@ -139,6 +142,11 @@ class Scenario:
         return bool(self.sync_failure) and world.random.random() < self.sync_failure
 
 
+def _with_ability(inventory: Inventory, ability: Suspend) -> Inventory:
+    devices = [replace(one, suspend=ability) if one.kind is Kind.GPU else one for one in inventory.devices]
+    return replace(inventory, devices=tuple(devices))
+
+
 def draw(seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
     """The scenario of a seed, and the source of everything else that is random in it."""
     source = random.Random(f"{mode}/{seed}")
@@ -164,6 +172,9 @@ def draw(seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
         deposed=chance() < 0.5,
         think_ns=int((2 + chance() * 15) * _S),
     )
+    # Drawn last, so that the seeds of before tell the same story up to here.
+    ability = source.choice((Suspend.NONE, Suspend.SAME_DEVICE, Suspend.SAME_TYPE, Suspend.SAME_TYPE))
+    scenario.inventories = tuple(_with_ability(found, ability) for found in scenario.inventories)
     return scenario, source
 
 

@@ -17,9 +17,10 @@ from sublet.lease.fence import is_exclusive
 from sublet.lease.states import LIVE_STATES
 from sublet.sim.account import audit
 from sublet.sim.idle_hands import IdleHands
+from sublet.sim.parked import ParkedRules
 from sublet.sim.supervised import SupervisedRules
 from sublet.values import EndReason, Epoch, Kind, LeaseId, RenewMode, ResourceId, Tier
-from sublet.wire.orders import Held, Order, Report, TornDown
+from sublet.wire.orders import Held, Order, Report, Resumed, TornDown
 
 if TYPE_CHECKING:
     from sublet.broker.state import State
@@ -75,6 +76,7 @@ class Watch:
         self._requests: dict[tuple[str, str], LeaseId] = {}
         self._met_incarnation: dict[str, int] = {}
         self._supervised = SupervisedRules(self.fail)
+        self.parked = ParkedRules(self.fail, world)
         self._entry_before: Live | None = None
         self._at_crash: bytes | None = None
         self._left_at_crash: dict[LeaseId, int] = {}
@@ -103,6 +105,7 @@ class Watch:
             self.fail("L8", f"{command.lease} had ended ({self._over[command.lease]}), and was granted more time")
         if answered and isinstance(command, cmd.Renew):
             self._renewed_rightly(state, command, now)
+        self.parked.decided(state, command, outcome)
         for event in outcome.events:
             self._event(office, state, event, now)
         self._heard(state, outcome)
@@ -206,6 +209,7 @@ class Watch:
         self._at_crash = None
         self._told.clear()
         self._requests.clear()
+        self.parked.restored()
 
     def recovered(self, office: OfficeProcess, state: State) -> None:
         """The journal was folded: it must come to what lived, and to what was told."""
@@ -216,6 +220,7 @@ class Watch:
         if self._at_crash is not None and self._at_crash != state.snapshot():
             self.fail("fold", "what the journal comes to is not what the office knew when it crashed")
         self._at_crash = None
+        self.parked.recovered(state)
         for lease_id, epoch in self._told.items():
             lease = state.leases.get(lease_id)
             if lease is None:
@@ -278,12 +283,18 @@ class Watch:
                     self.fail("L4", f"{node.name} said TornDown of {report.lease} while its guest is on {resource}")
                 key = (report.lease, resource)
                 self._torn[key] = max(report.epoch, self._torn.get(key, report.epoch))
+        elif isinstance(report, Resumed):
+            self.parked.resumed(node, report)
         elif isinstance(report, Held) and node.embedded:
             self._supervised.held(node, report)
 
     def supervisor_died(self, node: NodeProcess, *, reboot: bool) -> None:
         """Its tables are gone; what they were about may not be."""
         self._supervised.died(node, reboot=reboot)
+
+    def moved(self, node: NodeProcess) -> None:
+        """An agent did what was due."""
+        self.parked.look(node)
 
     def supervisor_moved(self, node: NodeProcess) -> None:
         """It did what was due."""
@@ -311,6 +322,7 @@ class Watch:
 
     def effect_taken(self, node: NodeProcess, lease: LeaseId, epoch: Epoch) -> None:
         """The fence let an effect through."""
+        self.parked.acted(node, lease, epoch)
         live = node.agent.fence.get(lease)
         if live is None or live.epoch != epoch:
             self.fail("L3", f"{node.name} took an effect of {lease} with epoch {epoch}, which is not live")

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from sublet.lease.hardware import Hardware, Leftover, NotYet, Verdict
+from sublet.lease.hardware import Hardware, Leftover, Need, NotYet, Verdict
 from sublet.supervisor.loop import confess
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
-from sublet.wire.orders import Notify, Part
+from sublet.wire.orders import Notify, Parking, Part
 
 __all__ = ["Shielded"]
 
@@ -50,6 +50,20 @@ class Shielded:
 
     def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
         self._said(lease, lambda: self._inner.spare(lease, epoch))
+
+    # ---- parking ----
+
+    def need(self, lease: LeaseId, epoch: Epoch, /) -> Need:
+        return self._asked(lambda: self._inner.need(lease, epoch), Need())
+
+    def park(self, lease: LeaseId, epoch: Epoch, under: Parking, room: int, until_ns: int, now_ns: int, /) -> bool:
+        return self._asked(lambda: self._inner.park(lease, epoch, under, room, until_ns, now_ns), False)
+
+    def parked(self, under: LeaseId, /) -> bool:
+        return self._asked(lambda: self._inner.parked(under), False)
+
+    def resume(self, under: Parking, lease: LeaseId, epoch: Epoch, /) -> None:
+        self._said(lease, lambda: self._inner.resume(under, lease, epoch))
 
     # ---- when it is over ----
 

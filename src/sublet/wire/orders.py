@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, Suspend, TenantId
 
 __all__ = [
     "Device",
@@ -28,8 +28,11 @@ __all__ = [
     "NotHeld",
     "Notify",
     "Order",
+    "Parkable",
+    "Parking",
     "Part",
     "Report",
+    "Resumed",
     "TornDown",
     "Verify",
     "card_uuid",
@@ -49,6 +52,19 @@ class Part:
     millis: int = 0
     """The share of the device in thousandths, for metering; 0 for anything but a GPU."""
     exclusivity: Exclusivity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parking:
+    """The parking lease under which guests live that were taken off their device, and the epoch it has."""
+
+    lease: LeaseId
+    epoch: Epoch
+
+    @property
+    def hint(self) -> str:
+        """As people and programs are told it, to name it when they want to go on."""
+        return f"{self.lease}@{self.epoch}"
 
 
 def card_uuid(resource: str) -> str:
@@ -74,6 +90,8 @@ class Device:
     machine_id: str = ""
     """What it is called on the whole machine, where one office at a time may lend it; the parts of one card share it.
     Empty where it is no thing that another office could also have."""
+    suspend: Suspend = Suspend.NONE
+    """What was tried out here with guests on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +120,10 @@ class Grant:
     """What remains, for an agent with another clock."""
     name: str = ""
     """What its holder calls it. Storage of a lease with a name is kept when the lease ends."""
+    parked: bool = False
+    """It is a parking lease with guests under it. An agent that has none of them does not hold it."""
+    resume: Parking | None = None
+    """What is parked under that goes on under this, and the parking lease is over; without it this is not held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +164,9 @@ class End:
     reason: EndReason
     grace_ns: int
     detail: str = ""
+    park: Parking | None = None
+    """Its guests are not ended but taken off the device, to live on under that, if that is possible within the grace.
+    Their end is what happens otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +202,8 @@ class NotHeld:
     epoch: Epoch
     number: int
     detail: str = ""
+    reason: EndReason = EndReason.NODE_LOST
+    """What the lease ends for, if the office still thinks that it lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +247,8 @@ class TornDown:
     """Of the lease as a whole; None if nothing ran there that would be known of."""
     steps: dict[str, int] = field(default_factory=dict, compare=False)
     """How long each step took, in nanoseconds: ``told`` (the grace), ``killing``, ``verifying``, ``scrubbing``."""
+    parked: bool = False
+    """Guests of the lease live on, under the parking lease that the ``End`` named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,4 +287,31 @@ class Foreign:
     """Who it is, in a sentence for people."""
 
 
-Report = Held | NotHeld | EndedHere | TornDown | Failed | Fault | Foreign
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parkable:
+    """What the guests of a lease that has notice would need to be parked. Said again, at growing intervals, until the
+    lease is over or spared; the newest counts."""
+
+    node: NodeId
+    lease: LeaseId
+    epoch: Epoch
+    amount: int
+    """Bytes of memory: what they have resident, and what they have on their devices. 0: see ``why``."""
+    why: str = ""
+    """Why they cannot be parked, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What was parked goes on under a new lease, and the parking lease is over here. Repeated until that is answered by
+    an ``End`` of the parking lease."""
+
+    node: NodeId
+    lease: LeaseId
+    epoch: Epoch
+    """Of the new lease."""
+    under: Parking
+    """What it was parked under."""
+
+
+Report = Held | NotHeld | EndedHere | TornDown | Failed | Fault | Foreign | Parkable | Resumed

@@ -9,7 +9,7 @@ import pytest
 from sublet.errors import LeaseExpired, LeaseRevoked
 from sublet.lease import node
 from sublet.lease.fence import is_exclusive
-from sublet.lease.hardware import Clean, Leftover, NotYet, Unclean, Verdict
+from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
 from sublet.lease.node import Node
 from sublet.lease.teardown import Bounds, Phase
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, TenantId
@@ -25,6 +25,7 @@ from sublet.wire.orders import (
     Inventory,
     NotHeld,
     Notify,
+    Parking,
     Part,
     Report,
     TornDown,
@@ -94,6 +95,18 @@ class Paper:
     def look(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int) -> Verdict:
         self.asked.append(("look", resource, lease, epoch.n, now_ns))
         return self.verdicts.pop(0) if self.verdicts else Clean()
+
+    def need(self, lease: LeaseId, epoch: Epoch) -> Need:
+        return Need()
+
+    def park(self, lease: LeaseId, epoch: Epoch, under: Parking, room: int, until_ns: int, now_ns: int) -> bool:
+        return False
+
+    def parked(self, under: LeaseId) -> bool:
+        return False
+
+    def resume(self, under: Parking, lease: LeaseId, epoch: Epoch) -> None:
+        raise AssertionError("nothing is parked here")
 
     def forget(self, resource: ResourceId, lease: LeaseId) -> None:
         self.asked.append(("forget", resource, lease))

@@ -29,10 +29,25 @@ from sublet.values import (
     RenewMode,
     RequestId,
     ResourceId,
+    Suspend,
     TenantId,
     Tier,
 )
-from sublet.wire.orders import Device, End, Extend, Grant, Held, Inventory, Notify, Order, Report, TornDown, Verify
+from sublet.wire.orders import (
+    Device,
+    End,
+    Extend,
+    Grant,
+    Held,
+    Inventory,
+    Notify,
+    Order,
+    Parking,
+    Report,
+    Resumed,
+    TornDown,
+    Verify,
+)
 
 __all__ = ["ANN", "BEN", "LOCAL", "Bench", "cores", "device", "gpu", "inventory", "seconds", "shared"]
 
@@ -59,9 +74,15 @@ def cores(count: int) -> Want:
     return Want(kind=Kind.CPU, amount=count)
 
 
-def device(name: str, kind: Kind = Kind.GPU, capacity: int | None = None, model: str = "") -> Device:
+def device(
+    name: str,
+    kind: Kind = Kind.GPU,
+    capacity: int | None = None,
+    model: str = "",
+    suspend: Suspend = Suspend.NONE,
+) -> Device:
     usual = {Kind.GPU: 16 * GIB, Kind.CPU: 8, Kind.MEMORY: 64 * GIB, Kind.BLOCK: 100 * GIB}
-    return Device(id=ResourceId(name), kind=kind, capacity=capacity or usual[kind], model=model)
+    return Device(id=ResourceId(name), kind=kind, capacity=capacity or usual[kind], model=model, suspend=suspend)
 
 
 def inventory(node: str, *devices: Device, **labels: str) -> Inventory:
@@ -254,10 +275,14 @@ def answers_to(order: Order, node_of: object) -> list[Report]:
     if node is None:
         return []
     match order:
+        case Grant(resume=Parking() as under):
+            held = Held(node=node, lease=order.lease, epoch=order.epoch, number=order.number)
+            return [held, Resumed(node=node, lease=order.lease, epoch=order.epoch, under=under)]
         case Grant() | Extend():
             return [Held(node=node, lease=order.lease, epoch=order.epoch, number=order.number)]
         case Notify():
             return [Held(node=node, lease=order.lease, epoch=order.epoch, number=order.number, told=True)]
         case End() | Verify():
             resources = tuple(part.resource for part in order.parts)
-            return [TornDown(node=node, lease=order.lease, epoch=order.epoch, resources=resources)]
+            parked = isinstance(order, End) and order.park is not None
+            return [TornDown(node=node, lease=order.lease, epoch=order.epoch, resources=resources, parked=parked)]

@@ -21,8 +21,20 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, Tier
-from sublet.wire.orders import End, EndedHere, Failed, Fault, Foreign, Inventory, Metered, NotHeld, Report, TornDown
+from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, Suspend, Tier
+from sublet.wire.orders import (
+    End,
+    EndedHere,
+    Failed,
+    Fault,
+    Foreign,
+    Inventory,
+    Metered,
+    NotHeld,
+    Parkable,
+    Report,
+    TornDown,
+)
 from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, answers_to, device, inventory, seconds
 from tests.unit.ledger.watch import OF_ITSELF, Watch
 
@@ -142,6 +154,30 @@ class Chaos:
         self.asked.append(command)
         self.do(command)
 
+    def resume(self, number: int) -> None:
+        """Go on with what is parked, or with what is not; by the epoch that is live, or by an old one."""
+        rng = self.rng
+        found = [lease for lease in self.bench.state.leases.values() if lease.parks is not None]
+        lease = rng.choice(found) if found and rng.random() < 0.9 else self._some(*LeaseStatus)
+        if lease is None:
+            return
+        old = lease.epoch is not None and rng.random() < 0.1
+        epoch = Epoch(0, 1) if old else lease.epoch
+        command = cmd.Acquire(
+            tenant=lease.tenant,
+            lease=LeaseId(f"R{number}"),
+            request_id=RequestId(f"r{number}"),
+            wants=(),
+            ttl_ns=seconds(rng.choice((10, 30))),
+            wait_ns=rng.choice((None, 0, seconds(30))),
+            resume=lease.id,
+            resume_epoch=epoch,
+        )
+        was, at = lease.status, lease.epoch
+        answer = self.do(command).answer
+        if was in (LeaseStatus.ENDING, LeaseStatus.ENDED) or lease.parks is None or (old and at is not None):
+            assert isinstance(answer, SubletError), f"resumed from {was}, {lease.parks}: {answer}"
+
     def acquire_again(self, number: int) -> None:
         """L15: one effect; and another content under the same id is noticed."""
         if not self.asked:
@@ -199,7 +235,8 @@ class Chaos:
 
     def revoke(self, number: int) -> None:
         if lease := self._some(*LeaseStatus):
-            self.do(cmd.Revoke(lease=lease.id, notice_ns=self.rng.choice((0, seconds(4)))))
+            reason = self.rng.choice((EndReason.OPERATOR, EndReason.BUDGET))
+            self.do(cmd.Revoke(lease=lease.id, reason=reason, notice_ns=self.rng.choice((0, seconds(4)))))
 
     def stranger(self, number: int) -> None:
         """A1: another tenant's lease is no lease at all, and is spoken of in the same words."""
@@ -302,6 +339,7 @@ class Chaos:
             if well or rng.random() < 0.8:
                 self.air += self._words(answers_to(order, bench.ledger.node_of), well=well)
         if not well:
+            self.air += [self._need(lease) for lease in bench.state.leases.values() if self._says_need(lease)]
             rng.shuffle(self.air)
             self.air = [report for report in self.air if rng.random() < 0.95]
         taken = len(self.air) if well else rng.randrange(len(self.air) + 1)
@@ -314,11 +352,24 @@ class Chaos:
             if not well and rng.random() < 0.1:
                 self.air.append(report)
 
+    def _says_need(self, lease: LeaseRecord) -> bool:
+        return lease.status is LeaseStatus.NOTICED and self.rng.random() < 0.5
+
+    def _need(self, lease: LeaseRecord) -> Parkable:
+        """What an agent says of the guests of a lease that has notice, as often as it likes."""
+        assert lease.node is not None
+        assert lease.epoch is not None
+        why = "managed memory" if self.rng.random() < 0.2 else ""
+        amount = 0 if why else self.rng.choice((1, 2, 80)) * GIB
+        return Parkable(node=lease.node, lease=lease.id, epoch=lease.epoch, amount=amount, why=why)
+
     def _words(self, reports: list[Report], *, well: bool) -> list[Report]:
         rng = self.rng
         for index, report in enumerate(reports):
             if isinstance(report, TornDown) and report.epoch.n % 3 == 0:
                 reports[index] = replace(report, metered=Metered(launches=report.epoch.n, is_whole=True))
+            if isinstance(report, TornDown) and report.parked and rng.random() < 0.2:
+                reports[index] = replace(report, parked=False)
         if well or rng.random() < 0.8:
             return reports
         changed: list[Report] = []
@@ -347,6 +398,7 @@ class Chaos:
 
 DEEDS = (
     Chaos.acquire,
+    Chaos.resume,
     Chaos.acquire_again,
     Chaos.claim,
     Chaos.decline,
@@ -362,7 +414,7 @@ DEEDS = (
     Chaos.hardware,
     Chaos.restart,
 )
-WEIGHTS = (30, 3, 14, 2, 14, 6, 3, 8, 2, 1, 2, 2, 2, 3, 2)
+WEIGHTS = (30, 6, 3, 14, 2, 14, 6, 3, 8, 4, 1, 2, 2, 2, 3, 2)
 
 
 def _with(command: cmd.Acquire, **changes: object) -> cmd.Acquire:
@@ -371,8 +423,13 @@ def _with(command: cmd.Acquire, **changes: object) -> cmd.Acquire:
 
 
 def _node(rng: random.Random, index: int) -> Inventory:
-    gpus = [device(f"n{index}-gpu{i}", capacity=rng.choice((8, 16)) * GIB) for i in range(rng.choice((1, 2, 2)))]
-    return inventory(f"n{index}", *gpus, device(f"n{index}-cpu", Kind.CPU), zone=f"z{index}")
+    able = rng.choice(tuple(Suspend))
+    gpus = [
+        device(f"n{index}-gpu{i}", capacity=rng.choice((8, 16)) * GIB, suspend=able)
+        for i in range(rng.choice((1, 2, 2)))
+    ]
+    rest = (device(f"n{index}-cpu", Kind.CPU), device(f"n{index}-memory", Kind.MEMORY, capacity=8 * GIB))
+    return inventory(f"n{index}", *gpus, *rest, zone=f"z{index}")
 
 
 def _wants(rng: random.Random) -> tuple[Want, ...]:

@@ -39,7 +39,8 @@ def test_nothing_breaks(block: int) -> None:
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         met.update(chaos.watch.met)
-    missing = {event.__name__ for event in EVENT_TYPES.values()} - met.keys() - {"NodeJoined"}
+    rare = {"NodeJoined", "Parked", "Resumed"}  # the last two take many steps in a row: see test_parking, and the seeds
+    missing = {event.__name__ for event in EVENT_TYPES.values()} - met.keys() - rare
     assert not missing, f"never met: {missing}"
     assert met.keys() >= {f"answer {kind.__name__}" for kind in (Granted, Place, Offer, Refusal)}
     assert met.keys() >= {f"end {reason}" for reason in ENDS}

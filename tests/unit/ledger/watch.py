@@ -25,14 +25,14 @@ from sublet.errors import (
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId, Tier
-from sublet.wire.orders import EndedHere, Failed, Fault, NotHeld, TornDown
+from sublet.wire.orders import EndedHere, Failed, Fault, NotHeld, Resumed, TornDown
 from tests.unit.ledger.bench import Bench
 
 __all__ = ["OF_ITSELF", "Watch"]
 
 OF_ITSELF = (ev.Granted, ev.Promised, ev.Noticed, ev.Spared, ev.PromiseDropped)
 """What the scheduler may do after any command."""
-BY_THE_AGENT = (EndedHere, NotHeld, TornDown, Failed, Fault)
+BY_THE_AGENT = (EndedHere, NotHeld, TornDown, Failed, Fault, Resumed)
 
 
 @dataclass
@@ -50,6 +50,8 @@ class Note:
     notices: int = 0
     ended: bool = False
     ending: bool = False
+    follows: bool = False
+    """It is a parking lease, or goes on with one: it may end with the other."""
 
 
 @dataclass
@@ -103,7 +105,10 @@ class Watch:
             case ev.Queued():
                 lease = event.lease
                 assert lease.id not in self.notes
-                self.notes[lease.id] = Note(lease.tenant, lease.tier, wait_until_ns=lease.wait_until_ns)
+                follows = lease.parks is not None or lease.resume is not None
+                self.notes[lease.id] = Note(
+                    lease.tenant, lease.tier, wait_until_ns=lease.wait_until_ns, follows=follows
+                )
             case ev.Granted():
                 self._epoch(event.epoch)
                 note = self.notes[event.lease]
@@ -139,7 +144,7 @@ class Watch:
             case ev.Ended():
                 note = self.notes[event.lease]
                 assert not note.ended, f"L12: {event.lease} ended twice"
-                if not note.ending and event.end.reason is EndReason.REFUSED:
+                if not note.ending and event.end.reason is EndReason.REFUSED and not note.follows:
                     assert note.wait_until_ns is not None and note.wait_until_ns <= now_ns, "refused too early"  # noqa: PT018
                 note.ended = True
             case ev.Rebased():
@@ -157,6 +162,8 @@ class Watch:
         agent = isinstance(command, cmd.AgentReport) and isinstance(command.report, BY_THE_AGENT)
         opening = isinstance(command, cmd.OpenOffice)
         if agent or opening or isinstance(command, cmd.NodeGone | cmd.Revoke):
+            return
+        if note.follows and reason in (EndReason.WITHDRAWN, EndReason.REFUSED):
             return
         if reason in (EndReason.RELEASED, EndReason.WITHDRAWN):
             assert isinstance(command, cmd.Release | cmd.Decline), f"L5: {reason} by {command}"

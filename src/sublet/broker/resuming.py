@@ -1,0 +1,50 @@
+"""The request to go on with what is parked: whose it is, whether it is still there, and what it needs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sublet.broker import commands as cmd
+from sublet.broker.finding import find, must_be_live
+from sublet.broker.records import LeaseRecord
+from sublet.broker.step import Step
+from sublet.errors import InvalidRequest, StaleEpoch
+from sublet.values import LeaseId
+from sublet.wire.orders import Parking
+
+__all__ = ["check_epoch", "parking_of", "wanting"]
+
+
+def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
+    """The request to go on, spelt out; raises if there is nothing to go on with."""
+    assert command.resume is not None
+    if command.wants:
+        raise InvalidRequest("what is parked says itself what it needs", do="Leave the amounts out.")
+    lease = find(step, command.tenant, command.resume)
+    if lease.parks is None:
+        raise InvalidRequest(
+            f"{lease.id} is no parking lease", do="Name the one that `lease.end.resume_hint` of the lease before says."
+        )
+    must_be_live(step, lease)
+    check_epoch(lease, command)
+    if lease.parks.resumed_by is not None:
+        raise InvalidRequest(
+            f"{lease.id} is being resumed already, as {lease.parks.resumed_by}", do="Claim or release that one."
+        )
+    return msgspec.structs.replace(command, wants=lease.parks.wants, selector={}, resume_epoch=lease.epoch)
+
+
+def check_epoch(lease: LeaseRecord, command: cmd.Acquire) -> None:
+    """Whoever attached to the parking lease since is the one who may go on."""
+    if command.resume_epoch is not None and command.resume_epoch != lease.epoch:
+        raise StaleEpoch(
+            f"epoch {command.resume_epoch} of {lease.id} is old; {lease.epoch} is live",
+            do="Another program took over what is parked there.",
+        )
+
+
+def parking_of(command: cmd.Acquire) -> Parking | None:
+    """What the request, spelt out, goes on with."""
+    if command.resume is None or command.resume_epoch is None:
+        return None
+    return Parking(lease=LeaseId(command.resume), epoch=command.resume_epoch)

@@ -1,0 +1,130 @@
+"""Guests without a device: how a lease ends without its guests ending, and how another goes on with them.
+
+Four moments, each of which can be met by a restart, a copy of an order or a deadline:
+
+1. *Notice.* The lease will be taken. It is said what its guests would need to be parked (``Parkable``), so that the
+   office can set a lease of memory aside, the parking lease, before anything is taken.
+2. *Suspend.* ``End`` with ``park``: the lease is fenced, its guests stand still, leave the device and count as the
+   parking lease's from the moment on at which nothing of them is left there. Only then is the device torn down. If
+   that does not come off in time they are told to leave, and end.
+3. *Parked.* The parking lease is one like any other: it has a deadline, is renewed, runs out. With it its guests end.
+   If they end first, so does it.
+4. *Resume.* A grant that names the parking lease *and its epoch*. Admitting it, handing over and ending the parking
+   lease are one step of this table, so the guests are under one lease before it and under one after it. A grant whose
+   guests are not here any more is not held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from sublet.lease.fence import FenceTable, Live
+from sublet.lease.hardware import Hardware
+from sublet.lease.repeats import Repeats
+from sublet.lease.teardowns import Teardowns
+from sublet.values import EndReason, Epoch, LeaseId, NodeId
+from sublet.wire.orders import Grant, Notify, Parkable, Parking, Report
+
+__all__ = ["NOT_PARKED_FOR", "ParkingLot"]
+
+NOT_PARKED_FOR: Final = frozenset({EndReason.OPERATOR})
+"""Who is taken by an operator's word, or because he may no longer be here, is not kept."""
+
+
+class ParkingLot:
+    """What one node's law knows of parked guests, and of those that may be parked soon."""
+
+    def __init__(self, node: NodeId, hardware: Hardware, fence: FenceTable, teardowns: Teardowns) -> None:
+        self._node = node
+        self._hardware = hardware
+        self._fence = fence
+        self._teardowns = teardowns
+        self._parkable: Repeats[LeaseId] = Repeats()
+        self._under: dict[LeaseId, bool] = {}
+        """Leases under which somebody is, or may soon be parked; whether somebody was seen there."""
+
+    # ---- 1: notice ----
+
+    def noticed(self, order: Notify, now_ns: int) -> None:
+        """The lease will be taken. Nothing is said of who has no guests."""
+        live = self._fence.get(order.lease)
+        if live is not None and order.reason not in NOT_PARKED_FOR:
+            self._parkable.say(order.lease, self._need(live), now_ns)
+
+    def spared(self, lease: LeaseId) -> None:
+        """It will not, or it was; harmless if nothing was said."""
+        self._parkable.stop(lease)
+
+    def say_again(self, now_ns: int) -> None:
+        """To an office that may not have heard."""
+        self._parkable.again(now_ns)
+
+    def due(self, now_ns: int) -> Iterable[Report]:
+        """What to say now: what is needed as of now, not as of the notice."""
+        for lease in self._parkable:
+            live = self._fence.get(lease)
+            if live is not None:
+                self._parkable.now(lease, self._need(live))
+        return [
+            report
+            for report in self._parkable.due(now_ns)
+            if isinstance(report, Parkable) and (report.amount or report.why)
+        ]
+
+    def next_ns(self) -> int | None:
+        """When there is something to say."""
+        return self._parkable.next_ns()
+
+    def _need(self, live: Live) -> Parkable:
+        need = self._hardware.need(live.lease, live.epoch)
+        return Parkable(node=self._node, lease=live.lease, epoch=live.epoch, amount=need.amount, why=need.why_not)
+
+    # ---- 2: suspend ----
+
+    def park(self, lease: LeaseId, epoch: Epoch, under: Parking | None, until_ns: int, now_ns: int) -> bool:
+        """Begin, if the parking lease is live here (under the epoch that was meant, or a newer one)."""
+        there = self._fence.get(under.lease) if under is not None else None
+        if under is None or there is None or there.epoch < under.epoch or there.deadline_ns <= now_ns:
+            return False
+        self._under.setdefault(under.lease, False)
+        room = sum(part.amount for part in there.parts)
+        return self._hardware.park(lease, epoch, under, room, min(until_ns, there.deadline_ns), now_ns)
+
+    # ---- 3: parked ----
+
+    def empty(self) -> list[Live]:
+        """Live parking leases whose guests were seen there and are gone."""
+        found = []
+        for under, was_seen in tuple(self._under.items()):
+            live = self._fence.get(under)
+            if live is None:
+                del self._under[under]
+            elif self._hardware.parked(under):
+                self._under[under] = True
+            elif was_seen:
+                del self._under[under]
+                found.append(live)
+            elif not self._teardowns.are_parking(under):
+                del self._under[under]  # nobody came, which the office hears with the end of the other lease
+        return found
+
+    # ---- 4: resume ----
+
+    def why_not_admitted(self, order: Grant, now_ns: int) -> tuple[EndReason, str] | None:
+        """Why a grant that speaks of parked guests is not held; None if it is."""
+        if order.parked and not self._hardware.parked(order.lease):
+            return EndReason.NODE_LOST, "what was parked under it is gone"
+        if order.resume is not None and (refused := self._why_not_resumed(order.resume, now_ns)):
+            return EndReason.REFUSED, refused
+        return None
+
+    def _why_not_resumed(self, under: Parking, now_ns: int) -> str:
+        live = self._fence.get(under.lease)
+        if live is None or live.deadline_ns <= now_ns:
+            return f"the parking lease {under.lease} is over"
+        if live.epoch != under.epoch:
+            return f"epoch {under.epoch} of the parking lease {under.lease} is old; {live.epoch} is live"
+        if not self._hardware.parked(under.lease):
+            return f"nothing is parked under {under.lease}"
+        return ""
