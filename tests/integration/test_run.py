@@ -238,6 +238,25 @@ def test_a_tenant_may_name_a_python_that_everybody_may_read(sublet: Shell) -> No
         assert "hidden from the commands of a tenant" in hidden.err
 
 
+def test_another_token_cuts_what_the_old_one_has_opened(sublet: Shell) -> None:
+    token = sublet("tenant", "add", "bob").out.decode().strip()
+    process = subprocess.Popen(
+        sublet.command("run", "--", "sh", "-c", "cd /; echo ready; sleep 1000"),
+        env={**sublet.env, "SUBLET_TOKEN": token},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+    )
+    assert first_line(process) == b"ready\n"
+    assert sublet("tenant", "set", "bob", "--new-token").status == 0
+    done = finished(process)
+    assert done.status == 76
+    assert "rights of this tenant have changed" in done.err
+    for lease in sublet.json("lease", "ls"):
+        sublet("lease", "revoke", lease["id"])
+
+
 def test_stdout_and_stderr_stay_apart(sublet: Shell) -> None:
     done = sublet("run", "--", "sh", "-c", "echo one; echo two >&2")
     assert (done.out, done.err) == (b"one\n", "two\n")

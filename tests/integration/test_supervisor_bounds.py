@@ -22,9 +22,11 @@ from sublet.supervisor.notes import Notes
 from sublet.supervisor.predecessor import Predecessor
 from sublet.supervisor.procs import Procs
 from sublet.supervisor.service import SOCKET_NAME
+from sublet.supervisor.unread import UNREAD_BYTES
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.guests import (
     GUESTS_PAGE,
+    OUTPUT_HEAD,
     Admit,
     Attach,
     Attached,
@@ -38,6 +40,7 @@ from sublet.wire.guests import (
     SignalGuest,
     Start,
 )
+from sublet.wire.happenings import Data
 from sublet.wire.orders import End, EndedHere, Grant, Part, TornDown
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from tests.integration.supervisor_stage import PATH, TENANT, HolderLine, SupervisorStage, supervisor_at
@@ -209,6 +212,39 @@ def test_what_never_ran_is_not_kept(stage: SupervisorStage) -> None:
         return [one.id for one in listed.guests]
 
     until("only what ran", lambda: kept() == [ran])
+
+
+def test_who_reads_nothing_takes_neither_memory_nor_anybodys_turn(stage: SupervisorStage) -> None:
+    """Many connections with much granted and nothing read; one that reads gets all of it."""
+    stage.office_line.order(shared(A, E5))
+    size = 3 << 20
+    code = f"import sys; sys.stdout.write('x' * {size}); sys.stdout.flush(); sys.stdin.read()"
+    guest = stage.holder(A, E5).start(sys.executable, "-I", "-S", "-c", code).guest
+    with contextlib.ExitStack() as stack:
+        for _ in range(120):
+            line = stack.enter_context(contextlib.closing(stage.office_line.admit(A, E5)))
+            attached = line.ask(Attach(guest=guest))
+            assert isinstance(attached, Attached)
+            line.talk.link.grant(attached.output, 2 << 20)
+            line.talk.flush()
+        reader = stack.enter_context(contextlib.closing(stage.office_line.admit(A, E5)))
+        attached = reader.ask(Attach(guest=guest))
+        assert isinstance(attached, Attached)
+        reader.talk.link.grant(attached.output, 1 << 20)
+        got = 0
+
+        def all_read() -> bool:
+            nonlocal got
+            for happening in reader.talk.wait(0.05):
+                if isinstance(happening, Data):
+                    got += len(happening.data) - OUTPUT_HEAD.size
+                    reader.talk.link.consumed(happening.channel, happening.cost)
+            return got == size
+
+        until("all of it", all_read)
+        with open(f"/proc/{stage.pid}/status") as file:
+            resident = next(int(text.split()[1]) for text in file if text.startswith("VmRSS"))
+        assert resident < (UNREAD_BYTES >> 10) + 60_000, "without a bound it is 200 MB and more"
 
 
 def test_very_many_guests_are_listed_page_by_page(stage: SupervisorStage) -> None:

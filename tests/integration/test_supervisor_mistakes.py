@@ -3,6 +3,7 @@ reason, and nobody else; and where it cannot be said any more whether something 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -179,6 +180,28 @@ def test_who_cannot_be_told_of_an_end_does_not_run_on_and_others_do(tmp_path: Pa
         stage.office_line.order(end(B, E6))
         until("torn down", lambda: is_torn_down(stage, B))
         assert [one.pid for one in stage.marked(A)] == [other.pid]
+
+
+def test_reports_that_cannot_be_said_are_not_the_end_of_the_law(tmp_path: Path) -> None:
+    faults = """
+import sublet.supervisor.office_link as link
+from sublet.wire.guests import Reports
+dumps = link.dumps
+def failing(what):
+    if isinstance(what, Reports) and any(one.lease == "lease-b" for one in what.reports if hasattr(one, "epoch")):
+        raise RuntimeError("a mistake in what is reported")
+    return dumps(what)
+link.dumps = failing
+"""
+    with supervisor_at(tmp_path, faults=faults) as stage:
+        stage.office_line.order(core(A, E5))
+        guest = stage.holder(A, E5).start("sleep", "1000")
+        with contextlib.suppress(SubletError):  # hung up on
+            stage.office_line.order(core(B, E6))
+        until("it is cut", lambda: "a mistake in what is reported" in stage.log)
+        stage.hang_up()
+        stage.connect()
+        assert [one.pid for one in stage.marked(A)] == [guest.pid]
 
 
 def test_a_mistake_with_a_connection_is_not_the_guests_end(tmp_path: Path) -> None:
