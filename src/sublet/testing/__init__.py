@@ -4,6 +4,7 @@
 - ``MemoryAgent`` is an agent with pretended hardware (``Machine``) and real rules; ``Faults`` breaks it by name.
 - ``AgentConformance`` tests any agent: hand it a bench.
 - ``DeviceConformance`` tests any device: say how it is opened.
+- ``ReplicaConformance`` tests any replica: say how one is made and opened again.
 - ``preempt`` rehearses losing a lease.
 """
 
@@ -17,6 +18,7 @@ from sublet.testing.clock import HeldClock
 from sublet.testing.conformance import AgentBench, AgentConformance
 from sublet.testing.device_conformance import DeviceConformance
 from sublet.testing.rehearsal import preempt
+from sublet.testing.replica_conformance import ReplicaConformance
 
 __all__ = [
     "AgentBench",
@@ -29,6 +31,7 @@ __all__ = [
     "Machine",
     "MemoryAgent",
     "MemoryBench",
+    "ReplicaConformance",
     "Timings",
     "preempt",
 ]

@@ -1,0 +1,367 @@
+"""Checkpoints on a quorum: saved by comparing and swapping, fenced by the epoch of a lease, read back bit by bit.
+
+Each name is one register. Its record holds the last few saves; small ones lie in the record itself, large ones in packs
+beside it, and a replica takes a record only when its packs are durable there. So a checkpoint is whole or it is not
+there, on each replica by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from blake3 import blake3
+
+from sublet.errors import CheckpointFailed, InvalidRequest, StaleEpoch, VersionConflict
+from sublet.replicated.ballot import Garbled
+from sublet.replicated.cell import KEY_MAX, VALUE_MAX
+from sublet.replicated.checkpoint_record import Effect, History, Save
+from sublet.replicated.group import ReplicaGroup, nonce
+from sublet.replicated.policy import ReplicaPolicy
+from sublet.replicated.register import (
+    CasOperation,
+    Done,
+    OpenOperation,
+    ReadOperation,
+    Refused,
+    Result,
+    Tenure,
+    Unknown,
+    Why,
+)
+from sublet.replicated.replica import PackName, Replica, ReplicaSilent, pack_of
+from sublet.replicated.results import NOT_SAVED, raise_for
+from sublet.replicated.state import State
+from sublet.values import Epoch
+
+__all__ = ["Checkpoint", "ReplicatedCheckpoint", "as_group"]
+
+INLINE_MAX: Final = 4 << 10
+"""A save up to this size lies in the record."""
+PACK_BYTES: Final = 16 << 20
+"""A larger one is cut into packs of this size, so that what did not change need not be sent again."""
+RETAIN_MAX: Final = 8
+RECORD_ROOM: Final = 1024
+"""Kept free in a record for its head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A save with its bytes."""
+
+    save: Save
+    data: bytes
+
+    @property
+    def version(self) -> int:
+        """Rises by one with every save of a name."""
+        return self.save.version
+
+    @property
+    def effect(self) -> Effect | None:
+        """What it is the effect of, if its writer said so."""
+        return self.save.effect
+
+
+@dataclass(slots=True)
+class _Open:
+    """What this program knows of a name that it has opened for writing."""
+
+    tenure: Tenure
+    session: str
+
+
+class ReplicatedCheckpoint:
+    """Saves and loads by name. ``epoch`` is that of the lease under which it writes; reading needs none.
+
+    Opening a name for writing (``open``, or the first save) fences every older epoch, before anything is read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        schema: str,
+        replicas: ReplicaGroup | Sequence[Replica],
+        epoch: Epoch | None = None,
+        policy: ReplicaPolicy | None = None,
+        policy_hash: bytes | None = None,
+        office: str = "local",
+        retain: int = 3,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        if not 1 <= retain <= RETAIN_MAX:
+            raise InvalidRequest(f"retain={retain} is outside what a record holds", do=f"Say 1 to {RETAIN_MAX}.")
+        self.name, self.schema, self.epoch = name, schema, epoch
+        self.retain = retain
+        self.group = as_group(replicas, policy, office)
+        self._policy = (policy_hash if policy_hash is not None else self.group.policy.digest).hex()
+        self._wall_ns = wall_ns
+        self._open: dict[str, _Open] = {}
+
+    # ---- writing ----
+
+    def open(self, name: str, *, epoch: Epoch | None = None, adopt: bool = False) -> Save | None:
+        """Fence every older epoch, and tell what was saved last. ``adopt``: even from another office."""
+        opened = self._tenure(name, epoch)
+        result = self.group.run(self._key(name), OpenOperation(self.group.view, opened.tenure, adopt=adopt))
+        if not isinstance(result, Done):
+            raise_for(result, self._what(name))
+        history = self._history(name, result.state)
+        self._sweep_older(name, opened.tenure)
+        return history.latest
+
+    def save_bytes(
+        self,
+        name: str,
+        data: bytes,
+        *,
+        expected: int | None = None,
+        epoch: Epoch | None = None,
+        effect: Effect | tuple[str, str, int] | None = None,
+    ) -> Save:
+        """Save, if the last version is the expected one (0: nothing was saved yet; None: whatever it is).
+
+        A save whose effect is there already is not done again: the one that is there is returned. Whatever is raised,
+        what was saved before is unharmed.
+        """
+        of = Effect(*effect) if isinstance(effect, tuple) else effect
+        tenure = self._tenure(name, epoch)
+        if tenure.tenure.ballot is None:
+            self.open(name, epoch=epoch)
+        for again in range(3):
+            state = tenure.tenure.state
+            history = self._history(name, state)
+            there = history.admits(of) if of is not None else None
+            if there is not None:
+                return self._confirmed(name, there)
+            if expected is not None and expected != state.version:
+                # What is remembered may be out of date, and a history must follow from what it replaces.
+                if again:
+                    raise self._conflict(name, expected, state.version)
+                self.open(name, epoch=epoch)
+                continue
+            saved = self._try(name, tenure, history, state.version, data, of)
+            if saved is not None:
+                return saved
+        raise CheckpointFailed(
+            f"others keep writing {self._what(name)}",
+            do="Let one writer at a time save under a name.",
+            reason=NOT_SAVED,
+        )
+
+    def _try(
+        self, name: str, opened: _Open, history: History, expected: int, data: bytes, effect: Effect | None
+    ) -> Save | None:
+        """One comparison; None if the version was another."""
+        tenure = opened.tenure
+        save, packs = self._staged(name, opened, history, expected + 1, data, effect)
+        after = history.then(save, self.retain)
+        while len(after.pack()) > VALUE_MAX - RECORD_ROOM and len(after.saves) > 1:
+            after = History(after.saves[:-1])
+        body, write = after.pack(), nonce()
+        if len(body) > VALUE_MAX - RECORD_ROOM:
+            raise InvalidRequest(
+                f"{len(data)} bytes need {len(after.packs)} packs, more than a record can name",
+                do="Save less under one name.",
+            )
+        operation = CasOperation(self.group.view, tenure, expected=expected, write=write, body=body, packs=after.packs)
+        result = self.group.run(self._key(name), operation, supply=packs)
+        if isinstance(result, Unknown):
+            result = self._looked_up(name, result, write, expected + 1)
+        if isinstance(result, Refused) and result.why is Why.VERSION:
+            return None
+        if not isinstance(result, Done):
+            raise_for(result, self._what(name))
+        self._sweep(name, tenure, [pack for pack in history.packs if pack not in after.packs])
+        return save
+
+    def _looked_up(self, name: str, doubt: Unknown, write: bytes, version: int) -> Result:
+        """After a doubt, whoever reads may find the answer in the record."""
+        found = self.group.run(self._key(name), ReadOperation(self.group.view))
+        if isinstance(found, Done):
+            mine = found.state.wrote(write, version)
+            if mine:
+                return found
+            if mine is False:
+                return Refused(Why.VERSION, found.state)
+        return doubt
+
+    def _confirmed(self, name: str, there: Save) -> Save:
+        """That the effect is there was remembered; before it is said, a quorum says so."""
+        found = self._read(name).find(there.version)
+        if found is None or found.effect != there.effect:
+            raise StaleEpoch(f"others have written {self._what(name)} since it was opened", reason=NOT_SAVED)
+        return found
+
+    def _staged(
+        self, name: str, opened: _Open, history: History, version: int, data: bytes, effect: Effect | None
+    ) -> tuple[Save, dict[str, bytes]]:
+        """The save, with its packs on a write quorum. Packs that the history has already are not sent again."""
+        tenure = opened.tenure
+        save = Save(
+            version=version,
+            size=len(data),
+            hash=blake3(data).hexdigest(),
+            schema=self.schema,
+            policy=self._policy,
+            epoch=tenure.epoch,
+            wall_ns=self._wall_ns(),
+            effect=effect,
+        )
+        if len(data) <= INLINE_MAX:
+            return _with(save, inline=bytes(data)), {}
+        known = {pack_of(pack).digest: pack for pack in history.packs}
+        view, names, packs = memoryview(data), list[str](), dict[str, bytes]()
+        for at in range(0, len(data), PACK_BYTES):
+            piece = view[at : at + PACK_BYTES]
+            digest = blake3(piece).hexdigest()[:32]
+            pack = known.get(digest)
+            if pack is None:
+                epoch = tenure.epoch
+                pack = str(PackName(tenure.reign, epoch.incarnation, epoch.n, opened.session, digest))
+                known[digest] = pack
+                packs[pack] = bytes(piece)
+                self.group.put_pack(self._key(name), pack, packs[pack])
+            names.append(pack)
+        return _with(save, packs=tuple(names)), packs
+
+    # ---- reading ----
+
+    def load(self, name: str, version: int | None = None) -> Checkpoint | None:
+        """The last save, or that of a version, checked to the last bit; None if there is none."""
+        for _ in range(3):
+            history = self._read(name)
+            save = history.latest if version is None else history.find(version)
+            if save is None:
+                return None
+            data = self._bytes(name, save)
+            if data is not None:
+                return Checkpoint(save, data)
+            # A writer may have collected it while it was being read; then the record names something newer by now.
+        raise CheckpointFailed(
+            f"what was asked of {self._what(name)} is damaged or incomplete on every replica that answers",
+            do="Load an older version (`versions` lists them), and look at the replicas with `verify()`.",
+        )
+
+    def versions(self, name: str) -> list[Save]:
+        """The saves that are kept, newest first."""
+        return list(self._read(name).saves)
+
+    def find(self, name: str, effect: str) -> Save | None:
+        """The save that is the effect of this key, if it is kept: it decides after a crash before `complete`."""
+        return self._read(name).with_effect(effect)
+
+    def _read(self, name: str) -> History:
+        result = self.group.run(self._key(name), ReadOperation(self.group.view))
+        if not isinstance(result, Done):
+            raise_for(result, self._what(name))
+        return self._history(name, result.state)
+
+    def _bytes(self, name: str, save: Save) -> bytes | None:
+        if not save.packs:
+            data: bytes | None = save.inline
+        else:
+            pieces = [self.group.read_pack(self._key(name), pack) for pack in save.packs]
+            data = b"".join(piece for piece in pieces if piece is not None)
+        whole = data is not None and len(data) == save.size and blake3(data).hexdigest() == save.hash
+        return data if whole else None
+
+    # ---- collecting ----
+
+    def _sweep(self, name: str, tenure: Tenure, names: Sequence[str]) -> None:
+        """Remove packs that the record has let go. Only what our own session or an older epoch staged: whoever else
+        might still name it is fenced."""
+        accepted = tenure.accepted
+        if accepted is None or not names:
+            return
+        for replica in self.group.replicas():
+            try:
+                replica.sweep(self._key(name), accepted.stamp, names)
+            except ReplicaSilent:
+                continue  # the next opening sweeps again
+
+    def _sweep_older(self, name: str, tenure: Tenure) -> None:
+        """Remove what older epochs staged and never saved."""
+        accepted = tenure.accepted
+        if accepted is None:
+            return
+        ours = (tenure.reign, *tenure.epoch)
+        for replica in self.group.replicas():
+            try:
+                there = replica.packs(self._key(name))
+                old = [pack for pack in there if pack not in accepted.packs and _older(pack, ours)]
+                if old:
+                    replica.sweep(self._key(name), accepted.stamp, old)
+            except ReplicaSilent:
+                continue
+
+    # ---- inside ----
+
+    def _tenure(self, name: str, epoch: Epoch | None) -> _Open:
+        wanted = epoch if epoch is not None else self.epoch
+        if wanted is None:
+            raise InvalidRequest(
+                "writing a checkpoint needs the epoch of a lease", do="Give epoch=lease.epoch; reading needs none."
+            )
+        opened = self._open.get(name)
+        if opened is not None and wanted < opened.tenure.epoch:
+            raise StaleEpoch(
+                f"{self._what(name)} was opened with epoch {opened.tenure.epoch}, and {wanted} is older",
+                reason=NOT_SAVED,
+            )
+        if opened is None or wanted > opened.tenure.epoch:
+            tenure = Tenure(office=self.group.office, epoch=wanted, nonce=nonce)
+            opened = self._open[name] = _Open(tenure, nonce().hex())
+        return opened
+
+    def _history(self, name: str, state: State) -> History:
+        try:
+            history = History.unpack(state.body)
+        except Garbled as error:
+            raise CheckpointFailed(f"{self._what(name)} holds something else ({error})") from error
+        history.check(self.schema, self._policy, self._what(name))
+        return history
+
+    def _conflict(self, name: str, expected: int, found: int) -> VersionConflict:
+        future = " which no one has written yet" if expected > found else ""
+        return VersionConflict(
+            f"{self._what(name)} has version {found}, not {expected}{future}",
+            do="Load it, and save what follows from what is there.",
+            reason=NOT_SAVED,
+        )
+
+    def _key(self, name: str) -> str:
+        key = f"c/{self.name}/{name}"
+        if len(key.encode()) > KEY_MAX or not key.isprintable() or not name:
+            raise InvalidRequest(
+                f"{name[:60]!r} cannot be the name of a checkpoint",
+                do=f"Use printable text; with the name of the store at most {KEY_MAX - 3} bytes.",
+            )
+        return key
+
+    def _what(self, name: str) -> str:
+        return f"the checkpoint {name!r}"
+
+
+def as_group(replicas: ReplicaGroup | Sequence[Replica], policy: ReplicaPolicy | None, office: str) -> ReplicaGroup:
+    """A group as it is, or one of these replicas."""
+    if isinstance(replicas, ReplicaGroup):
+        if policy is not None and policy != replicas.policy:
+            raise InvalidRequest("the group has a policy already", do="Give the policy where the group is made.")
+        return replicas
+    return ReplicaGroup(replicas, policy, office=office)
+
+
+def _with(save: Save, *, inline: bytes = b"", packs: tuple[str, ...] = ()) -> Save:
+    return replace(save, inline=inline, packs=packs)
+
+
+def _older(pack: str, ours: tuple[int, int, int]) -> bool:
+    try:
+        name = pack_of(pack)
+    except Garbled:
+        return False
+    return (name.reign, name.incarnation, name.n) < ours

@@ -1,0 +1,294 @@
+"""The log of a folder replica: opened, caught up with, appended to, made anew when it is full.
+
+Everything happens under the lock of the folder, which all processes that use it share. Whoever takes the lock first
+reads what others have appended. An entry of another process counts only once it is known to be on the disk: its writer
+says so in the lock file, bound to this boot of the machine, and where it could not, whoever finds the entry syncs.
+
+After a failed sync the pages may be marked clean without being on the disk, so nothing in this file is to be believed
+any more: it is marked, which every process sees at once, and only a new replica takes its seat. A failed write is less:
+nothing was promised, and its place is filled with zeros again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from sublet.replicated.ballot import Garbled
+from sublet.replicated.cell import EMPTY, Cell
+from sublet.replicated.files import Files
+from sublet.replicated.folder_format import SECTOR, Entry, Header, Torn, frame, scan
+from sublet.replicated.quorum import ReplicaSet
+from sublet.replicated.replica import ReplicaFaulty, ReplicaFull, ReplicaSilent
+
+__all__ = ["FolderLog"]
+
+LOG: Final = "log"
+NEW: Final = "log.new"
+LOCK: Final = "lock"
+_NOTE: Final = struct.Struct(">8s4sQ")
+SPARE: Final = 4
+"""A new log has room for so many times what it begins with."""
+
+
+class FolderLog:
+    """One open log. The caller holds ``lock`` around every use."""
+
+    def __init__(self, folder: Path, files: Files, size: int) -> None:
+        self.folder, self.files, self._size_wanted = folder, files, size
+        self.cells: dict[str, Cell] = {}
+        self.known: ReplicaSet | None = None
+        self.header: Header | None = None
+        self._fd = -1
+        self._lock_fd = files.open(folder / LOCK, create=True)
+        self._boot = files.boot()
+        self._at = self._number = 0
+        """Where the next entry goes, and its number."""
+
+    # ---- the lock ----
+
+    def take(self) -> None:
+        """Wait for the lock, and catch up. Whoever gets an error does not have the lock."""
+        self.files.lock(self._lock_fd)
+        try:
+            self._catch_up()
+        except BaseException:
+            self.files.unlock(self._lock_fd)
+            raise
+
+    def give(self) -> None:
+        """Give the lock back."""
+        self.files.unlock(self._lock_fd)
+
+    def close(self) -> None:
+        """Harmless twice."""
+        for fd in (self._fd, self._lock_fd):
+            if fd >= 0:
+                self.files.close(fd)
+        self._fd = self._lock_fd = -1
+
+    # ---- making and opening ----
+
+    def exists(self) -> bool:
+        """Whether there is a log in the folder."""
+        return LOG in self.files.names(self.folder)
+
+    def make(self, identity: str, salt: bytes, made_ns: int) -> None:
+        """The first log of a folder, empty."""
+        self.files.lock(self._lock_fd)
+        try:
+            if not self.exists():
+                self._publish(Header(0, 0, 0, identity, salt, made_ns), [])
+        except OSError as error:
+            raise self._no_room(error) from error
+        finally:
+            self.files.unlock(self._lock_fd)
+
+    def _catch_up(self) -> None:
+        try:
+            if self._fd < 0 or not self.files.same(self._fd, self.folder / LOG):
+                self._open()
+            if self.files.is_marked(self._fd):
+                raise self._faulty("a write to it failed earlier, and what is on its disk cannot be trusted")
+            self._read_on()
+        except Garbled as error:
+            raise self._faulty(str(error)) from error
+        except OSError as error:
+            raise ReplicaSilent(f"the replica in {self.folder} cannot be read ({error.strerror})") from error
+
+    def _open(self) -> None:
+        if self._fd >= 0:
+            self.files.close(self._fd)
+            self._fd = -1
+        try:
+            self._fd = self.files.open(self.folder / LOG)
+        except FileNotFoundError as error:
+            raise self._faulty("its log is gone") from error
+        except PermissionError as error:
+            raise self._faulty("its log may not be written") from error
+        header = Header.unpack(self.files.read(self._fd, SECTOR, 0))
+        if self.header is not None and header.identity != self.header.identity:
+            raise self._faulty("it is another replica now")
+        if (header.inode, header.inode_generation) != self.files.which(self._fd):
+            raise self._faulty("its log was copied or restored, so it may have forgotten what it promised")
+        if header.size != self.files.size(self._fd):
+            raise self._faulty(f"its log should have {header.size} bytes and has {self.files.size(self._fd)}")
+        self.header = header
+        self.cells, self.known = {}, None
+        self._at, self._number = SECTOR, 1
+
+    def _read_on(self) -> None:
+        """What others have appended since we last looked."""
+        header = self._head()
+        fast = self._number > 1 and self._at < header.size
+        if fast and not any(self.files.read(self._fd, SECTOR, self._at)):
+            return
+        rest = self.files.read(self._fd, header.size - self._at, self._at)
+        found = 0
+        for piece in scan(rest, self._at, self._number, header.salt):
+            if isinstance(piece, Torn):
+                self._mend(piece)
+                break
+            self._at, content = piece
+            self._number += 1
+            found += 1
+            self._apply(Entry.unpack(content))
+        if found and not self._is_synced(self._number - 1):
+            self._sync()
+
+    def _mend(self, torn: Torn) -> None:
+        """Nobody was told of that entry. Its place is made blank, durably, before another entry goes there."""
+        self.files.write(self._fd, bytes(torn.end - torn.at), torn.at)
+        self._sync()
+
+    def _apply(self, entry: Entry) -> None:
+        if isinstance(entry.content, Cell):
+            self.cells[entry.key] = entry.content
+        else:
+            self.known = entry.content
+
+    # ---- writing ----
+
+    def append(self, changed: dict[str, Cell], known: ReplicaSet | None) -> None:
+        """These cells, and the set if it is new; durable when this returns."""
+        generation = (known or self.known or _NO_SET).generation
+        new = [Entry(generation, "", known)] if known is not None else []
+        new += [Entry(generation, key, cell) for key, cell in changed.items()]
+        packed = [entry.pack() for entry in new]
+        data = self._framed(packed)
+        if self._at + len(data) > self._head().size:
+            self._compact(new)
+        else:
+            self._write(data)
+            self._at += len(data)
+            self._number += len(new)
+        for entry in new:
+            self._apply(entry)
+        self._note_synced()
+
+    def _framed(self, packed: Iterable[bytes]) -> bytes:
+        salt, number = self._head().salt, self._number
+        return b"".join(frame(entry, number + index, salt) for index, entry in enumerate(packed))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self.files.write(self._fd, data, self._at)
+        except OSError as error:
+            self._take_back(len(data))
+            raise self._no_room(error) from error
+        self._sync()
+
+    def _take_back(self, size: int) -> None:
+        try:
+            self.files.write(self._fd, bytes(size), self._at)
+        except OSError as error:
+            self._mark()
+            raise self._faulty(f"a write to it failed ({error.strerror})") from error
+
+    def _sync(self) -> None:
+        try:
+            self.files.datasync(self._fd)
+        except OSError as error:
+            self._mark()
+            raise self._faulty(f"its disk did not take a write ({error.strerror})") from error
+
+    def _mark(self) -> None:
+        try:
+            self.files.mark(self._fd)
+        except OSError:
+            self.header = None  # at least this process never uses it again
+
+    # ---- making it anew ----
+
+    def _compact(self, new: list[Entry]) -> None:
+        """A log that begins with what is still true takes the place of the full one, in one step."""
+        cells = dict(self.cells)
+        known = self.known
+        for entry in new:
+            if isinstance(entry.content, Cell):
+                cells[entry.key] = entry.content
+            else:
+                known = entry.content
+        generation = known.generation if known is not None else 0
+        live = [Entry(generation, "", known)] if known is not None else []
+        live += [Entry(generation, key, cell) for key, cell in cells.items()]
+        try:
+            self._publish(self._head(), live)
+        except OSError as error:
+            raise self._no_room(error) from error
+        self._catch_up()
+
+    def _publish(self, old: Header, live: list[Entry]) -> None:
+        """Write a log whole under another name, then give it its name, then make the name durable."""
+        files, path = self.files, self.folder / NEW
+        data = b"".join(frame(entry.pack(), number, old.salt) for number, entry in enumerate(live, start=1))
+        size = max(self._size_wanted, -(-(SECTOR + SPARE * len(data)) // SECTOR) * SECTOR)
+        fd = files.open(path, fresh=True)
+        try:
+            inode, generation = files.which(fd)
+            header = Header(size, inode, generation, old.identity, old.salt, old.made_ns)
+            files.write(fd, (header.pack() + data).ljust(size, b"\0"), 0)
+            files.sync(fd)
+        except OSError:
+            files.close(fd)
+            files.remove(path)
+            raise
+        try:
+            files.rename(path, self.folder / LOG)
+        except OSError:
+            files.close(fd)
+            files.remove(path)
+            raise
+        try:
+            files.sync_folder(self.folder)
+        except OSError as error:
+            # Under this name the next boot may find the old log: what goes into the new one could be forgotten.
+            files.mark(fd)
+            raise self._faulty(f"its folder could not be made durable ({error.strerror})") from error
+        finally:
+            files.close(fd)
+
+    # ---- who is known to be on the disk ----
+
+    def _is_synced(self, number: int) -> bool:
+        note = self.files.read(self._lock_fd, _NOTE.size, 0)
+        if len(note) != _NOTE.size:
+            return False
+        boot, salt, synced = _NOTE.unpack(note)
+        inode = self._head().inode.to_bytes(8, "big")[-4:]
+        return bool(boot == self._boot and salt == inode and synced >= number)
+
+    def _note_synced(self) -> None:
+        inode = self._head().inode.to_bytes(8, "big")[-4:]
+        try:
+            self.files.write(self._lock_fd, _NOTE.pack(self._boot, inode, self._number - 1), 0)
+        except OSError:
+            return  # the next process syncs for itself
+
+    # ---- said ----
+
+    def _head(self) -> Header:
+        if self.header is None:
+            raise self._faulty("a write to it failed")
+        return self.header
+
+    def _faulty(self, why: str) -> ReplicaFaulty:
+        return ReplicaFaulty(f"the replica in {self.folder} cannot be used: {why}")
+
+    def _no_room(self, error: OSError) -> ReplicaFull:
+        return ReplicaFull(
+            f"the replica in {self.folder} could not write ({error.strerror})", do="Make room on that disk."
+        )
+
+    def cell(self, key: str) -> Cell:
+        """What is kept for a key."""
+        return self.cells.get(key, EMPTY)
+
+
+class _NoSet:
+    generation = 0
+
+
+_NO_SET: Final = _NoSet()

@@ -1,0 +1,464 @@
+"""A group of replicas at work: one thread for each, operations that wait for a quorum, health, and changes of the set.
+
+The thread of a replica takes all requests that wait for it at once, so writers that come together share its syncs. An
+operation waits for the quorum it needs, never for the slowest. What the protocol decides is in ``register``; here is
+only sending, waiting and giving up.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from sublet.errors import CheckpointFailed, InvalidRequest
+from sublet.replicated.ballot import NONCE_BYTES, OFFICE_MAX
+from sublet.replicated.cell import Answer, Install, Installed
+from sublet.replicated.changing import Listing, Run, Spread, change
+from sublet.replicated.phases import Send
+from sublet.replicated.policy import FailureDomain, ReplicaPolicy
+from sublet.replicated.quorum import ReplicaSet, Seats
+from sublet.replicated.register import Operation, Result, Tenure, View
+from sublet.replicated.replica import Replica, ReplicaHealth, ReplicaSilent
+from sublet.values import Epoch, parse_duration_ns
+
+__all__ = ["ReplicaGroup", "ReplicaRole", "ReplicaView", "nonce"]
+
+BATCH_MAX: Final = 64
+WAITING_MAX: Final = 512
+"""Requests that may wait for one replica; one that is so far behind counts as silent."""
+REST_S: Final = 0.02
+ROUND_S: Final = 2.0
+"""A replica that has not answered after so long is not waited for in this round."""
+
+_Told = tuple[int, str, Answer | None]
+
+
+class ReplicaRole:
+    """What a replica is in its set."""
+
+    VOTER: Final = "voter"
+    """It has a seat."""
+    SPARE: Final = "spare"
+    """It has none, and may be given one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica, as it is now."""
+
+    identity: str
+    role: str
+    health: ReplicaHealth
+    domain: FailureDomain | None
+    """None for a voter that this program was not given."""
+    generation: int
+    """Of the set it knows; 0 if it knows none or did not say."""
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Errand:
+    """Something to be asked of one replica, and where the answer goes."""
+
+    key: str
+    send: Send
+    turn: int
+    told: queue.SimpleQueue[_Told]
+    supply: Callable[[str, str], bytes | None]
+
+
+class _Worker:
+    """The thread of one replica."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.identity = replica.identity
+        self.health, self.detail = ReplicaHealth.UNKNOWN, ""
+        self.errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"replica-{self.identity[:8]}", daemon=True)
+        self._thread.start()
+
+    def ask(self, errand: _Errand) -> None:
+        """Have it asked; the answer comes in the errand's queue."""
+        if self.errands.qsize() > WAITING_MAX:
+            errand.told.put((errand.turn, self.identity, None))
+        else:
+            self.errands.put(errand)
+
+    def close(self, patience_s: float) -> None:
+        """Let it finish what waits."""
+        self.errands.put(None)
+        self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        while True:
+            first = self.errands.get()
+            if first is None:
+                return
+            batch, last = [first], False
+            while len(batch) < BATCH_MAX:
+                try:
+                    more = self.errands.get_nowait()
+                except queue.Empty:
+                    break
+                if more is None:
+                    last = True
+                    break
+                batch.append(more)
+            self._carry_out(batch)
+            if last:
+                return
+
+    def _carry_out(self, batch: list[_Errand]) -> None:
+        said: Sequence[Answer | None]
+        try:
+            for errand in batch:
+                self._bring(errand)
+            said = self.replica.ask([(errand.key, errand.send.request) for errand in batch])
+            self.health, self.detail = ReplicaHealth.HEALTHY, ""
+        except ReplicaSilent as error:
+            self.health, self.detail = error.health, error.message
+            said = [None] * len(batch)
+        for errand, answer in zip(batch, said, strict=True):
+            errand.told.put((errand.turn, self.identity, answer))
+
+    def _bring(self, errand: _Errand) -> None:
+        for name in errand.send.packs:
+            data = errand.supply(errand.key, name)
+            if data is not None:
+                self.replica.put_pack(errand.key, name, data)
+
+
+class ReplicaGroup:
+    """The replicas that keep one program's records together.
+
+    The first program that opens a group of new replicas makes them a set; after that the set is what its replicas say,
+    and is changed with ``replace``, ``add`` and ``remove`` only. ``office`` names whose epochs are trusted.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        policy: ReplicaPolicy | None = None,
+        *,
+        office: str = "local",
+        patience: float | str = "10s",
+    ) -> None:
+        if not replicas:
+            raise InvalidRequest("a group needs at least one replica", do="Give one replica or more.")
+        if not 0 < len(office.encode()) <= OFFICE_MAX:
+            raise InvalidRequest(
+                f"{office[:80]!r} is not the name of an office", do=f"Give 1 to {OFFICE_MAX} bytes of text."
+            )
+        self.policy = ReplicaPolicy() if policy is None else policy
+        self.office = office
+        self.patience_s = parse_duration_ns(patience, "patience") / 1e9
+        self.policy.check_placement(replicas)
+        self._workers: dict[str, _Worker] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        for replica in replicas:
+            self._seat(replica)
+        self.view = View(self._found())
+
+    # ---- operations ----
+
+    def run(self, key: str, operation: Operation, supply: Mapping[str, bytes] | None = None) -> Result:
+        """Carry an operation out, to its result. ``supply``: packs that it may need, besides those there are."""
+        if self._closed:
+            raise InvalidRequest("the group of replicas is closed", do="Open it again.")
+        told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        staged = {} if supply is None else supply
+
+        def bring(of: str, name: str) -> bytes | None:
+            data = staged.get(name)
+            return data if data is not None else self.read_pack(of, name)
+
+        deadline = time.monotonic() + self.patience_s
+        rest_s = REST_S
+        while True:
+            self._dispatch(key, operation, told, bring)
+            result = operation.result
+            if result is not None:
+                return result
+            left = deadline - time.monotonic()
+            if left <= 0:
+                operation.give_up()
+            elif operation.resting:
+                time.sleep(min(left, rest_s * random.random()))
+                rest_s = min(rest_s * 2, 1.0)
+                operation.resume()
+            else:
+                self._hear(operation, told, min(left, ROUND_S))
+
+    def _dispatch(
+        self,
+        key: str,
+        operation: Operation,
+        told: queue.SimpleQueue[_Told],
+        bring: Callable[[str, str], bytes | None],
+    ) -> None:
+        while sends := operation.take():
+            turn, absent = operation.turn, []
+            for send in sends:
+                worker = self._workers.get(send.replica)
+                if worker is None:
+                    absent.append(send.replica)
+                else:
+                    worker.ask(_Errand(key, send, turn, told, bring))
+            for replica in absent:
+                operation.lost(turn, replica)
+
+    def _hear(self, operation: Operation, told: queue.SimpleQueue[_Told], wait_s: float) -> None:
+        try:
+            turn, replica, said = told.get(timeout=wait_s)
+        except queue.Empty:
+            turn = operation.turn
+            for replica in self.view.replicas.voters:
+                operation.lost(turn, replica)
+            return
+        if said is None:
+            operation.lost(turn, replica)
+        else:
+            operation.heard(turn, replica, said)
+
+    def replicas(self) -> list[Replica]:
+        """Those with a seat that this program was given."""
+        voters = self.view.replicas.voters
+        return [worker.replica for worker in list(self._workers.values()) if worker.identity in voters]
+
+    # ---- packs ----
+
+    def put_pack(self, key: str, name: str, data: bytes) -> None:
+        """Durable on a write quorum, or CheckpointFailed. All replicas write at once."""
+        done: queue.SimpleQueue[tuple[str, CheckpointFailed | None]] = queue.SimpleQueue()
+        voters = [w for w in self._workers.values() if w.identity in self.view.replicas.voters]
+
+        def put(worker: _Worker) -> None:
+            try:
+                worker.replica.put_pack(key, name, data)
+                done.put((worker.identity, None))
+            except ReplicaSilent as error:
+                worker.health, worker.detail = error.health, error.message
+                done.put((worker.identity, error))
+
+        for worker in voters:
+            threading.Thread(target=put, args=(worker,), daemon=True).start()
+        took, why = set[str](), ""
+        for _ in voters:
+            identity, error = done.get()
+            if error is None:
+                took.add(identity)
+            else:
+                why = f" ({error.message})"
+            if self.view.replicas.writable(took):
+                return
+        raise CheckpointFailed(
+            f"a part of it is on only {len(took)} of {len(self.view.replicas.voters)} replicas{why}",
+            do="See to the other replicas, then save again. What was saved before is unharmed.",
+        )
+
+    def read_pack(self, key: str, name: str) -> bytes | None:
+        """From whichever replica has it whole; who had it damaged is given it again."""
+        lacking = []
+        for worker in list(self._workers.values()):
+            try:
+                data = worker.replica.read_pack(key, name)
+                if data is None:
+                    lacking.append(worker)
+                    continue
+                for other in lacking:
+                    if other.identity in self.view.replicas.voters:
+                        other.replica.put_pack(key, name, data)
+            except ReplicaSilent as error:
+                worker.health, worker.detail = error.health, error.message
+                continue
+            return data
+        return None
+
+    # ---- looking ----
+
+    def health(self) -> list[ReplicaView]:
+        """Ask everybody, and say how each is: voters first, in the order of their identities."""
+        voters = self.view.replicas.voters
+        found = []
+        for identity in sorted({*voters, *self._workers}, key=lambda one: (one not in voters, one)):
+            role = ReplicaRole.VOTER if identity in voters else ReplicaRole.SPARE
+            worker = self._workers.get(identity)
+            if worker is None:
+                found.append(
+                    ReplicaView(identity, role, ReplicaHealth.SILENT, None, 0, "this program was not given it")
+                )
+                continue
+            generation = 0
+            try:
+                known = worker.replica.known()
+                generation = known.generation if known is not None else 0
+                worker.health, worker.detail = ReplicaHealth.HEALTHY, ""
+            except ReplicaSilent as error:
+                worker.health, worker.detail = error.health, error.message
+            found.append(ReplicaView(identity, role, worker.health, worker.replica.domain, generation, worker.detail))
+        return found
+
+    def verify(self) -> dict[str, list[str]]:
+        """Read everything on every replica: identity → what is damaged there."""
+        return {worker.identity: worker.replica.verify() for worker in self._workers.values()}
+
+    # ---- changing the set ----
+
+    def replace(self, lost: str | Replica, new: Replica, *, epoch: Epoch) -> ReplicaSet:
+        """Give the seat of one replica to another; the new one has every record before this returns."""
+        gone = lost if isinstance(lost, str) else lost.identity
+        staying = [w.replica for w in self._workers.values() if w.identity != gone and w.identity in self._voters()]
+        self.policy.placement.check([replica.domain for replica in (*staying, new)])
+        self._seat(new)
+        members = {*self.view.replicas.now.members, new.identity} - {gone}
+        return self._change(lambda now: self._aim(now, add=new.identity, drop=gone), len(members), epoch)
+
+    def add(self, new: Replica, *, epoch: Epoch) -> ReplicaSet:
+        """One more voter."""
+        there = [w.replica for w in self._workers.values() if w.identity in self._voters()]
+        self.policy.placement.check([replica.domain for replica in (*there, new)])
+        self._seat(new)
+        return self._change(lambda now: self._aim(now, add=new.identity), len(self._voters()) + 1, epoch)
+
+    def remove(self, lost: str | Replica, *, epoch: Epoch) -> ReplicaSet:
+        """One voter less."""
+        gone = lost if isinstance(lost, str) else lost.identity
+        return self._change(lambda now: self._aim(now, drop=gone), len(self._voters()) - 1, epoch)
+
+    def replace_lost(self, *, epoch: Epoch) -> list[str]:
+        """Give the seats of voters that are faulty, silent or absent to spare replicas; who lost one is returned."""
+        done = []
+        for view in self.health():
+            if view.role == ReplicaRole.VOTER and view.health in (ReplicaHealth.FAULTY, ReplicaHealth.SILENT):
+                spare = next((w for w in self._workers.values() if w.identity not in self._voters()), None)
+                if spare is not None and self._is_well(spare):
+                    self.replace(view.identity, spare.replica, epoch=epoch)
+                    done.append(view.identity)
+        return done
+
+    def _is_well(self, worker: _Worker) -> bool:
+        try:
+            worker.replica.known()
+        except ReplicaSilent:
+            return False
+        return True
+
+    def _aim(self, now: Seats, *, add: str | None = None, drop: str | None = None) -> Seats:
+        members = sorted({*now.members, *((add,) if add else ())} - {drop})
+        return self.policy.seats(members)
+
+    def _change(self, aim: Callable[[Seats], Seats], count: int, epoch: Epoch) -> ReplicaSet:
+        if count < self.policy.min_replicas:
+            raise InvalidRequest(
+                f"that would leave {count} replicas, and the policy asks for {self.policy.min_replicas}",
+                do="Add one first, or lower min_replicas.",
+            )
+        plan = change(self.view, Tenure(office=self.office, epoch=epoch, nonce=nonce), aim)
+        answer: object = None
+        while True:
+            try:
+                step = plan.send(answer)
+            except StopIteration as end:
+                settled: ReplicaSet = end.value
+                return settled
+            match step:
+                case Run(key=key, operation=operation):
+                    answer = self.run(key, operation)
+                case Spread(replicas=replicas):
+                    install = functools.partial(_install, replicas=replicas)
+                    answer = {i for i in replicas.voters if self._try(i, install) is not None}
+                case Listing():
+                    lists = {i: self._try(i, lambda r: r.keys()) for i in self.view.replicas.voters}
+                    answer = {identity: keys for identity, keys in lists.items() if keys is not None}
+
+    def _try(self, identity: str, do: Callable[[Replica], list[str]]) -> list[str] | None:
+        worker = self._workers.get(identity)
+        if worker is None:
+            return None
+        try:
+            return do(worker.replica)
+        except ReplicaSilent as error:
+            worker.health, worker.detail = error.health, error.message
+            return None
+
+    def _voters(self) -> tuple[str, ...]:
+        return self.view.replicas.now.members
+
+    # ---- opening and closing ----
+
+    def _seat(self, replica: Replica) -> None:
+        with self._lock:
+            if replica.identity not in self._workers:
+                self._workers[replica.identity] = _Worker(replica)
+
+    def _found(self) -> ReplicaSet:
+        """The set as its replicas know it, or a new one of replicas that are all new."""
+        known, silent = [], []
+        for worker in self._workers.values():
+            try:
+                known.append(worker.replica.known())
+            except ReplicaSilent as error:
+                worker.health, worker.detail = error.health, error.message
+                silent.append(error.message)
+        latest = max((one for one in known if one is not None), key=lambda one: one.generation, default=None)
+        if latest is not None:
+            self._check_policy(latest)
+            return latest
+        if silent:
+            raise CheckpointFailed(
+                f"no replica that answers knows a set, and {len(silent)} did not answer ({silent[0]})",
+                do="Bring them back: a new set is only made when every replica says that it is new.",
+            )
+        first = ReplicaSet(1, self.policy.seats(sorted(self._workers)))
+        for worker in self._workers.values():
+            worker.replica.ask([("", Install(first))])
+        return first
+
+    def _check_policy(self, found: ReplicaSet) -> None:
+        for what, asked, there in (
+            ("read_quorum", self.policy.read_quorum, found.now.read),
+            ("write_quorum", self.policy.write_quorum, found.now.write),
+        ):
+            if asked is not None and asked != there:
+                raise InvalidRequest(
+                    f"the policy says {what}={asked}, and these replicas were made a set with {there}",
+                    do=f"Say {what}={there}, or leave it out.",
+                )
+
+    def close(self) -> None:
+        """End the threads and close the replicas. Harmless twice."""
+        if not self._closed:
+            self._closed = True
+            for worker in self._workers.values():
+                worker.close(self.patience_s)
+            for worker in self._workers.values():
+                worker.replica.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _install(replica: Replica, replicas: ReplicaSet) -> list[str]:
+    (said,) = replica.ask([("", Install(replicas))])
+    assert isinstance(said, Installed)
+    return []
+
+
+def nonce() -> bytes:
+    """Eight bytes of chance."""
+    return os.urandom(NONCE_BYTES)

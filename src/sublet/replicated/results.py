@@ -1,0 +1,48 @@
+"""What a store says when an operation on its register was not done."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from sublet.errors import CheckpointFailed, InvalidRequest, StaleEpoch
+from sublet.replicated.register import Refused, Unknown, Why
+
+__all__ = ["NOT_SAVED", "UNKNOWN", "raise_for"]
+
+NOT_SAVED = "not_saved"
+"""``reason`` of an error: it certainly was not written."""
+UNKNOWN = "unknown"
+"""``reason`` of an error: it may have been written, or may yet be."""
+
+
+def raise_for(result: Refused | Unknown, what: str) -> NoReturn:
+    """The error that a person or a program can do something with."""
+    match result:
+        case Refused(why=Why.FENCED, against=ballot):
+            newer = f" (epoch {ballot.epoch})" if ballot is not None else ""
+            raise StaleEpoch(f"a newer lease has opened {what}{newer}", reason=NOT_SAVED)
+        case Refused(why=Why.FOREIGN, against=ballot):
+            office = ballot.office if ballot is not None else "another"
+            raise InvalidRequest(
+                f"{what} belongs to the office {office!r}, whose epochs cannot be compared with ours",
+                do="Open it with adopt=True if that office is gone for good.",
+                reason=NOT_SAVED,
+            )
+        case Refused():
+            raise CheckpointFailed(
+                f"too few replicas answered for {what}; nothing was written",
+                do="See which replicas are well with `health()`, then try again.",
+                reason=NOT_SAVED,
+            )
+        case Unknown(why=Why.FENCED):
+            raise StaleEpoch(
+                f"a newer lease has opened {what} while it was being written; whether that came through is not known",
+                do="Whoever has the newer lease reads what there is.",
+                reason=UNKNOWN,
+            )
+        case Unknown():
+            raise CheckpointFailed(
+                f"too few replicas answered while {what} was being written; it may or may not be there",
+                do="See which replicas are well with `health()`, then load it and look at its version and effect.",
+                reason=UNKNOWN,
+            )
