@@ -137,6 +137,6 @@ def test_what_is_wrong_is_said_at_once() -> None:
     with pytest.raises(InvalidRequest, match="how much memory"):
         sublet.gpu(lambda: None)
     with pytest.raises(ZeroDivisionError):
-        decorated.square.options(ttl="20s").submit("x").exception(PATIENCE_S) and 1 // 0
+        decorated.square.options(ttl="20s").submit("x").exception(PATIENCE_S) and 1 // 0  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         decorated.square("x")  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.errors import CallTimeout, RemoteError, Unpicklable, WorkerLost
+from sublet.wire.shared import write_shared
 from tests.integration import run_functions
 
 PATIENCE_S = 30.0
@@ -168,16 +169,13 @@ def test_what_a_function_does_to_its_argument_stays_there(held: sublet.Lease) ->
 
 
 def test_unchanged_arrays_are_not_sent_again(held: sublet.Lease, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sublet.guest import cargo
-
     written: list[int] = []
-    real = cargo.write_shared
 
     def counted(pieces: Any, **more: Any) -> Any:
         written.append(sum(piece.nbytes for piece in pieces))
-        return real(pieces, **more)
+        return write_shared(pieces, **more)
 
-    monkeypatch.setattr(cargo, "write_shared", counted)
+    monkeypatch.setattr("sublet.guest.cargo.write_shared", counted)
     array, other = np.arange(1 << 18), np.arange(1 << 18) + 1
     for _ in range(3):
         held.run(run_functions.total, array)

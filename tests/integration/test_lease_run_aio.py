@@ -55,6 +55,9 @@ def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
         for letter in "abc":
             yield letter
 
+    def leave() -> None:
+        os._exit(3)
+
     def slow(left: str) -> None:
         try:
             time.sleep(60)
@@ -77,14 +80,14 @@ def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
                 await lease.options(timeout=0.2).run(time.sleep, 60)
             waiting = lease.submit(slow, str(left))
             await asyncio.sleep(0.5)
-            assert lease.busy
+            await _until(lambda: lease.busy)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             await _until(left.exists)
             assert await lease.run(os.getpid) == pid
             with pytest.raises(WorkerLost, match="exit code 3"):
-                await lease.run(os._exit, 3)
+                await lease.run(leave)
             assert await lease.run(os.getpid) != pid
 
     asyncio.run(program())

@@ -17,8 +17,8 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, overload
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from sublet.client.asking import Duration, ExclusivityText, Size, TierText
 from sublet.compute.options import Calls, options_of
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["GpuFunction", "gpu"]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 LEFT_S: Final = 1.0
 """An idle lease with less than this left is not used again."""
@@ -85,6 +86,9 @@ def gpu(function: Any = None, /, *, min_vram: Size | None = None, **terms: Any) 
 class GpuFunction(Generic[P, R]):
     """A function that runs on a leased GPU. Made by ``@sublet.gpu``."""
 
+    __name__: str
+    __qualname__: str
+
     def __init__(self, function: Callable[P, R], terms: dict[str, Any], bound: tuple[Any, ...] = ()) -> None:
         self._function: Any = function
         self._terms = terms
@@ -127,7 +131,13 @@ class GpuFunction(Generic[P, R]):
         """The same function on other terms."""
         return GpuFunction(self._function, {**self._terms, **terms}, self._bound)
 
-    def __get__(self, owner: object, kind: type | None = None) -> Self | GpuFunction[..., R]:
+    @overload
+    def __get__(self, owner: None, kind: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: GpuFunction[Concatenate[Any, Q], R], owner: object, kind: type | None = None
+    ) -> GpuFunction[Q, R]: ...
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
         """A method of an object; the object is sent along."""
         return self if owner is None else GpuFunction(self._function, self._terms, (*self._bound, owner))
 
@@ -169,7 +179,7 @@ class GpuFunction(Generic[P, R]):
             if not outer.done() and outer.set_running_or_notify_cancel():
                 outer.set_exception(error)
 
-    def _generated(self, args: Any, kwargs: Any) -> Iterator[Any]:
+    def _generated(self, args: Any, kwargs: Any) -> Generator[Any, None, Any]:
         """From the first item on until the last, or until it is closed, the lease is in use by us."""
         with self._leased(args, kwargs) as calls, calls.run(self._sent(), *self._bound, *args, **kwargs) as found:
             return (yield from found)
