@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -175,17 +175,21 @@ class GpuSession:
         length = buffer.size - offset if length is None else length
         with self._engine.lock:
             buffer.span(self, whole(offset, "mem_read", "offset"), whole(length, "mem_read", "length"), "mem_read")
-            pieces = list(self._read(buffer, offset, length))
+            pieces = []
+            for start in range(0, length, CHUNK):
+                count = min(CHUNK, length - start)
+                self._engine.put(Read(buffer=buffer.number, offset=offset + start, length=count))
+                pieces.append(self._engine.read(count))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def mem_read_into(self, buffer: Buffer, offset: int, target: Any) -> None:
         """The same into memory that is there: a numpy array, a ``bytearray``; as much as fits into it."""
         with writable(target) as into, self._engine.lock:
             buffer.span(self, whole(offset, "mem_read", "offset"), len(into), "mem_read")
-            at = 0
-            for piece in self._read(buffer, offset, len(into), copied=False):
-                into[at : at + len(piece)] = piece
-                at += len(piece)
+            for start in range(0, len(into), CHUNK):
+                with into[start : start + CHUNK] as piece:
+                    self._engine.put(Read(buffer=buffer.number, offset=offset + start, length=len(piece)))
+                    self._engine.read_into(piece)
 
     def mem_copy(
         self, target: Buffer, target_offset: int, source: Buffer, source_offset: int = 0, length: int | None = None
@@ -295,16 +299,6 @@ class GpuSession:
             with view[start : start + CHUNK] as piece:
                 op = WriteShared(buffer=buffer.number, offset=offset + start, start=0, length=len(piece))
                 self._engine.put_shared([piece], lambda _, op=op: op)  # type: ignore[misc]
-
-    def _read(self, buffer: Buffer, offset: int, length: int, *, copied: bool = True) -> Iterator[Any]:
-        if not length:
-            yield b""
-            return
-        for start in range(0, length, CHUNK):
-            count = min(CHUNK, length - start)
-            self._engine.put(Read(buffer=buffer.number, offset=offset + start, length=count))
-            with self._engine.reading() as data:
-                yield bytes(data) if copied and not isinstance(data, bytes) else data
 
     def _shape(self, key: tuple[Any, ...]) -> Shape:
         """What such launches have in common, checked, and how their values are packed."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -40,7 +40,7 @@ from sublet.wire.device import (
     Sync,
 )
 from sublet.wire.frames import close_all
-from sublet.wire.shared import map_shared, write_shared
+from sublet.wire.shared import write_shared
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
@@ -168,20 +168,33 @@ class Engine:
         close_all(fds)
         return done
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[bytes | memoryview]:
-        """The same; what was read. The view of it is for the block alone."""
+    def read(self, length: int) -> bytes:
+        """The same; what was read."""
         done, fds = self._wait()
         self._is_synced = True
         if not fds:
-            yield done.data
-            return
+            return done.data
         try:
-            view = map_shared(fds[0], 0, os.fstat(fds[0]).st_size)
+            found = os.pread(fds[0], length, 0)  # copied once, and no page fault for each page
+            while len(found) < length and (more := os.pread(fds[0], length - len(found), len(found))):
+                found += more
+            return found
         finally:
             close_all(fds)
-        with view:
-            yield view
+
+    def read_into(self, into: memoryview) -> None:
+        """The same into memory of the caller."""
+        done, fds = self._wait()
+        self._is_synced = True
+        if not fds:
+            into[:] = done.data
+            return
+        try:
+            at = 0
+            while at < len(into) and (count := os.preadv(fds[0], [into[at:]], at)):
+                at += count
+        finally:
+            close_all(fds)
 
     # ---- its end ----
 
