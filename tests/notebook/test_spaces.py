@@ -124,6 +124,21 @@ def test_what_a_cell_did_not_come_to_bind_stays_as_it_is(nb: Notebook) -> None:
     assert nb.names["b"] == 5
 
 
+def test_what_was_changed_and_let_go_of_is_changed_where_others_hold_it(nb: Notebook) -> None:
+    nb.here("import numpy as np\na = [1]; b = {'k': a}; c = np.zeros(300_000); d = c; e = {'deep': [5]}; f = e['deep']")
+    nb.there("a[0] = 7\na = []\nc[0] = 1\nc = None\ne['deep'][0] = 6\ne['deep'] = 0")
+    assert nb.names["b"] == {"k": [7]}
+    assert nb.names["d"][0] == 1.0
+    assert (nb.names["f"], nb.names["e"]) == ([6], {"deep": 0})
+
+
+def test_what_was_let_go_of_unchanged_does_not_travel(nb: Notebook) -> None:
+    nb.here("import numpy as np\nbig = np.zeros(1_000_000)")
+    nb.there("big = len(big)")
+    assert nb.names["big"] == 1_000_000
+    assert nb.came.nbytes < 10_000
+
+
 def test_names_that_are_deleted_go(nb: Notebook) -> None:
     nb.here("a = 1; b = 2")
     nb.there("c = a + b\ndel a")
@@ -189,6 +204,7 @@ steps = st.one_of(
     st.builds("def bump(x, n={}):\n    global total\n    total += 1\n    return [x, n]".format, names),
     st.builds("{} = Box()".format, names),
     st.builds("del {}".format, names),
+    st.builds("{}['k'][0] = 9; {}['k'] = 0".format, names, names),
     st.builds("{} = tuple([{}, {}])".format, names, names, names),
 )
 cells = st.lists(st.tuples(st.booleans(), st.lists(steps, min_size=1, max_size=3)), min_size=1, max_size=6)

@@ -61,11 +61,19 @@ class Identities:
         found = {n: self._tags.get(id(value)) for n, value in met.items()}
         return {n: tag for n, tag in found.items() if tag is not None and self._objects[tag] is met[n]}
 
+    def came_for(self, names: Iterable[str]) -> list[Any]:
+        """The objects that crossed with these names when each of them did so last."""
+        crossings = {id(one): one for one in map(self._latest.get, names) if one is not None}
+        tags = dict.fromkeys(tag for crossing in crossings.values() for tag in crossing.tags)
+        return [self._objects[tag] for tag in tags if tag in self._objects]
+
     def note(self, names: Iterable[str], own: Tag, met: Mapping[int, Any], known: Mapping[int, Tag]) -> None:
         """These objects have crossed, for these names."""
-        crossing = _Crossing([], set(names))
+        crossing = _Crossing([], {name for name in names if name.isidentifier()})
+        if not crossing.names:
+            return  # what has no name is let go of
         for n, value in met.items():
-            if type(value) in ATOMS:
+            if n == 0 or type(value) in ATOMS:  # the first is the dict of the names, made for the crossing
                 continue
             tag = known.get(n) or own._replace(number=n)
             if self._objects.get(tag) is not value:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-__all__ = ["ATOMS", "merge"]
+__all__ = ["ATOMS", "can_change", "is_memory", "merge"]
 
 ATOMS: Final = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented)}
@@ -150,32 +150,59 @@ class _Plan:
 
     # ---- containers: the target gets what stands for each item ----
 
-    def _items(self, new: Iterable[Any]) -> list[Any]:
-        return [self.choose(item) for item in new]
+    def _items(self, new: Iterable[Any]) -> Callable[[], list[Any]]:
+        """What stands for each item, to be asked once everything is planned: of a tuple that is being looked through
+        it is not known before."""
+        items = list(new)
+        for item in items:
+            self.choose(item)
+        return lambda: [self._stands_for(item) for item in items]
+
+    def _stands_for(self, new: Any) -> Any:
+        return new if type(new) in ATOMS else self.chosen.get(id(new), new)
 
     def _list(self, target: Any, new: Any) -> Any:
-        merged = self._items(new)
-        self._writes.append(lambda: target.__setitem__(slice(None), merged))
+        items = self._items(new)
+        self._writes.append(lambda: target.__setitem__(slice(None), items()))
         return target
 
     def _deque(self, target: Any, new: Any) -> Any:
-        merged = self._items(new)
-        self._writes += (target.clear, lambda: target.extend(merged))
+        items = self._items(new)
+
+        def write() -> None:
+            found = items()
+            target.clear()
+            target.extend(found)
+
+        self._writes.append(write)
         return target
 
     def _dict(self, target: Any, new: Any) -> Any:
-        merged = {self.choose(key): self.choose(value) for key, value in new.items()}
-        self._writes += (target.clear, lambda: target.update(merged))
+        keys, values = self._items(new), self._items(new.values())
+
+        def write() -> None:
+            found = dict(zip(keys(), values(), strict=True))
+            target.clear()
+            target.update(found)
+
+        self._writes.append(write)
         return target
 
     def _defaultdict(self, target: Any, new: Any) -> Any:
-        factory = self.choose(new.default_factory)
-        self._writes.append(lambda: setattr(target, "default_factory", factory))
+        factory = new.default_factory
+        self.choose(factory)
+        self._writes.append(lambda: setattr(target, "default_factory", self._stands_for(factory)))
         return self._dict(target, new)
 
     def _set(self, target: Any, new: Any) -> Any:
-        merged = self._items(new)
-        self._writes += (target.clear, lambda: target.update(merged))
+        items = self._items(new)
+
+        def write() -> None:
+            found = items()
+            target.clear()
+            target.update(found)
+
+        self._writes.append(write)
         return target
 
     def _bytearray(self, target: Any, new: Any) -> Any:
@@ -185,7 +212,7 @@ class _Plan:
 
     def _tuple(self, target: Any, new: Any) -> Any:
         """It cannot change: it is the original if all that is in it is."""
-        merged = self._items(new)
+        merged = self._items(new)()
         old = self._originals.get(id(new))
         for same in (old, new):
             if same is not None and type(same) is type(new) and _same_items(merged, same):
@@ -195,13 +222,19 @@ class _Plan:
 
     def _function(self, target: Any, new: Any) -> Any:
         for part in FUNCTION_PARTS:
-            value = self.choose(getattr(new, part))
-            self._writes.append(partial(setattr, target, part, value))
+            value = getattr(new, part)
+            self.choose(value)
+            self._writes.append(partial(self._set_part, target, part, value))
         for cell in new.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty one
-                self._writes.append(partial(setattr, cell, "cell_contents", self.choose(cell.cell_contents)))
+                value = cell.cell_contents
+                self.choose(value)
+                self._writes.append(partial(self._set_part, cell, "cell_contents", value))
         self._dict(target.__dict__, new.__dict__)
         return target
+
+    def _set_part(self, target: Any, part: str, new: Any) -> None:
+        setattr(target, part, self._stands_for(new))
 
     def _method(self, target: Any, new: Any) -> Any:
         return types.MethodType(self.choose(new.__func__), self.choose(new.__self__))
@@ -209,16 +242,15 @@ class _Plan:
     def _partial(self, target: Any, new: Any) -> Any:
         named = {name: self.choose(value) for name, value in new.keywords.items()}
         attributes = {name: self.choose(value) for name, value in new.__dict__.items()}
-        state = self.choose(new.func), tuple(self._items(new.args)), named, attributes
+        state = self.choose(new.func), tuple(self._items(new.args)()), named, attributes
         self._writes.append(lambda: target.__setstate__(state))
         return target
 
     def _class(self, target: Any, new: Any) -> Any:
         """One that was defined in the notebook: what its attributes share with others they go on sharing."""
         for name, value in list(vars(new).items()):
-            stands = None if name in CLASS_PARTS else self.choose(value)
-            if stands is not None and stands is not value:
-                self._writes.append(partial(setattr, target, name, stands))
+            if name not in CLASS_PARTS and self.choose(value) is not value:
+                self._writes.append(partial(self._set_part, target, name, value))
         return target
 
     def _object(self, target: Any, new: Any) -> Any:
@@ -235,8 +267,8 @@ class _Plan:
             if target is not new:
                 self._writes.append(lambda: _emptied(slot, target))
             return
-        value = self.choose(value)
-        self._writes.append(lambda: slot.__set__(target, value))
+        self.choose(value)
+        self._writes.append(lambda: slot.__set__(target, self._stands_for(value)))
 
     # ---- memory ----
 
@@ -338,6 +370,19 @@ def _is_looked_at(memory: bytearray) -> bool:
         return True
     del memory[-1]
     return False
+
+
+def can_change(value: Any) -> bool:
+    """Whether somebody who holds it could see it become another."""
+    kind = type(value)
+    if kind in (tuple, types.FunctionType, types.MethodType, partial):
+        return False
+    return kind in _WAYS or is_memory(value) or _is_frame(value) or _has_only_attributes(kind)
+
+
+def is_memory(value: Any) -> bool:
+    """An array or a tensor: memory, and how it is looked at."""
+    return _is_array(value) or _is_tensor(value)
 
 
 def _is_array(value: Any) -> bool:

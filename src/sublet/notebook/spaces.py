@@ -12,18 +12,20 @@ it is held, and a new object replaces none (``merging``).
 from __future__ import annotations
 
 import hashlib
+import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sublet.durable.changes import ChangeFinder
+from sublet.durable.codec import encode
 from sublet.durable.encoded import Encoded
 from sublet.durable.loading import decode
 from sublet.durable.roots import Group, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities, Tag
-from sublet.notebook.merging import merge
+from sublet.notebook.merging import can_change, is_memory, merge
 
 __all__ = ["GUEST", "HIDDEN", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 
@@ -33,6 +35,9 @@ HIDDEN: Final = frozenset(
     {"In", "Out", "get_ipython", "exit", "quit", "open", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
 )
 """What the shell keeps in the namespace for itself."""
+LOST: Final = "\0"
+"""Begins what stands in a parcel in place of a name, for an object that has none any more."""
+NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 ROUNDS_MAX: Final = 64
 """Functions that read functions that read functions: each step finds more names; nobody has more steps than that."""
 
@@ -101,10 +106,12 @@ class Space:
         """The names that are the notebook's own."""
         return {name for name in self.names if name not in HIDDEN and not _is_the_shells(name)}
 
-    def outgoing(self, wanted: Iterable[str], *, must: bool = False) -> Outgoing:
+    def outgoing(self, wanted: Iterable[str], *, must: bool = False, lost_of: Iterable[str] = ()) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
-        ``must``: what cannot travel is raised (``Unpicklable``), not noted.
+        ``must``: what cannot travel is raised (``Unpicklable``), not noted. ``lost_of``: objects that came for these
+        names and that nothing holds any more go as well, if they were changed before they were let go of: on the other
+        side somebody else may hold them.
         """
         found = Outgoing()
         names = {name for name in wanted if name in self.names}
@@ -118,10 +125,13 @@ class Space:
             if not more:
                 break
             names |= more
+        lost = self._lost(groups, lost_of)
+        if lost:
+            groups = self._encoded(names, rules, found, must=must, beside=lost)
         found.names = frozenset(names - found.stays.keys())
         found.opaque = tuple(sorted(rules.opaque))
         found.gone = tuple(sorted(name for name in self._shared if name not in self.names))
-        found.parcels = [self._parcel(group) for group in groups if not self._is_agreed(group)]
+        found.parcels = self._parcels([group for group in groups if not self._is_agreed(group)])
         return found
 
     def sent(self, what: Outgoing) -> None:
@@ -134,10 +144,15 @@ class Space:
         changed: list[str] = []
         rebound: list[str] = []
         nbytes = 0
+        crossed = []
         for parcel in parcels:
-            rebound += self._take(parcel)
-            changed += parcel.names
+            here, names = self._merge(parcel)
+            crossed.append((parcel, here))
+            rebound += names
+            changed += [name for name in parcel.names if not name.startswith(LOST)]
             nbytes += parcel.nbytes
+        for parcel, here in crossed:
+            self._identities.note(parcel.names, parcel.own, here, parcel.known)
         for name in gone:
             self.names.pop(name, None)
             self._shared.discard(name)
@@ -146,7 +161,8 @@ class Space:
         self.agree(changed)
         return Taken(changed=tuple(changed), rebound=tuple(sorted(set(rebound))), nbytes=nbytes)
 
-    def _take(self, parcel: Parcel) -> list[str]:
+    def _merge(self, parcel: Parcel) -> tuple[dict[int, Any], list[str]]:
+        """What stands here for each object of the parcel, and the names that had to be bound anew."""
         met: dict[int, Any] = {}
         came = decode(parcel.head, [memoryview(buffer) for buffer in parcel.buffers], met=met)
         originals = {id(met[n]): self._identities.find(tag) for n, tag in parcel.known.items() if n in met}
@@ -155,10 +171,8 @@ class Space:
         for key, old in originals.items():
             if old is not None and chosen.get(key, old) is not old:
                 rebound += self._rebind(old, chosen[key])
-        self.names.update(merged)
-        here = {n: chosen.get(id(value), value) for n, value in met.items()}
-        self._identities.note(parcel.names, parcel.own, here, parcel.known)
-        return rebound
+        self.names.update({name: value for name, value in merged.items() if not name.startswith(LOST)})
+        return {n: chosen.get(id(value), value) for n, value in met.items()}, rebound
 
     def agree(self, names: Iterable[str]) -> None:
         """Both sides have the same of these now: remember how it is encoded here."""
@@ -174,8 +188,22 @@ class Space:
         self._finder.forget()
         self._identities.forget()
 
-    def _encoded(self, names: set[str], rules: HomeRules, found: Outgoing, *, must: bool) -> list[Group]:
-        left = {name: self.names[name] for name in names if name not in found.stays}
+    def _lost(self, groups: Iterable[Group], names: Iterable[str]) -> dict[str, Any]:
+        met = {id(value) for group in groups for value in (group.encoded.met or {}).values()}
+        lost = [value for value in self._identities.came_for(names) if id(value) not in met and can_change(value)]
+        return {f"{LOST}{n}": value for n, value in enumerate(lost) if not self._is_untouched(value)}
+
+    def _is_untouched(self, value: Any) -> bool:
+        """Of an array or a tensor: its memory is all there is to it, and costs too much to send for nothing."""
+        if not is_memory(value):
+            return False
+        changed = [self._finder.changed(buffer) for buffer in encode(value, gpu="copy").buffers]
+        return not any(changed)
+
+    def _encoded(
+        self, names: set[str], rules: HomeRules, found: Outgoing, *, must: bool, beside: Mapping[str, Any] = NOTHING
+    ) -> list[Group]:
+        left = {name: self.names[name] for name in names if name not in found.stays} | dict(beside)
         while True:
             try:
                 return encode_roots(left, rules=rules)
@@ -201,13 +229,17 @@ class Space:
         self.names.update(dict.fromkeys(names, new))
         return names
 
-    def _parcel(self, group: Group) -> Parcel:
-        encoded: Encoded = group.encoded
-        met = encoded.met or {}
-        own = self._identities.next()
-        known = self._identities.known(met)
-        self._identities.note(group.names, own, met, known)
-        return Parcel(names=group.names, head=encoded.head, buffers=encoded.views, own=own, known=known)
+    def _parcels(self, groups: list[Group]) -> list[Parcel]:
+        """What is known is looked up for all of them before any of them counts as having crossed."""
+        found = []
+        for group in groups:
+            encoded: Encoded = group.encoded
+            known = self._identities.known(encoded.met or {})
+            own = self._identities.next()
+            found.append(Parcel(names=group.names, head=encoded.head, buffers=encoded.views, own=own, known=known))
+        for group, parcel in zip(groups, found, strict=True):
+            self._identities.note(parcel.names, parcel.own, group.encoded.met or {}, parcel.known)
+        return found
 
 
 def _root_of(error: Unpicklable, roots: Mapping[str, object]) -> str | None:
