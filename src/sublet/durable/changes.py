@@ -17,10 +17,12 @@ meanwhile::
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -29,7 +31,7 @@ from blake3 import blake3
 from sublet.durable.memory import fresh_memory
 from sublet.durable.pages import Pages, process_pages
 
-__all__ = ["CHUNK_BYTES", "HASH_BYTES", "ChangeFinder", "Copies", "Look", "chunk_count", "chunk_hash"]
+__all__ = ["CHUNK_BYTES", "HASH_BYTES", "ChangeFinder", "Copies", "Look", "chunk_count", "chunk_hash", "hash_chunks"]
 
 CHUNK_BYTES: Final = 256 * 1024
 HASH_BYTES: Final = 32
@@ -38,9 +40,12 @@ TRACKED_MIN: Final = 1 << 20
 REMEMBERED_MAX: Final = 4096
 """Buffers; the one looked at longest ago is forgotten."""
 BUSY_SHARE: Final = 0.25
+VOLATILE_SHARE: Final = 0.5
 BUSY_LOOKS: Final = 8
 """Memory of which more than that share was written between two looks is hashed for the next so many: the faults of a
 page would cost more than its hash."""
+PARALLEL_MIN: Final = 16 << 20
+THREADS: Final = 4
 SAMPLE: Final = 2
 """Chunks per look that are hashed although the kernel says that they were not written to."""
 
@@ -61,6 +66,20 @@ def chunk_count(length: int, chunk_bytes: int = CHUNK_BYTES) -> int:
     return -(-length // chunk_bytes)
 
 
+def hash_chunks(look: Look, numbers: Sequence[int]) -> dict[int, bytes]:
+    """Hash chunks where they are; many of them on several cores, since hashing holds no lock."""
+    workers = min(THREADS, os.cpu_count() or 1)
+    if len(numbers) * look.chunk_bytes < PARALLEL_MIN or workers == 1:
+        return {n: chunk_hash(look.chunk(n)) for n in numbers}
+    share = -(-len(numbers) // (4 * workers))
+    parts = [numbers[at : at + share] for at in range(0, len(numbers), share)]
+    with ThreadPoolExecutor(workers, "sublet-hash") as pool:
+        hashed = pool.map(lambda part: [chunk_hash(look.chunk(n)) for n in part], parts)
+        return {
+            n: digest for part, found in zip(parts, hashed, strict=True) for n, digest in zip(part, found, strict=True)
+        }
+
+
 def chunk_hash(data: memoryview | bytes) -> bytes:
     return blake3(data).digest()
 
@@ -75,6 +94,8 @@ class Memory:
     """The kernel's answers up to this look are in the hashes."""
     busy: int = 0
     """Looks for which it is not tracked."""
+    volatile: bool = False
+    """Most of it had changed at the last look."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -89,6 +110,8 @@ class Look:
     """Chunks that may have changed. All others have not."""
     before: bytes | None
     """The hashes of all chunks at the last look that was settled; None at the first."""
+    volatile: bool = False
+    """At the last look most of it had changed, so it is not worth asking whether it has now."""
     tracked: bool
     """The candidates were written to; otherwise they are simply all there are."""
     number: int
@@ -134,23 +157,19 @@ class Copies:
     """Memory for detached looks, kept from one save to the next: fresh memory costs more than the copy itself."""
 
     def __init__(self) -> None:
-        self._spare = fresh_memory(0)
-        self._used = 0
+        self._free: list[memoryview] = []
+        self._taken: list[memoryview] = []
 
     def memory(self, length: int) -> memoryview:
         """So many bytes. They are the caller's until ``reset``."""
-        if self._used + length <= self._spare.nbytes:
-            found = self._spare[self._used : self._used + length]
-            self._used += length
-            return found
-        self._used += length
-        return fresh_memory(length)
+        fitting = [n for n, area in enumerate(self._free) if length <= area.nbytes <= 2 * length]
+        area = self._free.pop(fitting[0]) if fitting else fresh_memory(length)
+        self._taken.append(area)
+        return area[:length]
 
     def reset(self) -> None:
-        """All of it is free again; as much as was needed is kept."""
-        if self._used > self._spare.nbytes:
-            self._spare = fresh_memory(self._used)
-        self._used = 0
+        """All of it is free again. What the last round needed is kept, and no more."""
+        self._free, self._taken = self._taken, []
 
 
 class ChangeFinder:
@@ -181,6 +200,7 @@ class ChangeFinder:
             view=view,
             candidates=range(chunk_count(view.nbytes, self.chunk_bytes)) if candidates is None else candidates,
             before=bytes(memory.hashes) if memory is not None and known else None,
+            volatile=memory is not None and memory.volatile,
             tracked=candidates is not None,
             number=number,
             chunk_bytes=self.chunk_bytes,
@@ -197,6 +217,8 @@ class ChangeFinder:
             memory = self._memories.setdefault(key, Memory(bytearray()))
             self._memories.move_to_end(key)
             memory.hashes, memory.look = table, look.number
+            changed = sum(hashes[n] != look.hash_before(n) for n in look.candidates) if look.before is not None else 0
+            memory.volatile = changed > VOLATILE_SHARE * look.count
             if look.tracked and len(look.candidates) > BUSY_SHARE * look.count:
                 memory.busy = BUSY_LOOKS
             elif memory.busy:
@@ -208,7 +230,7 @@ class ChangeFinder:
     def changed(self, buffer: Piece) -> list[int]:
         """Chunks whose content differs from the last look, all of them at the first; remembered at once."""
         look = self.begin(buffer)
-        hashes = {n: chunk_hash(look.chunk(n)) for n in look.candidates}
+        hashes = hash_chunks(look, look.candidates)
         self.settle(look, hashes)
         return [n for n in look.candidates if hashes[n] != look.hash_before(n)]
 

@@ -52,6 +52,9 @@ def file_name(name: bytes) -> str:
     return f"{name.hex()}.pack"
 
 
+_spare: list[memoryview] = []
+
+
 class PackWriter:
     """One pack, under a temporary name until ``finish``."""
 
@@ -141,6 +144,15 @@ class PackWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Batches are kept for the next pack of this process, once nobody writes from them."""
+        batch, self._batch = self._batch, None
+        while batch is not None:
+            if batch.nbytes == BATCH_BYTES and len(_spare) < BATCHES:
+                _spare.append(batch)
+            batch = None if self._free.empty() else self._free.get()
 
     def __enter__(self) -> PackWriter:
         return self
@@ -159,7 +171,7 @@ class PackWriter:
             return fresh_memory(length)
         if self._made < BATCHES:
             self._made += 1
-            return fresh_memory(BATCH_BYTES)
+            return _spare.pop() if _spare else fresh_memory(BATCH_BYTES)
         batch = self._free.get()
         if self._failure is not None:
             raise self.failed(self._failure)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sublet.durable.changes import CHUNK_BYTES, ChangeFinder, Copies, Look, chunk_count, chunk_hash
+from sublet.durable.changes import CHUNK_BYTES, ChangeFinder, Copies, Look, chunk_count, chunk_hash, hash_chunks
 from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.files import write_synced
 from sublet.durable.format import HASH_BYTES, Entry, LeafRef, Manifest, PackRef
@@ -306,7 +306,13 @@ class _Run:
             return Blob(length=piece.length, inline=piece.inline, kind=piece.kind, writable=piece.writable)
         look = piece.look
         shrink = bool(look.candidates) and self._writer.worth_shrinking(look.chunk(look.candidates[0]))
-        hashes = {n: self._chunk(look.chunk(n), look.hash_before(n), shrink) for n in look.candidates}
+        if look.places is not None:
+            hashes = self._detached(look, shrink)
+        else:
+            hashes = self._unchanged(look)
+            for n in look.candidates:
+                if n not in hashes:
+                    hashes[n] = self._chunk(look.chunk(n), shrink)
         table = self._finder.settle(look, hashes)
         for digest in hashes_in(table):
             if digest not in self._base.where and digest not in self._writer.hashes:
@@ -316,11 +322,32 @@ class _Run:
             length=piece.length, chunk_bytes=self._chunk_bytes, hashes=table, kind=piece.kind, writable=piece.writable
         )
 
-    def _chunk(self, chunk: memoryview, before: bytes | None, shrink: bool) -> bytes:
+    def _unchanged(self, look: Look) -> dict[int, bytes]:
+        """Candidates that turn out to hold what they held: found without copying them. Where the kernel says that
+        they were written to, it is not worth the try."""
+        if look.before is None or look.tracked or look.volatile:
+            return {}
+        self.read_bytes += len(look.candidates) * look.chunk_bytes
+        found = hash_chunks(look, look.candidates)
+        return {
+            n: digest for n, digest in found.items() if digest == look.hash_before(n) and digest in self._base.where
+        }
+
+    def _detached(self, look: Look, shrink: bool) -> dict[int, bytes]:
+        """Chunks that are a copy already. One after the other on one core: the program wants the rest."""
+        hashes: dict[int, bytes] = {}
+        for n in look.candidates:
+            chunk = look.chunk(n)
+            self.read_bytes += chunk.nbytes
+            digest = hashes[n] = chunk_hash(chunk)
+            if digest not in self._base.where and digest not in self._writer.hashes:
+                self._writer.room(chunk.nbytes)[:] = chunk
+                self._writer.keep(digest, chunk.nbytes, shrink=shrink)
+        return hashes
+
+    def _chunk(self, chunk: memoryview, shrink: bool) -> bytes:
         """Hash one chunk, and keep a copy of it if no pack has it."""
         self.read_bytes += chunk.nbytes
-        if before is not None and before in self._base.where and chunk_hash(chunk) == before:
-            return before
         room = self._writer.room(chunk.nbytes)
         room[:] = chunk
         digest = chunk_hash(room)
