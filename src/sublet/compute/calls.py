@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -87,6 +89,7 @@ class Exchange:
         self._heard: deque[Happening] = deque()
         self._doomed: dict[int, Pending] = {}
         self._housekeeper: Callable[[], object] | None = None
+        _exchanges.add(self)
 
     # ---- asking
 
@@ -308,3 +311,17 @@ def _say(body: bytes) -> None:
             logger = logging.getLogger(record.name)
             if logger.isEnabledFor(record.levelno):
                 logger.handle(record)
+
+
+_exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A fork lets go of its parent's connections, so that workers see when the parent hangs up. It takes no lock:
+    another thread of the parent may have held it."""
+    for exchange in list(_exchanges):
+        exchange.line.drop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

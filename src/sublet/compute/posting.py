@@ -30,6 +30,8 @@ __all__ = ["AGAIN", "Again", "check_call", "map_calls", "outcome", "run_call", "
 
 TRIES: Final = 4
 """Workers that one call is sent to: each but the last died before it began, or knew the function as another."""
+RUN_MAX: Final = 128
+"""Calls that may be under way at once on one connection; with more threads than that, the others stand in line."""
 BATCH_FOR_NS: Final = 2_000_000
 """Small calls of a map are sent together, as many as take about so long."""
 BATCH_MAX: Final = 512
@@ -50,6 +52,8 @@ def run_call(lease: Lease, options: Options, function: Callable[..., Any], args:
     for _ in range(TRIES):
         check_call(lease, options)
         worker = workers_of(lease).find(lease, options)
+        if worker.exchange.under_way >= RUN_MAX:
+            return _submit(lease, worker, job, options).result()
         with lease.activity():
             found = _run_once(lease, worker, job, options)
         if found is not AGAIN:

@@ -66,6 +66,10 @@ class Line:
         with self._lock:
             self._conversation.close()
 
+    def drop(self) -> None:
+        """In a fork: let go of our descriptor, and of nobody else's. Takes no lock."""
+        self._conversation.close()
+
     def __del__(self) -> None:
         """Nobody has it any more, so nobody holds its lock either."""
         conversation = getattr(self, "_conversation", None)

@@ -1,0 +1,76 @@
+"""What PyTorch and Warp are told to compute on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import sublet
+from sublet.errors import NotFound, Unsupported
+from sublet.guest import current as current_module
+from sublet.guest.current import prefer_cards
+from sublet.values import NS_PER_S, Epoch, LeaseId
+from sublet.wire.page import PageView, PageWriter, time_namespace
+
+Guest = Callable[..., None]
+
+
+@pytest.fixture
+def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
+    """This process as a guest with these devices."""
+    writers: list[PageWriter] = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def become(*devices: str) -> None:
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        path = str(tmp_path / f"page{len(writers)}")
+        view = PageView(
+            lease=LeaseId("l"),
+            epoch=Epoch(1, 1),
+            deadline_ns=now_ns + 60 * NS_PER_S,
+            now_ns=now_ns,
+            devices=devices,
+            namespace=time_namespace(),
+        )
+        writers.append(PageWriter.create(path, view))
+        monkeypatch.setenv(current_module.PAGE_VARIABLE, path)
+
+    yield become
+    for writer in writers:
+        writer.close()
+
+
+def test_a_host_device_is_the_cpu(guest: Guest) -> None:
+    guest("node/gpu0", "node/gpu1")
+    assert sublet.device() == sublet.device(1) == "cpu"
+    with pytest.raises(NotFound):
+        sublet.device(2)
+    guest()
+    assert sublet.device() == "cpu"
+
+
+def test_cards_are_counted_as_the_process_sees_them(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
+    guest("node/GPU-bb", "node/GPU-aa")
+    assert (sublet.device(), sublet.device(1)) == ("cuda:0", "cuda:1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-cc,GPU-bb")
+    assert (sublet.device(), sublet.device(1)) == ("cuda:2", "cuda:0")
+
+
+def test_outside_of_a_guest_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(current_module.PAGE_VARIABLE, raising=False)
+    with pytest.raises(Unsupported):
+        sublet.device()
+
+
+def test_the_leased_cards_come_first_and_the_others_stay_visible(tmp_path: Path) -> None:
+    for number, uuid in enumerate(("GPU-aa", "GPU-bb", "GPU-cc")):
+        folder = tmp_path / f"0000:0{number}:00.0"
+        folder.mkdir()
+        (folder / "information").write_text(f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\n")
+    assert prefer_cards(["node/GPU-cc"], str(tmp_path)) == "GPU-cc,GPU-aa,GPU-bb"
+    assert prefer_cards(["node/MIG-1", "node/MIG-2"], str(tmp_path)) == "MIG-1"
+    assert prefer_cards(["node/gpu0"], str(tmp_path)) == ""
+    assert prefer_cards(["node/GPU-cc"], str(tmp_path / "none")) == "GPU-cc"
