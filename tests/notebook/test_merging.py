@@ -262,6 +262,30 @@ def test_arrays_that_overlap_otherwise_than_before_are_taken_as_they_came() -> N
     assert got["other"].x.tolist() == [2.0, 5.0]
 
 
+def test_a_new_view_of_an_original_is_a_view_of_it() -> None:
+    array = np.zeros((3, 4), dtype=[("a", "i4"), ("b", "f4")])
+    held = (array,)
+    came = np.ones((3, 4), dtype=array.dtype)
+    got = merge({"c": came, "v": came[1:, ::2]["b"], "t": ([came[2]],)}, {id(came): array})[0]
+    assert got["c"] is array is held[0]
+    got["v"][0, 1] = 5
+    assert array["b"][1, 2] == 5
+    got["t"][0][0]["a"] = 8
+    assert array["a"][2].tolist() == [8] * 4
+    del array, held, got["c"]
+    assert got["v"][0, 1] == 5
+
+
+@pytest.mark.needs("torch")
+def test_a_new_view_of_a_tensor_too() -> None:
+    import torch
+
+    tensor, came = torch.zeros(4, 2), torch.ones(4, 2)
+    got = merge({"t": came, "v": came[1:3, 1]}, {id(came): tensor})[0]
+    got["v"][0] = 7
+    assert tensor[1, 1] == 7
+
+
 @pytest.mark.needs("torch")
 def test_tensors_too() -> None:
     import torch

@@ -15,9 +15,21 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-__all__ = ["ATOMS", "can_change", "is_memory", "merge"]
+from sublet.notebook.memories import (
+    Window,
+    is_array,
+    is_memory,
+    is_tensor,
+    overlapping,
+    same_array,
+    same_tensor,
+    view_of,
+    windows_of,
+)
+
+__all__ = ["ATOMS", "can_change", "merge"]
 
 ATOMS: Final = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented)}
@@ -36,49 +48,40 @@ def merge(news: Mapping[str, Any], originals: Mapping[int, Any]) -> tuple[dict[s
     everything is written: whether two arrays may take over depends on both.
     """
     refused: frozenset[int] = frozenset()
+    views: dict[int, Any] = {}
     while True:
-        plan = _Plan(originals, refused)
-        found = {name: plan.choose(new) for name, new in news.items()}
-        crossed = plan.crossed()
-        if not crossed:
+        plan = _Plan(originals, refused, views)
+        for new in news.values():
+            plan.choose(new)
+        crossed, within = plan.overlaps()
+        if crossed <= refused and within.keys() == views.keys():
             break
         refused |= crossed
+        views = {key: view_of(*both) for key, both in within.items() if not crossed}
     plan.write()
-    return found, plan.chosen
+    return {name: plan.stands_for(new) for name, new in news.items()}, plan.chosen
 
 
 Way = Callable[[Any, Any], Any]
 """(target, new): how the target gets what came, item by item. Target and new are one where it is new here."""
 
 
-class _Window(NamedTuple):
-    """The memory of an array that is to take over, and of the one that came."""
-
-    old: tuple[int, int]
-    new: tuple[int, int]
-    key: int
-
-    def old_span(self) -> tuple[int, int]:
-        return self.old
-
-    def new_span(self) -> tuple[int, int]:
-        return self.new
-
-
 class _Plan:
     """Who takes over what, and how, of values that came together."""
 
-    def __init__(self, originals: Mapping[int, Any], refused: frozenset[int]) -> None:
-        """``refused``: ids of new objects that must be taken as they are."""
+    def __init__(self, originals: Mapping[int, Any], refused: frozenset[int], views: Mapping[int, Any]) -> None:
+        """``refused``: ids of new objects that must be taken as they are; ``views``: what stands for new arrays that
+        look at the memory of others."""
         self.chosen: dict[int, Any] = {}
         """By the id of the new object: what stands for it from now on."""
         self._originals = originals
         self._here = {id(old) for old in originals.values()}
         self._refused = refused
+        self._views = views
         self._taken: set[int] = set()
         """Ids of originals that stand for something already: each can stand for one object only."""
         self._writes: list[Callable[[], object]] = []
-        self._windows: list[_Window] = []
+        self._windows: list[Window] = []
         self._keep: list[Any] = []
         self._depth = 0
 
@@ -94,7 +97,8 @@ class _Plan:
         target = self._target(new)
         self.chosen[id(new)] = target
         self._taken.add(id(target))
-        self._note_memory(target, new)
+        if is_memory(new):
+            self._windows += windows_of(target, new, is_fresh=target is new or id(new) in self._views)
         way = self._way(target, new)
         if way is not None and self._depth < DEPTH_MAX:
             self._depth += 1
@@ -103,19 +107,30 @@ class _Plan:
             self._keep.append(target)
         return target
 
-    def crossed(self) -> frozenset[int]:
-        """Arrays that overlap in what came and not in the same way in the originals, or the other way round: written
-        one after the other they would not say what came, so all of them are taken as they are."""
-        found: set[int] = set()
-        for side in (_Window.old_span, _Window.new_span):
-            line = sorted(self._windows, key=side)
-            for n, one in enumerate(line):
-                for other in line[n + 1 :]:
-                    if side(other)[0] >= side(one)[1]:
-                        break
-                    if other.old[0] - one.old[0] != other.new[0] - one.new[0]:
-                        found |= {one.key, other.key}
-        return frozenset(found) - self._refused
+    def overlaps(self) -> tuple[frozenset[int], dict[int, tuple[Any, Any, Any]]]:
+        """Of arrays that overlap: those that must be taken as they are, and those that are views.
+
+        Two that came with originals must overlap there just as they do here; else, written one after the other, they
+        would not say what came. One that is new and lies within one that has an original is a view of that: by its
+        key, the original, the copy, and itself.
+        """
+        crossed: set[int] = set()
+        within: dict[int, tuple[Any, Any, Any]] = {}
+        for one, other in overlapping(self._windows, lambda window: window.new):
+            if one.is_fresh and other.is_fresh:
+                continue
+            if one.is_fresh or other.is_fresh:
+                whole, part = (other, one) if one.is_fresh else (one, other)
+                if whole.new[0] <= part.new[0] and part.new[1] <= whole.new[1]:
+                    within[part.key] = (whole.target, whole.came, part.came)
+                else:
+                    crossed.add(whole.key)
+            elif other.old[0] - one.old[0] != other.new[0] - one.new[0]:
+                crossed |= {one.key, other.key}
+        for one, other in overlapping(self._windows, lambda window: window.old):
+            if not (one.is_fresh or other.is_fresh) and other.old[0] - one.old[0] != other.new[0] - one.new[0]:
+                crossed |= {one.key, other.key}
+        return frozenset(crossed), within
 
     def write(self) -> None:
         """Do it."""
@@ -124,15 +139,12 @@ class _Plan:
 
     def _target(self, new: Any) -> Any:
         """The original, if it can take over; else what came."""
+        if id(new) in self._views:
+            return self._views[id(new)]
         old = self._originals.get(id(new))
         if old is None or type(old) is not type(new) or id(old) in self._taken or id(new) in self._refused:
             return new
         return old if self._depth < DEPTH_MAX and _can_take_over(old, new) else new
-
-    def _note_memory(self, target: Any, new: Any) -> None:
-        spans = _span_of(target), _span_of(new)
-        if spans[0] is not None and spans[1] is not None:
-            self._windows.append(_Window(spans[0], spans[1], id(new)))
 
     def _way(self, target: Any, new: Any) -> Way | None:
         way = _WAYS.get(type(new))
@@ -144,8 +156,8 @@ class _Plan:
             return self._class if new.__module__ == "__main__" else None
         if _has_only_attributes(type(new)):
             return self._object
-        if target is not new:
-            return self._array if _is_array(new) else self._tensor
+        if is_memory(new) and target is not new and id(new) not in self._views:
+            return self._array if is_array(new) else self._tensor
         return None
 
     # ---- containers: the target gets what stands for each item ----
@@ -156,9 +168,9 @@ class _Plan:
         items = list(new)
         for item in items:
             self.choose(item)
-        return lambda: [self._stands_for(item) for item in items]
+        return lambda: [self.stands_for(item) for item in items]
 
-    def _stands_for(self, new: Any) -> Any:
+    def stands_for(self, new: Any) -> Any:
         return new if type(new) in ATOMS else self.chosen.get(id(new), new)
 
     def _list(self, target: Any, new: Any) -> Any:
@@ -191,7 +203,7 @@ class _Plan:
     def _defaultdict(self, target: Any, new: Any) -> Any:
         factory = new.default_factory
         self.choose(factory)
-        self._writes.append(lambda: setattr(target, "default_factory", self._stands_for(factory)))
+        self._writes.append(lambda: setattr(target, "default_factory", self.stands_for(factory)))
         return self._dict(target, new)
 
     def _set(self, target: Any, new: Any) -> Any:
@@ -234,7 +246,7 @@ class _Plan:
         return target
 
     def _set_part(self, target: Any, part: str, new: Any) -> None:
-        setattr(target, part, self._stands_for(new))
+        setattr(target, part, self.stands_for(new))
 
     def _method(self, target: Any, new: Any) -> Any:
         return types.MethodType(self.choose(new.__func__), self.choose(new.__self__))
@@ -268,7 +280,7 @@ class _Plan:
                 self._writes.append(lambda: _emptied(slot, target))
             return
         self.choose(value)
-        self._writes.append(lambda: slot.__set__(target, self._stands_for(value)))
+        self._writes.append(lambda: slot.__set__(target, self.stands_for(value)))
 
     # ---- memory ----
 
@@ -325,10 +337,10 @@ def _can_take_over(old: Any, new: Any) -> bool:
             pass
     if type(old) in _WAYS:
         return True
-    if _is_array(old):
-        return _same_array(old, new)
-    if _is_tensor(old):
-        return _same_tensor(old, new)
+    if is_array(old):
+        return same_array(old, new)
+    if is_tensor(old):
+        return same_tensor(old, new)
     return _is_frame(old) or _has_only_attributes(type(old))
 
 
@@ -380,51 +392,6 @@ def can_change(value: Any) -> bool:
     return kind in _WAYS or is_memory(value) or _is_frame(value) or _has_only_attributes(kind)
 
 
-def is_memory(value: Any) -> bool:
-    """An array or a tensor: memory, and how it is looked at."""
-    return _is_array(value) or _is_tensor(value)
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray
-
-
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
-
-
 def _is_frame(value: Any) -> bool:
     pandas = sys.modules.get("pandas")
     return pandas is not None and type(value) in (pandas.DataFrame, pandas.Series)
-
-
-def _span_of(value: Any) -> tuple[int, int] | None:
-    """From the first byte of its memory to behind the last; None if it has none of its own."""
-    if _is_array(value) and value.size:
-        low, high = sys.modules["numpy"].lib.array_utils.byte_bounds(value)
-        return int(low), int(high)
-    if _is_tensor(value) and value.device.type == "cpu" and value.layout is sys.modules["torch"].strided:
-        reach = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
-        return (value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()) if value.numel() else None
-    return None
-
-
-def _same_array(old: Any, new: Any) -> bool:
-    alike = old.dtype == new.dtype and old.shape == new.shape and old.strides == new.strides
-    # What shows some memory twice (broadcast_to) cannot take over from what does not.
-    twice = any(step == 0 and n > 1 for step, n in zip(old.strides, old.shape, strict=True))
-    return bool(alike and old.flags.writeable and not twice)
-
-
-def _same_tensor(old: Any, new: Any) -> bool:
-    return bool(
-        old.dtype == new.dtype
-        and old.shape == new.shape
-        and old.layout == new.layout
-        and old.stride() == new.stride()
-        and old.device == new.device
-        and old.is_leaf
-        and old.requires_grad == new.requires_grad
-    )

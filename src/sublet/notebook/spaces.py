@@ -25,7 +25,8 @@ from sublet.durable.roots import Group, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities, Tag
-from sublet.notebook.merging import can_change, is_memory, merge
+from sublet.notebook.memories import is_memory
+from sublet.notebook.merging import can_change, merge
 
 __all__ = ["GUEST", "HIDDEN", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 

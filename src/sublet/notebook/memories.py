@@ -1,0 +1,135 @@
+"""Arrays and tensors, as memory that is looked at: which overlap, and a view of one as another looked at its copy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+__all__ = [
+    "Window",
+    "is_array",
+    "is_memory",
+    "is_tensor",
+    "overlapping",
+    "same_array",
+    "same_tensor",
+    "view_of",
+    "windows_of",
+]
+
+Span = tuple[int, int]
+"""From the first byte to behind the last."""
+
+
+class Window(NamedTuple):
+    """The memory of an array that came, and of what stands for it."""
+
+    target: Any
+    came: Any
+    old: Span
+    new: Span
+    is_fresh: bool
+    """Nothing here is its original."""
+
+    @property
+    def key(self) -> int:
+        return id(self.came)
+
+
+def windows_of(target: Any, came: Any, *, is_fresh: bool) -> list[Window]:
+    """The one window, or none where there is no memory."""
+    old, new = _span_of(target), _span_of(came)
+    return [] if old is None or new is None else [Window(target, came, old, new, is_fresh)]
+
+
+def overlapping(windows: Sequence[Window], span: Callable[[Window], Span]) -> Iterator[tuple[Window, Window]]:
+    """Every pair that shares a byte on this side."""
+    line = sorted(windows, key=span)
+    for n, one in enumerate(line):
+        for other in line[n + 1 :]:
+            if span(other)[0] >= span(one)[1]:
+                break
+            yield one, other
+
+
+def view_of(original: Any, copy: Any, part: Any) -> Any:
+    """What looks at the original as ``part`` looks at the copy, within whose memory it lies."""
+    start, at = _start(original), _start(part) - _start(copy)
+    if is_array(part):
+        numpy = sys.modules["numpy"]
+        looked = numpy.asarray(_Looked(original, start + at, part))
+        return looked if looked.dtype == part.dtype else looked.view(part.dtype)
+    torch = sys.modules["torch"]
+    if is_array(original):
+        return part
+    storage = original.untyped_storage()
+    offset = (start + at - storage.data_ptr()) // part.element_size()
+    looked = torch.empty(0, dtype=part.dtype).set_(storage, offset, part.size(), part.stride())
+    return looked.requires_grad_(part.requires_grad)
+
+
+class _Looked:
+    """Memory of an array that is kept alive by whoever looks at it."""
+
+    def __init__(self, owner: Any, address: int, like: Any) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": like.shape,
+            "typestr": like.dtype.str,
+            "descr": like.dtype.descr,
+            "strides": like.strides,
+            "data": (address, not owner.flags.writeable),
+        }
+
+
+def is_memory(value: Any) -> bool:
+    """An array or a tensor."""
+    return is_array(value) or is_tensor(value)
+
+
+def is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
+
+
+def is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
+def same_array(old: Any, new: Any) -> bool:
+    """Whether the one can take what the other holds and be as it is."""
+    alike = old.dtype == new.dtype and old.shape == new.shape and old.strides == new.strides
+    # What shows some memory twice (broadcast_to) cannot take over from what does not.
+    twice = any(step == 0 and n > 1 for step, n in zip(old.strides, old.shape, strict=True))
+    return bool(alike and old.flags.writeable and not twice)
+
+
+def same_tensor(old: Any, new: Any) -> bool:
+    """The same of tensors."""
+    return bool(
+        old.dtype == new.dtype
+        and old.shape == new.shape
+        and old.layout == new.layout
+        and old.stride() == new.stride()
+        and old.device == new.device
+        and old.is_leaf
+        and old.requires_grad == new.requires_grad
+    )
+
+
+def _start(value: Any) -> int:
+    return int(value.__array_interface__["data"][0]) if is_array(value) else int(value.data_ptr())
+
+
+def _span_of(value: Any) -> Span | None:
+    """None if it has no memory of its own."""
+    if is_array(value) and value.size:
+        low, high = sys.modules["numpy"].lib.array_utils.byte_bounds(value)
+        return int(low), int(high)
+    if is_tensor(value) and value.device.type == "cpu" and value.layout is sys.modules["torch"].strided:
+        reach = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+        return (value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()) if value.numel() else None
+    return None
