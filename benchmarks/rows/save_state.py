@@ -35,6 +35,7 @@ HASHED: Final = "save after 1 % changed, without tracking, against our full save
 PASS: Final = "the same, against one hash pass"
 BYTES: Final = "bytes of a save after 1 % changed, against our full save"
 ASYNC: Final = "time that a save in the background takes from a loop, against a save it waits for"
+CALL: Final = "the call alone that begins a save in the background, against a save it waits for"
 LOOK: Final = "look at an unchanged array, pages tracked"
 FAULTS: Final = "rewriting all of an array after a look, against rewriting it untracked"
 
@@ -237,13 +238,15 @@ def _loop(bench: Bench, state: dict[str, Any], folder: Path, pairs: int) -> list
     while compute(steps, -1, None) < bench.either(1.5, 0.3):
         steps *= 2
     added: list[float] = []
+    calls: list[float] = []
     waited: list[float] = []
     with Durable(state, folder, keep=1) as durable:
         for number in range(pairs + 1):
             for name in state:
                 state[name] += 1  # everything has changed
             plain = compute(steps, -1, None)
-            behind = compute(steps, 10, lambda: durable.checkpoint(wait=False)) - plain
+            taken: list[float] = []
+            behind = compute(steps, 10, lambda: taken.append(_timed(lambda: durable.checkpoint(wait=False)))) - plain
             durable.flush()
             for name in state:
                 state[name] += 1
@@ -253,8 +256,19 @@ def _loop(bench: Bench, state: dict[str, Any], folder: Path, pairs: int) -> list
             bench.say(f"in the background {behind * 1e3:.0f} ms more, waited for {waiting * 1e3:.0f} ms")
             if number:
                 added.append(behind * 1e3)
+                calls.append(taken[0] * 1e3)
                 waited.append(waiting * 1e3)
-    return [figure(ASYNC, "ms", added, waited, peer_name="a save that is waited for")]
+    peer_name = "a save that is waited for"
+    return [
+        figure(ASYNC, "ms", added, waited, peer_name=peer_name),
+        figure(CALL, "ms", calls, waited, peer_name=peer_name),
+    ]
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def _tracking(bench: Bench, array: Any, pairs: int) -> list[Figure]:

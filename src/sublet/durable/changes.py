@@ -28,7 +28,7 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
-from sublet.durable.memory import fresh_memory
+from sublet.durable.memory import copy_bytes, fresh_memory
 from sublet.durable.pages import Pages, process_pages
 
 __all__ = ["CHUNK_BYTES", "HASH_BYTES", "ChangeFinder", "Copies", "Look", "chunk_count", "chunk_hash", "hash_chunks"]
@@ -145,7 +145,7 @@ class Look:
                 runs.append((start, end))
         copy, at = memory(total), 0
         for start, end in runs:
-            copy[at : at + end - start] = self.view[start:end]
+            copy_bytes(copy[at:], self.view[start:end])
             at += end - start
         self.view, self.places = copy, places
 

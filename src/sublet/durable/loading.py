@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sublet.durable.encoded import NO_BUFFER, Encoded, Head
-from sublet.durable.memory import fresh_memory
+from sublet.durable.memory import copy_bytes, fresh_memory
 from sublet.errors import InvalidRequest
 
 __all__ = ["decode", "decode_encoded"]
@@ -41,7 +41,7 @@ def decode(
             raise InvalidRequest(f"a buffer of {shape.length} bytes came with {view.nbytes}")
         if writable and shape.writable and view.readonly and view.nbytes:
             own = fresh_memory(view.nbytes)
-            own[:] = view
+            copy_bytes(own, view)
             view = own
         memory.append(view if writable else view.toreadonly())
     windows = (
