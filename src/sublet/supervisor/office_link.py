@@ -69,8 +69,8 @@ class OfficeLink:
         self._connection = Connection(loop, sock, self._link, self._heard)
 
     def report(self, reports: Reports) -> None:
-        """Say it; whether it was heard is known by what the office does. It is said in the law's turn, so what cannot be
-        said cuts the connection, and what is still true is said again when the office has come back."""
+        """Say it; whether it was heard is known by what the office does. It is said in the law's turn, so what cannot
+        be said cuts the connection, and what is still true is said again when the office has come back."""
         with self._connection.guard():
             self._link.event(dumps(reports))
             self._connection.push()
