@@ -17,7 +17,7 @@ FROM  ?= 1000
 
 export PYTHON TORCH TORCH_INDEX
 
-.PHONY: help setup demo test lint types fmt wheel check soak bench test-gpu lock clean
+.PHONY: help setup demo test lint types fmt wheel check soak bench test-gpu bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ bench: $(READY) $(TORCH_READY) ## the benchmarks, each beside its peer in the sa
 
 test-gpu: $(READY) ## the tests that need a real GPU
 	@sh tools/run_part.sh tests -m gpu
+
+bench-gpu: $(READY) $(TORCH_READY) ## the figures that need one, each beside its peer
+	@$(PY) -m benchmarks.gpu
 
 lock: $(READY) ## remake requirements.lock from pyproject.toml; UPGRADE=1 takes the newest
 	@sh tools/lock.sh

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sublet.devices.account import Account
 from sublet.devices.cuda import CudaDevice
 from sublet.devices.cuda_driver import open_driver
 
-__all__ = ["first_gpu", "open_first"]
+__all__ = ["FAULT", "FILL", "SOURCES", "first_gpu", "open_first"]
 
 
 def first_gpu() -> str:
@@ -19,3 +21,14 @@ def first_gpu() -> str:
 def open_first(account: Account, cache: str) -> CudaDevice:
     """A session's device on it."""
     return CudaDevice("gpu-0", first_gpu(), account, cache=cache)
+
+
+FAULT: Final = b"""
+extern "C" __global__ void fault(unsigned long long* p) { *p = 1; }
+"""
+"""Writes where it is told; an address that is nobody's ends the context."""
+FILL: Final = b"""
+extern "C" __global__ void first_word(unsigned long long* p) { *p = 7; }
+"""
+SOURCES: Final = {"fault": FAULT, "fill": FILL}
+"""CUDA C++ of these tests beside ``sublet.testing.device_kernels``; the ordinary tests compile it for sm_90."""

@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sublet.client.line import open_line
-from sublet.compute.device_guests import device_guest
 from sublet.errors import Disconnected, GpuSessionEnded, NotFound, SubletError
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason
@@ -101,6 +99,9 @@ class DeviceLine:
 def open_device_line(lease: Lease) -> tuple[DeviceLine, Guest]:
     """A connection to the guest that has the lease's devices, which is started if there is none. Who ended under our
     hands is started anew, once."""
+    from sublet.client.line import open_line  # with all of the client, of which a session over a line needs nothing
+    from sublet.compute.device_guests import device_guest
+
     guest = device_guest(lease)
     try:
         return DeviceLine(open_line(lease, guest.id, Service.DEVICE)), guest

@@ -1,0 +1,69 @@
+"""``python -m benchmarks.gpu``: measure every row on the first GPU of this machine, print a table, keep the figures."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median, quantiles
+
+from benchmarks.gpu.rows import ROWS, Measured
+from sublet.errors import SubletError
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def main() -> int:
+    """1 where a row gave no result; 0 also where there is no GPU, and then nothing is written."""
+    from tests.gpu.gpus import first_gpu
+
+    try:
+        uuid = first_gpu()
+    except SubletError as error:
+        print(f"There is no GPU to measure: {error}", file=sys.stderr)
+        return 0
+    found, failed = [], 0
+    for row in ROWS:
+        try:
+            found.append(row(uuid))
+        except (SubletError, RuntimeError, ImportError) as error:
+            print(f"{row.__name__}: no result. {type(error).__name__}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        print(_line(found[-1]), flush=True)
+    (RESULTS / "gpu.json").write_text(json.dumps(_document(uuid, found), indent=1) + "\n")
+    (RESULTS / "gpu.md").write_text(as_table(uuid, found))
+    return 1 if failed else 0
+
+
+def as_table(uuid: str, found: Sequence[Measured]) -> str:
+    """For people."""
+    rows = "\n".join(_line(one) for one in found)
+    return (
+        "# On a GPU\n\n| what | ours | peer | ours to peer | spread of ours | goal |\n"
+        f"| --- | --- | --- | --- | --- | --- |\n{rows}\n\n{_where(uuid)}\n"
+    )
+
+
+def _line(one: Measured) -> str:
+    a, b = median(one.ours), median(one.theirs)
+    low, *_, high = quantiles(one.ours, n=10)
+    return (
+        f"| {one.name}, {one.unit} | {a:.3g} | {b:.3g} ({one.peer}) | {a / b:.2f}× | {low:.3g} to {high:.3g} "
+        f"| {one.goal or '-'} |"
+    )
+
+
+def _document(uuid: str, found: Sequence[Measured]) -> dict[str, object]:
+    return {"where": _where(uuid), "rows": [one._asdict() for one in found]}
+
+
+def _where(uuid: str) -> str:
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}, {uuid[:12]}…, Python {platform.python_version()}."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

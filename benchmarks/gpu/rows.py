@@ -1,0 +1,184 @@
+"""What is timed on a GPU, and beside what. Each row is a function that gives ours and the peer's, in one unit."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from benchmarks.gpu.kernels import SAXPY
+from sublet.agent.clean_card import clean, look, scrub
+from sublet.compute.arguments import f32, u32, u64
+from sublet.compute.session import GpuSession
+from sublet.devices import nvrtc
+from sublet.devices.cuda_driver import open_driver
+from sublet.values import GIB
+from tests.gpu.far_end import FarEnd
+
+__all__ = ["ROWS", "Measured"]
+
+LAUNCHES: Final = 1000
+THREADS: Final = 64
+MOVED: Final = GIB
+ROUNDS: Final = 15
+
+
+class Measured(NamedTuple):
+    """One row: every round, ours and the peer's, taken alternately."""
+
+    name: str
+    unit: str
+    peer: str
+    goal: str
+    ours: list[float]
+    theirs: list[float]
+
+
+@contextlib.contextmanager
+def _session(uuid: str, cap_bytes: int = 4 * GIB) -> Iterator[GpuSession]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FarEnd(Path(folder), uuid, cap_bytes=cap_bytes) as far,
+        far.session() as gpu,
+    ):
+        yield gpu
+
+
+def _ms(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _alternately(
+    ours: Callable[[], float], theirs: Callable[[], float], rounds: int = ROUNDS
+) -> tuple[list[float], list[float]]:
+    ours(), theirs()  # warm
+    found = [(ours(), theirs()) for _ in range(rounds)]
+    return [a for a, _ in found], [b for _, b in found]
+
+
+def launches(uuid: str) -> Measured:
+    """A thousand launches and a sync: through a session in another process, and with the driver's own call here."""
+    driver = open_driver()
+    device = driver("open", "cuDeviceGet", 0)
+    driver("open", "cuCtxSetCurrent", driver("open", "cuDevicePrimaryCtxRetain", device))
+    stream = driver("open", "cuStreamCreate", 1)
+    module = driver("open", "cuModuleLoadData", nvrtc.compile_cuda(SAXPY, _arch(driver, device)))
+    function = driver("open", "cuModuleGetFunction", module, b"saxpy")
+    x, y = (int(driver("open", "cuMemAlloc", 4 * THREADS)) for _ in range(2))
+    kinds = _c_types()
+
+    def theirs() -> float:
+        def work() -> None:
+            for step in range(LAUNCHES):
+                values = ((x, y, 0.5, THREADS, step), kinds)
+                driver("launch", "cuLaunchKernel", function, 1, 1, 1, THREADS, 1, 1, 0, stream, values, 0)
+            driver("sync", "cuStreamSynchronize", stream)
+
+        return _ms(work)
+
+    with _session(uuid) as gpu:
+        loaded = gpu.module_load(SAXPY, kind="cuda")
+        a, b = gpu.mem_alloc(4 * THREADS), gpu.mem_alloc(4 * THREADS)
+
+        def ours() -> float:
+            def work() -> None:
+                for step in range(LAUNCHES):
+                    gpu.launch(loaded, "saxpy", 1, THREADS, [a, b, f32(0.5), u32(THREADS), u64(step)])
+                gpu.sync()
+
+            return _ms(work)
+
+        found = _alternately(ours, theirs)
+    return Measured("1,000 launches and a sync", "ms", "cuLaunchKernel in the program", "at most 1.5×", *found)
+
+
+def written(uuid: str) -> Measured:
+    """A gibibyte to the device: through a session, and by torch from pageable memory."""
+    import numpy as np
+    import torch
+
+    data = np.random.default_rng(1).integers(0, 256, MOVED, dtype=np.uint8)
+    there = torch.empty(MOVED, dtype=torch.uint8, device="cuda")
+
+    def theirs() -> float:
+        return _ms(lambda: (there.copy_(torch.from_numpy(data)), torch.cuda.synchronize()))
+
+    with _session(uuid) as gpu:
+        x = gpu.mem_alloc(MOVED)
+
+        def write() -> None:
+            gpu.mem_write(x, 0, data)
+            gpu.sync()
+
+        found = _alternately(lambda: _ms(write), theirs)
+    return Measured("1 GiB written", "ms", "torch, from pageable memory", "", *found)
+
+
+def scrubbed(uuid: str) -> Measured:
+    """How fast a card's memory is overwritten, against a copy of torch's on the device; both as GB/s."""
+    import torch
+
+    driver = open_driver()
+    source = torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+
+    def theirs() -> float:
+        ms = _ms(lambda: (target.copy_(source), torch.cuda.synchronize()))
+        return 2 * 4 * GIB / ms / 1e6  # read and written
+
+    def ours() -> float:
+        count = 0
+
+        def work() -> None:
+            nonlocal count
+            count = scrub(uuid, driver)
+
+        ms = _ms(work)
+        return count / ms / 1e6
+
+    found = _alternately(ours, theirs, 5)
+    return Measured("memory overwritten", "GB/s", "a copy on the device (read and written)", "at least 60 %", *found)
+
+
+def handed_over(uuid: str) -> Measured:
+    """From the end of one tenant's guest to the first kernel of the next one's; beside it the second half alone."""
+    import torch
+
+    torch.cuda.empty_cache()
+    settings = look(uuid).settings
+
+    def begin() -> None:
+        with _session(uuid) as gpu:
+            module = gpu.module_load(SAXPY, kind="cuda")
+            x = gpu.mem_alloc(4 * THREADS)
+            gpu.launch(module, "saxpy", 1, THREADS, [x, x, f32(1), u32(THREADS), u64(0)])
+            gpu.sync()
+
+    def both() -> None:
+        found = clean(uuid, settings, sees_processes=False)
+        if found.failed:
+            raise RuntimeError(found.failed)
+        begin()
+
+    found = _alternately(lambda: _ms(both), lambda: _ms(begin), 5)
+    return Measured("cleaned, and the next tenant's first kernel", "ms", "the first kernel alone", "", *found)
+
+
+def _arch(driver: Any, device: Any) -> int:
+    kinds = driver.module.CUdevice_attribute
+    major, minor = (driver("open", "cuDeviceGetAttribute", kinds(number), device) for number in (75, 76))
+    return int(10 * major + minor)
+
+
+def _c_types() -> tuple[Any, ...]:
+    import ctypes
+
+    return (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_uint32, ctypes.c_uint64)
+
+
+ROWS: Final[tuple[Callable[[str], Measured], ...]] = (launches, written, scrubbed, handed_over)
