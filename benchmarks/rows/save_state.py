@@ -239,13 +239,13 @@ def _loop(bench: Bench, state: dict[str, Any], folder: Path, pairs: int) -> list
         steps *= 2
     added: list[float] = []
     calls: list[float] = []
+    taken: list[float] = []
     waited: list[float] = []
     with Durable(state, folder, keep=1) as durable:
         for number in range(pairs + 1):
             for name in state:
                 state[name] += 1  # everything has changed
             plain = compute(steps, -1, None)
-            taken: list[float] = []
             behind = compute(steps, 10, lambda: taken.append(_timed(lambda: durable.checkpoint(wait=False)))) - plain
             durable.flush()
             for name in state:
@@ -256,7 +256,7 @@ def _loop(bench: Bench, state: dict[str, Any], folder: Path, pairs: int) -> list
             bench.say(f"in the background {behind * 1e3:.0f} ms more, waited for {waiting * 1e3:.0f} ms")
             if number:
                 added.append(behind * 1e3)
-                calls.append(taken[0] * 1e3)
+                calls.append(taken[-1] * 1e3)
                 waited.append(waiting * 1e3)
     peer_name = "a save that is waited for"
     return [

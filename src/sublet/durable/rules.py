@@ -87,7 +87,7 @@ class Rules:
             return self._memoryview
         if issubclass(kind, BY_CLOUDPICKLE) or kind.__module__ == "typing":
             return self._by_table(kind)
-        if (numpy := sys.modules.get("numpy")) is not None and kind is numpy.ndarray:
+        if (numpy := sys.modules.get("numpy")) is not None and (kind is numpy.ndarray or kind is numpy.memmap):
             return self._array
         if (torch := sys.modules.get("torch")) is not None:
             if kind is torch.storage.TypedStorage:

@@ -9,6 +9,7 @@ import pickle
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,16 @@ def test_without_writable_nothing_is_copied_and_nothing_can_be_written() -> None
     assert not back.flags.writeable
     assert np.shares_memory(back, np.frombuffer(sent[0]))
     assert decode(encoded.head, sent).flags.writeable
+
+
+def test_a_mapped_array_comes_back_as_one_in_memory(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "mapped", dtype="f8", mode="w+", shape=(5000,))
+    mapped[:] = 3
+    encoded = encode(mapped)
+    assert encoded.buffers[0].address == mapped.ctypes.data
+    back = decode(encoded.head, copied(encoded))
+    assert type(back) is np.ndarray
+    assert (back == 3).all()
 
 
 def test_arrays_of_objects_come_back() -> None:
