@@ -19,7 +19,7 @@ room: their renewals move forward until five attempts fit.
 
 from __future__ import annotations
 
-import zlib
+import binascii
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -210,7 +210,7 @@ class RenewalPolicy:
 def _spread_ppm(lease: LeaseId) -> int:
     """From -1 to 1 in millionths, the same for the same lease on every machine. A checksum is enough: ids that differ
     only in a counter come out evenly spread."""
-    return zlib.crc32(lease.encode()) % (2 * _PPM + 1) - _PPM
+    return binascii.crc32(lease.encode()) % (2 * _PPM + 1) - _PPM
 
 
 def _ns(seconds: float) -> int:

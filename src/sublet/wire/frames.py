@@ -219,6 +219,8 @@ class FrameReader:
         with memoryview(self._bytes) as view:
             body = bytes(view[self._at : end])
         self._at, self._head = end, None
+        if end == len(self._bytes):  # an emptied one would keep its room, on each of very many connections
+            self._bytes, self._at = bytearray(), 0
         return Frame(kind, channel, body, fds, version)
 
     def close(self) -> None:

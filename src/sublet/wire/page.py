@@ -18,10 +18,10 @@ import mmap
 import os
 import struct
 import time
+from binascii import crc32
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
-from zlib import crc32
 
 from sublet.errors import (
     Disconnected,
