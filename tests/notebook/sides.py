@@ -118,7 +118,7 @@ class Notebook:
             reads = self.space.visible() if reading.opaque else reading.reads
             self.sent = self.space.outgoing(reads, must=True)
             parcels = [replace(one, buffers=tuple(map(pickle.PickleBuffer, one.buffers))) for one in self.sent.parcels]
-            self._other.ask("place", parcels, self.sent.gone, self.sent.names)
+            self._other.ask("place", parcels, self.sent.gone, self.sent.names, reading.binds)
             self.space.sent(self.sent)
             raised: str | None = self._other.ask("run", source)
             self.came: Outgoing = self._other.ask("collect")

@@ -139,6 +139,14 @@ def test_what_was_let_go_of_unchanged_does_not_travel(nb: Notebook) -> None:
     assert nb.came.nbytes < 10_000
 
 
+def test_a_name_that_is_bound_to_what_it_had_there_is_bound_here(nb: Notebook) -> None:
+    nb.here("b = [1]")
+    nb.there("a = b")
+    nb.here("a = 0")
+    nb.there("a = b")
+    assert nb.names["a"] is nb.names["b"]
+
+
 def test_names_that_are_deleted_go(nb: Notebook) -> None:
     nb.here("a = 1; b = 2")
     nb.there("c = a + b\ndel a")

@@ -21,24 +21,27 @@ class _Before(NamedTuple):
     reads: frozenset[str]
     bound: dict[str, Callable[[], object]]
     """What each name had; held weakly where that can be, so that memory on the device is freed when a cell lets go."""
+    aside: dict[str, Any]
+    """What an earlier cell left under names that this one may bind and does not read: the notebook may have something
+    newer. It is put back where the cell binds nothing in its place."""
 
 
 _space: Space | None = None
-_before = _Before(frozenset(), {})
+_before = _Before(frozenset(), {}, {})
 
 
-def place(parcels: list[Parcel], gone: tuple[str, ...], reads: frozenset[str]) -> Taken:
-    """Take in what a cell needs. ``reads``: all names that it or its functions may read."""
+def place(parcels: list[Parcel], gone: tuple[str, ...], reads: frozenset[str], binds: frozenset[str]) -> Taken:
+    """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind."""
     global _before
     space = seen()
     taken = space.take(parcels, gone)
-    _before = _Before(reads, {name: _held(value) for name, value in space.names.items()})
+    aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
+    _before = _Before(reads, {name: _held(value) for name, value in space.names.items()}, aside)
     return taken
 
 
 def collect() -> Outgoing:
-    """What the cell changed: of what it read, and of whatever is bound anew. What it might have bound and did not is
-    of an earlier cell, and the notebook may have something newer."""
+    """What the cell changed: of what it read, and of whatever is bound anew."""
     space = seen()
     nothing = object()
     rebound = {name for name in space.visible() if _before.bound.get(name, lambda: nothing)() is not space.names[name]}
@@ -46,6 +49,7 @@ def collect() -> Outgoing:
     gone = [name for name in _before.reads if name not in space.names]
     found.gone = tuple(sorted({*found.gone, *gone}))
     space.sent(found)
+    space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
     return found
 
 
