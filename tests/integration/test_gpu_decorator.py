@@ -133,6 +133,18 @@ def test_a_lease_that_ended_is_replaced(fabric: sublet.Fabric) -> None:
     assert again != pid
 
 
+def test_an_idle_lease_runs_out_without_a_word(fabric: sublet.Fabric, caplog: pytest.LogCaptureFixture) -> None:
+    """It is meant to; and the next call gets another."""
+    work = decorated.square.options(ttl="2s")
+    assert work(2) == 4
+    end_s = time.monotonic() + PATIENCE_S
+    while live(fabric):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    assert work(3) == 9
+    assert not caplog.records
+
+
 def test_what_is_wrong_is_said_at_once() -> None:
     with pytest.raises(InvalidRequest, match="how much memory"):
         sublet.gpu(lambda: None)

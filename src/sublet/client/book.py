@@ -314,16 +314,21 @@ class Book:
             case HolderWord.OVER:
                 self._forget(held)
                 self._gone[held.id] = held
-                _log.warning("lease %s is over: %s", held.id, news.detail)
+                _log.log(_loudness(held), "lease %s is over: %s", held.id, news.detail)
                 held.tell("ended", news.detail)
                 return
             case HolderWord.WARNING:
-                _log.warning("lease %s ends soon%s: %s", held.id, _why_not_renewed(held.holder), news.detail)
+                said = _why_not_renewed(held.holder)
+                _log.log(_loudness(held), "lease %s ends soon%s: %s", held.id, said, news.detail)
             case HolderWord.JEOPARDY | HolderWord.REFUSED:
                 _log.warning("lease %s: %s: %s", held.id, news.word, news.detail)
             case _:
                 _log.info("lease %s: %s: %s", held.id, news.word, news.detail)
         held.tell(news.word.value, news.detail)
+
+
+def _loudness(held: Held) -> int:
+    return logging.INFO if held.quiet and not held.holder.busy else logging.WARNING
 
 
 def _why_not_renewed(holder: Holder) -> str:

@@ -25,6 +25,7 @@ class Held:
         "listeners",
         "notice",
         "noticed_ns",
+        "quiet",
         "release_id",
         "returned",
         "said_idle",
@@ -41,6 +42,8 @@ class Held:
         """Whether the holder gave it back; the office may not know yet."""
         self.by_hand = False
         """Whether somebody else (a ``RenewalManager``) renews it."""
+        self.quiet = False
+        """It is meant to run out when nothing runs under it any more, so that is no news."""
         self.listeners: list[Callable[[LeaseChange], None]] = []
         self.notice: Notice | None = None
         self.noticed_ns = 0

@@ -265,6 +265,7 @@ class _Pool:
                     if lease is not None:
                         _give_back(lease)
                     lease = self._held[key] = self._acquire(fabric, terms)
+                    lease._held.quiet = True
             yield lease
         finally:
             with self._lock:

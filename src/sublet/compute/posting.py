@@ -32,9 +32,9 @@ TRIES: Final = 4
 """Workers that one call is sent to: each but the last died before it began, or knew the function as another."""
 RUN_MAX: Final = 128
 """Calls that may be under way at once on one connection; with more threads than that, the others stand in line."""
-BATCH_FOR_NS: Final = 2_000_000
+BATCH_FOR_NS: Final = 5_000_000
 """Small calls of a map are sent together, as many as take about so long."""
-BATCH_MAX: Final = 512
+BATCH_MAX: Final = 2048
 AHEAD: Final = 2
 """Batches of a map that are under way before the first of their results is asked for."""
 
