@@ -45,11 +45,11 @@ def collect() -> Outgoing:
     space = seen()
     nothing = object()
     rebound = {name for name in space.visible() if _before.bound.get(name, lambda: nothing)() is not space.names[name]}
+    space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
     found = space.outgoing(_before.reads | rebound, lost_of=_before.reads)
     gone = [name for name in _before.reads if name not in space.names]
     found.gone = tuple(sorted({*found.gone, *gone}))
     space.sent(found)
-    space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
     return found
 
 
