@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -723,3 +724,38 @@ def test_an_interrupt_here_interrupts_there(lease: sublet.Lease, tmp_path: Path)
     timer.join()
     until(left.exists)
     assert lease.run(len, "abc") == 3
+
+
+# ---- other interpreters
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter of the same version, with nothing installed."""
+    place = tmp_path_factory.mktemp("bare") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    return str(place / "bin" / "python")
+
+
+def test_another_interpreter_runs_what_it_can_import(held: sublet.Lease, bare_python: str) -> None:
+    calls = held.options(python=bare_python)
+    assert calls.run(run_functions.where)[1] == bare_python
+    assert calls.run(os.path.join, "a", "b") == "a/b"
+    assert list(calls.map(len, ["a", "bc"])) == [1, 2]
+    with pytest.raises(sublet.Unsupported, match="no cloudpickle"):
+        calls.run(lambda: 1)
+    with pytest.raises(sublet.NotFound, match="no module 'numpy'"):
+        calls.run(run_functions.total, np.ones(3))
+    with pytest.raises(ZeroDivisionError):
+        calls.run(divmod, 1, 0)
+
+
+def test_code_of_another_version_of_python_is_refused(held: sublet.Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would crash there. By name it is fine."""
+    calls = held.options(env={**os.environ, "ANOTHER": "1"})
+    calls.run(len, "x")
+    worker = held._workers.find(held, calls._options)
+    worker._functions._peer = worker.peer._replace(python=(3, 99, 0))
+    with pytest.raises(sublet.Unsupported, match=r"does not run on the worker's 3\.99"):
+        calls.run(lambda: 1)
+    assert calls.run(run_functions.where)[0] != os.getpid()

@@ -22,7 +22,7 @@ from sublet.errors import InvalidRequest, Unsupported
 from sublet.guest.cargo import encode, stow
 from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
 
-__all__ = ["Functions", "Peer", "checked_callable", "name_of"]
+__all__ = ["Functions", "Peer", "checked_callable", "is_library", "name_of"]
 
 FUNCTIONS_MAX: Final = 256
 """Functions a worker keeps for one holder."""
@@ -81,7 +81,7 @@ class Functions:
         key = ("name", *named, stamp)
         if known := self._known(key):
             return known, []
-        facts = {"file": path, "stamp": stamp, "library": path is not None and _is_library(path)}
+        facts = {"file": path, "stamp": stamp, "library": path is not None and is_library(path)}
         wish = json.dumps({"module": named[0], "name": named[1], **facts}).encode()
         number = self._new(key)
         return number, [Message(pack(Asked.DEFINE, flags=Flag.NAMED, subject=number, inline=(wish,)))]
@@ -180,8 +180,14 @@ def _stamped(file: str | None) -> tuple[str | None, tuple[int, int]]:
     return os.path.realpath(file), (found.st_mtime_ns, found.st_size)
 
 
-def _is_library(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file or file.startswith(os.path.dirname(os.__file__))
+def is_library(path: str) -> bool:
+    """Whether it is part of an interpreter: Python's own, or installed for it."""
+    return (
+        "site-packages" in path
+        or "dist-packages" in path
+        or path.startswith(os.path.dirname(os.__file__))
+        or (path.endswith(".zip") and path.startswith((sys.prefix, sys.base_prefix)))
+    )
 
 
 def _shown(function: object) -> str:

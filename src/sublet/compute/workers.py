@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sublet.client.line import open_line
 from sublet.compute.calls import Exchange, Pending
-from sublet.compute.functions import Functions, Peer
+from sublet.compute.functions import Functions, Peer, is_library
 from sublet.compute.housekeeper import Housekeeper
 from sublet.compute.kept import Kept
 from sublet.compute.outcomes import read
@@ -138,7 +138,7 @@ class Worker:
 
     def _introduce(self) -> Peer:
         """Say what our interpreter looks like, and hear about the other."""
-        wish = json.dumps({"path": [os.path.abspath(path) if path else os.getcwd() for path in sys.path]}).encode()
+        wish = json.dumps({"path": own_paths()}).encode()
         pending = Pending()
         self.exchange.send(pending, lambda: Message(pack(Asked.OPEN, inline=(wish,)), (self.exchange.take_board(),)))
         self.exchange.wait(pending)
@@ -177,6 +177,13 @@ class Workers:
             found, self._found = list(self._found.values()), {}
         for worker in found:
             worker.close()
+
+
+def own_paths() -> list[str]:
+    """Where the program finds modules of its own. Installed packages are not among them: the worker's interpreter has
+    its own, and those of another one are not for it."""
+    paths = [os.path.abspath(path) if path else os.getcwd() for path in sys.path]
+    return [path for path in paths if not is_library(path)]
 
 
 def workers_of(lease: Lease) -> Workers:
