@@ -64,7 +64,8 @@ def inventory_of(gpus: int = 2) -> Inventory:
         for n in range(gpus)
     )
     cores = Device(id=ResourceId("bench/cpu"), kind=Kind.CPU, capacity=4096)
-    return Inventory(node=NodeId("bench"), domain="bench", devices=(*devices, cores))
+    memory = Device(id=ResourceId("bench/memory"), kind=Kind.MEMORY, capacity=64 * GIB)
+    return Inventory(node=NodeId("bench"), domain="bench", devices=(*devices, cores, memory))
 
 
 class SupervisorStage(Traces):

@@ -62,7 +62,7 @@ class ParkingLot:
 
     def due(self, now_ns: int) -> Iterable[Report]:
         """What to say now: what is needed as of now, not as of the notice."""
-        for lease in self._parkable:
+        for lease in self._parkable.about_to_say(now_ns):
             live = self._fence.get(lease)
             if live is not None:
                 self._parkable.now(lease, self._need(live))

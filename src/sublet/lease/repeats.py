@@ -35,8 +35,9 @@ class Repeats(Generic[_Key]):
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
-    def __iter__(self) -> Iterator[_Key]:
-        return iter(tuple(self._entries))
+    def about_to_say(self, now_ns: int) -> list[_Key]:
+        """Of what there is something to say now."""
+        return [key for key, entry in self._entries.items() if now_ns >= entry.next_ns]
 
     def now(self, key: _Key, report: Report) -> None:
         """This is what is said of it from the next time on."""

@@ -117,6 +117,15 @@ class Group:
         """This signal to everything in it now; what is forked meanwhile may miss it."""
         self._signal_each(self.pids(), number)
 
+    @property
+    def can_freeze(self) -> bool:
+        """Whether what is frozen here can still be killed; in the first version it has to be thawed for that."""
+        return self._v2 is not None
+
+    def is_frozen(self) -> bool:
+        """Whether everything in it stands still by now."""
+        return _value(self._files.read(f"{self._v2}/cgroup.events") or "", "frozen") == 1
+
     def freeze(self) -> bool:
         """Let everything in it stand still, soon; False where that cannot be had."""
         if self._v2 is not None:

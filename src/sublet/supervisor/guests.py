@@ -24,7 +24,7 @@ from sublet.supervisor.kept import Kept, Room
 from sublet.supervisor.launch import Launch, Prepared
 from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.loop import READ, Loop, confess
-from sublet.supervisor.notes import GuestNote, Notes
+from sublet.supervisor.notes import Notes, note_of
 from sublet.supervisor.reaper import Exit, Reaper
 from sublet.supervisor.spawn import Child, SpawnFailed, read_failure
 from sublet.supervisor.tenancy import Tenancy
@@ -89,14 +89,16 @@ class Guests:
 
     def start(self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun) -> None:
         """Run it; ``begun`` is told when it runs, or why it cannot. Raises for what can be said at once."""
+        if tenancy.closed:
+            raise LeaseNotActive(f"lease {tenancy.lease} is {tenancy.closed}")
         self.room.check(tenancy.tenant, self.of(None))
 
         def room_made(error: SubletError | None) -> None:
             try:
                 if error is not None:
                     raise error
-                if tenancy.over is not None:
-                    raise LeaseNotActive(f"lease {tenancy.lease} is over")
+                if tenancy.closed:
+                    raise LeaseNotActive(f"lease {tenancy.lease} is {tenancy.closed}")
                 self.room.check(tenancy.tenant, self.of(None))
                 self._start(tenancy, profile, spec, begun)
             except SubletError as refused:
@@ -164,9 +166,9 @@ class Guests:
         if isinstance(child, OSError):
             self._never_ran(prepared, begun, refused_by_machine(child))
             return
-        if tenancy.over is not None:
+        if tenancy.closed:
             child.forget()
-            self._never_ran(prepared, begun, LeaseNotActive(f"lease {tenancy.lease} is over"))
+            self._never_ran(prepared, begun, LeaseNotActive(f"lease {tenancy.lease} is {tenancy.closed}"))
             return
         tree = self._tree(id_, tenancy.lease, child.pid, prepared)
         guest = Guest(
@@ -211,20 +213,7 @@ class Guests:
         return Tree(id_, lease, identity, group=prepared.group, uid=prepared.uid, stands_in=prepared.stands_in)
 
     def _note(self, guest: Guest, tenancy: Tenancy) -> None:
-        group = guest.tree.group
-        self._notes.write(
-            GuestNote(
-                guest=guest.id,
-                lease=guest.lease,
-                epoch=guest.epoch,
-                tenant=guest.tenant,
-                profile=guest.profile,
-                parts=tenancy.parts,
-                pid=guest.tree.root.pid,
-                start_ticks=guest.tree.root.start_ticks,
-                group=group.name if group is not None else "",
-            )
-        )
+        self._notes.write(note_of(guest, tenancy.parts))
 
     def _began(self, failure: int) -> None:
         """The pipe closed at the exec, or says why there was none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sublet.errors import SubletError
 from sublet.values import Epoch, GuestId, LeaseId, TenantId
@@ -17,7 +18,10 @@ from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Profile
 from sublet.wire.orders import Part
 
-__all__ = ["GuestNote", "Notes"]
+if TYPE_CHECKING:
+    from sublet.supervisor.guest import Guest
+
+__all__ = ["GuestNote", "Notes", "note_of"]
 
 _SUFFIX = ".note"
 
@@ -80,3 +84,19 @@ class Notes:
 
     def _path(self, guest: GuestId) -> str:
         return os.path.join(self.folder, guest + _SUFFIX)
+
+
+def note_of(guest: Guest, parts: tuple[Part, ...]) -> GuestNote:
+    """What has to be known of this guest, which has these parts."""
+    group = guest.tree.group
+    return GuestNote(
+        guest=guest.id,
+        lease=guest.lease,
+        epoch=guest.epoch,
+        tenant=guest.tenant,
+        profile=guest.profile,
+        parts=parts,
+        pid=guest.tree.root.pid,
+        start_ticks=guest.tree.root.start_ticks,
+        group=group.name if group is not None else "",
+    )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from sublet.lease.hardware import Clean, Leftover, NotYet, Verdict
+from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Verdict
 from sublet.supervisor.aside import Aside
 from sublet.supervisor.card_cleaning import CardCleaning
 from sublet.supervisor.cgroups import Groups
@@ -18,11 +18,12 @@ from sublet.supervisor.errands import Errands
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.guests import Guests
 from sublet.supervisor.isolation import remove_tree
+from sublet.supervisor.parking import Parker
 from sublet.supervisor.stores import Stores
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.guests import GuestNews
-from sublet.wire.orders import Metered, Notify, Part, card_uuid
+from sublet.wire.orders import Metered, Notify, Parking, Part, card_uuid
 
 __all__ = ["Premises"]
 
@@ -44,6 +45,7 @@ class Premises:
         stores: Stores,
         errands: Errands,
         aside: Aside,
+        parker: Parker,
         office: str,
         now_ns: Callable[[], int],
         cut: Callable[[LeaseId], None],
@@ -57,6 +59,9 @@ class Premises:
         """What the holder of a lease calls it."""
         self._stores = stores
         self._aside = aside
+        self._parker = parker
+        self.on_moved: Callable[[LeaseId], None] = lambda _: None
+        """Told when the guests of a lease were taken off its devices alive, or when that failed."""
         self._guests = guests
         self._groups = groups
         self._office = office
@@ -93,6 +98,7 @@ class Premises:
             return
         if tenancy.epoch != epoch:  # attached: another program holds it now, and the first one's connections are over
             self._cut(lease)
+            tenancy.since = epoch
         tenancy.epoch, tenancy.parts, tenancy.deadline_ns = epoch, parts, deadline_ns
         for guest in tenancy.running():
             guest.epoch = epoch
@@ -139,6 +145,9 @@ class Premises:
         tenancy.expiring = True
         tenancy.show(self._now_ns())  # before SIGTERM: a guest looks there why it came
         left_s = max(0.0, (deadline_ns - self._now_ns()) / NS_PER_S)
+        if tenancy.is_parked:  # it cannot save, and a signal would be its end when it goes on
+            self.say(lease, f"its parking lease runs out in {left_s:.1f} s; resume it, or it is lost")
+            return
         line = f"this lease runs out in {left_s:.1f} s and is not being renewed; save and leave now"
         self._guests.tell(tenancy.running(), line, None)
         for guest in tenancy.running():
@@ -154,6 +163,41 @@ class Premises:
             guest.stdio.say("the lease was renewed after all")
             guest.tell(GuestNews(guest=guest.id, what="spared"))
 
+    # ---- parking ----
+
+    def need(self, lease: LeaseId, epoch: Epoch, /) -> Need:
+        tenancy = self.tenancies.get(lease)
+        if tenancy is None or tenancy.closed or tenancy.epoch > epoch:
+            return Need()
+        return self._parker.need(tenancy)
+
+    def park(self, lease: LeaseId, epoch: Epoch, under: Parking, room: int, until_ns: int, now_ns: int, /) -> bool:
+        tenancy, other = self.tenancies.get(lease), self.tenancies.get(under.lease)
+        if tenancy is None or other is None or tenancy.closed or tenancy.epoch > epoch:
+            return False
+
+        reason = tenancy.notice.reason if tenancy.notice is not None else EndReason.PREEMPTED
+
+        def moved() -> None:
+            tenancy.over = reason
+            self.on_moved(lease)
+
+        def failed(why: str) -> None:
+            detail = f"its device was taken, and it could not be parked: {why}"
+            self.tell(lease, epoch, reason, until_ns, detail, self._now_ns())
+            self.on_moved(lease)
+
+        return self._parker.park(tenancy, other, room, until_ns, moved=moved, failed=failed)
+
+    def parked(self, under: LeaseId, /) -> bool:
+        tenancy = self.tenancies.get(under)
+        return tenancy is not None and tenancy.is_parked and any(True for _ in tenancy.running())
+
+    def resume(self, under: Parking, lease: LeaseId, epoch: Epoch, /) -> None:
+        parked, tenancy = self.tenancies[under.lease], self.tenancies[lease]
+        self._parker.resume(parked, tenancy, self._now_ns())
+        parked.over = EndReason.RELEASED
+
     # ---- when it is over ----
 
     def tell(
@@ -164,6 +208,9 @@ class Premises:
             return
         tenancy.over, tenancy.detail = reason, detail
         tenancy.show(now_ns)
+        if tenancy.is_parked:  # it stands still, and nothing is gained by waiting
+            self._guests.kill(tenancy.running(), reason)
+            return
         because = f": {detail}" if detail else ""
         line = f"the lease is over ({reason}{because})"
         grace_s = (kill_at_ns - now_ns) / NS_PER_S

@@ -28,6 +28,7 @@ from sublet.supervisor.loop import READ, Loop, Timer, confess
 from sublet.supervisor.memory_watch import MemoryWatch
 from sublet.supervisor.notes import Notes
 from sublet.supervisor.office_link import OfficeLink
+from sublet.supervisor.parking import Parker
 from sublet.supervisor.prctl import set_child_subreaper
 from sublet.supervisor.predecessor import Predecessor
 from sublet.supervisor.premises import Premises
@@ -139,10 +140,12 @@ class Supervisor:
             stores=self._launch.stores,
             errands=self._launch.errands,
             aside=self._launch.aside,
+            parker=Parker(self.loop, self._trees, self._notes),
             office=settings.office,
             now_ns=self.loop.now_ns,
             cut=self._cut,
         )
+        self.premises.on_moved = self._guest_gone
         self.premises.still_left = self._predecessor.still_left
         self._launch.pinned = lambda: [one.pinned for one in self.premises.everything]
         self._launch.stores.on_gone = self._guest_gone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sublet.supervisor.cgroups import Groups
@@ -76,6 +77,12 @@ class Tenancy:
         """Whether guests were told that its deadline is near, and that nobody has moved it."""
         self.over: EndReason | None = None
         """Why it ended, once it has; it stays here until nothing of it is left."""
+        self.parking = False
+        """Whether its guests are just being taken off its devices, to live on."""
+        self.is_parked = False
+        """Whether its guests are those of another lease, without a device."""
+        self.since = epoch
+        """Connections that came under this epoch, or a later one, are good."""
         self.detail = ""
         self.folder = ""
         self.unlimited: list[str] = []
@@ -98,6 +105,10 @@ class Tenancy:
         self._office = office
         self._page: PageWriter | None = None
         self._tally: TallyFile | None = None
+        self._grouped_as = lease
+        """The lease for which its group was made."""
+        self._counted = Metered()
+        """What its guests had done when they came under this lease."""
 
     @property
     def resources(self) -> set[str]:
@@ -116,6 +127,13 @@ class Tenancy:
         """In a folder of its own, which a guest may write to."""
         return os.path.join(self.folder, "tally", "rows")
 
+    @property
+    def closed(self) -> str:
+        """Why nothing more starts under it, in a word or two; empty if something may."""
+        if self.parking or self.over is not None:
+            return "over"
+        return "a parking lease, under which nothing starts" if self.is_parked else ""
+
     def running(self) -> Iterator[Guest]:
         """Those of which something runs."""
         return (guest for guest in self.guests.values() if not guest.is_gone)
@@ -132,7 +150,7 @@ class Tenancy:
             return
         self.folder = self.folder or os.path.join(base, f"{self.lease}.{self.epoch}")
         os.makedirs(os.path.join(self.folder, "tmp"), mode=0o700, exist_ok=True)
-        group = groups.group(self.lease)
+        group = groups.group(self._grouped_as)
         limits = limits_for(self.parts)
         if group is not None:
             group.create()
@@ -145,6 +163,24 @@ class Tenancy:
             os.makedirs(os.path.dirname(self.tally_path), mode=0o700, exist_ok=True)
             self._tally = TallyFile.create(self.tally_path)
         self._page = PageWriter.create(self.page_path, self._view(now_ns))
+
+    def is_at_rest(self) -> bool:
+        """Whether none of its guests is answering a call, as far as they say."""
+        return self._tally is not None and not self._tally.is_at_work()
+
+    def move_to(self, other: Tenancy, *, is_parked: bool) -> None:
+        """Guests, page, folder and groups are the other's from now on. What was counted up to here is this lease's."""
+        if self._tally is not None:
+            so_far = self._so_far(self._tally)
+            self.metered = None if self.is_parked else _without(so_far, self._counted)
+            other._counted = so_far
+        other.only_sessions = self.only_sessions
+        other.folder, other._page, other._tally = self.folder, self._page, self._tally
+        other._grouped_as, other.unlimited, other.pinned = self._grouped_as, self.unlimited, self.pinned
+        other.is_parked, other.since = is_parked, self.since
+        other.guests, self.guests = self.guests, {}
+        self.folder, self._page, self._tally = "", None, None
+        self.parking = self.is_parked = False
 
     def show(self, now_ns: int) -> None:
         """Bring the page up to date."""
@@ -162,11 +198,12 @@ class Tenancy:
             self._page.close()
             self._page = None
         if self._tally is not None:
-            self.metered = self._count(self._tally)
+            if not self.is_parked:  # who has no device does nothing there
+                self.metered = _without(self._so_far(self._tally), self._counted)
             self._tally.close()
             self._tally = None
         put_away(self.folder)
-        group = groups.group(self.lease) if alone else None
+        group = groups.group(self._grouped_as) if alone else None
         left = group.remove() if group is not None else []
         return left + ([self.folder] if os.path.lexists(self.folder) else [])
 
@@ -189,7 +226,7 @@ class Tenancy:
             found["SUBLET_MEMORY"] = self.segment
         return found
 
-    def _count(self, tally: TallyFile) -> Metered:
+    def _so_far(self, tally: TallyFile) -> Metered:
         """What the guests wrote down. It is theirs to write, so nothing but the bill of their own lease hangs on it."""
         found = total(tally.rows(), now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         return Metered(
@@ -206,6 +243,8 @@ class Tenancy:
         state, reason, take_at_ns = PageState.LIVE, self.over, 0
         if self.over is not None:
             state = PageState.OVER
+        elif self.is_parked:
+            state = PageState.PARKED
         elif self.expiring:
             state, reason, take_at_ns = PageState.NOTICED, EndReason.EXPIRED, self.deadline_ns
         elif self.notice is not None:
@@ -222,4 +261,17 @@ class Tenancy:
             office=self._office,
             detail=self.detail,
             namespace=time_namespace(),
+            since=self.since,
         )
+
+
+def _without(now: Metered, before: Metered) -> Metered:
+    """What was done since then."""
+    return replace(
+        now,
+        vram_byte_seconds=max(0, now.vram_byte_seconds - before.vram_byte_seconds),
+        launches=max(0, now.launches - before.launches),
+        failures=max(0, now.failures - before.failures),
+        bytes_in=max(0, now.bytes_in - before.bytes_in),
+        bytes_out=max(0, now.bytes_out - before.bytes_out),
+    )

@@ -29,7 +29,7 @@ from sublet.supervisor.procs import NS_PER_TICK, PAGE_BYTES, Identity, Procs, St
 from sublet.supervisor.stuck import why_alive
 from sublet.values import GuestId, LeaseId
 
-__all__ = ["GUEST_MARK", "LEASE_MARK", "OFFICE_MARK", "Look", "Tree", "Trees", "marks_of"]
+__all__ = ["GUEST_MARK", "LEASE_MARK", "OFFICE_MARK", "Look", "Tree", "Trees", "marks_of", "stands_still"]
 
 OFFICE_MARK: Final = "SUBLET_OFFICE"
 LEASE_MARK: Final = "SUBLET_LEASE"
@@ -308,7 +308,7 @@ class Trees:
             for identity in fresh:
                 self.procs.send(identity, signal.SIGSTOP)
                 stopped[identity] = None
-            if not fresh and all(_stands_still(stat) for stat in chosen):
+            if not fresh and all(stands_still(stat) for stat in chosen):
                 break
         for identity in stopped:
             self.procs.send(identity, signal.SIGKILL)
@@ -322,7 +322,7 @@ def _may_be_in(stat: Stat, table: Table, owners: Mapping[int, GuestId | None], g
     return stat.session not in table.stats or owners.get(stat.session, _NOBODY) == guest
 
 
-def _stands_still(stat: Stat) -> bool:
+def stands_still(stat: Stat) -> bool:
     """Whether it cannot fork before it has seen the next signal."""
     return stat.is_stopped or stat.state == _ASLEEP_IN_KERNEL
 

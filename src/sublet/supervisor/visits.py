@@ -11,11 +11,12 @@ import contextlib
 import select
 import socket
 import struct
+from dataclasses import replace
 from typing import Final
 
 from sublet.errors import CapacityExceeded, Disconnected
 from sublet.supervisor.loop import Loop
-from sublet.values import LeaseId, TenantId
+from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.guests import Visit
 
@@ -64,6 +65,11 @@ class Visits:
         """Once it is the guest's: from here on the socket belongs to this."""
         self._kept[sock.fileno()] = (sock, visit)
         self._loop.watch(sock.fileno(), HANG_UP, lambda _: self._drop(sock))
+
+    def now_under(self, lease: LeaseId, epoch: Epoch) -> None:
+        """Their guest lives under another lease of the same tenant, and they stay."""
+        moved = {fd: (sock, replace(visit, lease=lease, epoch=epoch)) for fd, (sock, visit) in self._kept.items()}
+        self._kept.update(moved)
 
     def cut(self, tenant: TenantId | None = None, lease: LeaseId | None = None) -> None:
         """Those that came by the right of this tenant or lease; all, without."""

@@ -52,7 +52,7 @@ PAGE_BYTES: Final = 4096
 UPDATE_NS: Final = 1 * NS_PER_S
 """How often the supervisor writes its present time at least, while it runs."""
 MAGIC: Final = b"SUBLETPG"
-VERSION: Final = 1
+VERSION: Final = 2
 LEASE_MAX: Final = 128
 OFFICE_MAX: Final = 128
 DEVICES_MAX: Final = 1024
@@ -63,7 +63,7 @@ TRIES_MAX: Final = 200
 TRY_PAUSE_S: Final = 0.000_2
 
 _HEAD: Final = struct.Struct("<8sI4x")  # magic, version
-_SLOT: Final = struct.Struct(f"<QQQqqqQBBxxHHHH{LEASE_MAX}s{OFFICE_MAX}s{DEVICES_MAX}s{DETAIL_MAX}s")
+_SLOT: Final = struct.Struct(f"<QQQqqqQQQBBxxHHHH{LEASE_MAX}s{OFFICE_MAX}s{DEVICES_MAX}s{DETAIL_MAX}s")
 _TAIL: Final = struct.Struct("<IQ")  # checksum, number again
 _SLOT_BYTES: Final = 2032
 _SLOTS: Final = (_HEAD.size, _HEAD.size + _SLOT_BYTES)
@@ -80,6 +80,8 @@ class PageState(enum.StrEnum):
     NOTICED = "noticed"
     """It will be taken at ``take_at_ns``, or has been and the grace runs; ``reason`` says why."""
     OVER = "over"
+    PARKED = "parked"
+    """It has no device, and nothing may be done on any; the lease is the one under which it waits for another."""
 
 
 _STATES: Final = tuple(PageState)
@@ -105,6 +107,8 @@ class PageView:
     """In words, what the reason does not say."""
     namespace: int = 0
     """The supervisor's time namespace; 0 where there is only one."""
+    since: Epoch | None = None
+    """Where a guest was parked and goes on: the first epoch whose connections are still good. None: the present one."""
 
     def at(self, own_ns: int, seen_ns: int, namespace: int) -> int:
         """The supervisor's present time, from the reader's clock; in doubt later than it is, never earlier.
@@ -123,12 +127,22 @@ class PageView:
         ``StaleEpoch``: it is another lease's page by now, or another epoch's. ``LeaseExpired``, ``LeaseRevoked`` or
         ``LeaseNotActive``: it is over, and why. A notice takes nothing away yet: it is what the time is for.
         """
-        if lease != self.lease or epoch != self.epoch:
+        if (lease != self.lease or epoch != self.epoch) and not self._is_followed(epoch):
             raise StaleEpoch(f"({lease}, {epoch}) is not live here; ({self.lease}, {self.epoch}) is")
         if self.state is PageState.OVER:
             raise ended_error(lease, self.reason or EndReason.EXPIRED, self.detail)
+        if self.state is PageState.PARKED:
+            raise LeaseNotActive(
+                f"what ran under lease {lease} is parked under {self.lease}, and has no device",
+                do="Ask for a lease that resumes it.",
+            )
         if now_ns >= self.deadline_ns:
             raise LeaseExpired(f"lease {lease} ran out")
+
+    def _is_followed(self, epoch: Epoch) -> bool:
+        """Whether what came under this epoch goes on under the present one. Only connections of the leases that this
+        guest lived under, one after the other, come to it; so their epochs are enough to tell."""
+        return self.since is not None and self.since <= epoch <= self.epoch
 
 
 def ended_error(lease: LeaseId, reason: EndReason, detail: str = "") -> LeaseEnded:
@@ -160,6 +174,7 @@ def encode(view: PageView, number: int) -> bytes:
         view.now_ns,
         view.take_at_ns,
         view.namespace,
+        *(view.since or view.epoch),
         _STATES.index(view.state),
         0 if view.reason is None else _REASONS.index(view.reason) + 1,
         *(len(text) for text in texts),
@@ -198,6 +213,8 @@ def _whole(page: bytes, start: int) -> tuple[int, PageView] | None:
         now_ns,
         take_at_ns,
         namespace,
+        since_incarnation,
+        since_n,
         state,
         reason,
         *lengths,
@@ -220,6 +237,7 @@ def _whole(page: bytes, start: int) -> tuple[int, PageView] | None:
         office=_cut(office, lengths[1]),
         detail=_cut(detail, lengths[3]),
         namespace=namespace,
+        since=None if (since_incarnation, since_n) == (incarnation, n) else Epoch(since_incarnation, since_n),
     )
 
 

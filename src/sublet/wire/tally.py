@@ -29,6 +29,8 @@ _HEAD: Final = struct.Struct("<8sI52x")
 _ROW: Final = struct.Struct("<IIQQQ16sQQQQ40x")
 _FLOCK: Final = struct.Struct("hhqqi4x")
 TALLY_BYTES: Final = _HEAD.size + ROWS_MAX * _ROW.size
+_AT_WORK: Final = 4096
+"""The byte that is locked by those who answer a call; no row has it."""
 _U64: Final = (1 << 64) - 1
 
 
@@ -207,6 +209,15 @@ class TallyFile:
     def is_held(self, index: int) -> bool:
         """Whether the process of this row lives."""
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 1 + index, 1, 0)
+        return bool(_FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+
+    def at_work(self, *, begins: bool) -> None:
+        """This process answers a call, or does not any more. Several of a lease may at once."""
+        self._locked(fcntl.F_OFD_SETLK, fcntl.F_RDLCK if begins else fcntl.F_UNLCK, _AT_WORK)
+
+    def is_at_work(self) -> bool:
+        """Whether another process that has it open says so. One that died does not."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _AT_WORK, 1, 0)
         return bool(_FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
 
     def lock(self) -> None:

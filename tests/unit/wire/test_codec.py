@@ -112,6 +112,8 @@ def test_a_message_reads_like_this() -> None:
         "deadline_ns": 123_456_789_012_345,
         "ttl_ns": 30_000_000_000,
         "name": "",
+        "parked": False,
+        "resume": None,
     }
 
 

@@ -1,0 +1,189 @@
+"""Guests that leave their device and live on: stopped, moved under another lease, and set going again.
+
+Three steps, of which the law (``lease.parking``) is told when all of them are done: everything of the guests stands
+still; what they have on cards is copied by the driver (``suspending``), which on a host device is nothing, since its
+memory is theirs; and page, folder and groups become the parking lease's. A guest in the middle of work goes on standing
+still. One that serves calls and has none to answer is let go: it reads on its page that it has no device, and refuses.
+
+Between the first step and the last nothing of a guest runs, so no instant is left at which it could act under a lease
+that is over, or see two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sublet.lease.hardware import Need
+from sublet.lease.states import GuestEvent, GuestState
+from sublet.supervisor.guest import Guest
+from sublet.supervisor.loop import Loop, confess
+from sublet.supervisor.notes import Notes, note_of
+from sublet.supervisor.procs import PAGE_BYTES
+from sublet.supervisor.standstill import Standstill
+from sublet.supervisor.tenancy import Tenancy
+from sublet.supervisor.tree import Trees
+from sublet.values import MIB, NS_PER_S, LeaseId
+from sublet.wire.guests import GuestNews
+from sublet.wire.orders import card_uuid
+
+__all__ = ["Parker"]
+
+LOOK_AGAIN_S: Final = 0.005
+"""While they are brought to a stand: the kernel needs a moment to freeze, and forks are met by the next look."""
+STAND_NS: Final = 5 * NS_PER_S
+"""Who does not stand still by then sleeps in the kernel where no signal reaches, and is ended instead."""
+SPARE_BYTES: Final = 16 * MIB
+"""What they may grow by between the notice and the end, beside an eighth of what they have."""
+SERVES_CALLS: Final = frozenset({"sublet.guest.worker:main", "sublet.guest.device_service:main"})
+"""Guests that hold a lock on the tally of their lease while they answer a call (``wire.tally``)."""
+
+
+@dataclass(slots=True)
+class _Leaving:
+    tenancy: Tenancy
+    under: Tenancy
+    until_ns: int
+    failed: Callable[[str], None]
+    moved: Callable[[], None]
+
+
+class Parker:
+    """Parks and resumes, for all leases of one supervisor."""
+
+    def __init__(self, loop: Loop, trees: Trees, notes: Notes) -> None:
+        self._loop = loop
+        self._trees = trees
+        self._notes = notes
+        self._standstill = Standstill(trees)
+        self._leaving: dict[LeaseId, _Leaving] = {}
+
+    def need(self, tenancy: Tenancy) -> Need:
+        """What its guests would need, if they are not to end."""
+        used = self._used(tenancy)
+        if not used:
+            return Need()
+        if any(card_uuid(part.resource) for part in tenancy.parts):
+            return Need(why_not="the driver of its card was not asked whether it can suspend")
+        return Need(amount=used + used // 8 + SPARE_BYTES)
+
+    def park(
+        self,
+        tenancy: Tenancy,
+        under: Tenancy,
+        room: int,
+        until_ns: int,
+        *,
+        moved: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> bool:
+        """Begin. One of the two is called when it is done; not before this returns. False: it is not even begun."""
+        need = self.need(tenancy)
+        if not need.amount or under.folder or under.closed or self._used(tenancy) > room:
+            return False
+        tenancy.parking = True
+        until_ns = min(until_ns, self._loop.now_ns() + STAND_NS)
+        leaving = _Leaving(tenancy, under, until_ns, failed, moved)
+        self._leaving[tenancy.lease] = leaving
+        self._stop(leaving)  # the first blow at once; what follows from it, when the law has had its turn
+        return True
+
+    def is_leaving(self, lease: LeaseId) -> bool:
+        """Whether it is being parked."""
+        return lease in self._leaving
+
+    def resume(self, tenancy: Tenancy, onto: Tenancy, now_ns: int) -> None:
+        """What is parked there goes on under the other lease."""
+        tenancy.move_to(onto, is_parked=False)
+        for guest in onto.running():
+            self._now_under(guest, onto, GuestEvent.RESUME)
+        onto.show(now_ns)
+        for guest in onto.running():
+            guest.now(GuestEvent.RESUMED)
+            self._standstill.go(guest)
+            guest.stdio.say(f"it goes on, under lease {onto.lease}")
+            guest.tell(GuestNews(guest=guest.id, what="resumed"))
+
+    # ---- within ----
+
+    def _stop(self, leaving: _Leaving) -> None:
+        """Again and again, until all of them stand."""
+        guests = list(leaving.tenancy.running())
+        for guest in guests:
+            if guest.state is GuestState.RUNNING:
+                guest.now(GuestEvent.PARK)
+        parking = [guest for guest in guests if guest.state is GuestState.PARKING]
+        try:  # who just starts, or is just being ended alone, is waited for
+            is_still = self._standstill.is_still(parking) and len(parking) == len(guests)
+        except OSError:  # no descriptor or memory for a look: nothing is concluded
+            is_still = False
+        if is_still:
+            self._loop.soon(lambda: self._move(leaving))
+        elif self._loop.now_ns() >= leaving.until_ns:
+            self._loop.soon(lambda: self._give_up(leaving, "it could not be brought to a stand"))
+        else:
+            self._loop.after(LOOK_AGAIN_S, lambda: self._stop(leaving))
+
+    def _move(self, leaving: _Leaving) -> None:
+        tenancy, under = leaving.tenancy, leaving.under
+        if under.closed:
+            self._give_up(leaving, f"the parking lease {under.lease} is over")
+            return
+        if not any(tenancy.running()):
+            self._give_up(leaving, "it ended by itself")
+            return
+        if any(guest.state is not GuestState.PARKING for guest in tenancy.running()):
+            self._give_up(leaving, "it is being ended")
+            return
+        del self._leaving[tenancy.lease]
+        is_idle = tenancy.is_at_rest() and all(_serves_calls(guest) for guest in tenancy.running())
+        tenancy.move_to(under, is_parked=True)
+        for guest in under.running():
+            self._now_under(guest, under, GuestEvent.PARKED)
+        under.show(self._loop.now_ns())
+        for guest in under.running():
+            if is_idle:
+                self._standstill.go(guest)
+            guest.stdio.say(f"its device was taken, and it is parked under lease {under.lease}")
+            guest.tell(GuestNews(guest=guest.id, what="parked"))
+        leaving.moved()
+
+    def _give_up(self, leaving: _Leaving, why: str) -> None:
+        """They stay where they are, and are told to leave like anybody else."""
+        self._leaving.pop(leaving.tenancy.lease, None)
+        leaving.tenancy.parking = False
+        for guest in leaving.tenancy.running():
+            if guest.state is GuestState.PARKING:
+                guest.now(GuestEvent.STAYED)
+            self._standstill.go(guest)
+        leaving.failed(why)
+
+    def _now_under(self, guest: Guest, tenancy: Tenancy, event: GuestEvent) -> None:
+        guest.lease, guest.epoch = tenancy.lease, tenancy.epoch
+        guest.on_gone = lambda: self._is_gone(guest, tenancy)
+        if guest.visits is not None:
+            guest.visits.now_under(tenancy.lease, tenancy.epoch)
+        if guest.state is not GuestState.ENDING:
+            guest.now(event)
+        try:
+            self._notes.write(note_of(guest, tenancy.parts))
+        except OSError as error:  # the old one names the same process, which is what it is for
+            confess(error)
+
+    def _is_gone(self, guest: Guest, tenancy: Tenancy) -> None:
+        tenancy.guests.pop(guest.id, None)
+        self._standstill.forget(guest.id)
+
+    def _used(self, tenancy: Tenancy) -> int:
+        """Bytes: by their groups where they are counted, else as the process table has it."""
+        guests = list(tenancy.running())
+        if not guests:
+            return 0
+        look = self._trees.look([])
+        seen = sum(stat.rss_pages for guest in guests for stat in look.of(guest.tree)) * PAGE_BYTES
+        return max(1, seen, sum(guest.usage().memory_bytes for guest in guests))
+
+
+def _serves_calls(guest: Guest) -> bool:
+    return guest.spec.serves and guest.spec.entry in SERVES_CALLS
