@@ -66,7 +66,7 @@ def generator() -> Iterator[int]:
         ({"f": closure()}, "value['f'] (variable inner)", "a thread lock"),
         ([Stateful()], "value[0].made", "a thread lock"),
         ({"x": Stubborn()}, "value['x']", "Stubborn (RuntimeError: not today)"),
-        (threading.Thread(), "value", "a thread lock"),
+        (threading.Thread(), "value", "thread"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
