@@ -46,7 +46,7 @@ def collect() -> Outgoing:
     nothing = object()
     rebound = {name for name in space.visible() if _before.bound.get(name, lambda: nothing)() is not space.names[name]}
     space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
-    found = space.outgoing(_before.reads | rebound, lost_of=_before.reads)
+    found = space.outgoing(_before.reads | rebound, lost_of=_before.reads, new=rebound)
     gone = [name for name in _before.reads if name not in space.names]
     found.gone = tuple(sorted({*found.gone, *gone}))
     space.sent(found)

@@ -107,12 +107,15 @@ class Space:
         """The names that are the notebook's own."""
         return {name for name in self.names if name not in HIDDEN and not _is_the_shells(name)}
 
-    def outgoing(self, wanted: Iterable[str], *, must: bool = False, lost_of: Iterable[str] = ()) -> Outgoing:
+    def outgoing(
+        self, wanted: Iterable[str], *, must: bool = False, lost_of: Iterable[str] = (), new: Iterable[str] = ()
+    ) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
         ``must``: what cannot travel is raised (``Unpicklable``), not noted. ``lost_of``: objects that came for these
         names and that nothing holds any more go as well, if they were changed before they were let go of: on the other
-        side somebody else may hold them.
+        side somebody else may hold them. ``new``: names that were bound anew, and go even if they stand for what was
+        agreed on before: the other side may have bound them otherwise since.
         """
         found = Outgoing()
         names = {name for name in wanted if name in self.names}
@@ -132,7 +135,9 @@ class Space:
         found.names = frozenset(names - found.stays.keys())
         found.opaque = tuple(sorted(rules.opaque))
         found.gone = tuple(sorted(name for name in self._shared if name not in self.names))
-        found.parcels = self._parcels([group for group in groups if not self._is_agreed(group)])
+        bound = frozenset(new)
+        changed = [group for group in groups if not self._is_agreed(group) or not bound.isdisjoint(group.names)]
+        found.parcels = self._parcels(changed)
         return found
 
     def sent(self, what: Outgoing) -> None:
