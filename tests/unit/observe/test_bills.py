@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from sublet.errors import InvalidRequest
 from sublet.observe.bills import Bill, Charge, Holding, Line, Rates, Usage, fold, parse_rates, reconcile, to_csv
 from sublet.values import GIB, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Metered
 
 HOUR: Final = 3600 * NS_PER_S
 
@@ -214,3 +216,42 @@ def test_an_empty_bill_is_a_bill() -> None:
     bill = fold([usage("never granted")])
     assert bill == Bill(by="lease", currency="credits", lines=(), total=Line(key="total"))
     assert to_csv(bill).count("\n") == 1
+
+
+def counted(lease: str, counts: Metered | None, *holdings: Holding) -> Usage:
+    return replace(usage(lease, *holdings), counts=counts)
+
+
+def test_what_was_done_on_devices_is_summed_and_what_nobody_counted_is_said() -> None:
+    """A lease without devices has nothing to count; one of which nothing was told is not counted as nothing."""
+    cores = Charge(resource=ResourceId("n/cpu"), kind=Kind.CPU, units=8)
+    exact = Metered(vram_byte_seconds=7, launches=10, failures=1, bytes_in=3, bytes_out=4, is_whole=True)
+    partly = Metered(launches=5, is_whole=False)
+    bill = fold(
+        [
+            counted("a", exact, holding(0, HOUR, gpu())),
+            counted("b", partly, holding(0, HOUR, gpu())),
+            counted("c", None, holding(0, HOUR, gpu())),
+            counted("d", None, holding(0, HOUR, cores)),
+        ]
+    )
+    assert [line.uncounted for line in bill.lines] == [0, 1, 1, 0]
+    total = bill.total
+    assert (total.launches, total.failures, total.bytes_moved, total.vram_byte_seconds) == (15, 1, 7, 7)
+    assert total.uncounted == 2
+    rows = list(csv.DictReader(io.StringIO(to_csv(bill))))
+    assert [(row["launches"], row["launch_errors"], row["bytes_moved"], row["uncounted"]) for row in rows] == [
+        ("10", "1", "7", "0"),
+        ("5", "0", "0", "1"),
+        ("0", "0", "0", "1"),
+        ("0", "0", "0", "0"),
+    ]
+
+
+@given(st.integers(1, 1 << 70), st.lists(st.integers(1, 3 * HOUR), min_size=1, max_size=5))
+def test_counts_of_windows_that_meet_add_up(launches: int, cuts: list[int]) -> None:
+    """Each window has its share, and nothing is lost between them."""
+    usages = [counted("a", Metered(launches=launches), holding(0, HOUR, gpu()), holding(2 * HOUR, 3 * HOUR, gpu()))]
+    edges = [None, *sorted(set(cuts)), None]
+    shares = [fold(usages, since_ns=low, until_ns=high).total.launches for low, high in itertools.pairwise(edges)]
+    assert sum(shares) == launches

@@ -1,0 +1,77 @@
+"""What the parts of a lease mean for its guests: VRAM of a host device is memory of theirs, that of a card is not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.tenancy import BASELINE_BYTES, Tenancy, limits_for
+from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Metered, Part
+from sublet.wire.tally import Row, TallyFile
+
+HOST = Part(resource=ResourceId("local/gpu0"), kind=Kind.GPU, amount=64 * MIB)
+OTHER = Part(resource=ResourceId("local/lab-gpu1"), kind=Kind.GPU, amount=GIB)
+CARD = Part(resource=ResourceId("local/GPU-1b4e28ba"), kind=Kind.GPU, amount=40 * GIB)
+MEMORY = Part(resource=ResourceId("local/memory"), kind=Kind.MEMORY, amount=2 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("parts", "cap"),
+    [
+        ((), 0),
+        ((HOST,), 64 * MIB + BASELINE_BYTES),
+        ((HOST, OTHER), 64 * MIB + GIB + BASELINE_BYTES),
+        ((HOST, MEMORY), 64 * MIB + 2 * GIB + BASELINE_BYTES),
+        ((MEMORY,), 2 * GIB),
+        ((CARD,), 0),
+        ((CARD, MEMORY), 2 * GIB),
+    ],
+)
+def test_what_guests_may_have(parts: tuple[Part, ...], cap: int) -> None:
+    assert limits_for(parts).memory_bytes == cap
+
+
+def tenancy(*parts: Part) -> Tenancy:
+    return Tenancy(
+        lease=LeaseId("l-1"), tenant=TenantId("local"), epoch=Epoch(1, 7), parts=parts, deadline_ns=0, office="o"
+    )
+
+
+def test_guests_learn_how_much_of_each_device_is_theirs_and_where_it_is_counted(tmp_path: Path) -> None:
+    made = tenancy(HOST, MEMORY, CARD)
+    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: ())
+    found = made.environment()
+    assert found["SUBLET_VRAM"] == f"{64 * MIB},{40 * GIB}"
+    tally = TallyFile.open(found["SUBLET_TALLY"])
+    assert tally is not None
+    tally.write(1, Row(pid=7, launches=3, bytes_in=4, byte_ns=5 * 10**9))
+    tally.close()
+    made.over = EndReason.RELEASED
+    assert made.close(Groups.none("o"), shutil.rmtree) == []
+    assert made.metered == Metered(launches=3, bytes_in=4, vram_byte_seconds=5, is_whole=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lease_without_devices_counts_nothing(tmp_path: Path) -> None:
+    made = tenancy(MEMORY)
+    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: ())
+    assert "SUBLET_TALLY" not in made.environment()
+    made.close(Groups.none("o"), shutil.rmtree)
+    assert made.metered is None
+
+
+def test_what_a_guest_claims_to_have_done_is_bounded(tmp_path: Path) -> None:
+    made = tenancy(HOST)
+    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: ())
+    made.only_sessions = False
+    path = Path(made.tally_path)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:64] + b"\xff" * (len(raw) - 64))
+    made.close(Groups.none("o"), shutil.rmtree)
+    assert made.metered is not None
+    assert max(made.metered.launches, made.metered.vram_byte_seconds, made.metered.peak_bytes) < 1 << 62
+    assert not made.metered.is_whole
