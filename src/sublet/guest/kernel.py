@@ -6,15 +6,22 @@ the guest lives is for the supervisor to know. Needs ipykernel in the guest's in
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from sublet.errors import Unsupported
+from sublet.guest.current import PAGE_VARIABLE
+from sublet.guest.desk import Desk
 from sublet.guest.inbox import Inbox
 from sublet.guest.jupyter import Bridge
 from sublet.guest.serving import start_serving
+from sublet.guest.streams import Speech, SpokenRecords
+from sublet.guest.work import Worker
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
+from sublet.wire.page import PageReader
 
 __all__ = ["main"]
 
@@ -24,12 +31,32 @@ def main() -> None:
     inbox = Inbox.from_stdin()
     app = _make_app()
     app.initialize([])
+    worker = Worker(_Desk(), PageReader(os.environ[PAGE_VARIABLE]), Speech(), SpokenRecords(sys.stderr))
 
     def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
         Bridge(conversation, app.context, app.addresses).run()
 
-    start_serving(inbox, {Service.JUPYTER: serve_jupyter})
+    start_serving(inbox, {Service.JUPYTER: serve_jupyter, Service.WORK: worker.serve})
     app.start()
+
+
+class _Desk(Desk):
+    """The kernel's main thread belongs to its loop; calls of functions are done there between cells.
+
+    What is printed meanwhile is the kernel's, and nothing is interrupted: that is for cells.
+    """
+
+    def __init__(self) -> None:
+        from tornado.ioloop import IOLoop
+
+        super().__init__()
+        self._loop = IOLoop.current()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self._loop.add_callback(job)
+
+    def interrupt(self, what: object) -> None:
+        """Not here."""
 
 
 def _make_app() -> Any:

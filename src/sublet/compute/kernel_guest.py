@@ -1,0 +1,84 @@
+"""A Jupyter kernel as a guest of a lease: started, connected to for its channels and for calls of functions in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sublet.client.guests import environment, start_spec
+from sublet.client.line import open_line
+from sublet.compute.calls import Pending
+from sublet.compute.functions import checked_callable
+from sublet.compute.outcomes import read
+from sublet.compute.worker_guest import check_python, end_worker, why_lost
+from sublet.compute.workers import Job, Worker
+from sublet.errors import SubletError
+from sublet.wire.conversation import Conversation
+from sublet.wire.guests import GuestSpec, Service, StdioKind
+from sublet.wire.jupyter import KERNEL_ENTRY, KERNEL_IMPORTS
+from sublet.wire.line import Line
+
+if TYPE_CHECKING:
+    from sublet.client.lease import Lease
+
+__all__ = ["KernelGuest"]
+
+
+class KernelGuest:
+    """One kernel. It lives as long as its lease, unless it is stopped or ends by itself."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        *,
+        python: str = "",
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        name: str = "kernel",
+    ) -> None:
+        """Start one and connect. Raises what keeps it from being there."""
+        check_python(python)
+        spec = GuestSpec(
+            entry=KERNEL_ENTRY,
+            imports=KERNEL_IMPORTS,
+            python=python,
+            cwd=cwd or os.getcwd(),
+            env=environment(lease, env),
+            stdio=StdioKind.NULL,
+            serves=True,
+            name=name,
+        )
+        self.lease = lease
+        self.guest = start_spec(lease, spec, busy=False)
+        try:
+            self.channels: Conversation = open_line(lease, self.guest.id, Service.JUPYTER)
+            """For the messages of the Jupyter protocol; see ``wire.jupyter``."""
+            line = Line(open_line(lease, self.guest.id, Service.WORK))
+            self._worker = Worker(line, lease.id, self.guest, lambda: end_worker(self.guest))
+        except SubletError as error:
+            raise why_lost(lease, self.guest) from error
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is known to be gone."""
+        return self._worker.is_lost or self.channels.link.over is not None or self.lease.end is not None
+
+    def call(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        """Call it in the kernel's process, on its main thread, between cells."""
+        pending = Pending()
+        self._worker.send(pending, Job(checked_callable(function), args, keywords))
+        self._worker.exchange.wait(pending)
+        if pending.came is None:
+            raise self._worker.why_lost(self.lease)
+        return read(pending.came, self.lease.id)
+
+    def why_lost(self) -> SubletError:
+        """Why it does not answer any more: with the lease, or by itself."""
+        return why_lost(self.lease, self.guest)
+
+    def close(self) -> None:
+        """Hang up. The kernel goes on until its lease ends."""
+        self.channels.close()
+        self._worker.close()
+        self.guest.close()
