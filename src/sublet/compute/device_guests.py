@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
@@ -36,7 +35,6 @@ def _spec(lease: Lease) -> GuestSpec:
     return GuestSpec(
         entry=ENTRY,
         imports=IMPORTS,
-        cwd=os.getcwd(),
         env=environment(lease, None),
         stdio=StdioKind.NULL,
         serves=True,
