@@ -1,16 +1,17 @@
 """The bytes of a folder replica's log. Pure; docs/replicated.md draws them.
 
-The log is as long as it will ever be from the first moment on, full of zeros, and entries are written into it one after
-the other, in sectors of 512 bytes. Each sector carries its own checksum, the number of its entry and its place in it.
-So three things can be told apart at the end of the log: nothing (zeros), an entry of which some sectors are still zeros
-(a write that a power cut tore, and which nobody was told of), and anything else, which is damage.
+The log is as long as it will ever be from the first moment on, full of zeros, and batches are written into it one
+after the other, in sectors of 512 bytes; a batch is what shares one sync. Each sector carries its own checksum, the
+number of its batch and its place in it. So three things can be told apart at the end of the log: nothing (zeros), a
+batch of which some sectors are still zeros (a write that a power cut tore, and which nobody was told of), and anything
+else, which is damage.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,7 @@ from sublet.replicated.ballot import Garbled, take
 from sublet.replicated.cell import Cell
 from sublet.replicated.quorum import ReplicaSet
 
-__all__ = ["SECTOR", "Entry", "Header", "Torn", "entries", "frame", "is_blank", "scan"]
+__all__ = ["SECTOR", "Entry", "Header", "Torn", "batch", "entries", "entries_of", "frame", "is_blank", "scan"]
 
 SECTOR: Final = 512
 MAGIC: Final = b"SUBLETR1"
@@ -29,7 +30,8 @@ _HEADER: Final = struct.Struct(">8sHHQQQ16s4sQ")
 _CHECK: Final = 32
 _SECTOR: Final = struct.Struct(">IQHHH")
 ROOM: Final = SECTOR - _SECTOR.size
-"""Bytes of an entry in each sector."""
+"""Bytes of a batch in each sector."""
+_LENGTH: Final = struct.Struct(">I")
 _ENTRY: Final = struct.Struct(">BBQ")
 _CELL, _SET = 1, 2
 _BLANK: Final = bytes(SECTOR)
@@ -114,8 +116,23 @@ class Entry:
         raise Garbled(f"an entry of the kind {kind}")
 
 
+def batch(found: Iterable[Entry]) -> bytes:
+    """Entries that are written together: each with its length before it."""
+    return b"".join(_LENGTH.pack(len(packed)) + packed for packed in (entry.pack() for entry in found))
+
+
+def entries_of(data: bytes) -> list[Entry]:
+    """The entries of a batch; anything else is Garbled."""
+    found, at = [], 0
+    while at < len(data):
+        (length,), at = _LENGTH.unpack(take(data, at, _LENGTH.size)), at + _LENGTH.size
+        found.append(Entry.unpack(take(data, at, length)))
+        at += length
+    return found
+
+
 def frame(entry: bytes, number: int, salt: bytes) -> bytes:
-    """An entry, cut into sectors."""
+    """A batch, cut into sectors."""
     count = max(1, -(-len(entry) // ROOM))
     seed = zlib.crc32(salt)
     out = []
@@ -133,14 +150,14 @@ def is_blank(data: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """The log ends here; behind this place some sectors of an entry that was never finished were written."""
+    """The log ends here; behind this place some sectors of a batch that was never finished were written."""
 
     at: int
     end: int
 
 
 def scan(data: bytes, at: int, number: int, salt: bytes) -> Iterator[tuple[int, bytes] | Torn]:
-    """The entries from a place on, each with the place after it; then, perhaps, what was torn. Damage is Garbled.
+    """The batches from a place on, each with the place after it; then, perhaps, what was torn. Damage is Garbled.
 
     ``data`` begins at ``at`` in the file and goes to its end.
     """
@@ -152,7 +169,7 @@ def scan(data: bytes, at: int, number: int, salt: bytes) -> Iterator[tuple[int, 
             return
         count = _sector(sector, number, 0, salt)[1]
         if place + count * SECTOR > end:
-            raise Garbled("an entry reaches beyond the end of the log")
+            raise Garbled("a batch reaches beyond the end of the log")
         pieces = []
         for index in range(count):
             piece = data[place + index * SECTOR : place + (index + 1) * SECTOR]
@@ -161,7 +178,7 @@ def scan(data: bytes, at: int, number: int, salt: bytes) -> Iterator[tuple[int, 
                 return
             body, again = _sector(piece, number, index, salt)
             if again != count:
-                raise Garbled(f"entry {number} is damaged")
+                raise Garbled(f"batch {number} is damaged")
             pieces.append(body)
         place += count * SECTOR
         yield at + place, b"".join(pieces)
@@ -169,7 +186,7 @@ def scan(data: bytes, at: int, number: int, salt: bytes) -> Iterator[tuple[int, 
 
 
 def _tail(data: bytes, place: int, at: int, number: int, salt: bytes) -> Iterator[Torn]:
-    """Behind the last whole entry: zeros, or a part of one more entry, or damage."""
+    """Behind the last whole batch: zeros, or a part of one more, or damage."""
     if is_blank(data[place:]):
         return
     counts, last = set(), place
@@ -179,21 +196,21 @@ def _tail(data: bytes, place: int, at: int, number: int, salt: bytes) -> Iterato
             counts.add(_sector(sector, number, (where - place) // SECTOR, salt)[1])
             last = where + SECTOR
     if len(counts) != 1 or last - place > counts.pop() * SECTOR:
-        raise Garbled(f"what follows entry {number - 1} is damaged")
+        raise Garbled(f"what follows batch {number - 1} is damaged")
     yield Torn(at + place, at + last)
 
 
 def _sector(sector: bytes, number: int, index: int, salt: bytes) -> tuple[bytes, int]:
-    """The bytes in it, and of how many sectors its entry is."""
+    """The bytes in it, and of how many sectors its batch is."""
     check, found, place, count, used = _SECTOR.unpack(sector[: _SECTOR.size])
     if zlib.crc32(sector[4:], zlib.crc32(salt)) != check:
-        raise Garbled(f"a sector of entry {number} is damaged")
+        raise Garbled(f"a sector of batch {number} is damaged")
     if found != number or place != index or count <= index or used > ROOM:
-        raise Garbled(f"a sector of entry {found} is where one of entry {number} belongs")
+        raise Garbled(f"a sector of batch {found} is where one of batch {number} belongs")
     return sector[_SECTOR.size : _SECTOR.size + used], count
 
 
 def entries(data: bytes, header: Header) -> list[Entry]:
-    """All whole entries of a log file; for whoever looks at one from outside."""
+    """All entries of a log file; for whoever looks at one from outside."""
     pieces = scan(data[SECTOR:], SECTOR, 1, header.salt)
-    return [Entry.unpack(piece[1]) for piece in pieces if not isinstance(piece, Torn)]
+    return [entry for piece in pieces if not isinstance(piece, Torn) for entry in entries_of(piece[1])]

@@ -6,20 +6,19 @@ says so in the lock file, bound to this boot of the machine, and where it could 
 
 After a failed sync the pages may be marked clean without being on the disk, so nothing in this file is to be believed
 any more: it is marked, which every process sees at once, and only a new replica takes its seat. A failed write is less:
-nothing was promised, and its place is filled with zeros again.
+nothing was promised, and what is left of it is made blank.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from sublet.replicated.ballot import Garbled
 from sublet.replicated.cell import EMPTY, Cell
 from sublet.replicated.files import Files
-from sublet.replicated.folder_format import SECTOR, Entry, Header, Torn, frame, scan
+from sublet.replicated.folder_format import SECTOR, Entry, Header, Torn, batch, entries_of, frame, scan
 from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.replica import ReplicaFaulty, ReplicaFull, ReplicaSilent
 
@@ -45,7 +44,7 @@ class FolderLog:
         self._lock_fd = files.open(folder / LOCK, create=True)
         self._boot = files.boot()
         self._at = self._number = 0
-        """Where the next entry goes, and its number."""
+        """Where the next batch goes, and its number."""
 
     # ---- the lock ----
 
@@ -108,6 +107,16 @@ class FolderLog:
             raise self._faulty("its log is gone") from error
         except PermissionError as error:
             raise self._faulty("its log may not be written") from error
+        try:
+            self._begin()
+        except BaseException:
+            # Or the next look would find a file that is open, and go on with it.
+            self.files.close(self._fd)
+            self._fd = -1
+            raise
+
+    def _begin(self) -> None:
+        """Check that the file is ours, and start from its head."""
         header = Header.unpack(self.files.read(self._fd, SECTOR, 0))
         if self.header is not None and header.identity != self.header.identity:
             raise self._faulty("it is another replica now")
@@ -115,9 +124,19 @@ class FolderLog:
             raise self._faulty("its log was copied or restored, so it may have forgotten what it promised")
         if header.size != self.files.size(self._fd):
             raise self._faulty(f"its log should have {header.size} bytes and has {self.files.size(self._fd)}")
+        self._make_name_durable()
         self.header = header
         self.cells, self.known = {}, None
         self._at, self._number = SECTOR, 1
+
+    def _make_name_durable(self) -> None:
+        """Whoever gave the log its name may have been killed before the folder was synced: then a power cut would bring
+        the old log back."""
+        try:
+            self.files.sync_folder(self.folder)
+        except OSError as error:
+            self._mark()
+            raise self._faulty(f"its folder could not be made durable ({error.strerror})") from error
 
     def _read_on(self) -> None:
         """What others have appended since we last looked."""
@@ -134,7 +153,8 @@ class FolderLog:
             self._at, content = piece
             self._number += 1
             found += 1
-            self._apply(Entry.unpack(content))
+            for entry in entries_of(content):
+                self._apply(entry)
         if found and not self._is_synced(self._number - 1):
             self._sync()
 
@@ -156,36 +176,24 @@ class FolderLog:
         generation = (known or self.known or _NO_SET).generation
         new = [Entry(generation, "", known)] if known is not None else []
         new += [Entry(generation, key, cell) for key, cell in changed.items()]
-        packed = [entry.pack() for entry in new]
-        data = self._framed(packed)
+        data = frame(batch(new), self._number, self._head().salt)
         if self._at + len(data) > self._head().size:
             self._compact(new)
         else:
             self._write(data)
             self._at += len(data)
-            self._number += len(new)
+            self._number += 1
         for entry in new:
             self._apply(entry)
         self._note_synced()
-
-    def _framed(self, packed: Iterable[bytes]) -> bytes:
-        salt, number = self._head().salt, self._number
-        return b"".join(frame(entry, number + index, salt) for index, entry in enumerate(packed))
 
     def _write(self, data: bytes) -> None:
         try:
             self.files.write(self._fd, data, self._at)
         except OSError as error:
-            self._take_back(len(data))
+            # What came of it looks like a torn batch, and whoever takes the lock next makes it blank.
             raise self._no_room(error) from error
         self._sync()
-
-    def _take_back(self, size: int) -> None:
-        try:
-            self.files.write(self._fd, bytes(size), self._at)
-        except OSError as error:
-            self._mark()
-            raise self._faulty(f"a write to it failed ({error.strerror})") from error
 
     def _sync(self) -> None:
         try:
@@ -223,7 +231,7 @@ class FolderLog:
     def _publish(self, old: Header, live: list[Entry]) -> None:
         """Write a log whole under another name, then give it its name, then make the name durable."""
         files, path = self.files, self.folder / NEW
-        data = b"".join(frame(entry.pack(), number, old.salt) for number, entry in enumerate(live, start=1))
+        data = frame(batch(live), 1, old.salt) if live else b""
         size = max(self._size_wanted, -(-(SECTOR + SPARE * len(data)) // SECTOR) * SECTOR)
         fd = files.open(path, fresh=True)
         try:

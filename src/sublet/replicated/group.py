@@ -272,17 +272,22 @@ class ReplicaGroup:
         for worker in list(self._workers.values()):
             try:
                 data = worker.replica.read_pack(key, name)
-                if data is None:
-                    lacking.append(worker)
-                    continue
-                for other in lacking:
-                    if other.identity in self.view.replicas.voters:
-                        other.replica.put_pack(key, name, data)
             except ReplicaSilent as error:
                 worker.health, worker.detail = error.health, error.message
                 continue
-            return data
+            if data is not None:
+                self._mend(lacking, key, name, data)
+                return data
+            lacking.append(worker)
         return None
+
+    def _mend(self, lacking: list[_Worker], key: str, name: str, data: bytes) -> None:
+        for worker in lacking:
+            try:
+                if worker.identity in self.view.replicas.voters:
+                    worker.replica.put_pack(key, name, data)
+            except ReplicaSilent as error:
+                worker.health, worker.detail = error.health, error.message
 
     # ---- looking ----
 

@@ -178,7 +178,11 @@ class Writing(Phase):
 
     @property
     def over(self) -> bool:
-        return self.done or not self.replicas.writable(self.took | self.pending)
+        if self.done:
+            return True
+        hopeless = not self.replicas.writable(self.took | self.pending)
+        # Where nobody took it so far, the last ones are waited for: if they refuse as well, it never happened.
+        return hopeless and (bool(self.took) or self.doubtful or not self.pending)
 
     @property
     def nowhere(self) -> bool:

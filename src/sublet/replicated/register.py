@@ -306,7 +306,14 @@ class _Writer(Operation):
             self._rest()
 
     def _not_done(self, why: Why, against: Ballot | None = None) -> None:
-        self._end(Unknown(why) if self._exposed else Refused(why, against=against))
+        if self._exposed:
+            self._doubt(why, against)
+        else:
+            self._end(Refused(why, against=against))
+
+    def _doubt(self, why: Why, against: Ballot | None) -> None:
+        """We may write no more, and our own write was let out."""
+        self._end(Unknown(why))
 
 
 class OpenOperation(_Writer):
@@ -341,6 +348,8 @@ class CasOperation(_Writer):
         self, view: View, tenure: Tenure, *, expected: int, write: bytes, body: bytes, packs: tuple[str, ...] = ()
     ) -> None:
         self.expected, self.write, self.body, self.packs = expected, write, body, packs
+        self._sent: Stamp | None = None
+        self._verdict: tuple[Why, Ballot | None] = Why.NO_QUORUM, None
         self._remembered = tenure.ballot
         """A ballot that was won before this operation: what it knows may be out of date."""
         super().__init__(view, tenure)
@@ -363,6 +372,37 @@ class CasOperation(_Writer):
             self._end(Unknown(Why.FORGOTTEN))
         else:
             self._end(Refused(Why.VERSION, state))
+
+    def _write(self, value: bytes, packs: tuple[str, ...], *, own: bool) -> None:
+        super()._write(value, packs, own=own)
+        if own and isinstance(self._phase, Writing):
+            self._sent = self._phase.write.stamp
+
+    def _doubt(self, why: Why, against: Ballot | None) -> None:
+        # Whoever fenced us has settled the register, or will. Once a later write is on a quorum, ours is either in its
+        # past, and that can be read, or it can never come up any more.
+        self._verdict = why, against
+        self._enter(Reading(self.view.replicas))
+
+    def _finished(self, phase: Phase) -> None:
+        if not isinstance(phase, Reading):
+            super()._finished(phase)
+            return
+        why, against = self._verdict
+        found = phase.target
+        if not phase.done or found is None or self._sent is None or found.stamp < self._sent:
+            self._end(Unknown(why))
+            return
+        state = State.unpack(found.value)
+        mine = state.wrote(self.write, self.expected + 1)
+        if mine:
+            self._end(Done(state, found.packs))
+        elif mine is None and state.version > self.expected:
+            self._end(Unknown(Why.FORGOTTEN))
+        elif found.stamp == self._sent:
+            self._end(Unknown(why))
+        else:
+            self._end(Refused(why, against=against))
 
 
 class CarryOperation(_Writer):

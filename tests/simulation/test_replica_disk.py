@@ -1,0 +1,37 @@
+"""A folder replica on a disk that forgets: nothing that was answered is lost, and known bugs are found."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.sim.replica_disk import DISK_MUTANTS, DiskBroken, run_disk_seed, switched_on
+
+SEEDS = 300
+SEEDS_MAX = 800
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_seed_loses_what_was_answered() -> None:
+    """Kills, power cuts, failed syncs, full disks, two processes, compaction, packs."""
+    calls = 0
+    for seed in range(SEEDS):
+        try:
+            calls += run_disk_seed(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert calls > 100 * SEEDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", DISK_MUTANTS)
+def test_the_mutant_is_caught(name: str) -> None:
+    """By a rule, not by falling over."""
+    with switched_on(name):
+        for seed in range(SEEDS_MAX):
+            try:
+                run_disk_seed(seed)
+            except DiskBroken:
+                return
+    raise AssertionError(f"{name} ({DISK_MUTANTS[name][0]}) got through {SEEDS_MAX} seeds")
