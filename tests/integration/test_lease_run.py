@@ -549,7 +549,8 @@ def test_a_generator_comes_as_an_iterator_lazily(held: sublet.Lease, tmp_path: P
     def numbers(made: str, closed: str) -> Iterator[int]:
         try:
             for n in range(10_000):
-                Path(made).write_text(str(n))
+                with open(made, "a") as file:
+                    file.write("x")
                 yield n
         finally:
             Path(closed).touch()
@@ -557,7 +558,7 @@ def test_a_generator_comes_as_an_iterator_lazily(held: sublet.Lease, tmp_path: P
     found = held.run(numbers, str(made), str(closed))
     assert not made.exists()
     assert [next(found) for _ in range(3)] == [0, 1, 2]
-    assert int(made.read_text()) < 200
+    assert made.stat().st_size < 200
     assert held.run(len, "abc") == 3
     found.close()  # type: ignore[attr-defined]
     assert closed.exists()
@@ -688,6 +689,20 @@ def test_the_death_of_a_worker_is_told_and_the_lease_lives(
     with pytest.raises(WorkerLost, match=said):
         future.result(PATIENCE_S)
     assert [one.result(PATIENCE_S) for one in waiting] == [3] * 5, "only the call that was executing is to blame"
+
+
+def test_who_uses_too_much_memory_is_told_so(fabric: sublet.Fabric) -> None:
+    """By its group of processes where there is one for memory; else by Python, which is refused more."""
+
+    def eat() -> None:
+        eaten = []
+        while True:
+            eaten.append(np.ones(1 << 22))
+
+    with fabric.memory("256MiB", ttl="20s") as lease:
+        with pytest.raises((sublet.OutOfMemory, MemoryError)):
+            lease.run(eat)
+        assert lease.run(len, "abc") == 3
 
 
 def test_a_fork_of_the_holder_has_no_part_in_it(held: sublet.Lease) -> None:

@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -36,16 +37,19 @@ TAIL_BYTES: Final = 1500
 """Of what it said last, in the error."""
 PYTHON_WITHIN_S: Final = 20.0
 _SIGNALLED: Final = 128
+_LOCAL: Final = "local"
+"""The tenant whose guests see this program's folders."""
 
 
 def start_worker(lease: Lease, options: Options) -> Guest:
     """Start one. It is not counted as use of the lease; its calls are."""
     check_python(options.python)
+    is_local = lease._held.view.tenant == _LOCAL
     spec = GuestSpec(
         entry=ENTRY,
         imports=IMPORTS,
-        python=options.python,
-        cwd=options.cwd or os.getcwd(),
+        python=options.python or ("" if is_local else sys.executable),  # what is named is shown to a tenant's guest
+        cwd=options.cwd or (os.getcwd() if is_local else "/"),
         env=environment(lease, None if options.env is None else dict(options.env)),
         stdio=StdioKind.NULL,
         serves=True,
@@ -87,15 +91,15 @@ def check_python(python: str) -> None:
         raise InvalidRequest(f"python={python!r} is Python {major}.{minor}", do="Workers need Python 3.11 or later.")
 
 
-def why_lost(lease: Lease, guest: Guest) -> SubletError:
+def why_lost(lease: Lease, guest: Guest, when: str = "in the middle of the call") -> SubletError:
     """Why a worker's connection broke: with the lease, or with the process."""
     try:
-        return _why_lost(lease, guest)
+        return _why_lost(lease, guest, when)
     finally:
         guest.close()  # what it was asked on
 
 
-def _why_lost(lease: Lease, guest: Guest) -> SubletError:
+def _why_lost(lease: Lease, guest: Guest, when: str) -> SubletError:
     view = _last_view(lease, guest)
     end = lease.end
     reason = None if view is None else _reason_of(view)
@@ -115,7 +119,7 @@ def _why_lost(lease: Lease, guest: Guest) -> SubletError:
         )
     tail = _tail(guest, view)
     return WorkerLost(
-        f"the worker ended{_how(view.exit_code)} in the middle of the call{tail}",
+        f"the worker ended{_how(view.exit_code)} {when}{tail}",
         exit_code=view.exit_code,
         do="The lease lives, and the next call gets a fresh worker; what functions had kept in memory is gone.",
     )
