@@ -167,6 +167,28 @@ def test_the_end_of_the_lease_ends_the_session_and_says_why(fabric: sublet.Fabri
         sublet.GpuSession(lease)
 
 
+def test_a_tenant_behind_walls_has_sessions_too(fabric: sublet.Fabric) -> None:
+    """With a user of its own where that can be had; what it did is on its bill."""
+    token = fabric.request("POST", "/v1/tenants", {"id": "ann"}, shape=dict)["token"]
+    with sublet.connect(home=fabric_home(fabric), token=token) as anns:
+        with (
+            anns.gpu(min_vram="64MiB", ttl="60s", exclusivity="shared") as lease,
+            sublet.GpuSession(lease) as gpu,
+        ):
+            x = gpu.mem_alloc(400)
+            gpu.mem_write(x, 0, np.arange(100, dtype=np.uint32))
+            module = gpu.module_load(WARP_KERNELS, kind="warp")
+            gpu.launch(module, "step", 1, 128, [x, sublet.u32(100), sublet.u32(1)])
+            assert np.frombuffer(gpu.mem_read(x), np.uint32).tolist() == [2 * i for i in range(100)]
+        until(lambda: bill_of(anns, lease)["launches"] == 1)
+        assert bill_of(anns, lease)["uncounted"] == 0
+
+
+def fabric_home(fabric: sublet.Fabric) -> Path:
+    home: str = fabric.request("GET", "/v1/status", shape=dict)["home"]
+    return Path(home)
+
+
 def test_a_session_needs_a_device(fabric: sublet.Fabric) -> None:
     with fabric.cpu(1) as lease, pytest.raises(sublet.NotFound, match="0 devices"):
         sublet.GpuSession(lease)

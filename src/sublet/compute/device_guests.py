@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
@@ -17,6 +18,8 @@ __all__ = ["ENTRY", "device_guest"]
 ENTRY: Final = "sublet.guest.device_service:main"
 IMPORTS: Final = ("cloudpickle?", "numpy?", "torch?", "warp?")
 """What its warm interpreter has loaded, where it is there: the same as a worker's, so that one does for both."""
+
+LOCAL: Final = "local"
 
 _lock = threading.Lock()
 _guests: WeakKeyDictionary[Lease, Guest] = WeakKeyDictionary()
@@ -34,6 +37,8 @@ def device_guest(lease: Lease, *, instead_of: Guest | None = None) -> Guest:
 def _spec(lease: Lease) -> GuestSpec:
     return GuestSpec(
         entry=ENTRY,
+        # Named, so that it is shown to a guest behind walls; for others it is the one that warm interpreters are of.
+        python=sys.executable if lease._held.view.tenant != LOCAL else "",
         imports=IMPORTS,
         env=environment(lease, None),
         stdio=StdioKind.NULL,

@@ -110,7 +110,10 @@ def open_device_line(lease: Lease) -> tuple[DeviceLine, Guest]:
         if view is None or view.exit_code < 0:
             raise
     guest = device_guest(lease, instead_of=guest)
-    return DeviceLine(open_line(lease, guest.id, Service.DEVICE)), guest
+    try:
+        return DeviceLine(open_line(lease, guest.id, Service.DEVICE)), guest
+    except Disconnected as error:
+        raise why_ended(lease, guest, error) from error
 
 
 def why_ended(lease: Lease, guest: Guest | None, cause: SubletError) -> SubletError:

@@ -18,6 +18,9 @@ from sublet.wire.guests import GuestSpec
 
 __all__ = ["Room", "Walls", "prefix_of"]
 
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+"""Where our own modules lie, of which a guest's interpreter is lent what it needs."""
+
 CONFIG_MAX = 16 * 1024
 """Characters of a ``pyvenv.cfg`` that are read."""
 
@@ -87,6 +90,8 @@ class _Behind:
             for path in (home, *tally, *((tenancy.tally_path,) if tally else ())):
                 os.chown(path, *self._ids)
         readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *prefix_of(spec.python, self._walls.hidden)}
+        if spec.entry:  # which is ours, wherever it is installed
+            readable.add(PACKAGE)
         steps = self._walls.plan(
             Wish(
                 folder=home,
