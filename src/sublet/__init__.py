@@ -19,6 +19,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   lease/                  the law: state tables, the lease, renewal. Pure, standard library
 #   durable/                state that survives: values as bytes, what changed in them, packs and manifests, Durable
 #   observe/                events once; metrics, bills and the audit chain folded from them
+#   replicated/             the register on a quorum of replicas; checkpoints and reservations on it
 #   broker/                 who gets what: the pure ledger, and around it journal, service, signing
 #   devices/                host devices and CUDA devices behind one interface: memory, modules, launches
 #   agent/                  the hardware of a machine; memory.py keeps every rule without any hardware
@@ -36,7 +37,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens, and a test compares them
-    from sublet import aio, errors
+    from sublet import aio, errors, replicated
     from sublet.client.fabric import Fabric, connect
     from sublet.client.guests import Guest
     from sublet.client.handle import DroppedLease
@@ -200,8 +201,16 @@ _LAZY: Final[dict[str, str]] = {
 _LAZY_MODULES: Final[dict[str, str]] = {
     "aio": "sublet.aio",
     "errors": "sublet.errors",
+    "replicated": "sublet.replicated",
 }
 """Public name → the module it stands for, as in ``sublet.aio``."""
+
+
+def load_ipython_extension(shell: object) -> None:
+    """For ``%load_ext sublet``."""
+    from sublet.notebook.magic import load
+
+    print(load(shell))  # noqa: T201 - the one line that says where cells run
 
 
 def __getattr__(name: str) -> object:

@@ -15,6 +15,7 @@ import hashlib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pickle import PickleBuffer
 from typing import Any, Final
 
 from sublet.durable.changes import ChangeFinder
@@ -242,7 +243,15 @@ class Space:
             encoded: Encoded = group.encoded
             known = self._identities.known(encoded.met or {})
             own = self._identities.next()
-            found.append(Parcel(names=group.names, head=encoded.head, buffers=encoded.views, own=own, known=known))
+            found.append(
+                Parcel(
+                    names=group.names,
+                    head=encoded.head,
+                    buffers=tuple(map(PickleBuffer, encoded.views)),
+                    own=own,
+                    known=known,
+                )
+            )
         for group, parcel in zip(groups, found, strict=True):
             self._identities.note(parcel.names, parcel.own, group.encoded.met or {}, parcel.known)
         return found

@@ -1,0 +1,257 @@
+"""One notebook's cells on leased devices: a lease when a cell needs one, a kernel under it, variables in and out.
+
+Between cells the lease is left to its time to live and counts as idle. Whatever a finished cell changed is in the
+notebook; so when the lease is lost, the next cell takes another one and goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sublet.compute.kernel_guest import KernelGuest
+from sublet.errors import GpuSessionEnded, LeaseEnded, SubletError
+from sublet.notebook import guest_side
+from sublet.notebook.front import Front, StatusLine, failed_cell
+from sublet.notebook.kernel_line import KernelLine, Message
+from sublet.notebook.options import CellOptions
+from sublet.notebook.reading import Reading, read_cell
+from sublet.notebook.spaces import NOTEBOOK, Outgoing, Space
+from sublet.notebook.status import CellBill, Ended, Finished, Running, Starting, Waiting
+from sublet.notebook.stays import Stays, lost_handle
+from sublet.values import GIB, NS_PER_S, Tier, format_size
+
+if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
+    from sublet.client.lease import Lease
+    from sublet.client.model import Place
+
+__all__ = ["Cells"]
+
+VRAM_DEFAULT = 1 * GIB
+"""What a cell asks for that does not say."""
+
+
+class Cells:
+    """Those of one shell."""
+
+    def __init__(self, shell: Any, connect: Callable[[], Fabric]) -> None:
+        self.bill = CellBill()
+        """Of all cells so far."""
+        self.lease: Lease | None = None
+        self._shell = shell
+        self._connect = connect
+        self._fabric: Fabric | None = None
+        self._front = Front(shell)
+        self._front.answer = self._answer
+        self._front.to_guest = self._to_guest
+        self._kernel: KernelGuest | None = None
+        self._line: KernelLine | None = None
+        self._space = Space(shell.user_ns, NOTEBOOK)
+        self._asked = CellOptions()
+        self._billed_s = 0.0
+
+    # ---- a cell
+
+    def run(self, source: str, options: CellOptions) -> None:
+        """Run it on a device. What it raises is raised here, with its own traceback."""
+        python = self._shell.transform_cell(source)
+        reading = self.reading(python)
+        status = StatusLine(self._shell)
+        began_s = time.monotonic()
+        try:
+            lease = self._leased(options, status)
+            waited_s = time.monotonic() - began_s
+            with lease.activity():
+                reply, bill, moved = self._run(lease, source, reading, options, status)
+        except LeaseEnded as error:
+            self._let_go()
+            status.show(Ended(message=f"the GPU session ended: {error.message}", do="Rerun this cell to reacquire."))
+            raise _session_ended(error) from error
+        bill += CellBill(waited_s=waited_s if waited_s >= 0.1 else 0.0)
+        self.bill += bill
+        device = lease.devices[0]
+        status.show(Finished(device=device.id, host=device.host, bill=bill, moved=moved))
+        if reply["content"]["status"] == "error":
+            raise failed_cell(reply["content"])
+
+    def reading(self, python: str) -> Reading:
+        """What a cell reads, of names that are there. Raises ``SyntaxError`` before anything is asked for."""
+        found = read_cell(python)
+        space = self._space.visible()
+        reads = space if found.opaque else found.reads & space
+        return Reading(reads=frozenset(reads), binds=found.binds, opaque=found.opaque)
+
+    def explain(self, source: str) -> str:
+        """What would travel, how big, what stays, and why."""
+        reading = self.reading(self._shell.transform_cell(source))
+        reads = {name for name in reading.reads if not isinstance(self._space.names.get(name), Stays)}
+        found = Space(self._space.names, NOTEBOOK).outgoing(reads)
+        lines = [f"{', '.join(one.names)}: {format_size(one.nbytes)}" for one in found.parcels]
+        lines += [f"{name}: cannot travel ({why})" for name, why in found.stays.items()]
+        lines += [f"line {one.line}: {one.what} can reach any name, so all of them travel" for one in reading.opaque]
+        lines += [f"{name}() can reach any name of the namespace it runs in" for name in found.opaque]
+        return "\n".join(lines) or "nothing travels"
+
+    def release(self) -> None:
+        """Give the lease back. What was only on the device is lost with it."""
+        lease, self.lease = self.lease, None
+        self._let_go()
+        if lease is not None:
+            lease.release()
+
+    # ---- the lease and the kernel
+
+    def _leased(self, options: CellOptions, status: StatusLine) -> Lease:
+        lease = self.lease
+        if lease is not None and lease.end is None and lease.notice is None and _fits(lease, self._asked, options):
+            return lease
+        if lease is not None:
+            self.release()
+        if self._fabric is None:
+            self._fabric = self._connect()
+
+        def waiting(place: Place) -> None:
+            status.show(Waiting(place=place.position, reason=place.reason, estimate_s=place.estimate))
+
+        wait = None if options.wait_ns is None else options.wait_ns / NS_PER_S
+        terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
+        self.lease = self._fabric.gpu(
+            min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
+            count=options.gpus,
+            tier=options.tier or Tier.INTERACTIVE,
+            wait=wait,
+            or_smaller=options.smaller_ok,
+            on_place=waiting,
+            labels={"program": "notebook"},
+            **terms,
+        )
+        self._asked = options
+        self._billed_s = time.monotonic()
+        return self.lease
+
+    def _ready(self, lease: Lease, options: CellOptions, status: StatusLine) -> tuple[KernelGuest, KernelLine]:
+        kernel, line = self._kernel, self._line
+        if kernel is not None and line is not None and not kernel.is_lost and kernel.lease is lease:
+            return kernel, line
+        self._let_go()
+        device = lease.devices[0]
+        status.show(Starting(device=device.id, host=device.host), quiet=True)
+        kernel = self._kernel = KernelGuest(lease, python=options.python, name="notebook")
+        line = self._line = KernelLine(kernel.channels)
+        if options.paths:
+            kernel.call(_look_in, options.paths)
+        return kernel, line
+
+    def _let_go(self) -> None:
+        kernel, self._kernel, self._line = self._kernel, None, None
+        self._space.forget()
+        if kernel is not None:
+            kernel.close()
+
+    def _run(
+        self, lease: Lease, source: str, reading: Reading, options: CellOptions, status: StatusLine
+    ) -> tuple[Message, CellBill, str]:
+        kernel, line = self._ready(lease, options, status)
+        try:
+            sent = self._send(kernel, reading, options)
+            device = lease.devices[0]
+            running = Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=lease.remaining)
+            status.show(running, quiet=True)
+            began_s = time.monotonic()
+            reply = self._execute(line, source)
+            busy_s = time.monotonic() - began_s
+            came = self._take(kernel, options)
+        except SubletError:
+            if kernel.is_lost:
+                raise self._why_lost(lease, kernel) from None
+            raise
+        now_s = time.monotonic()
+        held_s, self._billed_s = now_s - self._billed_s, now_s
+        bill = CellBill(
+            held_s=held_s,
+            busy_s=busy_s,
+            vram_byte_s=held_s * sum(one.amount for one in lease.devices),
+            bytes_in=sent.nbytes,
+            bytes_out=came.nbytes,
+        )
+        return reply, bill, _moved(came)
+
+    def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:
+        error = kernel.why_lost()
+        if lease.end is None:
+            self._let_go()
+        return error
+
+    def _execute(self, line: KernelLine, source: str) -> Message:
+        content = {"code": source, "silent": False, "store_history": False, "allow_stdin": True, "stop_on_error": True}
+        asked = line.send("shell", "execute_request", content)
+        while True:
+            try:
+                return line.finish(asked, self._front.show)
+            except KeyboardInterrupt:
+                line.interrupt()  # the cell stops, the lease stays; the kernel says KeyboardInterrupt by itself
+
+    # ---- variables
+
+    def _send(self, kernel: KernelGuest, reading: Reading, options: CellOptions) -> Outgoing:
+        wanted = set(reading.reads if options.takes is None else options.takes)
+        for name in sorted(wanted):
+            value = self._space.names.get(name)
+            if isinstance(value, Stays):
+                if not value.is_of(kernel):
+                    raise lost_handle(name)
+                wanted.discard(name)
+        sent = self._space.outgoing(wanted, must=True)
+        kernel.call(guest_side.place, sent.parcels, sent.gone, sent.names, reading.binds)
+        self._space.sent(sent)
+        return sent
+
+    def _take(self, kernel: KernelGuest, options: CellOptions) -> Outgoing:
+        came: Outgoing = kernel.call(guest_side.collect)
+        self._space.take(came.parcels, came.gone)
+        for name, why in came.stays.items():
+            self._space.names[name] = Stays(name, why, kernel)
+        return came
+
+    def _answer(self, question: Message, text: str) -> None:
+        if self._line is not None:
+            self._line.answer_input(question, text)
+
+    def _to_guest(self, message: Message) -> None:
+        if self._line is not None:
+            kind = message["header"]["msg_type"]
+            self._line.send("shell", kind, message["content"], buffers=tuple(message.get("buffers") or ()))
+
+
+def _fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:
+    """Whether a lease that is there will do."""
+    if len(lease.devices) != wants.gpus or had.python != wants.python:
+        return False
+    return wants.vram_bytes is None or all(device.amount >= wants.vram_bytes for device in lease.devices)
+
+
+def _look_in(paths: tuple[str, ...]) -> None:
+    """In the guest: import from there as well."""
+    import os
+    import sys
+
+    for path in reversed(paths):
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def _moved(came: Outgoing) -> str:
+    stays = [f"{name} stays ({why})" for name, why in came.stays.items()]
+    return ", ".join(stays)
+
+
+def _session_ended(error: LeaseEnded) -> GpuSessionEnded:
+    """The news, for the person at the notebook."""
+    return GpuSessionEnded(
+        f"the GPU session ended: {error.message}; what finished cells left is in the notebook",
+        end=error.end,
+        do="Rerun this cell to reacquire.",
+    )

@@ -1,0 +1,187 @@
+"""``%%gpu`` in a real kernel: nbclient runs notebooks, as a person or a job would."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("home")
+    ensure_office(made, words=("up", "--host-gpus", "1x2GiB", "--foreground"))
+    yield made
+    with sublet.connect(home=made) as fabric:
+        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(made.resolve()), ignore_errors=True)
+
+
+class Notebook:
+    """Cells that are run one after the other in one kernel."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nb = nbformat.v4.new_notebook()
+        self.client = NotebookClient(
+            self.nb, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        )
+        self.client.km = self.client.create_kernel_manager()
+
+    def start(self) -> None:
+        from jupyter_core.utils import run_sync
+
+        run_sync(self.client.async_start_new_kernel)()
+        run_sync(self.client.async_start_new_kernel_client)()
+        self.run("%load_ext sublet")
+
+    def run(self, source: str) -> list[dict[str, Any]]:
+        cell = nbformat.v4.new_code_cell(source)
+        self.nb.cells.append(cell)
+        self.client.execute_cell(cell, len(self.nb.cells) - 1)
+        return [dict(one) for one in cell.outputs]
+
+    def stop(self) -> None:
+        from jupyter_core.utils import run_sync
+
+        run_sync(self.client._async_cleanup_kernel)()
+
+
+@pytest.fixture(scope="module")
+def nb(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    before = os.environ.get("SUBLET_HOME")
+    os.environ["SUBLET_HOME"] = str(home)
+    made = Notebook(tmp_path_factory.mktemp("folder"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+        if before is None:
+            del os.environ["SUBLET_HOME"]
+        else:
+            os.environ["SUBLET_HOME"] = before
+
+
+def text(outputs: list[dict[str, Any]]) -> str:
+    return "".join(one.get("text", "") for one in outputs if one["output_type"] == "stream")
+
+
+def status(outputs: list[dict[str, Any]]) -> str:
+    return "\n".join(
+        one["data"]["text/plain"]
+        for one in outputs
+        if one["output_type"] == "display_data" and "sublet" in one["data"]["text/plain"]
+    )
+
+
+def test_a_cell_runs_on_a_device_with_the_notebooks_variables(nb: Notebook) -> None:
+    nb.run("import numpy as np\nx = np.arange(6)\ndef double(a):\n    return a * factor\nfactor = 2")
+    outputs = nb.run(
+        "%%gpu --vram 64MiB --ttl 30s\nimport os\nwhere = os.environ['SUBLET_DEVICES']\ny = double(x)\nprint('sum', y.sum())"
+    )
+    assert text(outputs) == "sum 30\n"
+    assert re.search(r"host device, no GPU.* lease .* busy ", status(outputs))
+    assert text(nb.run("print(where.endswith('gpu0'), y[-1], y.sum())")) == "True 10 30\n"
+
+
+def test_output_is_what_it_would_have_been(nb: Notebook) -> None:
+    outputs = nb.run(
+        "%%gpu\nimport sys\nfrom IPython.display import display, HTML\nprint('out')\nprint('err', file=sys.stderr)\n"
+        "display(HTML('<b>bold</b>'))\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\n42"
+    )
+    streams = {one["name"]: one["text"] for one in outputs if one["output_type"] == "stream"}
+    assert streams == {"stdout": "out\n", "stderr": "err\n"}
+    shown = [one["data"] for one in outputs if one["output_type"] == "display_data"]
+    assert any(one.get("text/html") == "<b>bold</b>" for one in shown)
+    assert any("image/png" in one for one in shown)
+    assert any(one.get("text/plain") == "42" for one in shown)
+
+
+def test_an_error_points_at_the_cells_own_lines_and_brings_its_changes_back(nb: Notebook) -> None:
+    nb.run("items = []")
+    with pytest.raises(CellExecutionError) as caught:
+        nb.run("%%gpu\nitems.append(1)\nraise ValueError('as it was')")
+    assert "ValueError" in str(caught.value)
+    assert "raise ValueError('as it was')" in re.sub(r"\x1b\[[\d;]*m", "", str(caught.value))
+    assert text(nb.run("print(items)")) == "[1]\n"
+
+
+def test_a_cell_with_a_syntax_error_takes_no_lease(nb: Notebook) -> None:
+    nb.run("%gpu release")
+    with pytest.raises(CellExecutionError, match="SyntaxError"):
+        nb.run("%%gpu\nx = = 1")
+    assert text(nb.run("%gpu")) == "no lease is held\n"
+
+
+def test_a_bad_option_says_which_was_meant(nb: Notebook) -> None:
+    with pytest.raises(CellExecutionError, match="did you mean --vram"):
+        nb.run("%%gpu --vrma 1GiB\n1")
+
+
+def test_a_lease_that_is_lost_is_news_and_the_next_cell_goes_on(nb: Notebook, home: Path) -> None:
+    nb.run("%gpu release\nstate = [1]")
+    nb.run("%%gpu --vram 64MiB\nstate.append(2)\nkept = (n for n in range(9))")
+    assert "stays on the device" in text(nb.run("print(kept)"))
+    with sublet.connect(home=home) as fabric:
+        lease = fabric.request("GET", "/v1/leases", shape=list)[0]["id"]
+        taking = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import sublet, sys, time; time.sleep(2); f = sublet.connect(home=sys.argv[1]);"
+                " f.request('POST', f'/v1/leases/{sys.argv[2]}/revoke', {}, shape=dict)",
+                str(home),
+                lease,
+            ]
+        )
+    try:
+        with pytest.raises(CellExecutionError) as caught:
+            nb.run("%%gpu --vram 64MiB\nimport time\nstate.append(99)\ntime.sleep(60)")
+    finally:
+        taking.wait(PATIENCE_S)
+    said = re.sub(r"\x1b\[[\d;]*m", "", str(caught.value))
+    assert "GpuSessionEnded" in said
+    assert "Rerun this cell to reacquire" in said
+    assert "was lost with its lease" in text(nb.run("print(kept)"))
+    assert text(nb.run("%%gpu --vram 64MiB\nstate.append(3)\nprint(state)")) == "[1, 2, 3]\n"
+    with pytest.raises(CellExecutionError, match="Rerun the cell that made kept"):
+        nb.run("%%gpu\nnext(kept)")
+
+
+def test_what_cannot_travel_is_named_and_the_cell_does_not_run(nb: Notebook) -> None:
+    nb.run("import threading\nlock = threading.Lock()")
+    with pytest.raises(CellExecutionError, match="a thread lock"):
+        nb.run("%%gpu\nran = True\nwith lock:\n    pass")
+    assert "lock: cannot travel (a thread lock)" in text(nb.run("%gpu explain x, lock"))
+    with pytest.raises(CellExecutionError, match="NameError"):
+        nb.run("print(ran)")
+
+
+def test_the_bill_adds_up(nb: Notebook) -> None:
+    nb.run("%%gpu\n1")
+    assert re.search(r"lease .* busy .* VRAM ", text(nb.run("%gpu bill")))
+
+
+def until(what: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end_s, "it did not come to be"
+        time.sleep(0.02)
