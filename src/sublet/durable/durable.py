@@ -12,6 +12,7 @@ the next touch and at ``close``. What was saved before is whole in either case.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -135,7 +136,7 @@ class Durable(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value itself. Reading a failed save's place raises its error."""
+        """The value itself. Raises the error of a save in the background that failed."""
         self._touch()
         return self._value
 
@@ -236,8 +237,12 @@ class Durable(Generic[T]):
     def _due(self) -> None:
         """Called by the timer's thread."""
         with self._turn:
-            if self._mutations and not self._closed:
+            if not self._mutations or self._closed:
+                return
+            try:
                 self._queue.put(lambda: self._captured(copy=True), "")
+            except Exception as error:  # noqa: BLE001 - raised in the owner's thread, at the next touch
+                self._queue.failure = error
 
     def _captured(self, *, copy: bool) -> Capture:
         groups = encode_roots({ROOT: self._value})
@@ -294,6 +299,7 @@ class _Queue:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sublet-durable", daemon=True)
                 self._thread.start()
+                atexit.register(self.drain)  # what was begun is finished, also in a program that just ends
             self._job, self._busy = job, True
             self._change.notify_all()
 
@@ -312,6 +318,7 @@ class _Queue:
             self._change.notify_all()
         if self._thread is not None:
             self._thread.join()
+            atexit.unregister(self.drain)
 
     def _run(self) -> None:
         while True:

@@ -21,6 +21,7 @@ remembers who has seen what.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -43,6 +44,7 @@ _FEATURES: Final = (1 << 13) | (1 << 15)
 """WP_UNPOPULATED, WP_ASYNC."""
 _UFFDIO_API: Final = 0xC018AA3F
 _UFFDIO_REGISTER: Final = 0xC020AA00
+_UFFDIO_UNREGISTER: Final = 0x8010AA01
 _REGISTER_WP: Final = 2
 _PAGEMAP_SCAN: Final = 0xC0606610
 _SCAN_ARG: Final = struct.Struct("12Q")
@@ -59,6 +61,7 @@ RANGES_MAX: Final = 4096
 HISTORY_MAX: Final = 32
 """Looks of others that a region remembers. Who comes after more of them looks at everything."""
 REGIONS_MAX: Final = 4096
+"""The one looked at longest ago is forgotten."""
 PINNING: Final = ("libcuda.so.1", "libamdhip64.so", "libibverbs.so.1", "libze_loader.so.1")
 """Whoever has loaded one of these may let a device write to ordinary memory."""
 
@@ -117,13 +120,14 @@ class Pages:
             if not self._ready():
                 return 0, None
             self._look += 1
-            region = self._regions.get((start, end))
+            region = self._regions.pop((start, end), None)
             if region is not None:
                 found = self._scan(start, end)
                 if found is not None:
+                    self._regions[start, end] = region  # last again: the first is forgotten first
                     self._publish(found, start, end)
                     return self._look, region.since(since)
-                del self._regions[start, end]  # something else is mapped there by now
+                # else something else is mapped there by now
             if not self._register(start, end):
                 return 0, None
             return self._look, None
@@ -175,8 +179,10 @@ class Pages:
 
     def _register(self, start: int, end: int) -> bool:
         """Protect a new range. What is in it is not known yet, so whoever asked looks at all of it, after this."""
-        if not self._private_anonymous(start, end) or len(self._regions) >= REGIONS_MAX:
+        if not self._private_anonymous(start, end):
             return False
+        if len(self._regions) >= REGIONS_MAX:
+            self._unregister(*next(iter(self._regions)))
         try:
             fcntl.ioctl(self._uffd, _UFFDIO_REGISTER, bytearray(struct.pack("4Q", start, end - start, _REGISTER_WP, 0)))
         except OSError:
@@ -187,6 +193,12 @@ class Pages:
         self._publish(found, start, end)
         self._regions[start, end] = Region(start, end, self._look)
         return True
+
+    def _unregister(self, start: int, end: int) -> None:
+        """Writes there cost nothing any more. A region that overlaps loses its protection too, and will find out."""
+        del self._regions[start, end]
+        with contextlib.suppress(OSError):  # it was unmapped
+            fcntl.ioctl(self._uffd, _UFFDIO_UNREGISTER, bytearray(struct.pack("2Q", start, end - start)))
 
     def _publish(self, found: list[Range], start: int, end: int) -> None:
         """A look takes the marks off for everybody whose region it touched."""

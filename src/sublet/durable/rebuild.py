@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from sublet.errors import Unsupported
+
 __all__ = ["array", "home", "itself", "memory_view", "set_grad", "torch_storage", "torch_typed_storage"]
 
 
@@ -42,7 +44,17 @@ def torch_storage(window: Any, device: str) -> Any:
 
 
 def _on_device(storage: Any, device: str) -> Any:
+    """Back on its device. Another device of the same kind will do; the host's memory for a GPU's will not, unasked."""
     torch = sys.modules["torch"]
+    kind, _, index = device.partition(":")
+    there = getattr(torch, kind, None)
+    if there is None or not there.is_available():
+        raise Unsupported(
+            f"a tensor was saved on {device}, and there is no such device here",
+            do="Restore it where there is one, or move the state to the CPU before it is saved.",
+        )
+    if index and int(index) >= there.device_count():
+        device = kind
     return torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()
 
 

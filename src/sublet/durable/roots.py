@@ -127,17 +127,22 @@ def _links(bundles: Sequence[_Bundle]) -> list[tuple[int, int]]:
     return links
 
 
-def _are_plain(values: Sequence[object]) -> bool:
+def _are_plain(values: Sequence[Any]) -> bool:
     """Numbers, texts, and containers of nothing else. Asked of 10,000 small objects at once, so without a loop."""
     kinds = set(map(type, values)) - SCALARS
     if not kinds <= PLAIN:
         return False
-    dicts = [value for value in values if type(value) is dict]
-    others: list[Any] = [value for value in values if type(value) in PLAIN] if kinds != {dict} else dicts
-    inside = itertools.chain(
+    dicts: Sequence[Any]
+    others: Sequence[Any]
+    if kinds == {dict}:
+        dicts, others = values, []
+    else:
+        dicts = [value for value in values if type(value) is dict]
+        others = [value for value in values if type(value) in PLAIN and type(value) is not dict]
+    held = itertools.chain(
         itertools.chain.from_iterable(map(dict.values, dicts)), itertools.chain.from_iterable(others)
     )
-    return SCALARS.issuperset(map(type, inside))
+    return SCALARS.issuperset(map(type, set().union(*dicts))) and SCALARS.issuperset(map(type, held))
 
 
 def _has_identity(value: object) -> bool:

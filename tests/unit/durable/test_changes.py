@@ -272,6 +272,18 @@ def test_memory_that_is_written_all_the_time_is_hashed_instead(pages: Pages) -> 
     assert sum(tracked) <= 2
 
 
+def test_more_arrays_than_are_remembered_are_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublet.durable.pages.REGIONS_MAX", 3)
+    finder = ChangeFinder()
+    dumb = [Dumb() for _ in range(6)]
+    data = [array(TRACKED_MIN + 5) for _ in range(6)]
+    for number in range(4):
+        for n in range(6):
+            data[n][number * 1000] = number + n
+            assert finder.changed(buffer_of(data[n])) == dumb[n].changed(data[n])
+            assert finder.changed(buffer_of(data[n])) == dumb[n].changed(data[n]) == []
+
+
 class Liar(Pages):
     """Says that nothing was ever written."""
 

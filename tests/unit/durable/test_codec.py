@@ -19,10 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sublet.durable import rebuild
 from sublet.durable.codec import SMALL_BYTES, SPLICE_BYTES, encode
 from sublet.durable.encoded import BufferKind, Encoded, Head
 from sublet.durable.loading import decode, decode_encoded
-from sublet.errors import InvalidRequest
+from sublet.errors import InvalidRequest, Unsupported
 
 
 def copied(encoded: Encoded) -> list[memoryview]:
@@ -295,6 +296,13 @@ def test_tensors_of_every_type_come_back(kind: str) -> None:
     fixed = encode(torch.ones(10_000))
     loaded = decode(fixed.head, [memoryview(bytes(view)) for view in fixed.views], writable=False)
     loaded[0] = 5  # tensors know no read-only memory, so this must not be somebody else's
+
+
+@pytest.mark.needs("torch")
+def test_a_tensor_of_a_device_that_is_not_here_is_not_put_elsewhere_in_silence() -> None:
+    importlib.import_module("torch")
+    with pytest.raises(Unsupported, match="saved on nowhere:0"):
+        rebuild.torch_storage(memoryview(b"1234"), "nowhere:0")
 
 
 # ---- functions and classes ----

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -210,6 +212,25 @@ def test_a_value_that_cannot_be_saved_is_said_at_once_and_what_was_saved_stays(t
         state.checkpoint()
     state.close(save=False)
     assert Durable.restore(tmp_path).value == {"x": 1}
+
+
+def test_a_timer_that_cannot_save_says_so_at_the_next_touch(tmp_path: Path) -> None:
+    value: dict[str, Any] = {"x": 1}
+    state = Durable(value, tmp_path, auto_checkpoint="10ms")
+    state.mutate(lambda value: value.update(lock=threading.Lock()))
+    wait_until(lambda: state._queue.failure is not None)
+    with pytest.raises(Unpicklable, match="lock"):
+        state.flush()
+    state.close(save=False)
+
+
+def test_a_program_that_just_ends_finishes_what_it_began(tmp_path: Path) -> None:
+    code = (
+        "import sys; from sublet.durable.durable import Durable;"
+        "Durable({'x': bytes(30_000_000)}, sys.argv[1]).checkpoint(wait=False)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert len(Durable.restore(tmp_path).value["x"]) == 30_000_000
 
 
 def test_a_mutation_that_raises_hands_its_error_through(tmp_path: Path) -> None:
