@@ -7,8 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with sublet.connect(home=made) as fabric:
         fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
     shutil.rmtree(runtime_dir(made.resolve()), ignore_errors=True)
+
+
+TAKE = """
+import sublet, sys, time
+time.sleep(2)
+with sublet.connect(home=sys.argv[1]) as fabric:
+    fabric.request("POST", f"/v1/leases/{sys.argv[2]}/revoke", {}, shape=dict)
+"""
 
 
 class Notebook:
@@ -95,7 +102,8 @@ def status(outputs: list[dict[str, Any]]) -> str:
 def test_a_cell_runs_on_a_device_with_the_notebooks_variables(nb: Notebook) -> None:
     nb.run("import numpy as np\nx = np.arange(6)\ndef double(a):\n    return a * factor\nfactor = 2")
     outputs = nb.run(
-        "%%gpu --vram 64MiB --ttl 30s\nimport os\nwhere = os.environ['SUBLET_DEVICES']\ny = double(x)\nprint('sum', y.sum())"
+        "%%gpu --vram 64MiB --ttl 30s\nimport os\nwhere = os.environ['SUBLET_DEVICES']\n"
+        "y = double(x)\nprint('sum', y.sum())"
     )
     assert text(outputs) == "sum 30\n"
     assert re.search(r"host device, no GPU.* lease .* busy ", status(outputs))
@@ -105,7 +113,8 @@ def test_a_cell_runs_on_a_device_with_the_notebooks_variables(nb: Notebook) -> N
 def test_output_is_what_it_would_have_been(nb: Notebook) -> None:
     outputs = nb.run(
         "%%gpu\nimport sys\nfrom IPython.display import display, HTML\nprint('out')\nprint('err', file=sys.stderr)\n"
-        "display(HTML('<b>bold</b>'))\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\n42"
+        "display(HTML('<b>bold</b>'))\n%matplotlib inline\nimport matplotlib.pyplot as plt\n"
+        "plt.plot([1, 2]); plt.show()\n42"
     )
     streams = {one["name"]: one["text"] for one in outputs if one["output_type"] == "stream"}
     assert streams == {"stdout": "out\n", "stderr": "err\n"}
@@ -142,16 +151,7 @@ def test_a_lease_that_is_lost_is_news_and_the_next_cell_goes_on(nb: Notebook, ho
     assert "stays on the device" in text(nb.run("print(kept)"))
     with sublet.connect(home=home) as fabric:
         lease = fabric.request("GET", "/v1/leases", shape=list)[0]["id"]
-        taking = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "import sublet, sys, time; time.sleep(2); f = sublet.connect(home=sys.argv[1]);"
-                " f.request('POST', f'/v1/leases/{sys.argv[2]}/revoke', {}, shape=dict)",
-                str(home),
-                lease,
-            ]
-        )
+        taking = subprocess.Popen([sys.executable, "-c", TAKE, str(home), lease])
     try:
         with pytest.raises(CellExecutionError) as caught:
             nb.run("%%gpu --vram 64MiB\nimport time\nstate.append(99)\ntime.sleep(60)")
@@ -178,10 +178,3 @@ def test_what_cannot_travel_is_named_and_the_cell_does_not_run(nb: Notebook) -> 
 def test_the_bill_adds_up(nb: Notebook) -> None:
     nb.run("%%gpu\n1")
     assert re.search(r"lease .* busy .* VRAM ", text(nb.run("%gpu bill")))
-
-
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end_s, "it did not come to be"
-        time.sleep(0.02)

@@ -38,8 +38,10 @@ class _Crossing:
 class Identities:
     """Those of one side."""
 
-    def __init__(self, side: int) -> None:
+    def __init__(self, side: int, home: object = None) -> None:
+        """``home``: the namespace itself, which functions bring along and which never crosses."""
         self._side = side
+        self._home = home
         self._parcels = 0
         self._objects: dict[Tag, Any] = {}
         self._tags: dict[int, Tag] = {}
@@ -73,7 +75,7 @@ class Identities:
         if not crossing.names:
             return  # what has no name is let go of
         for n, value in met.items():
-            if n == 0 or type(value) in ATOMS:  # the first is the dict of the names, made for the crossing
+            if n == 0 or value is self._home or type(value) in ATOMS:  # the first is made for the crossing
                 continue
             tag = known.get(n) or own._replace(number=n)
             if self._objects.get(tag) is not value:

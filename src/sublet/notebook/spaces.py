@@ -97,7 +97,7 @@ class Space:
     def __init__(self, names: dict[str, Any], side: int, finder: ChangeFinder | None = None) -> None:
         """``names`` is the namespace itself; the two sides have different numbers."""
         self.names = names
-        self._identities = Identities(side)
+        self._identities = Identities(side, names)
         self._finder = ChangeFinder() if finder is None else finder
         self._agreed: dict[tuple[str, ...], bytes] = {}
         """Groups, and the digest of the head each had when the sides agreed; its memory the finder remembers."""
@@ -216,9 +216,10 @@ class Space:
                 return encode_roots(left, rules=rules)
             except Unpicklable as error:
                 name = _root_of(error, left)
-                if must or name is None:
+                if name is None or (must and not name.startswith(LOST)):
                     raise
-                found.stays[name] = error.what or error.message
+                if not name.startswith(LOST):
+                    found.stays[name] = error.what or error.message
                 del left[name]
 
     def _is_agreed(self, group: Group) -> bool:
@@ -260,7 +261,8 @@ class Space:
 def _root_of(error: Unpicklable, roots: Mapping[str, object]) -> str | None:
     """The name at the head of the path."""
     path = error.path or ""
-    fitting = [name for name in roots if path == name or path.startswith((name + ".", name + "[", name + "("))]
+    called = {name: repr(name)[1:-1] if name.startswith(LOST) else name for name in roots}
+    fitting = [n for n, said in called.items() if path == said or path.startswith((said + ".", said + "[", said + "("))]
     return max(fitting, key=len, default=None)
 
 
