@@ -126,3 +126,20 @@ def sessions(lease: sublet.Lease) -> None:
         gpu.launch(module, "step", 4, 8, ["7"])  # type: ignore[list-item]
         gpu.sync()
         assert_type(gpu.is_host, bool)
+
+
+def kept_on_replicas(lease: sublet.Lease) -> None:
+    replicas = [sublet.replicated.FolderReplica(f"replica-{n}") for n in range(3)]
+    with sublet.replicated.ReplicaGroup(replicas, sublet.replicated.ReplicaPolicy(min_replicas=3)) as group:
+        checkpoints = sublet.replicated.ReplicatedCheckpoint("c", schema="s.v1", replicas=group, epoch=lease.epoch)
+        assert_type(checkpoints.save_bytes("job", b"", expected=0, effect=("k", "f", 1)), sublet.replicated.Save)
+        assert_type(checkpoints.load("job"), sublet.replicated.Checkpoint | None)
+        assert_type(checkpoints.versions("job"), list[sublet.replicated.Save])
+        effects = sublet.replicated.ReplicatedIdempotencyStore("e", replicas=group, epoch=lease.epoch)
+        match effects.reserve("k", "f", ttl="1m"):
+            case sublet.replicated.New() | sublet.replicated.Conflict():
+                effects.complete("k", "f", "done")
+            case sublet.replicated.Pending(owner=owner):
+                assert_type(owner, str)
+            case sublet.replicated.Completed(outcome=outcome):
+                assert_type(outcome, str)

@@ -20,25 +20,20 @@ from typing import Final, Self
 
 from sublet.errors import CheckpointFailed, InvalidRequest
 from sublet.replicated.ballot import NONCE_BYTES, OFFICE_MAX
-from sublet.replicated.cell import Answer, Install, Installed
+from sublet.replicated.cell import Install, Installed
 from sublet.replicated.changing import Listing, Run, Spread, change
-from sublet.replicated.phases import Send
 from sublet.replicated.policy import FailureDomain, ReplicaPolicy
 from sublet.replicated.quorum import ReplicaSet, Seats
 from sublet.replicated.register import Operation, Result, Tenure, View
 from sublet.replicated.replica import Replica, ReplicaHealth, ReplicaSilent
+from sublet.replicated.worker import Errand, Told, Worker
 from sublet.values import Epoch, parse_duration_ns
 
 __all__ = ["ReplicaGroup", "ReplicaRole", "ReplicaView", "nonce"]
 
-BATCH_MAX: Final = 64
-WAITING_MAX: Final = 512
-"""Requests that may wait for one replica; one that is so far behind counts as silent."""
 REST_S: Final = 0.02
 ROUND_S: Final = 2.0
 """A replica that has not answered after so long is not waited for in this round."""
-
-_Told = tuple[int, str, Answer | None]
 
 
 class ReplicaRole:
@@ -62,79 +57,6 @@ class ReplicaView:
     generation: int
     """Of the set it knows; 0 if it knows none or did not say."""
     detail: str = ""
-
-
-@dataclass(slots=True)
-class _Errand:
-    """Something to be asked of one replica, and where the answer goes."""
-
-    key: str
-    send: Send
-    turn: int
-    told: queue.SimpleQueue[_Told]
-    supply: Callable[[str, str], bytes | None]
-
-
-class _Worker:
-    """The thread of one replica."""
-
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
-        self.identity = replica.identity
-        self.health, self.detail = ReplicaHealth.UNKNOWN, ""
-        self.errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"replica-{self.identity[:8]}", daemon=True)
-        self._thread.start()
-
-    def ask(self, errand: _Errand) -> None:
-        """Have it asked; the answer comes in the errand's queue."""
-        if self.errands.qsize() > WAITING_MAX:
-            errand.told.put((errand.turn, self.identity, None))
-        else:
-            self.errands.put(errand)
-
-    def close(self, patience_s: float) -> None:
-        """Let it finish what waits."""
-        self.errands.put(None)
-        self._thread.join(patience_s)
-
-    def _run(self) -> None:
-        while True:
-            first = self.errands.get()
-            if first is None:
-                return
-            batch, last = [first], False
-            while len(batch) < BATCH_MAX:
-                try:
-                    more = self.errands.get_nowait()
-                except queue.Empty:
-                    break
-                if more is None:
-                    last = True
-                    break
-                batch.append(more)
-            self._carry_out(batch)
-            if last:
-                return
-
-    def _carry_out(self, batch: list[_Errand]) -> None:
-        said: Sequence[Answer | None]
-        try:
-            for errand in batch:
-                self._bring(errand)
-            said = self.replica.ask([(errand.key, errand.send.request) for errand in batch])
-            self.health, self.detail = ReplicaHealth.HEALTHY, ""
-        except ReplicaSilent as error:
-            self.health, self.detail = error.health, error.message
-            said = [None] * len(batch)
-        for errand, answer in zip(batch, said, strict=True):
-            errand.told.put((errand.turn, self.identity, answer))
-
-    def _bring(self, errand: _Errand) -> None:
-        for name in errand.send.packs:
-            data = errand.supply(errand.key, name)
-            if data is not None:
-                self.replica.put_pack(errand.key, name, data)
 
 
 class ReplicaGroup:
@@ -162,7 +84,7 @@ class ReplicaGroup:
         self.office = office
         self.patience_s = parse_duration_ns(patience, "patience") / 1e9
         self.policy.check_placement(replicas)
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
         self._lock = threading.Lock()
         self._closed = False
         for replica in replicas:
@@ -175,7 +97,7 @@ class ReplicaGroup:
         """Carry an operation out, to its result. ``supply``: packs that it may need, besides those there are."""
         if self._closed:
             raise InvalidRequest("the group of replicas is closed", do="Open it again.")
-        told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        told: queue.SimpleQueue[Told] = queue.SimpleQueue()
         staged = {} if supply is None else supply
 
         def bring(of: str, name: str) -> bytes | None:
@@ -203,7 +125,7 @@ class ReplicaGroup:
         self,
         key: str,
         operation: Operation,
-        told: queue.SimpleQueue[_Told],
+        told: queue.SimpleQueue[Told],
         bring: Callable[[str, str], bytes | None],
     ) -> None:
         while sends := operation.take():
@@ -213,11 +135,11 @@ class ReplicaGroup:
                 if worker is None:
                     absent.append(send.replica)
                 else:
-                    worker.ask(_Errand(key, send, turn, told, bring))
+                    worker.ask(Errand(key, send, turn, told, bring))
             for replica in absent:
                 operation.lost(turn, replica)
 
-    def _hear(self, operation: Operation, told: queue.SimpleQueue[_Told], wait_s: float) -> None:
+    def _hear(self, operation: Operation, told: queue.SimpleQueue[Told], wait_s: float) -> None:
         try:
             turn, replica, said = told.get(timeout=wait_s)
         except queue.Empty:
@@ -242,7 +164,7 @@ class ReplicaGroup:
         done: queue.SimpleQueue[tuple[str, CheckpointFailed | None]] = queue.SimpleQueue()
         voters = [w for w in self._workers.values() if w.identity in self.view.replicas.voters]
 
-        def put(worker: _Worker) -> None:
+        def put(worker: Worker) -> None:
             try:
                 worker.replica.put_pack(key, name, data)
                 done.put((worker.identity, None))
@@ -268,7 +190,7 @@ class ReplicaGroup:
 
     def read_pack(self, key: str, name: str) -> bytes | None:
         """From whichever replica has it whole; who had it damaged is given it again."""
-        lacking = []
+        lacking: list[Worker] = []
         for worker in list(self._workers.values()):
             try:
                 data = worker.replica.read_pack(key, name)
@@ -281,7 +203,7 @@ class ReplicaGroup:
             lacking.append(worker)
         return None
 
-    def _mend(self, lacking: list[_Worker], key: str, name: str, data: bytes) -> None:
+    def _mend(self, lacking: list[Worker], key: str, name: str, data: bytes) -> None:
         for worker in lacking:
             try:
                 if worker.identity in self.view.replicas.voters:
@@ -351,7 +273,7 @@ class ReplicaGroup:
                     done.append(view.identity)
         return done
 
-    def _is_well(self, worker: _Worker) -> bool:
+    def _is_well(self, worker: Worker) -> bool:
         try:
             worker.replica.known()
         except ReplicaSilent:
@@ -404,7 +326,7 @@ class ReplicaGroup:
     def _seat(self, replica: Replica) -> None:
         with self._lock:
             if replica.identity not in self._workers:
-                self._workers[replica.identity] = _Worker(replica)
+                self._workers[replica.identity] = Worker(replica)
 
     def _found(self) -> ReplicaSet:
         """The set as its replicas know it, or a new one of replicas that are all new."""

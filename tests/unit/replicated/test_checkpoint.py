@@ -20,9 +20,9 @@ BIG = bytes(range(256)) * 64
 class Stage:
     """Three replicas in memory, and programs that open them."""
 
-    def __init__(self, count: int = 3, **policy: int) -> None:
+    def __init__(self, count: int = 3, policy: ReplicaPolicy | None = None) -> None:
         self.replicas = [MemoryReplica() for _ in range(count)]
-        self.policy = ReplicaPolicy(**policy)
+        self.policy = policy
         self._groups: list[ReplicaGroup] = []
 
     def group(self, *, office: str = "a", patience: float = 5.0) -> ReplicaGroup:
@@ -58,8 +58,8 @@ def stage() -> Iterator[Stage]:
 
 
 @contextmanager
-def staged(count: int, **policy: int) -> Iterator[Stage]:
-    stage = Stage(count, **policy)
+def staged(count: int, policy: ReplicaPolicy) -> Iterator[Stage]:
+    stage = Stage(count, policy)
     try:
         yield stage
     finally:
@@ -354,7 +354,7 @@ def test_a_set_grows_and_shrinks_by_one(stage: Stage) -> None:
     found = writer.load("job")
     assert found is not None
     assert found.data == b"2"
-    with staged(2, min_replicas=2) as small, pytest.raises(InvalidRequest, match="leave 1 replicas"):
+    with staged(2, ReplicaPolicy(min_replicas=2)) as small, pytest.raises(InvalidRequest, match="leave 1 replicas"):
         small.group().remove(small.replicas[0], epoch=E1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -108,14 +108,15 @@ def test_golden_bytes_are_read() -> None:
 @pytest.mark.parametrize("name", ["cell", "set", "checkpoint", "reservations", "pack", "object"])
 def test_what_is_cut_short_is_noticed_at_every_byte(name: str) -> None:
     """Never a crash, never another value."""
-    read = {
+    readers: dict[str, Callable[[bytes], object]] = {
         "cell": Cell.unpack,
         "set": ReplicaSet.unpack,
         "checkpoint": History.unpack,
         "reservations": Book.unpack,
         "pack": unseal,
         "object": Sealed.unpack,
-    }[name]
+    }
+    read = readers[name]
     for length in range(1, len(FORMATS[name])):
         with pytest.raises(Garbled):
             read(FORMATS[name][:length])
@@ -124,7 +125,7 @@ def test_what_is_cut_short_is_noticed_at_every_byte(name: str) -> None:
 @pytest.mark.parametrize("name", ["pack", "object"])
 def test_a_flipped_bit_is_noticed_wherever_it_is(name: str) -> None:
     """The two that stand by themselves; records stand in a log, which is checked below."""
-    read = {"pack": unseal, "object": Sealed.unpack}[name]
+    read: Callable[[bytes], object] = unseal if name == "pack" else Sealed.unpack
     for flipped in flips(FORMATS[name]):
         with pytest.raises(Garbled):
             read(flipped)
