@@ -12,7 +12,7 @@ from typing import Final
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["Files", "refuse_network"]
+__all__ = ["Files", "NotTried", "refuse_network"]
 
 _FS_IOC_GETVERSION: Final = 0x80087601
 _SHARED: Final = {
@@ -33,6 +33,10 @@ _SHARED: Final = {
     0x73757245: "Coda",
 }
 """File systems on which a lock, or a sync, may not mean what it means on a disk of this machine."""
+
+
+class NotTried(OSError):
+    """The sync of a folder was not begun."""
 
 
 class Files:
@@ -79,8 +83,11 @@ class Files:
         os.fsync(fd)
 
     def sync_folder(self, path: Path) -> None:
-        """Its names are on the disk."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        """Its names are on the disk. ``NotTried`` if no sync was begun, which is less than one that failed."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise NotTried(*error.args) from error
         try:
             os.fsync(fd)
         finally:

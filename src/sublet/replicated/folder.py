@@ -66,7 +66,9 @@ class FolderReplica:
                 do="Give a folder of your own on a local disk with room.",
             ) from error
         try:
-            if not self._log.exists():
+            with self._mapped():
+                there = self._log.exists()
+            if not there:
                 self._log.make(os.urandom(16).hex(), os.urandom(4), time.time_ns())
             with self._held() as log:
                 assert log.header is not None

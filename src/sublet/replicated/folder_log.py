@@ -17,7 +17,7 @@ from typing import Final
 
 from sublet.replicated.ballot import Garbled
 from sublet.replicated.cell import EMPTY, Cell
-from sublet.replicated.files import Files
+from sublet.replicated.files import Files, NotTried
 from sublet.replicated.folder_format import SECTOR, Entry, Header, Torn, batch, entries_of, frame, scan
 from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.replica import ReplicaFaulty, ReplicaFull, ReplicaSilent
@@ -134,6 +134,8 @@ class FolderLog:
         the old log back."""
         try:
             self.files.sync_folder(self.folder)
+        except NotTried:
+            raise
         except OSError as error:
             self._mark()
             raise self._faulty(f"its folder could not be made durable ({error.strerror})") from error
@@ -251,6 +253,8 @@ class FolderLog:
             raise
         try:
             files.sync_folder(self.folder)
+        except NotTried:
+            raise  # whoever opens it next syncs the folder first
         except OSError as error:
             # Under this name the next boot may find the old log: what goes into the new one could be forgotten.
             files.mark(fd)

@@ -1,0 +1,127 @@
+"""What is killed: a folder replica through its first opening, promises, writes, packs, a compaction, a checkpoint.
+
+The same scheme as ``journal_program``: forks of one process, traced from their first call on, with a diary that a kill
+cannot reach. Every story is deterministic but for identities and nonces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from sublet.errors import SubletError
+from sublet.replicated.ballot import Ballot, Stamp
+from sublet.replicated.cell import Accept, Accepted, Cell, Here, Install, MissingPacks, Prepare, Query
+from sublet.replicated.folder import FolderReplica
+from sublet.replicated.quorum import ReplicaSet, Seats
+from sublet.replicated.replica import PackName
+from sublet.values import Epoch
+from tests.crash.journal_program import HELD, REFUSED, Diary
+
+_PR_SET_PTRACER: Final = 0x59616D61
+Note = Callable[[dict[str, object]], None]
+PACK: Final = str(PackName(1, 1, 1, "ab" * 8, "cd" * 16))
+LOG_BYTES: Final = 1 << 14
+KEYS: Final = ("a", "b")
+
+
+def ballot(n: int) -> Ballot:
+    """Of epoch 1.n."""
+    return Ballot(1, "tests", Epoch(1, n), 0, b"nonce678")
+
+
+def opened(home: Path) -> FolderReplica:
+    """The replica, seated; both may be done already."""
+    replica = FolderReplica(home, log_bytes=LOG_BYTES)
+    if replica.known() is None:
+        replica.ask([("", Install(ReplicaSet(1, Seats((replica.identity,), 1, 1))))])
+    return replica
+
+
+def cell_of(replica: FolderReplica, key: str) -> Cell:
+    (here,) = replica.ask([(key, Query(1))])
+    assert isinstance(here, Here)
+    return Cell(here.promised, here.accepted)
+
+
+def said(replica: FolderReplica, note: Note, *requests: tuple[str, Prepare | Accept]) -> None:
+    """Ask, and note what the cells are now: that was answered."""
+    answers = replica.ask(list(requests))
+    assert not any(isinstance(answer, MissingPacks) for answer in answers)
+    note({key: cell_of(replica, key).pack().hex() for key in KEYS})
+
+
+def begin(home: Path, note: Note) -> None:
+    """A folder becomes a replica, and promises."""
+    replica = opened(home)
+    note({key: Cell().pack().hex() for key in KEYS})
+    said(replica, note, ("a", Prepare(1, ballot(1))))
+    said(replica, note, ("a", Accept(1, Accepted(Stamp(ballot(1), 0), b"first"))), ("b", Prepare(1, ballot(1))))
+    replica.close()
+
+
+def put(home: Path, note: Note) -> None:
+    """Promises, writes of several sizes, a write with a pack, a sweep."""
+    replica = opened(home)
+    note({key: cell_of(replica, key).pack().hex() for key in KEYS})
+    said(replica, note, ("a", Prepare(1, ballot(5))))
+    said(replica, note, ("a", Accept(1, Accepted(Stamp(ballot(5), 0), bytes(1500)))))
+    replica.put_pack("b", PACK, b"x" * 3000)
+    packed = Accepted(Stamp(ballot(6), 0), b"packed", (PACK,))
+    said(replica, note, ("b", Accept(1, packed)), ("a", Accept(1, Accepted(Stamp(ballot(5), 1), b"second"))))
+    plain = Accepted(Stamp(ballot(6), 1), b"without")
+    said(replica, note, ("b", Accept(1, plain)))
+    replica.sweep("b", plain.stamp, [PACK])
+    replica.close()
+
+
+def fill(home: Path, note: Note) -> None:
+    """So many writes that the log is made anew in the middle of them."""
+    replica = opened(home)
+    note({key: cell_of(replica, key).pack().hex() for key in KEYS})
+    for seq in range(8):
+        said(replica, note, ("a", Accept(1, Accepted(Stamp(ballot(9), seq), bytes([seq]) * 2400))))
+    replica.close()
+
+
+STORIES: Final = {"begin": begin, "put": put, "fill": fill}
+
+
+def _run_one(order: dict[str, str]) -> int:
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+    diary = Diary(Path(order["diary"]))
+    os.write(1, f"{os.getpid()}\n".encode())
+    while os.getppid() != HELD:
+        time.sleep(0.0002)
+    try:
+        STORIES[order["story"]](Path(order["home"]), diary.note)
+    except SubletError:
+        return REFUSED
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main() -> None:
+    line = b""
+    while byte := os.read(0, 1):
+        if byte != b"\n":
+            line += byte
+            continue
+        order, line = json.loads(line), b""
+        child = os.fork()
+        if child == 0:
+            os._exit(_run_one(order))
+        _, status = os.waitpid(child, 0)
+        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+if __name__ == "__main__":
+    main()
