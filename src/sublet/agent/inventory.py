@@ -25,7 +25,7 @@ from sublet.agent.limits import block_bytes, memory_bytes, usable_cores
 from sublet.agent.nvml import Card, Survey, survey
 from sublet.devices.cuda_driver import has_bindings
 from sublet.errors import InvalidRequest
-from sublet.values import MIB, TEXT_MAX, Kind, NodeId, ResourceId, parse_size
+from sublet.values import MIB, TEXT_MAX, Kind, NodeId, ResourceId, Suspend, parse_size
 from sublet.wire.orders import Device, Inventory
 
 __all__ = [
@@ -86,6 +86,7 @@ class HostGpus:
                 capacity=self.size,
                 model=HOST_DEVICE,
                 host=True,
+                suspend=Suspend.SAME_TYPE,  # its memory is that of its guests, so there is nothing to copy
                 machine_id=f"host-{self.namespace}-{index}" if self.namespace else "",
             )
 

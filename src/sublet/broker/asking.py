@@ -11,6 +11,7 @@ from sublet.broker.policy import Policy
 from sublet.broker.records import Quota, Want
 from sublet.errors import InvalidRequest
 from sublet.values import (
+    Epoch,
     Exclusivity,
     Kind,
     LeaseId,
@@ -36,15 +37,17 @@ _Choice = TypeVar("_Choice", bound=enum.StrEnum)
 def acquire_command(request: AcquireRequest, caller: Caller, lease: LeaseId, policy: Policy) -> Acquire:
     """The command of an acquire message, under a lease id that was not used before."""
     wants = tuple(_want(want) for want in request.wants)
-    if not wants:
+    if not wants and request.resume is None:
         raise InvalidRequest("the request wants nothing", do="Ask for a gpu, cpu, memory or block.")
     tier = Tier.INTERACTIVE if request.tier is None else choice(Tier, request.tier, "tier")
     if request.spot:
         if request.tier is not None and tier is not Tier.SPOT:
             raise InvalidRequest(f"spot contradicts tier {tier}", do="Say one of the two.")
         tier = Tier.SPOT
+    parked = None if request.resume is None else _parked(request.resume)
     if request.ttl is None:
-        ttl_ns = min(policy.ttl_default_ns(want.kind) for want in wants)
+        kinds = [want.kind for want in wants] or [Kind.GPU]  # what is parked was on one
+        ttl_ns = min(policy.ttl_default_ns(kind) for kind in kinds)
     else:
         ttl_ns = parse_duration_ns(request.ttl, "ttl")
     return Acquire(
@@ -62,7 +65,15 @@ def acquire_command(request: AcquireRequest, caller: Caller, lease: LeaseId, pol
         name=None if request.name is None else valid_name(request.name, "lease name"),
         labels=valid_labels(request.labels) if request.labels else {},
         holder=text(request.holder, "holder"),
+        resume=None if parked is None else parked[0],
+        resume_epoch=None if parked is None else parked[1],
     )
+
+
+def _parked(name: str) -> tuple[LeaseId, Epoch | None]:
+    """``ID`` or ``ID@EPOCH``."""
+    lease, at, epoch = text(name, "resume").rpartition("@")
+    return (LeaseId(lease), Epoch.parse(epoch)) if at else (LeaseId(epoch), None)
 
 
 def _want(want: WantBody) -> Want:

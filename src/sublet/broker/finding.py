@@ -59,7 +59,9 @@ def ended_error(lease: LeaseRecord) -> LeaseEnded:
     at = datetime.fromtimestamp(lease.end.wall_ns / NS_PER_S, UTC).isoformat(timespec="milliseconds")
     end = LeaseEnd(reason=lease.end.reason, at=at.replace("+00:00", "Z"), detail=lease.end.detail)
     if lease.end.resume is not None:
-        end = replace(end, resume_hint=lease.end.resume.hint)
+        end = replace(end, resume_hint=lease.end.resume.advice, parked=lease.end.resume.hint)
+    if lease.end.way is not None:
+        end = replace(end, way=lease.end.way.value)
     kind: type[LeaseEnded]
     match lease.end.reason:
         case EndReason.EXPIRED | EndReason.IDLE:

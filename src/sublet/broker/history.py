@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from sublet.broker import events as ev
+from sublet.broker.records import EndRecord
 from sublet.errors import JournalError
 from sublet.observe import audit
 from sublet.observe.bills import Bill, Charge, Holding, Line, Usage
@@ -30,7 +31,7 @@ _decode: Final = msgspec.json.Decoder(_Told).decode
 class _Lease:
     """One lease on its way through the past."""
 
-    __slots__ = ("busy_ns", "charges", "done", "end", "labels", "metered", "start_ns", "tenant", "wall_ns")
+    __slots__ = ("busy_ns", "charges", "done", "end", "labels", "metered", "start_ns", "tenant", "wall_ns", "way")
 
     def __init__(self, queued: ev.Queued) -> None:
         self.tenant = queued.lease.tenant
@@ -42,6 +43,7 @@ class _Lease:
         self.wall_ns = 0
         self.busy_ns = 0
         self.end: str | None = None
+        self.way = ""
         self.metered: Metered | None = None
 
     def holding(self, stop_ns: int) -> tuple[Holding, ...]:
@@ -98,10 +100,10 @@ class History:
                 # but never more than until it was written.
                 self._stop(event.lease, min(event.end.at_ns, ns))
                 self._leases[event.lease].busy_ns = event.busy_ns
-                self._leases[event.lease].end = event.end.reason
+                self._ends(event.lease, event.end)
             case ev.Ended():
                 self._stop(event.lease, min(event.end.at_ns, ns))
-                self._leases[event.lease].end = event.end.reason
+                self._ends(event.lease, event.end)
             case ev.Metered():
                 self._leases[event.lease].metered = event.counts
             case ev.Rebased():
@@ -139,6 +141,11 @@ class History:
         lease.charges = None
         self._holding.discard(lease_id)
 
+    def _ends(self, lease_id: LeaseId, end: EndRecord) -> None:
+        """The last word counts: what was to be parked may not have been."""
+        lease = self._leases[lease_id]
+        lease.end, lease.way = end.reason, "" if end.way is None else end.way.value
+
     def usages(self, now_ns: int, busy_ns: Mapping[LeaseId, int] | None = None) -> list[Usage]:
         """Every lease that ever held something, the live ones up to now.
 
@@ -156,6 +163,7 @@ class History:
                 counts=lease.metered,
                 end=lease.end,
                 live=lease.charges is not None,
+                way=lease.way,
             )
             for lease_id, lease in self._leases.items()
             if lease.done or lease.charges is not None
@@ -190,4 +198,5 @@ def _wire_line(line: Line) -> BillLine:
         cost=float(line.cost),
         end=line.end,
         live=line.live,
+        way=line.way,
     )

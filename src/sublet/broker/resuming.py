@@ -23,7 +23,7 @@ def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
     lease = find(step, command.tenant, command.resume)
     if lease.parks is None:
         raise InvalidRequest(
-            f"{lease.id} is no parking lease", do="Name the one that `lease.end.resume_hint` of the lease before says."
+            f"{lease.id} is no parking lease", do="Name the one that `lease.end.parked` of the lease before says."
         )
     must_be_live(step, lease)
     check_epoch(lease, command)

@@ -15,6 +15,7 @@ from sublet.broker.service import Asked, Call, Reply, Service, json_reply
 from sublet.broker.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339
 from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
+from sublet.lease.value import LeaseEnd
 from sublet.values import Epoch, LeaseId, parse_duration_ns
 from sublet.wire.http import (
     AcquireRequest,
@@ -270,7 +271,14 @@ def error_view(error: SubletError) -> ErrorView:
         do=error.do,
         transient=error.transient,
         reason=error.reason,
-        end=None if end is None else EndView(reason=end.reason.value, at=end.at, detail=end.detail),
+        end=None if end is None else _end_view(end),
+    )
+
+
+def _end_view(end: LeaseEnd) -> EndView:
+    hint = end.resume_hint if end.parked else ""
+    return EndView(
+        reason=end.reason.value, at=end.at, detail=end.detail, way=end.way, parked=end.parked, resume_hint=hint
     )
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from sublet.broker.answers import Offer, Place, Refusal
-from sublet.broker.records import EndRecord, LeaseRecord, NodeRecord, Now, Quota, ResourceRecord, TenantRecord
+from sublet.broker.records import EndRecord, LeaseRecord, NodeRecord, Now, Parks, Quota, ResourceRecord, TenantRecord
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.audit import Record
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, ResourceId
@@ -22,6 +22,7 @@ from sublet.wire.http import (
     NodeView,
     NoticeView,
     OfferAnswer,
+    ParksView,
     PartView,
     PlaceAnswer,
     QuotaView,
@@ -72,7 +73,18 @@ def _wall_of(instant_ns: int, now: Now) -> str:
 
 
 def end_view(end: EndRecord) -> EndView:
-    return EndView(reason=end.reason.value, at=rfc3339(end.wall_ns), detail=end.detail)
+    return EndView(
+        reason=end.reason.value,
+        at=rfc3339(end.wall_ns),
+        detail=end.detail,
+        way="" if end.way is None else end.way.value,
+        parked="" if end.resume is None else end.resume.hint,
+        resume_hint="" if end.resume is None else end.resume.advice,
+    )
+
+
+def _parks_view(parks: Parks) -> ParksView:
+    return ParksView(of=parks.of, holds=parks.holds, resumed_by=parks.resumed_by)
 
 
 def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, ResourceRecord]) -> LeaseView:
@@ -133,6 +145,8 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
         ),
         end=None if lease.end is None else end_view(lease.end),
         holder=lease.holder,
+        parks=None if lease.parks is None else _parks_view(lease.parks),
+        resume=None if lease.resume is None else lease.resume.hint,
     )
 
 

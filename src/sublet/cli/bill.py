@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 from sublet.cli.call import Office
 from sublet.cli.declare import Opt, UsageError
@@ -89,7 +89,7 @@ def for_people(by: str, lines: list[Json]) -> str:
             str(line["leases"]),
             *(seconds(line[column]) for column in ("held_seconds", "busy_seconds", "gpu_seconds")),
             f"{line['cost']:.4f}",
-            "still held" if line["live"] else line["end"] or "-",
+            "still held" if line["live"] else _end(line),
         ]
         for line in lines
     ]
@@ -102,3 +102,9 @@ def for_people(by: str, lines: list[Json]) -> str:
         "",
     ]
     return table(heads, [*rows, total], right=right)
+
+
+def _end(line: dict[str, Any]) -> str:
+    """``preempted (suspend)``: why it ended, and what became of those who were on its devices."""
+    end, way = line["end"] or "-", line.get("way", "")
+    return f"{end} ({way})" if way else end

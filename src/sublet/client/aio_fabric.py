@@ -26,7 +26,9 @@ from sublet.client.asking import (
     ask_cpu,
     ask_gpu,
     ask_memory,
+    ask_resume,
     holder_name,
+    parked_at,
     policy_of,
 )
 from sublet.client.book import Book
@@ -40,7 +42,7 @@ from sublet.client.progress import QueueLine
 from sublet.client.queries import bill_path, check_versions, leases_path
 from sublet.client.steps import Program
 from sublet.clock import Clock
-from sublet.errors import Disconnected, SubletError
+from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import LeaseId, RenewMode
 from sublet.wire.http import BillLine, LeaseView, StatusView
@@ -155,15 +157,21 @@ class Fabric:
     def gpu(
         self,
         *,
-        min_vram: Size,
+        min_vram: Size | None = None,
         count: int = 1,
         exclusivity: ExclusivityText | None = None,
         model: str | None = None,
         or_smaller: bool | Size = False,
         on_offer: Callable[[Offer], bool] | None = None,
+        resume: LeaseFacts | str | None = None,
         **terms: Unpack[Terms],
     ) -> Acquiring:
         """Acquire GPU memory on ``count`` devices of one machine, all or nothing; see `sublet.Fabric.gpu`."""
+        if resume is not None:
+            alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and or_smaller is False
+            return self._acquire(ask_resume(terms, resume=parked_at(resume, alone=alone)), on_offer)
+        if min_vram is None:
+            raise InvalidRequest("a GPU lease needs min_vram", do='Write gpu(min_vram="2GiB"), or gpu(resume=...).')
         asked = ask_gpu(
             terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=or_smaller
         )

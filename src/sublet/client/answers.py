@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -25,7 +26,17 @@ from sublet.wire.http import (
     RefusalAnswer,
 )
 
-__all__ = ["Acquired", "decode", "decode_acquired", "decode_lease", "end_of", "error_of", "refused", "unavailable"]
+__all__ = [
+    "Acquired",
+    "decode",
+    "decode_acquired",
+    "decode_lease",
+    "end_of",
+    "error_of",
+    "kind_of",
+    "refused",
+    "unavailable",
+]
 
 T = TypeVar("T")
 Acquired = GrantAnswer | PlaceAnswer | OfferAnswer
@@ -70,13 +81,17 @@ def refused(answer: RefusalAnswer, request: AcquireRequest) -> SubletError:
         return QuotaExceeded(answer.reason, do=do, reason=answer.code)
     if answer.code == "unsupported":
         return Unsupported(answer.reason, do=do, reason=answer.code)
-    want = request.wants[0]
-    offer = None
-    if answer.would_fit:
-        offer = Offer(kind=Kind(want.kind), asked=want.amount, offered=answer.would_fit)
-    error = unavailable(Kind(want.kind), answer.reason, offer=offer, estimate=answer.estimate, do=do)
+    offer, kind = None, kind_of(request)
+    if answer.would_fit and request.wants:
+        offer = Offer(kind=kind, asked=request.wants[0].amount, offered=answer.would_fit)
+    error = unavailable(kind, answer.reason, offer=offer, estimate=answer.estimate, do=do)
     error.reason = answer.code
     return error
+
+
+def kind_of(request: AcquireRequest) -> Kind:
+    """What it is about, in the first place. What is parked was on a GPU."""
+    return Kind(request.wants[0].kind) if request.wants else Kind.GPU
 
 
 def unavailable(
@@ -90,7 +105,8 @@ def unavailable(
 
 def end_of(view: EndView) -> LeaseEnd:
     """The end of a lease as the office tells it."""
-    return LeaseEnd(reason=EndReason(view.reason), at=view.at, detail=view.detail)
+    end = LeaseEnd(reason=EndReason(view.reason), at=view.at, detail=view.detail, way=view.way, parked=view.parked)
+    return replace(end, resume_hint=view.resume_hint) if view.resume_hint else end
 
 
 def error_of(view: ErrorView) -> SubletError:

@@ -11,10 +11,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
+import msgspec
+
 from sublet.client.core import new_request_id
+from sublet.client.handle import LeaseFacts
 from sublet.client.model import Place
 from sublet.errors import InvalidRequest
 from sublet.lease.policy import RenewalPolicy
@@ -123,6 +126,27 @@ def ask_gpu(
     return _asked(want, terms)
 
 
+def ask_resume(terms: Terms, *, resume: str) -> Asked:
+    """``fabric.gpu(resume=...)``: what is parked says itself what it needs."""
+    asked = _asked(None, terms)
+    return replace(asked, request=msgspec.structs.replace(asked.request, resume=resume))
+
+
+def parked_at(resume: LeaseFacts | str, *, alone: bool) -> str:
+    """What to name in the request: a lease that was parked says it itself."""
+    if not alone:
+        raise InvalidRequest(
+            "what is parked says itself what it needs", do="Leave min_vram and the like out beside resume=."
+        )
+    if isinstance(resume, str):
+        return resume
+    if resume.end is None or not resume.end.parked:
+        raise InvalidRequest(
+            f"nothing of lease {resume.id} is parked", do="See `lease.end`: its way is `suspend` where something is."
+        )
+    return resume.end.parked
+
+
 def ask_cpu(terms: Terms, *, cores: int, or_smaller: bool | int) -> Asked:
     """``fabric.cpu(...)``."""
     _whole(cores, "cores", CORES_MAX)
@@ -163,7 +187,7 @@ def holder_name() -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)[:128]
 
 
-def _asked(want: WantBody, terms: Terms) -> Asked:
+def _asked(want: WantBody | None, terms: Terms) -> Asked:
     unknown = sorted(terms.keys() - Terms.__annotations__.keys())
     if unknown:
         raise TypeError(f"there is no argument {unknown[0]!r}; there are {', '.join(Terms.__annotations__)}")
@@ -183,7 +207,7 @@ def _asked(want: WantBody, terms: Terms) -> Asked:
         policy.check(ttl_ns)
     request = AcquireRequest(
         request_id=new_request_id(),
-        wants=[want],
+        wants=[] if want is None else [want],
         ttl=None if ttl_ns is None else ttl_ns / NS_PER_S,
         tier=None if tier is None else tier.value,
         spot=spot,

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from sublet.client.answers import decode, decode_acquired, decode_lease, end_of, unavailable
+from sublet.client.answers import decode, decode_acquired, decode_lease, end_of, kind_of, unavailable
 from sublet.client.model import Offer, Place
 from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
 from sublet.clock import Clock
@@ -313,7 +313,7 @@ def _ran_out(request: AcquireRequest, place: PlaceAnswer | None, declined: Offer
     why = "" if place is None else place.reason
     text = ", ".join(part for part in (waited, refused, why) if part) or "it was not granted"
     estimate = None if place is None else place.estimate
-    return unavailable(Kind(request.wants[0].kind), text, offer=declined, estimate=estimate)
+    return unavailable(kind_of(request), text, offer=declined, estimate=estimate)
 
 
 def _not_granted(

@@ -25,7 +25,9 @@ from sublet.client.asking import (
     ask_cpu,
     ask_gpu,
     ask_memory,
+    ask_resume,
     holder_name,
+    parked_at,
     policy_of,
 )
 from sublet.client.book import Book
@@ -43,7 +45,7 @@ from sublet.client.queries import bill_path, check_versions, leases_path
 from sublet.client.steps import Call, Program, Reply
 from sublet.client.transport import Transport
 from sublet.clock import Clock
-from sublet.errors import Disconnected, SubletError, Unsupported
+from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.lease.policy import RenewalPolicy
 from sublet.values import NS_PER_S, LeaseId, RenewMode
 from sublet.wire.http import BillLine, LeaseView, StatusView
@@ -156,12 +158,13 @@ class Fabric:
     def gpu(
         self,
         *,
-        min_vram: Size,
+        min_vram: Size | None = None,
         count: int = 1,
         exclusivity: ExclusivityText | None = None,
         model: str | None = None,
         or_smaller: bool | Size = False,
         on_offer: Callable[[Offer], bool] | None = None,
+        resume: LeaseFacts | str | None = None,
         **terms: Unpack[Terms],
     ) -> Lease:
         """Acquire GPU memory on ``count`` devices of one machine, all or nothing.
@@ -170,7 +173,16 @@ class Fabric:
         `CapacityExceeded` says what would fit. With ``or_smaller`` less may be given: any amount (True) or at least
         that much; ``on_offer`` may still decline it. Further: ``ttl= tier= spot= wait= name= labels= selector= renew=
         renew_every= max_hold= on_place=``, each described at `Terms`.
+
+        ``resume`` goes on with what was taken off its device and is parked: a lease that ended so, or its
+        ``end.parked``. Nothing else is said then: what is parked knows what it needs.
         """
+        if resume is not None:
+            alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and or_smaller is False
+            asked = ask_resume(terms, resume=parked_at(resume, alone=alone))
+            return self._acquire(asked, on_offer, goes_on=resume)
+        if min_vram is None:
+            raise InvalidRequest("a GPU lease needs min_vram", do='Write gpu(min_vram="2GiB"), or gpu(resume=...).')
         asked = ask_gpu(
             terms, min_vram=min_vram, count=count, exclusivity=exclusivity, model=model, or_smaller=or_smaller
         )
@@ -260,14 +272,19 @@ class Fabric:
                 self._guest_watch = Watch()
             return self._guest_watch
 
-    def _acquire(self, asked: Asked, on_offer: Callable[[Offer], bool] | None) -> Lease:
+    def _acquire(
+        self, asked: Asked, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
+    ) -> Lease:
         line = QueueLine()
         on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
         try:
             grant = self._run(self._core.acquire(asked.request, Hooks(on_place=on_place, on_offer=on_offer)))
         finally:
             line.clear()
-        return self._open(grant, asked.policy)
+        lease = self._open(grant, asked.policy)
+        if isinstance(goes_on, Lease):
+            lease._go_on_from(goes_on)
+        return lease
 
     def _open(self, grant: Grant, policy: RenewalPolicy) -> Lease:
         with self._lock:

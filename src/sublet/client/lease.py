@@ -215,6 +215,15 @@ class Lease(LeaseFacts):
 
         return Calls(self, Options() if options is None else options)
 
+    def _go_on_from(self, old: Lease) -> None:
+        """What ran under that one was parked, and is under this one now: workers with what they keep and the calls they
+        have not answered yet."""
+        with old._lock:
+            workers, old._workers = old._workers, None
+        if workers is not None:
+            self._workers = workers
+            workers.now_under(self)
+
     def _in_use(self) -> Callable[[], None]:
         """Something runs under it, until what is returned is called."""
         running = contextlib.ExitStack()

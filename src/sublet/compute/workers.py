@@ -25,6 +25,7 @@ from sublet.compute.outcomes import read
 from sublet.compute.worker_guest import end_worker, start_worker, why_lost
 from sublet.errors import Disconnected, SubletError
 from sublet.guest.cargo import encode, stow
+from sublet.lease.value import LeaseEnd
 from sublet.values import LeaseId
 from sublet.wire.guests import Service
 from sublet.wire.line import Line
@@ -157,6 +158,11 @@ class Workers:
         self._found: dict[Options, Worker] = {}
         self._starting: dict[Options, threading.Lock] = {}
 
+    def __del__(self) -> None:
+        """Of a lease that was parked, and that nobody went on with here."""
+        if self._found:
+            self.close()
+
     def find(self, lease: Lease, options: Options) -> Worker:
         """The worker for this; started if there is none, or if it died."""
         place = options.place
@@ -170,6 +176,17 @@ class Workers:
             if worker is None or worker.is_lost:
                 worker = self._found[place] = _started(lease, options)
             return worker
+
+    def now_under(self, lease: Lease) -> None:
+        """They were parked, and go on under this lease; so do the calls that were not answered yet."""
+        with self._lock:
+            found = list(self._found.values())
+        for worker in found:
+            worker.lease_id = lease.id
+            if worker.guest is not None:
+                worker.guest.lease_id = lease.id
+        workers = weakref.ref(self)
+        lease.on_end(lambda end: _hang_up(workers(), end))
 
     def close(self) -> None:
         """Hang up with all of them: whoever waits is told. Harmless twice."""
@@ -198,12 +215,13 @@ def workers_of(lease: Lease) -> Workers:
         found = lease._workers
     if made:
         workers = weakref.ref(found)
-        lease.on_end(lambda end: _hang_up(workers()))
+        lease.on_end(lambda end: _hang_up(workers(), end))
     return found
 
 
-def _hang_up(workers: Workers | None) -> None:
-    if workers is not None:
+def _hang_up(workers: Workers | None, end: LeaseEnd) -> None:
+    """Unless they are parked: then calls wait until they go on, or until the connection breaks with their end."""
+    if workers is not None and not end.parked:
         workers.close()
 
 

@@ -18,6 +18,7 @@ from typing import Final
 from sublet.devices.account import Account
 from sublet.devices.interface import Device
 from sublet.errors import NotFound, SubletError
+from sublet.guest.at_work import at_work
 from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.inbox import Inbox
 from sublet.guest.serving import start_serving
@@ -66,7 +67,7 @@ class DeviceService:
 
     def _answer(self, conversation: Conversation, calls: SessionCalls, asked: Called, visit: Visit) -> None:
         try:
-            with self._one_at_a_time:
+            with self._one_at_a_time, at_work():
                 body, fds = calls.answer(asked.body, asked.fds, by=(visit.lease, visit.epoch))
         except SubletError as error:
             conversation.link.refuse(asked.call, error)

@@ -13,6 +13,7 @@ from typing import Final
 
 from sublet.errors import InvalidRequest, LeaseEnded, SubletError
 from sublet.guest.answers import Answer, fault
+from sublet.guest.at_work import at_work
 from sublet.guest.calls import Calls, introduce
 from sublet.guest.current import end_of
 from sublet.guest.desk import Desk
@@ -124,7 +125,8 @@ class _Connection:
         if self._board is not None:
             self._board.begin(call, began_ns)
         try:
-            answer = self._answer(said, fds)
+            with at_work():
+                answer = self._answer(said, fds)
         finally:
             close_all(fds)
             if self._board is not None:

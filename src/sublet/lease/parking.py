@@ -65,7 +65,7 @@ class ParkingLot:
         for lease in self._parkable.about_to_say(now_ns):
             live = self._fence.get(lease)
             if live is not None:
-                self._parkable.now(lease, self._need(live))
+                self._parkable.put(lease, self._need(live))
         return [
             report
             for report in self._parkable.due(now_ns)

@@ -39,7 +39,7 @@ class Repeats(Generic[_Key]):
         """Of what there is something to say now."""
         return [key for key, entry in self._entries.items() if now_ns >= entry.next_ns]
 
-    def now(self, key: _Key, report: Report) -> None:
+    def put(self, key: _Key, report: Report) -> None:
         """This is what is said of it from the next time on."""
         self._entries[key].report = report
 

@@ -33,6 +33,11 @@ class LeaseEnd:
     saved_at: str | None = None
     """When the state was last saved, if it was."""
     resume_hint: str = "Acquire a new lease and go on from the last checkpoint."
+    """What to do now."""
+    way: str = ""
+    """How its devices were taken back, where that was asked: ``suspend`` or ``not saved`` (see ``values.Way``)."""
+    parked: str = ""
+    """Where what ran under it lives on: hand it (or the ended lease) on as ``resume=``. Empty if it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,8 @@ class Usage:
     end: str | None = None
     """The reason, once it ended."""
     live: bool = False
+    way: str = ""
+    """How its devices were taken back, where guests were on them."""
 
 
 # ---- what it costs ----
@@ -191,6 +193,7 @@ class Line:
     """The price, exact; ``cost`` is for showing."""
     end: str | None = None
     live: bool = False
+    way: str = ""
 
     @property
     def cost(self) -> Decimal:
@@ -269,7 +272,7 @@ def fold(
 
 
 def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None) -> Line | None:
-    row = Line(key=usage.lease, tenant=usage.tenant, leases=1, end=usage.end, live=usage.live)
+    row = Line(key=usage.lease, tenant=usage.tenant, leases=1, end=usage.end, live=usage.live, way=usage.way)
     held_ns = sum(holding.held_ns for holding in usage.holdings)
     busy_ns = min(usage.busy_ns, held_ns)
     inside, before_ns = False, 0
@@ -379,7 +382,7 @@ def _scaled(amount: int, decimals: int) -> Decimal:
 _COLUMNS: Final = (
     *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
     *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
-    *("uncounted", "cost", "currency", "end", "live"),
+    *("uncounted", "cost", "currency", "end", "live", "way"),
 )
 
 
@@ -409,6 +412,7 @@ def to_csv(bill: Bill) -> str:
                 _dull(bill.currency),
                 line.end or "",
                 "yes" if line.live else "no",
+                line.way,
             )
         )
     return out.getvalue()

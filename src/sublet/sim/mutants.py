@@ -10,14 +10,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from sublet.agent.machine import Machine
 from sublet.agent.pretended import PretendedHardware
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker import promises, resuming
+from sublet.broker import promises
 from sublet.broker.answers import Granted, Outcome
 from sublet.broker.ledger import Ledger
 from sublet.broker.records import LeaseRecord, Now
@@ -34,23 +34,14 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.lease.value import LeaseEnd
 from sublet.sim.disk import Disk
 from sublet.sim.holder import HolderProcess
+from sublet.sim.mutant import Mutant
+from sublet.sim.parking_mutants import PARKING
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId
-from sublet.wire.orders import End, Extend, Grant, Order, Parking, Resumed
+from sublet.wire.orders import End, Extend, Grant, Order
 
 __all__ = ["MUTANTS", "Mutant", "switched_on"]
 
 _S: Final = 1_000_000_000
-_Change = tuple[Any, str, Callable[[Any], Any]]
-"""Whose attribute, its name, and what makes the replacement out of the original."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One bug."""
-
-    breaks: str
-    known_from: str
-    changes: tuple[_Change, ...]
 
 
 @contextmanager
@@ -309,56 +300,6 @@ def _takes_its_journal_for_held(original: Any) -> Any:
     return handle
 
 
-# ---- parking ----
-
-
-def _any_epoch_goes_on(_original: Any) -> Any:
-    def check_epoch(lease: LeaseRecord, command: cmd.Acquire) -> None:
-        return
-
-    return check_epoch
-
-
-def _gone_when_it_begins(original: Any) -> Any:
-    def is_there(self: PretendedHardware, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
-        return lease not in self._parking and bool(original(self, resource, lease, epoch))
-
-    return is_there
-
-
-def _both_are_charged(original: Any) -> Any:
-    def meter(self: State, lease: LeaseRecord, sign: int, now: Now) -> None:
-        if sign > 0 or lease.parked_under is None:
-            original(self, lease, sign, now)
-
-    return meter
-
-
-def _forgets_who_is_parked(original: Any) -> Any:
-    def recover(self: Disk) -> State:
-        state: State = original(self)
-        for lease in state.leases.values():
-            lease.parks = None
-        return state
-
-    return recover
-
-
-def _stays_parked_for_ever(original: Any) -> Any:
-    def is_there(self: Machine, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
-        return not self.parked(lease) and bool(original(self, resource, lease, epoch))
-
-    return is_there
-
-
-def _hands_on_and_keeps(original: Any) -> Any:
-    def resume(self: Node, under: Parking, order: Grant, now_ns: int) -> None:
-        self._hardware.resume(under, order.lease, order.epoch)
-        self._report(Resumed(node=self.name, lease=order.lease, epoch=order.epoch, under=under))
-
-    return resume
-
-
 MUTANTS: Final[dict[str, Mutant]] = {
     "Z1": Mutant("the agent compares no epochs", "Kleppmann on Redlock", ((FenceTable, "check", _no_epoch_check),)),
     "Z2": Mutant("epochs are kept in memory only", "many lock services", ((Disk, "recover", _epochs_in_memory),)),
@@ -438,34 +379,5 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "caches that are warmed from disk",
         ((Ledger, "handle", _takes_its_journal_for_held),),
     ),
-    "Z23": Mutant(
-        "what is parked goes on for whoever names it, by whatever epoch",
-        "Kleppmann on Redlock",
-        ((resuming, "check_epoch", _any_epoch_goes_on),),
-    ),
-    "Z24": Mutant(
-        "a device is free when its guest begins to be parked",
-        "kubernetes #141471",
-        ((PretendedHardware, "is_there", _gone_when_it_begins),),
-    ),
-    "Z25": Mutant(
-        "a suspended lease is charged for its device beside its parking lease",
-        "meters that stop with the process",
-        ((State, "meter", _both_are_charged),),
-    ),
-    "Z26": Mutant(
-        "a restart takes a parking lease for one of plain memory",
-        "etcd #17132",
-        ((Disk, "recover", _forgets_who_is_parked),),
-    ),
-    "Z27": Mutant(
-        "the end of a parking lease ends nobody",
-        "orphans of suspended jobs",
-        ((Machine, "is_there", _stays_parked_for_ever),),
-    ),
-    "Z28": Mutant(
-        "what is parked goes on under a new lease, and the parking lease lives",
-        "leases that are copied instead of moved",
-        ((Node, "_resume", _hands_on_and_keeps),),
-    ),
+    **PARKING,
 }

@@ -29,6 +29,7 @@ from sublet.wire.http_views import (
     Message,
     NodeView,
     NoticeView,
+    ParksView,
     PartView,
     StatusView,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "NodeView",
     "NoticeView",
     "OfferAnswer",
+    "ParksView",
     "PartView",
     "PlaceAnswer",
     "QuotaView",
@@ -122,6 +124,8 @@ class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     holder: str = ""
     token: bool = False
     """Whether a capability token should come with the grant."""
+    resume: str | None = None
+    """Go on with what is parked there: the id of a parking lease, or ``ID@EPOCH``. ``wants`` is empty then."""
 
 
 class ClaimRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -247,6 +251,10 @@ class LeaseView(Message, kw_only=True):
     end: EndView | None
     holder: str = ""
     """Who asked, or attached, as it called itself."""
+    parks: ParksView | None = None
+    """It is a parking lease."""
+    resume: str | None = None
+    """It goes on with what was parked there."""
 
 
 class GrantAnswer(Message, kw_only=True, tag="grant", tag_field="answer"):

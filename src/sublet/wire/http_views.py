@@ -25,6 +25,7 @@ __all__ = [
     "Message",
     "NodeView",
     "NoticeView",
+    "ParksView",
     "PartView",
     "StatusView",
 ]
@@ -54,6 +55,21 @@ class EndView(Message, kw_only=True):
     reason: str
     at: str
     detail: str = ""
+    way: str = ""
+    """How its devices were taken back, where guests were on them: ``suspend`` or ``not saved``."""
+    parked: str = ""
+    """Where they live on, as an acquire names it in ``resume``; with that, ``resume_hint`` says what to do."""
+    resume_hint: str = ""
+
+
+class ParksView(Message, kw_only=True):
+    """What makes a lease of memory a parking lease."""
+
+    of: str
+    """The lease whose guests it is for."""
+    holds: bool
+    """Whether they are there; before that it is set aside for them."""
+    resumed_by: str | None
 
 
 class DeviceView(Message, kw_only=True):
@@ -167,6 +183,8 @@ class BillLine(Message, kw_only=True):
     """Leases of devices on which something ran that nobody counts: the four fields above leave that out."""
     end: str | None = None
     live: bool = False
+    way: str = ""
+    """How its devices were taken back, where guests were on them: ``suspend`` or ``not saved``."""
 
 
 class AuditReport(Message, kw_only=True):

@@ -66,6 +66,11 @@ class Parking:
         """As people and programs are told it, to name it when they want to go on."""
         return f"{self.lease}@{self.epoch}"
 
+    @property
+    def advice(self) -> str:
+        """What to do with it, in a sentence."""
+        return f'What ran under it is parked: go on with `fabric.gpu(resume="{self.hint}")`.'
+
 
 def card_uuid(resource: str) -> str:
     """The UUID of the card, or of the instance of one, that is lent under this name; empty for a host device."""

@@ -61,6 +61,7 @@ DETAIL_MAX: Final = 256
 TRIES_MAX: Final = 200
 """How often a reader looks again when it met the writer at work in both slots."""
 TRY_PAUSE_S: Final = 0.000_2
+PARKED_PAUSE_S: Final = 0.02
 
 _HEAD: Final = struct.Struct("<8sI4x")  # magic, version
 _SLOT: Final = struct.Struct(f"<QQQqqqQQQBBxxHHHH{LEASE_MAX}s{OFFICE_MAX}s{DEVICES_MAX}s{DETAIL_MAX}s")
@@ -349,8 +350,12 @@ class PageReader:
         return view.at(_own_ns(), self._seen_ns, self._namespace)
 
     def check(self, lease: LeaseId, epoch: Epoch) -> PageView:
-        """Whether (lease, epoch) may act now; raises as ``PageView.check`` does, else gives what it judged by."""
+        """Whether (lease, epoch) may act now; raises as ``PageView.check`` does, else gives what it judged by. While
+        the guest is parked there is nothing to judge: it waits until it goes on (or is ended)."""
         view = self.read()
+        while view.state is PageState.PARKED:
+            time.sleep(PARKED_PAUSE_S)
+            view = self.read()
         view.check(lease, epoch, view.at(_own_ns(), self._seen_ns, self._namespace))
         return view
 

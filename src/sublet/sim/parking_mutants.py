@@ -1,0 +1,100 @@
+"""Bugs of suspending and resuming, put into the real parts while a seed runs (see ``mutants``)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sublet.agent.machine import Machine
+from sublet.agent.pretended import PretendedHardware
+from sublet.broker import commands as cmd
+from sublet.broker import resuming
+from sublet.broker.records import LeaseRecord, Now
+from sublet.broker.state import State
+from sublet.lease.node import Node
+from sublet.sim.disk import Disk
+from sublet.sim.mutant import Mutant
+from sublet.values import Epoch, LeaseId, ResourceId
+from sublet.wire.orders import Grant, Parking, Resumed
+
+__all__ = ["PARKING"]
+
+
+def _any_epoch_goes_on(_original: Any) -> Any:
+    def check_epoch(lease: LeaseRecord, command: cmd.Acquire) -> None:
+        return
+
+    return check_epoch
+
+
+def _gone_when_it_begins(original: Any) -> Any:
+    def is_there(self: PretendedHardware, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
+        return lease not in self._parking and bool(original(self, resource, lease, epoch))
+
+    return is_there
+
+
+def _both_are_charged(original: Any) -> Any:
+    def meter(self: State, lease: LeaseRecord, sign: int, now: Now) -> None:
+        if sign > 0 or lease.parked_under is None:
+            original(self, lease, sign, now)
+
+    return meter
+
+
+def _forgets_who_is_parked(original: Any) -> Any:
+    def recover(self: Disk) -> State:
+        state: State = original(self)
+        for lease in state.leases.values():
+            lease.parks = None
+        return state
+
+    return recover
+
+
+def _stays_parked_for_ever(original: Any) -> Any:
+    def is_there(self: Machine, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> bool:
+        return not self.parked(lease) and bool(original(self, resource, lease, epoch))
+
+    return is_there
+
+
+def _hands_on_and_keeps(original: Any) -> Any:
+    def resume(self: Node, under: Parking, order: Grant, now_ns: int) -> None:
+        self._hardware.resume(under, order.lease, order.epoch)
+        self._report(Resumed(node=self.name, lease=order.lease, epoch=order.epoch, under=under))
+
+    return resume
+
+
+PARKING: Final[dict[str, Mutant]] = {
+    "Z23": Mutant(
+        "what is parked goes on for whoever names it, by whatever epoch",
+        "Kleppmann on Redlock",
+        ((resuming, "check_epoch", _any_epoch_goes_on),),
+    ),
+    "Z24": Mutant(
+        "a device is free when its guest begins to be parked",
+        "kubernetes #141471",
+        ((PretendedHardware, "is_there", _gone_when_it_begins),),
+    ),
+    "Z25": Mutant(
+        "a suspended lease is charged for its device beside its parking lease",
+        "meters that stop with the process",
+        ((State, "meter", _both_are_charged),),
+    ),
+    "Z26": Mutant(
+        "a restart takes a parking lease for one of plain memory",
+        "etcd #17132",
+        ((Disk, "recover", _forgets_who_is_parked),),
+    ),
+    "Z27": Mutant(
+        "the end of a parking lease ends nobody",
+        "orphans of suspended jobs",
+        ((Machine, "is_there", _stays_parked_for_ever),),
+    ),
+    "Z28": Mutant(
+        "what is parked goes on under a new lease, and the parking lease lives",
+        "leases that are copied instead of moved",
+        ((Node, "_resume", _hands_on_and_keeps),),
+    ),
+}

@@ -1,0 +1,135 @@
+"""A lease is taken in the middle of a call, and the call goes on under another: a real office, real workers."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
+from sublet.values import EndReason
+from tests.integration import parked_functions
+
+PATIENCE_S = 30.0
+
+
+def until(what: Callable[[], object], text: str) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end_s, f"{text} did not come to be"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> Iterator[sublet.Fabric]:
+    home = tmp_path / "home"
+    home.mkdir()
+    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    with sublet.connect(home=home) as made:
+        yield made
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+def taken(fabric: sublet.Fabric, lease: sublet.Lease) -> sublet.Lease:
+    """Somebody of a higher tier comes, and has the device a few seconds later."""
+    other = fabric.gpu(min_vram="64MiB", ttl="60s", wait="60s", renew="always")
+    assert lease.end is not None
+    return other
+
+
+def spot(fabric: sublet.Fabric) -> sublet.Lease:
+    return fabric.gpu(min_vram="64MiB", ttl="60s", spot=True, renew="always")
+
+
+def test_a_call_in_flight_goes_on_under_another_lease(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """Its holder waits for nothing but its answer. What the worker kept is there, and it is the same process."""
+    beat = tmp_path / "beat"
+    lease = spot(fabric)
+    pid = lease.run(parked_functions.pid)
+    future = lease.submit(parked_functions.count_up, str(beat), 300)
+    until(lambda: beat.exists() and beat.stat().st_size > 3, "a beat")
+    other = taken(fabric, lease)
+    end = lease.end
+    assert end is not None
+    assert (end.reason, end.way) == (EndReason.PREEMPTED, "suspend")
+    assert "resume=" in end.resume_hint
+    size = beat.stat().st_size
+    time.sleep(0.3)
+    assert beat.stat().st_size == size, "it stands still"
+    assert not future.done()
+    (view,) = [view for view in fabric.leases() if view.parks is not None]
+    assert view.parks is not None
+    assert (view.parks.of, view.parks.holds) == (lease.id, True)
+    assert [guest.state for guest in fabric.guests(view.id)] == ["parked"]
+    threading.Timer(0.5, other.release).start()
+    again = fabric.gpu(resume=lease, ttl="60s", wait="60s", renew="always")
+    count = future.result(PATIENCE_S)
+    assert count == beat.stat().st_size
+    assert count > size
+    assert again.run(parked_functions.pid) == pid
+    assert again.epoch > lease.epoch
+    with pytest.raises(LeaseEnded):
+        lease.run(parked_functions.pid)
+    bill = {line.key: line for line in fabric.bill()}
+    assert bill[lease.id].gpu_seconds > 0
+    assert bill[lease.id].way == "suspend"
+    assert bill[view.id].gpu_seconds == 0
+    assert bill[view.id].memory_byte_seconds > 0
+    again.release()
+
+
+def test_an_idle_worker_waits_where_it_is_and_answers_afterwards(fabric: sublet.Fabric) -> None:
+    """It is not stopped; its next call finds what the last one left."""
+    lease = spot(fabric)
+    pid = lease.run(parked_functions.pid)
+    other = taken(fabric, lease)
+    assert lease.end is not None
+    parked = lease.end.parked
+    other.release()
+    again = fabric.gpu(resume=parked, ttl="60s", renew="always")
+    assert [guest.pid for guest in fabric.guests(again.id)] == [pid]
+    again.release()
+
+
+def test_what_is_parked_can_be_let_go(fabric: sublet.Fabric) -> None:
+    """Then there is nothing to go on with, and it is said why."""
+    lease = spot(fabric)
+    pid = lease.run(parked_functions.pid)
+    other = taken(fabric, lease)
+    assert lease.end is not None
+    parked = lease.end.parked
+    name = parked.partition("@")[0]
+    fabric.request("POST", f"/v1/leases/{name}/release", {"request_id": "let-go"}, shape=dict)
+    until(lambda: not Path(f"/proc/{pid}").exists(), "its end")
+    with pytest.raises((LeaseEnded, NotFound)):
+        fabric.gpu(resume=parked, wait=0)
+    with pytest.raises(SubletError):
+        fabric.gpu(resume=lease, wait=0)
+    other.release()
+
+
+def test_bad_input(fabric: sublet.Fabric) -> None:
+    """Before anything is sent where that can be, else by the office; each says what to do."""
+    with pytest.raises(InvalidRequest, match="min_vram"):
+        fabric.gpu()
+    with pytest.raises(InvalidRequest, match="says itself what it needs"):
+        fabric.gpu(resume="l-x@1.1", min_vram="1GiB")
+    with pytest.raises(NotFound):
+        fabric.gpu(resume="l-nobody")
+    with fabric.gpu(min_vram="64MiB") as lease:
+        with pytest.raises(InvalidRequest, match="nothing of lease"):
+            fabric.gpu(resume=lease)
+        with pytest.raises(InvalidRequest, match="no parking lease"):
+            fabric.gpu(resume=lease.id)
+        with pytest.raises(SubletError):
+            fabric.gpu(resume=f"{lease.id}@x")
+        with pytest.raises((InvalidRequest, StaleEpoch)):
+            fabric.gpu(resume=f"{lease.id}@0.1")
