@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from sublet.notebook import guest_side
-from sublet.notebook.reading import Reading, read_cell
+from sublet.notebook.reading import read_cell
 from sublet.notebook.spaces import NOTEBOOK, Outgoing, Space
 
 
@@ -111,16 +111,18 @@ class Notebook:
         with self.at_home():
             return run(source, self.names)
 
-    def there(self, source: str, reading: Reading | None = None) -> str | None:
+    def there(self, source: str, only: frozenset[str] | None = None) -> str | None:
         """A cell on the device; a test looks at ``sent`` and ``came`` afterwards."""
         with self.at_home():
-            reading = reading or read_cell(source)
+            reading = read_cell(source)
             reads = self.space.visible() if reading.opaque else reading.reads
             self.sent = self.space.outgoing(reads, must=True)
             parcels = [replace(one, buffers=tuple(map(pickle.PickleBuffer, one.buffers))) for one in self.sent.parcels]
             self._other.ask("place", parcels, self.sent.gone, self.sent.names, reading.binds)
             self.space.sent(self.sent)
             raised: str | None = self._other.ask("run", source)
-            self.came: Outgoing = self._other.ask("collect")
+            self.came: Outgoing = self._other.ask("collect", only)
             self.taken = self.space.take(self.came.parcels, self.came.gone)
+            if only is not None:
+                self.space.disagree(self.sent.names - self.came.names)
             return raised

@@ -46,7 +46,7 @@ class Notebook:
     """Cells that are run one after the other in one kernel."""
 
     def __init__(self, folder: Path) -> None:
-        self.nb = nbformat.v4.new_notebook()
+        self.nb: Any = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
         self.client = NotebookClient(
             self.nb, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
         )
@@ -60,7 +60,7 @@ class Notebook:
         self.run("%load_ext sublet")
 
     def run(self, source: str) -> list[dict[str, Any]]:
-        cell = nbformat.v4.new_code_cell(source)
+        cell: Any = nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]
         self.nb.cells.append(cell)
         self.client.execute_cell(cell, len(self.nb.cells) - 1)
         return [dict(one) for one in cell.outputs]

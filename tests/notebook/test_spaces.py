@@ -147,6 +147,15 @@ def test_a_name_that_is_bound_to_what_it_had_there_is_bound_here(nb: Notebook) -
     assert nb.names["a"] is nb.names["b"]
 
 
+def test_only_what_is_asked_for_comes_back(nb: Notebook) -> None:
+    """And what a cell changed besides is undone there before it is read again."""
+    nb.here("a = [1]; b = [2]")
+    nb.there("a.append(2); b.append(3); c = len(a)", frozenset({"b", "c"}))
+    assert (nb.names["a"], nb.names["b"], nb.names["c"]) == ([1], [2, 3], 2)
+    nb.there("d = len(a)")
+    assert nb.names["d"] == 1
+
+
 def test_names_that_are_deleted_go(nb: Notebook) -> None:
     nb.here("a = 1; b = 2")
     nb.there("c = a + b\ndel a")

@@ -162,7 +162,7 @@ class Cells:
             began_s = time.monotonic()
             reply = self._execute(line, source)
             busy_s = time.monotonic() - began_s
-            came = self._take(kernel, options)
+            came = self._take(kernel, options, sent)
         except SubletError:
             if kernel.is_lost:
                 raise self._why_lost(lease, kernel) from None
@@ -208,9 +208,12 @@ class Cells:
         self._space.sent(sent)
         return sent
 
-    def _take(self, kernel: KernelGuest, options: CellOptions) -> Outgoing:
-        came: Outgoing = kernel.call(guest_side.collect)
+    def _take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing) -> Outgoing:
+        only = None if options.gives is None else frozenset(options.gives)
+        came: Outgoing = kernel.call(guest_side.collect, only)
         self._space.take(came.parcels, came.gone)
+        if only is not None:
+            self._space.disagree(sent.names - came.names)
         for name, why in came.stays.items():
             self._space.names[name] = Stays(name, why, kernel)
         return came

@@ -40,12 +40,16 @@ def place(parcels: list[Parcel], gone: tuple[str, ...], reads: frozenset[str], b
     return taken
 
 
-def collect() -> Outgoing:
-    """What the cell changed: of what it read, and of whatever is bound anew."""
+def collect(only: frozenset[str] | None = None) -> Outgoing:
+    """What the cell changed: of what it read, and of whatever is bound anew; or ``only`` these names."""
     space = seen()
     nothing = object()
     rebound = {name for name in space.visible() if _before.bound.get(name, lambda: nothing)() is not space.names[name]}
     space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
+    if only is not None:
+        found = space.outgoing(only, new=only)
+        found.gone = ()
+        return found
     found = space.outgoing(_before.reads | rebound, lost_of=_before.reads, new=rebound)
     gone = [name for name in _before.reads if name not in space.names]
     found.gone = tuple(sorted({*found.gone, *gone}))

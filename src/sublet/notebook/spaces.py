@@ -188,6 +188,11 @@ class Space:
         for group in self._encoded(known, rules, Outgoing(), must=False):
             self._is_agreed(group)
 
+    def disagree(self, names: Iterable[str]) -> None:
+        """The other side may have changed these and not said so: they are sent again when they are wanted."""
+        doubtful = set(names)
+        self._agreed = {group: one for group, one in self._agreed.items() if doubtful.isdisjoint(group)}
+
     def forget(self) -> None:
         """The other side has nothing any more."""
         self._agreed.clear()
