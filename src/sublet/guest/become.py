@@ -7,6 +7,7 @@ the step, in the form a plain start uses as well, and nothing of the program has
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # without the enumerations that ``signal`` makes
 import ctypes
 import fcntl
 import io
@@ -27,6 +28,9 @@ __all__ = ["become", "open_stdio", "reseed"]
 
 NOT_STARTED: Final = 126
 _PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_SIGNALS: Final = tuple(int(number) for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+"""What each guest would have to find out anew is found out once, before the forks."""
 
 
 def become(fork: Fork, fds: tuple[int, ...], parent: int) -> Program:
@@ -105,9 +109,9 @@ def _change_user(fork: Fork) -> None:
 
 def _reset_signals() -> None:
     """As a fresh interpreter has them."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
-            signal.signal(number, signal.SIG_DFL)
+    for number in _SIGNALS:
+        if _signal.getsignal(number) not in (_signal.SIG_DFL, None):
+            _signal.signal(number, _signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -119,12 +123,12 @@ def _set_environment(fork: Fork) -> None:
     wanted = {key: value for key, value in fork.env.items() if key != ROOM}
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
-    os.environ.update(wanted)
+    os.environ.update((key, value) for key, value in wanted.items() if os.environ.get(key) != value)
 
 
 def _tie_to(parent: int) -> None:
     """End when the supervisor does. It may have ended before the wish was made, so the parent is looked at again."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     _check_parent(parent)
 

@@ -1,0 +1,128 @@
+"""The clock of one process moved: deadlines are the supervisor's, whatever time a guest or a holder believes it is.
+
+A time namespace sets the clock that counts since the machine was started, for the processes in it, ahead or back.
+CLOCK_MONOTONIC is left alone in these, so it tells the tests what time it really is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from sublet.agent.starting import package_folder
+from sublet.client.home import socket_path
+from sublet.values import GIB
+from tests.crash.office_process import Line
+from tests.integration.office_stage import OfficeStage, office_stage, started
+from tests.traces import PATIENCE_S, until
+
+pytestmark = [
+    pytest.mark.needs("unshare"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a time namespace without a user namespace"),
+    pytest.mark.skipif(not os.path.exists("/proc/self/ns/time"), reason="this kernel has no time namespaces"),
+]
+
+OFFSETS: Final = (86_400, -60)
+"""Seconds: a day ahead, when every deadline has long passed, and a minute back, when none ever seems to come."""
+TTL_S: Final = 3.0
+LATE_S: Final = 10.0
+"""More than any machine that is at work takes to end what is due."""
+
+GUEST: Final = """
+import json, signal, sys, time
+from sublet.guest.current import current
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+here = current()
+with open(sys.argv[1], "a", buffering=1) as record:
+    while True:
+        now = time.monotonic()
+        own = time.clock_gettime(time.CLOCK_BOOTTIME)
+        record.write(json.dumps({"at": now, "own": own, "remaining": here.remaining}) + "\\n")
+        time.sleep(0.02)
+"""
+
+HOLDER: Final = """
+import json, time
+import sublet
+found = {"own": time.clock_gettime(time.CLOCK_BOOTTIME)}
+fabric = sublet.connect()
+with fabric.gpu(min_vram="1GiB", ttl="3s") as lease, lease.activity("working"):
+    until = time.monotonic() + 7
+    while time.monotonic() < until:
+        lease.check()
+        time.sleep(0.02)
+    found["renewals"] = fabric.lease(lease.id).renewals
+found["sent"] = time.monotonic()
+lease = fabric.gpu(min_vram="1GiB", ttl="3s", renew="never")
+try:
+    while True:
+        lease.check()
+        found["last"] = time.monotonic()
+        time.sleep(0.005)
+except sublet.LeaseEnded as error:
+    found["error"] = type(error).__name__
+print(json.dumps(found))
+"""
+
+
+def moved(offset: int, *argv: str) -> tuple[str, ...]:
+    return ("unshare", "--time", f"--boottime={offset}", "--fork", "--kill-child", *argv)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[OfficeStage]:
+    with office_stage(tmp_path / "place", "1x4GiB") as found:
+        yield found
+
+
+def lines_of(record: Path) -> list[dict[str, Any]]:
+    """All whole ones."""
+    text = record.read_text() if record.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_a_guest_with_another_clock_is_ended_at_the_deadline_and_knows_it(
+    stage: OfficeStage, tmp_path: Path, offset: int
+) -> None:
+    record, line = tmp_path / "record", Line(socket_path(stage.office.home))
+    sent = time.monotonic()
+    held = stage.acquire(line, memory=GIB, ttl_s=TTL_S)
+    answered = time.monotonic()
+    with stage.hold(held) as talk:
+        program = moved(offset, sys.executable, "-c", GUEST, str(record))
+        started(talk, *program, env={"PYTHONPATH": package_folder()})
+        until("its first words", lambda: lines_of(record))
+        until("its end", lambda: time.monotonic() - lines_of(record)[-1]["at"] > 1.0)
+    found = lines_of(record)
+    really = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    assert abs(found[0]["own"] - found[0]["at"] - really - offset) < 1, "its clock is another one"
+    assert sent + TTL_S - 0.1 < found[-1]["at"] < answered + TTL_S + LATE_S, "it had what was promised, and no more"
+    for one in found:  # up to a second less, in a time namespace of its own, and a busy machine has the page late
+        least, most = sent + TTL_S - one["at"] - 2.0, answered + TTL_S - one["at"] + 0.1
+        assert max(0.0, least) <= one["remaining"] <= max(0.0, most), one
+    until("no residue", lambda: not stage.residue)
+    line.close()
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_a_holder_with_another_clock_keeps_its_lease_and_never_outlives_it(stage: OfficeStage, offset: int) -> None:
+    env = stage.office.env()
+    done = subprocess.run(
+        moved(offset, sys.executable, "-c", HOLDER), env=env, capture_output=True, text=True, timeout=2 * PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    really = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert abs(found["own"] - really - offset) < 2 * PATIENCE_S
+    assert found["renewals"] >= 2, "for longer than two times to live it was renewed and valid"
+    assert found["last"] - found["sent"] < TTL_S, "it stopped before the office would have ended it"
+    assert found["last"] - found["sent"] > TTL_S / 3, "and was not made to stop at once"
