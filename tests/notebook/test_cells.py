@@ -129,7 +129,10 @@ def test_an_error_points_at_the_cells_own_lines_and_brings_its_changes_back(nb: 
     with pytest.raises(CellExecutionError) as caught:
         nb.run("%%gpu\nitems.append(1)\nraise ValueError('as it was')")
     assert "ValueError" in str(caught.value)
-    assert "raise ValueError('as it was')" in re.sub(r"\x1b\[[\d;]*m", "", str(caught.value))
+    said = re.sub(r"\x1b\[[\d;]*m", "", str(caught.value))
+    assert "----> 3 raise ValueError('as it was')" in said
+    number = nb.nb.cells[-1].execution_count
+    assert f"Cell In[{number}], line 3" in said
     assert text(nb.run("print(items)")) == "[1]\n"
 
 

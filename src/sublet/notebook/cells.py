@@ -160,7 +160,7 @@ class Cells:
             running = Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=lease.remaining)
             status.show(running, quiet=True)
             began_s = time.monotonic()
-            reply = self._execute(line, source)
+            reply = self._execute(line, _as_numbered(source))
             busy_s = time.monotonic() - began_s
             came = self._take(kernel, options, sent)
         except SubletError:
@@ -204,7 +204,8 @@ class Cells:
                     raise lost_handle(name)
                 wanted.discard(name)
         sent = self._space.outgoing(wanted, must=True)
-        kernel.call(guest_side.place, sent.parcels, sent.gone, sent.names, reading.binds)
+        number = self._shell.execution_count
+        kernel.call(guest_side.place, sent.parcels, sent.gone, sent.names, reading.binds, number)
         self._space.sent(sent)
         return sent
 
@@ -226,6 +227,12 @@ class Cells:
         if self._line is not None:
             kind = message["header"]["msg_type"]
             self._line.send("shell", kind, message["content"], buffers=tuple(message.get("buffers") or ()))
+
+
+def _as_numbered(source: str) -> str:
+    """With the line of ``%%gpu`` as a comment, so that tracebacks count lines as the notebook does. A magic of its own
+    must stay first."""
+    return source if source.lstrip().startswith("%%") else f"# %%gpu\n{source}"
 
 
 def _fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:

@@ -30,13 +30,19 @@ _space: Space | None = None
 _before = _Before(frozenset(), {}, {})
 
 
-def place(parcels: list[Parcel], gone: tuple[str, ...], reads: frozenset[str], binds: frozenset[str]) -> Taken:
-    """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind."""
+def place(
+    parcels: list[Parcel], gone: tuple[str, ...], reads: frozenset[str], binds: frozenset[str], number: int = 0
+) -> Taken:
+    """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
+    ``number``: that of the cell, which tracebacks name."""
     global _before
     space = seen()
     taken = space.take(parcels, gone)
     aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
     _before = _Before(reads, {name: _held(value) for name, value in space.names.items()}, aside)
+    shell = sys.modules["IPython"].get_ipython() if number else None
+    if shell is not None:
+        shell.execution_count = number
     return taken
 
 
