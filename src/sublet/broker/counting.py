@@ -10,7 +10,7 @@ from sublet.broker.driver import Driver
 from sublet.broker.records import LeaseRecord, Now
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.metrics import OfficeMetrics, Readings
-from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId
+from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, Way
 
 __all__ = ["Counting"]
 
@@ -40,6 +40,8 @@ class Counting:
             ev.Quarantined: self._quarantined,
             ev.ResourceFaulted: self._quarantined,
             ev.Metered: self._metered,
+            ev.Parked: lambda event, now: self.metrics.parkings.inc("parked"),
+            ev.Resumed: lambda event, now: self.metrics.parkings.inc("resumed"),
         }
         driver.listen(self.note)
         driver.time_commits(self._committed)
@@ -73,6 +75,8 @@ class Counting:
         if began_ns is not None:
             self.metrics.teardown_seconds.observe((now.ns - began_ns) / NS_PER_S)
         lease = self._driver.ledger.state.leases.get(event.lease)
+        if event.end.way is Way.NOT_SAVED:
+            self.metrics.parkings.inc("not_saved")
         if lease is not None:
             self.metrics.ends.inc(_kind(lease), event.end.reason.value)
 

@@ -66,6 +66,10 @@ def acquire(
         Opt("--exclusivity", choices=[e.value for e in Exclusivity], help="How the GPU tolerates neighbours."),
     ] = None,
     model: Annotated[str | None, Opt("--model", metavar="MODEL", help="Only this model of GPU.")] = None,
+    resume: Annotated[
+        str | None,
+        Opt("--resume", metavar="LEASE[@EPOCH]", help="Go on with what is parked there; it says itself what it needs."),
+    ] = None,
     name: Annotated[str | None, Opt("--name", metavar="NAME", parse=valid, help="What to call it in listings.")] = None,
     label_pairs: Annotated[
         list[tuple[str, str]],
@@ -82,7 +86,11 @@ def acquire(
     """
     if spot and tier not in (None, Tier.SPOT):
         raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
-    wants = _wants(gpu, gpus, cpu, memory, block, exclusivity, model, smaller_ok=smaller_ok, at_least=at_least)
+    if resume is not None and any(given is not None for given in (gpu, gpus, cpu, memory, block, exclusivity, model)):
+        raise UsageError("--resume says itself what is needed", do="Leave the amounts out.")
+    wants: list[WantBody] = []
+    if resume is None:
+        wants = _wants(gpu, gpus, cpu, memory, block, exclusivity, model, smaller_ok=smaller_ok, at_least=at_least)
     request = AcquireRequest(
         request_id=new_request_id(),
         wants=wants,
@@ -93,6 +101,7 @@ def acquire(
         name=name,
         labels=labels(label_pairs),
         holder="sublet lease acquire",
+        resume=resume,
     )
     office = Office.reach()
     with LiveLine() as line:

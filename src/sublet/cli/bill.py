@@ -33,6 +33,7 @@ _COLUMNS = (
     "cost",
     "end",
     "live",
+    "way",
 )
 
 

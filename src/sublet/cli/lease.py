@@ -61,6 +61,10 @@ def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
         ("name", view["name"] or "-"),
         ("labels", ", ".join(f"{key}={value}" for key, value in view["labels"].items()) or "-"),
     ]
+    if view.get("parks"):
+        facts.insert(2, ("parks", _parks(view)))
+    if view.get("resume"):
+        facts.insert(2, ("goes on with", view["resume"]))
     if answer["answer"] == "place":
         facts.insert(2, ("queue", _place(answer)))
     width = max(len(fact) for fact, _ in facts)
@@ -176,7 +180,9 @@ def _status(view: Mapping[str, Any]) -> str:
 
 def _ends(view: Mapping[str, Any]) -> str:
     if view["end"] is not None:
-        return f"{view['end']['at']}{_because(view)}"
+        parked = view["end"].get("parked", "")
+        go_on = f"; go on: sublet lease acquire --resume {parked}" if parked else ""
+        return f"{view['end']['at']}{_because(view)}{go_on}"
     return f"{view['expires_at']}, in {seconds(view['remaining'])}" if view["expires_at"] else "-"
 
 
@@ -191,3 +197,13 @@ def _place(answer: Mapping[str, Any]) -> str:
     estimate = answer["estimate"]
     about = "" if estimate is None else f", in about {seconds(estimate)}"
     return f"place {answer['position']}{about}: {answer['reason']}"
+
+
+def _parks(view: Json) -> str:
+    """For whom a parking lease is, and how far that is."""
+    parks = view["parks"]
+    if parks["resumed_by"]:
+        return f"what ran under {parks['of']}, which {parks['resumed_by']} goes on with"
+    state = "what ran under" if parks["holds"] else "nothing yet; it is set aside for what runs under"
+    go_on = f" (go on: sublet lease acquire --resume {view['id']})" if parks["holds"] else ""
+    return f"{state} {parks['of']}{go_on}"

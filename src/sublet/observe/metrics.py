@@ -127,6 +127,9 @@ class OfficeMetrics:
         self.ends = counter("ends", "Leases ended, and why.", "kind", "reason")
         self.renewals = counter("renewals", "Renewals that moved a deadline.")
         self.notices = counter("notices", "Notices given.", "reason")
+        self.parkings = counter(
+            "parkings", "Devices taken from guests: parked, not_saved; and resumed, of those parked.", "outcome"
+        )
         self.limits = counter("limits_hit", "Times a named limit was reached.", "limit")
         self.lagged = counter("events_lagged", "Event streams that were too slow and lost events.")
         self.quarantines = counter("quarantines", "Slices or devices that were quarantined.")
