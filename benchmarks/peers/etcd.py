@@ -23,7 +23,7 @@ from typing import Final, Self
 from benchmarks.load.http1 import Address, BadAnswer, Request, Step, ask
 from benchmarks.procs import Child, free_port, wait_until
 
-__all__ = ["Etcd"]
+__all__ = ["Etcd", "encoded"]
 
 _RECORD: Final = json.dumps(
     {"tenant": "local", "holder": "benchmark", "wants": [{"kind": "memory", "amount": 1 << 20}], "tier": "interactive"}
@@ -85,7 +85,7 @@ class Etcd:
 
     def client(self, number: int) -> Mapping[str, str]:
         """Each client has a slot of its own, as each of our leases has."""
-        return {"key": _base64(f"slot/{number}"), "value": _base64(_RECORD)}
+        return {"key": encoded(f"slot/{number}"), "value": encoded(_RECORD)}
 
     def _healthy(self) -> bool:
         if not self.child.alive:
@@ -105,5 +105,6 @@ class Etcd:
         self.child.end()
 
 
-def _base64(text: str) -> str:
+def encoded(text: str) -> str:
+    """As the gateway wants bytes."""
     return base64.b64encode(text.encode()).decode()

@@ -121,26 +121,30 @@ class Files:
             return os.fstat(fd).st_ino, 0
         return os.fstat(fd).st_ino, int.from_bytes(answer[:4], "little")
 
-    def same(self, fd: int, path: Path) -> bool:
-        """Whether the name still means this file."""
+    def state(self, path: Path, number: int) -> str:
+        """Of the file with that number and name: ``"same"``, ``"marked"`` (see ``mark``), or ``"other"``.
+
+        The number alone is enough: while we have the file open, nobody else gets its number.
+        """
         try:
             named = os.stat(path)
         except FileNotFoundError:
-            return False
-        ours = os.fstat(fd)
-        return (named.st_ino, named.st_dev) == (ours.st_ino, ours.st_dev)
-
-    def is_marked(self, fd: int) -> bool:
-        """Whether somebody marked the file as one not to be used any more."""
-        return not os.fstat(fd).st_mode & 0o200
+            return "other"
+        if named.st_ino != number:
+            return "other"
+        return "same" if named.st_mode & 0o200 else "marked"
 
     def mark(self, fd: int) -> None:
         """Mark it. Everybody sees that at once, it needs no room, and it need not outlive the page cache."""
         os.fchmod(fd, 0o400)
 
-    def lock(self, fd: int) -> None:
-        """Wait for it. The system gives it back when the process ends."""
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    def lock(self, fd: int, *, wait: bool = True) -> bool:
+        """Take it, or say that it is taken. The system gives it back when the process ends."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def unlock(self, fd: int) -> None:
         """Give it back."""

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,16 +27,24 @@ from sublet.replicated.cell import Accept as AcceptRequest
 from sublet.replicated.cell import Answer, Cell, Install, Installed, Prepare, Query, Request, answer
 from sublet.replicated.files import Files, refuse_network
 from sublet.replicated.folder_format import Header, entries
-from sublet.replicated.folder_log import LOG, FolderLog
+from sublet.replicated.folder_log import LOG, FolderLog, Planned
 from sublet.replicated.policy import FailureDomain
 from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.replica import ReplicaFull, ReplicaSilent, folder_of, seal, unseal
 
-__all__ = ["LOG_BYTES", "FolderReplica"]
+__all__ = ["LOG_BYTES", "FolderReplica", "Started"]
 
 LOG_BYTES: Final = 1 << 20
 """What a log takes on the disk from the first moment on."""
 PACKS: Final = "packs"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Requests that were answered, and what must be synced before the answers may be given (None: nothing)."""
+
+    said: list[Answer]
+    planned: Planned | None
 
 
 class FolderReplica:
@@ -52,7 +61,7 @@ class FolderReplica:
         self.folder = Path(folder).absolute()
         self.domain = domain if domain is not None else FailureDomain()
         self._files = Files() if files is None else files
-        self._thread_lock = threading.RLock()
+        self._thread_lock = threading.Lock()
         self._synced_packs: set[tuple[str, str]] = set()
         """(key, pack) pairs whose names this process knows to be on the disk."""
         try:
@@ -81,27 +90,89 @@ class FolderReplica:
 
     def ask(self, requests: Sequence[tuple[str, Request]]) -> list[Answer]:
         """Carry these out; one write and one sync for all of them."""
-        with self._held() as log:
-            known, changed, said = log.known, dict[str, Cell](), list[Answer]()
-            for key, request in requests:
-                inner: Prepare | AcceptRequest | Query | None
-                if isinstance(request, Install):
-                    if known is None or request.replicas.generation > known.generation:
-                        known = request.replicas
-                    inner = request.then
-                else:
-                    inner = request
-                if inner is None:
-                    said.append(Installed())
-                    continue
-                before = changed[key] if key in changed else log.cell(key)
-                after, spoken = answer(before, known, inner, self._missing(key, before, inner))
-                said.append(spoken)
-                if after is not before:
-                    changed[key] = after
-            if changed or known is not log.known:
-                log.append(changed, known if known is not log.known else None)
-            return said
+        with self._thread_lock:
+            log = self._log
+            log.take()
+            try:
+                return self._ask(log, requests)
+            except OSError as error:
+                raise self._unable(error) from error
+            finally:
+                log.give()
+
+    def begin(self, requests: Sequence[tuple[str, Request]]) -> Started | None:
+        """As much of ``ask`` as takes no time: all but the sync. None if it would have to wait for somebody.
+
+        Who gets a ``Started`` holds the replica until somebody, perhaps in another thread, calls ``finish`` with it.
+        """
+        if not self._thread_lock.acquire(blocking=False):
+            return None
+        held = False
+        started: Started | None = None
+        try:
+            held = self._log.take(wait=False)
+            if held:
+                started = self._started(requests)
+        except OSError as error:
+            raise self._unable(error) from error
+        finally:
+            if started is None or started.planned is None:
+                if held:
+                    self._log.give()
+                self._thread_lock.release()
+        return started
+
+    def _started(self, requests: Sequence[tuple[str, Request]]) -> Started | None:
+        said, changed, known = self._answers(requests)
+        if not changed and known is None:
+            return Started(said, None)
+        planned = self._log.plan(changed, known)
+        if not self._log.fits(planned):
+            return None
+        self._log.write(planned)
+        return Started(said, planned)
+
+    def finish(self, started: Started) -> list[Answer]:
+        """The rest of it. Only for a ``Started`` that has something planned, and once."""
+        try:
+            assert started.planned is not None
+            self._log.settle(started.planned)
+        except OSError as error:
+            raise self._unable(error) from error
+        finally:
+            self._log.give()
+            self._thread_lock.release()
+        return started.said
+
+    def _ask(self, log: FolderLog, requests: Sequence[tuple[str, Request]]) -> list[Answer]:
+        said, changed, known = self._answers(requests)
+        if changed or known is not None:
+            log.append(changed, known)
+        return said
+
+    def _answers(
+        self, requests: Sequence[tuple[str, Request]]
+    ) -> tuple[list[Answer], dict[str, Cell], ReplicaSet | None]:
+        """What is said, what cells become, and the set if there is a new one. Nothing is changed yet."""
+        log = self._log
+        known, changed, said = log.known, dict[str, Cell](), list[Answer]()
+        for key, request in requests:
+            inner: Prepare | AcceptRequest | Query | None
+            if isinstance(request, Install):
+                if known is None or request.replicas.generation > known.generation:
+                    known = request.replicas
+                inner = request.then
+            else:
+                inner = request
+            if inner is None:
+                said.append(Installed())
+                continue
+            before = changed[key] if key in changed else log.cell(key)
+            after, spoken = answer(before, known, inner, self._missing(key, before, inner))
+            said.append(spoken)
+            if after is not before:
+                changed[key] = after
+        return said, changed, known if known is not log.known else None
 
     def known(self) -> ReplicaSet | None:
         """The latest set that was installed."""
@@ -216,10 +287,13 @@ class FolderReplica:
         try:
             yield
         except OSError as error:
-            raise ReplicaFull(
-                f"the replica in {self.folder} could not do its work ({error.strerror})",
-                do="See to its disk; the other replicas go on without it.",
-            ) from error
+            raise self._unable(error) from error
+
+    def _unable(self, error: OSError) -> ReplicaFull:
+        return ReplicaFull(
+            f"the replica in {self.folder} could not do its work ({error.strerror})",
+            do="See to its disk; the other replicas go on without it.",
+        )
 
     def _missing(self, key: str, before: Cell, request: Request) -> tuple[str, ...]:
         if not isinstance(request, AcceptRequest) or not request.accepted.packs:

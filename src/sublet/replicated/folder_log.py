@@ -12,6 +12,7 @@ nothing was promised, and what is left of it is made blank.
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,14 +23,23 @@ from sublet.replicated.folder_format import SECTOR, Entry, Header, Torn, batch, 
 from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.replica import ReplicaFaulty, ReplicaFull, ReplicaSilent
 
-__all__ = ["FolderLog"]
+__all__ = ["FolderLog", "Planned"]
 
 LOG: Final = "log"
 NEW: Final = "log.new"
 LOCK: Final = "lock"
+_BLANK: Final = bytes(SECTOR)
 _NOTE: Final = struct.Struct(">8s4sQ")
 SPARE: Final = 4
 """A new log has room for so many times what it begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A batch that is about to be written."""
+
+    entries: list[Entry]
+    data: bytes
 
 
 class FolderLog:
@@ -37,6 +47,8 @@ class FolderLog:
 
     def __init__(self, folder: Path, files: Files, size: int) -> None:
         self.folder, self.files, self._size_wanted = folder, files, size
+        self._path = folder / LOG
+        self._inode = 0
         self.cells: dict[str, Cell] = {}
         self.known: ReplicaSet | None = None
         self.header: Header | None = None
@@ -48,14 +60,16 @@ class FolderLog:
 
     # ---- the lock ----
 
-    def take(self) -> None:
-        """Wait for the lock, and catch up. Whoever gets an error does not have the lock."""
-        self.files.lock(self._lock_fd)
+    def take(self, *, wait: bool = True) -> bool:
+        """Take the lock, and catch up; whether it was to be had. Whoever gets an error does not have the lock."""
+        if not self.files.lock(self._lock_fd, wait=wait):
+            return False
         try:
             self._catch_up()
         except BaseException:
             self.files.unlock(self._lock_fd)
             raise
+        return True
 
     def give(self) -> None:
         """Give the lock back."""
@@ -87,9 +101,11 @@ class FolderLog:
 
     def _catch_up(self) -> None:
         try:
-            if self._fd < 0 or not self.files.same(self._fd, self.folder / LOG):
+            state = self.files.state(self._path, self._inode) if self._fd >= 0 else "other"
+            if state == "other":
                 self._open()
-            if self.files.is_marked(self._fd):
+                state = self.files.state(self._path, self._inode)
+            if state != "same":
                 raise self._faulty("a write to it failed earlier, and what is on its disk cannot be trusted")
             self._read_on()
         except Garbled as error:
@@ -120,12 +136,13 @@ class FolderLog:
         header = Header.unpack(self.files.read(self._fd, SECTOR, 0))
         if self.header is not None and header.identity != self.header.identity:
             raise self._faulty("it is another replica now")
-        if (header.inode, header.inode_generation) != self.files.which(self._fd):
+        which = self.files.which(self._fd)
+        if (header.inode, header.inode_generation) != which:
             raise self._faulty("its log was copied or restored, so it may have forgotten what it promised")
         if header.size != self.files.size(self._fd):
             raise self._faulty(f"its log should have {header.size} bytes and has {self.files.size(self._fd)}")
         self._make_name_durable()
-        self.header = header
+        self.header, self._inode = header, which[0]
         self.cells, self.known = {}, None
         self._at, self._number = SECTOR, 1
 
@@ -144,7 +161,7 @@ class FolderLog:
         """What others have appended since we last looked."""
         header = self._head()
         fast = self._number > 1 and self._at < header.size
-        if fast and not any(self.files.read(self._fd, SECTOR, self._at)):
+        if fast and self.files.read(self._fd, SECTOR, self._at) == _BLANK:
             return
         rest = self.files.read(self._fd, header.size - self._at, self._at)
         found = 0
@@ -175,27 +192,44 @@ class FolderLog:
 
     def append(self, changed: dict[str, Cell], known: ReplicaSet | None) -> None:
         """These cells, and the set if it is new; durable when this returns."""
-        generation = (known or self.known or _NO_SET).generation
-        new = [Entry(generation, "", known)] if known is not None else []
-        new += [Entry(generation, key, cell) for key, cell in changed.items()]
-        data = frame(batch(new), self._number, self._head().salt)
-        if self._at + len(data) > self._head().size:
-            self._compact(new)
-        else:
-            self._write(data)
-            self._at += len(data)
-            self._number += 1
-        for entry in new:
+        planned = self.plan(changed, known)
+        if self.fits(planned):
+            self.write(planned)
+            self.settle(planned)
+            return
+        self._compact(planned.entries)
+        for entry in planned.entries:
             self._apply(entry)
         self._note_synced()
 
-    def _write(self, data: bytes) -> None:
+    def plan(self, changed: dict[str, Cell], known: ReplicaSet | None) -> Planned:
+        """A batch of these, ready to be written."""
+        latest = known if known is not None else self.known
+        generation = latest.generation if latest is not None else 0
+        new = [Entry(generation, "", known)] if known is not None else []
+        new += [Entry(generation, key, cell) for key, cell in changed.items()]
+        return Planned(new, frame(batch(new), self._number, self._head().salt))
+
+    def fits(self, planned: Planned) -> bool:
+        """Whether there is room for it."""
+        return self._at + len(planned.data) <= self._head().size
+
+    def write(self, planned: Planned) -> None:
+        """Into the file, and perhaps not yet on the disk."""
         try:
-            self.files.write(self._fd, data, self._at)
+            self.files.write(self._fd, planned.data, self._at)
         except OSError as error:
             # What came of it looks like a torn batch, and whoever takes the lock next makes it blank.
             raise self._no_room(error) from error
+
+    def settle(self, planned: Planned) -> None:
+        """On the disk; only then it is true."""
         self._sync()
+        self._at += len(planned.data)
+        self._number += 1
+        for entry in planned.entries:
+            self._apply(entry)
+        self._note_synced()
 
     def _sync(self) -> None:
         try:
@@ -297,10 +331,3 @@ class FolderLog:
     def cell(self, key: str) -> Cell:
         """What is kept for a key."""
         return self.cells.get(key, EMPTY)
-
-
-class _NoSet:
-    generation = 0
-
-
-_NO_SET: Final = _NoSet()

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from sublet.replicated.cell import Answer
+from sublet.replicated.cell import Answer, Query
+from sublet.replicated.folder import FolderReplica, Started
 from sublet.replicated.phases import Send
 from sublet.replicated.replica import Replica, ReplicaHealth, ReplicaSilent
 
@@ -32,59 +33,114 @@ class Errand:
     supply: Callable[[str, str], bytes | None]
 
 
+NOTHING: Final = Errand("", Send("", Query(0)), 0, queue.SimpleQueue(), lambda _key, _name: None)
+"""Stands for an empty queue where None stands for the end."""
+
+
 class Worker:
-    """The thread of one replica."""
+    """The thread of one replica.
+
+    Where a replica can be begun with (``begin``: everything but the sync), that is done at once in the thread of the
+    asker, and only the sync is waited for here: handing work from thread to thread costs more than the work.
+    """
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.identity = replica.identity
         self.health, self.detail = ReplicaHealth.UNKNOWN, ""
-        self.errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._waiting = 0
+        """Errands that are in the queue or in the thread's hands. What is begun elsewhere must find none, or the thread
+        would wait for the replica while what frees the replica waits for the thread."""
+        self._quick = replica if isinstance(replica, FolderReplica) else None
         self._thread = threading.Thread(target=self._run, name=f"replica-{self.identity[:8]}", daemon=True)
         self._thread.start()
 
     def ask(self, errand: Errand) -> None:
         """Have it asked; the answer comes in the errand's queue."""
-        if self.errands.qsize() > WAITING_MAX:
-            errand.told.put((errand.turn, self.identity, None))
-        else:
-            self.errands.put(errand)
+        with self._gate:
+            if self._waiting > WAITING_MAX:
+                errand.told.put((errand.turn, self.identity, None))
+                return
+            if self._quick is not None and not self._waiting and not errand.send.packs:
+                try:
+                    started = self._quick.begin([(errand.key, errand.send.request)])
+                except ReplicaSilent as error:
+                    self._tell([errand], None, error)
+                    return
+                if started is not None and started.planned is None:
+                    self._tell([errand], started.said)
+                    return
+                if started is not None:
+                    self._waiting += 1
+                    self._errands.put((errand, started))
+                    return
+            self._waiting += 1
+            self._errands.put(errand)
 
     def close(self, patience_s: float) -> None:
         """Let it finish what waits."""
-        self.errands.put(None)
+        self._errands.put(None)
         self._thread.join(patience_s)
 
     def _run(self) -> None:
-        while True:
-            first = self.errands.get()
-            if first is None:
-                return
-            batch, last = [first], False
-            while len(batch) < BATCH_MAX:
-                try:
-                    more = self.errands.get_nowait()
-                except queue.Empty:
-                    break
-                if more is None:
-                    last = True
-                    break
-                batch.append(more)
+        item = self._errands.get()
+        while item is not None:
+            if isinstance(item, tuple):
+                self._finish(*item)
+                item = self._errands.get()
+                continue
+            batch = [item]
+            item = self._more(batch)
             self._carry_out(batch)
-            if last:
-                return
+            if item is NOTHING:
+                item = self._errands.get()
+
+    def _more(self, batch: list[Errand]) -> _Item:
+        """Take what waits besides; what does not belong in the batch is handed back."""
+        while len(batch) < BATCH_MAX:
+            try:
+                item = self._errands.get_nowait()
+            except queue.Empty:
+                break
+            if not isinstance(item, Errand):
+                return item
+            batch.append(item)
+        return NOTHING
+
+    def _finish(self, errand: Errand, started: Started) -> None:
+        assert self._quick is not None
+        try:
+            said = self._quick.finish(started)
+        except ReplicaSilent as error:
+            self._done(1)
+            self._tell([errand], None, error)
+        else:
+            self._done(1)
+            self._tell([errand], said)
 
     def _carry_out(self, batch: list[Errand]) -> None:
-        said: Sequence[Answer | None]
         try:
             for errand in batch:
                 self._bring(errand)
             said = self.replica.ask([(errand.key, errand.send.request) for errand in batch])
-            self.health, self.detail = ReplicaHealth.HEALTHY, ""
         except ReplicaSilent as error:
-            self.health, self.detail = error.health, error.message
-            said = [None] * len(batch)
-        for errand, answer in zip(batch, said, strict=True):
+            self._done(len(batch))
+            self._tell(batch, None, error)
+        else:
+            self._done(len(batch))
+            self._tell(batch, said)
+
+    def _done(self, count: int) -> None:
+        with self._gate:
+            self._waiting -= count
+
+    def _tell(self, batch: list[Errand], said: Sequence[Answer] | None, error: ReplicaSilent | None = None) -> None:
+        self.health = ReplicaHealth.HEALTHY if error is None else error.health
+        self.detail = "" if error is None else error.message
+        answers = said if said is not None else [None] * len(batch)
+        for errand, answer in zip(batch, answers, strict=True):
             errand.told.put((errand.turn, self.identity, answer))
 
     def _bring(self, errand: Errand) -> None:
@@ -92,3 +148,6 @@ class Worker:
             data = errand.supply(errand.key, name)
             if data is not None:
                 self.replica.put_pack(errand.key, name, data)
+
+
+_Item: TypeAlias = "Errand | tuple[Errand, Started] | None"

@@ -172,17 +172,18 @@ class PretendFiles(Files):
     def which(self, fd: int) -> tuple[int, int]:
         return self._open[fd].number, 7
 
-    def same(self, fd: int, path: Path) -> bool:
-        return self._disk.names.get(path) is self._open[fd]
-
-    def is_marked(self, fd: int) -> bool:
-        return self._open[fd].marked
+    def state(self, path: Path, number: int) -> str:
+        file = self._disk.names.get(path)
+        if file is None or file.number != number:
+            return "other"
+        return "marked" if file.marked else "same"
 
     def mark(self, fd: int) -> None:
         self._open[fd].marked = True
 
-    def lock(self, fd: int) -> None:
+    def lock(self, fd: int, *, wait: bool = True) -> bool:
         self._fail("lock")
+        return True
 
     def unlock(self, fd: int) -> None:
         return
