@@ -204,7 +204,7 @@ class Cells:
                     raise lost_handle(name)
                 wanted.discard(name)
         sent = self._space.outgoing(wanted, must=True)
-        number = self._shell.execution_count
+        number = len(self._shell.history_manager.input_hist_parsed) - 1  # of this cell, in every version of IPython
         kernel.call(guest_side.place, sent.parcels, sent.gone, sent.names, reading.binds, number)
         self._space.sent(sent)
         return sent
