@@ -271,7 +271,7 @@ class CallTimeout(SubletError, TimeoutError):
 
 
 class RemoteError(SubletError):
-    """The function raised an exception that cannot come over as itself: ``type_name`` says which, ``traceback`` where."""
+    """The function raised what cannot come over as itself: ``type_name`` says which exception, ``traceback`` where."""
 
     scope = "work"
 

@@ -31,7 +31,6 @@ def blocking() -> None:
             assert_type(end.reason, sublet.EndReason)
 
     fabric.gpu(min_vram=1 << 30, tier=sublet.Tier.SPOT, exclusivity="device", renew="always", renew_every=60)
-    fabric.gpu(ttl="5m")  # type: ignore[call-arg]  # how much?
     fabric.gpu(min_vram="1GiB", tier="gold")  # type: ignore[arg-type]
     fabric.gpu(min_vram="1GiB", vram="1GiB")  # type: ignore[call-arg]
     fabric.gpu(min_vram=1.5)  # type: ignore[arg-type]

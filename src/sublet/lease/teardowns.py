@@ -7,7 +7,7 @@ vouches for it, and is never lost on an office that does not know of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 
 from sublet.lease.hardware import Hardware
 from sublet.lease.teardown import Bounds, Phase, Teardown
@@ -126,7 +126,7 @@ class Teardowns:
         for downs in torn.values():
             self._report(self._torn_down(downs))
 
-    def poke(self, leases: Container[LeaseId], now_ns: int) -> None:
+    def poke(self, leases: Collection[LeaseId], now_ns: int) -> None:
         """The hardware has changed, for these leases (none: for any): see at once whether a step is done."""
         concerned = [down for down in self._all.values() if not leases or down.lease in leases]
         for down in concerned:
