@@ -1,0 +1,240 @@
+"""Processes taken off their GPU by the driver, and put back: lock, checkpoint; restore, unlock.
+
+The driver does the work inside the process that is suspended: a thread of its own copies device memory to the host and
+closes every device file, while CUDA calls of the program wait. So the process must not stand still before it is
+suspended, nor before it is resumed. What can fail is undone: of several processes of one guest all are suspended or
+none is, since half a guest is of no use to anybody.
+
+``main`` is the one long-lived program that does it for a supervisor, since a driver takes its time to be loaded and
+keeps whoever asks waiting. It reads a question a line and answers each by a line. ``probe`` tries the whole way with
+a small process, on this machine and under the isolation it is called in, and says what may be offered.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TextIO
+
+from sublet.devices.cuda_driver import CudaDriver, open_driver
+from sublet.errors import GpuError, SubletError, Unsupported
+from sublet.values import Suspend
+
+__all__ = ["SuspendFailed", "Suspender", "answer", "main", "probe"]
+
+NEEDED: Final = 12_080
+"""The CUDA version, 12.8, since which the driver has these calls."""
+REMAPS: Final = 13_000
+"""Since 13.0 it can put a process back on another GPU of the same type."""
+LOCK_MS: Final = 10_000
+"""How long the program's work on the device may take to come to an end. After that it is not suspended."""
+PROBE_S: Final = 60.0
+RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
+"""``CUprocessState``."""
+
+
+class SuspendFailed(GpuError):
+    """It could not be taken off its device, and is as it was; or it could not be put back, and is lost."""
+
+    @property
+    def kind(self) -> str:
+        return GpuError.__name__
+
+
+class Suspender:
+    """Over one driver."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        if not hasattr(driver.module, "cuCheckpointProcessLock"):
+            raise Unsupported(
+                "these bindings for CUDA have no calls to suspend a process", do="Install a newer sublet[gpu]."
+            )
+        self.version: Final = int(driver("suspend", "cuDriverGetVersion"))
+        if self.version < NEEDED:
+            raise Unsupported(
+                f"the driver speaks CUDA {_dotted(self.version)}, and suspends processes only since {_dotted(NEEDED)}",
+                do="Bring the driver up to date.",
+            )
+
+    @property
+    def can_move(self) -> bool:
+        """Whether what is suspended can come back on another device."""
+        return self.version >= REMAPS
+
+    def suspend(self, pids: Iterable[int], timeout_ms: int = LOCK_MS) -> list[int]:
+        """Take these processes off their devices, all or none; those that have none are left as they are. Returns
+        which were suspended. Raises ``SuspendFailed``; then all of them run as before."""
+        chosen = [pid for pid in pids if self._state(pid) is not None]
+        done: list[int] = []
+        try:
+            for pid in chosen:
+                done.append(pid)
+                if self._state(pid) == RUNNING:
+                    self._do(
+                        "cuCheckpointProcessLock", pid, self._arguments("CUcheckpointLockArgs", timeoutMs=timeout_ms)
+                    )
+            for pid in chosen:
+                if self._state(pid) == LOCKED:
+                    self._do("cuCheckpointProcessCheckpoint", pid, self._arguments("CUcheckpointCheckpointArgs"))
+        except SubletError as error:
+            why = self._undone(done)
+            raise SuspendFailed(f"suspend: {error.message}{why}", call="suspend") from error
+        return chosen
+
+    def resume(self, pids: Iterable[int], pairs: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Put them back, and let them go on. ``pairs`` says for each device they saw which one it is now, by UUID.
+        Raises ``SuspendFailed``: what could not be put back is lost."""
+        if pairs and not self.can_move:
+            raise SuspendFailed(
+                f"resume: a driver of CUDA {_dotted(self.version)} puts a process back only where it was", call="resume"
+            )
+        chosen = [pid for pid in pids if self._state(pid) is not None]
+        try:
+            for pid in chosen:
+                if self._state(pid) == CHECKPOINTED:
+                    self._do("cuCheckpointProcessRestore", pid, self._restore_arguments(pairs))
+            for pid in chosen:
+                if self._state(pid) == LOCKED:
+                    self._do("cuCheckpointProcessUnlock", pid, self._arguments("CUcheckpointUnlockArgs"))
+        except SubletError as error:
+            raise SuspendFailed(f"resume: {error.message}", call="resume") from error
+
+    def _undone(self, pids: Iterable[int]) -> str:
+        """Back to where they were; what to say of those that are not."""
+        try:
+            self.resume(pids)
+        except SubletError as error:
+            return f"; and it could not be undone: {error.message}"
+        return ""
+
+    def _state(self, pid: int) -> int | None:
+        """None: it does not use CUDA, or is gone."""
+        state = self._driver.says_no("cuCheckpointProcessGetState", pid)
+        if state is None:
+            return None
+        if int(state) == FAILED:
+            raise SuspendFailed(f"suspend: process {pid} is of no use any more, says the driver", call="suspend")
+        return int(state)
+
+    def _do(self, name: str, pid: int, arguments: Any) -> None:
+        self._driver("suspend", name, pid, arguments)
+
+    def _arguments(self, name: str, **values: object) -> Any:
+        made = getattr(self._driver.module, name)()
+        for field, value in values.items():
+            setattr(made, field, value)
+        return made
+
+    def _restore_arguments(self, pairs: Sequence[tuple[bytes, bytes]]) -> Any:
+        if not pairs:
+            return self._arguments("CUcheckpointRestoreArgs")
+        made = [
+            self._arguments("CUcheckpointGpuPair", oldUuid=self._uuid(old), newUuid=self._uuid(new))
+            for old, new in pairs
+        ]
+        return self._arguments("CUcheckpointRestoreArgs", gpuPairs=made, gpuPairsCount=len(made))
+
+    def _uuid(self, raw: bytes) -> Any:
+        made = self._driver.module.CUuuid()
+        made.bytes = raw
+        return made
+
+
+# ---- the program ----
+
+
+def answer(suspender: Suspender, line: str) -> dict[str, object]:
+    """What one question comes to."""
+    try:
+        asked = json.loads(line)
+        pids = [int(pid) for pid in asked["pids"]]
+        if asked["do"] == "suspend":
+            return {"done": suspender.suspend(pids, int(asked.get("timeout_ms", LOCK_MS)))}
+        if asked["do"] == "resume":
+            pairs = [(bytes.fromhex(old), bytes.fromhex(new)) for old, new in asked.get("pairs", ())]
+            suspender.resume(pids, pairs)
+            return {"done": pids}
+        return {"failed": f"{asked['do']!r} is nothing that can be asked"}
+    except SubletError as error:
+        return {"failed": error.message}
+    except (ValueError, KeyError, TypeError) as error:
+        return {"failed": f"the question cannot be read ({type(error).__name__})"}
+
+
+def main(lines: Iterable[str] | None = None, out: TextIO | None = None) -> int:
+    """Answer questions until there are no more."""
+    out = out or sys.stdout
+    if lines is None and sys.argv[1:] == ["--probe"]:
+        print(json.dumps({"suspend": probe().value}), file=out, flush=True)
+        return 0
+    try:
+        suspender = Suspender(open_driver())
+    except SubletError as error:
+        print(json.dumps({"failed": error.message}), file=out, flush=True)
+        return 1
+    print(json.dumps({"ready": suspender.version, "can_move": suspender.can_move}), file=out, flush=True)
+    for line in sys.stdin if lines is None else lines:
+        print(json.dumps(answer(suspender, line)), file=out, flush=True)
+    return 0
+
+
+# ---- the probe ----
+
+TINY: Final = """
+import sys
+from sublet.devices.cuda_driver import open_driver
+driver = open_driver()
+context = driver("probe", "cuDevicePrimaryCtxRetain", driver("probe", "cuDeviceGet", 0))
+driver("probe", "cuCtxSetCurrent", context)
+memory = driver("probe", "cuMemAlloc", 1 << 20)
+driver("probe", "cuMemsetD8", memory, 0x5A, 1 << 20)
+driver("probe", "cuCtxSynchronize")
+print("ready", flush=True)
+sys.stdin.readline()
+back = bytearray(1 << 20)
+driver("probe", "cuMemcpyDtoH", back, memory, 1 << 20)
+print("same" if back == bytes([0x5A]) * (1 << 20) else "other", flush=True)
+"""
+"""Fills a piece of device memory, waits, and says whether it is still what it was."""
+
+
+def probe(make: Callable[[], Suspender] | None = None, argv: Sequence[str] = (sys.executable, "-c", TINY)) -> Suspend:
+    """Suspend and resume a small process here and now. Whatever goes wrong, the answer is that it cannot be had."""
+    try:
+        suspender = make() if make is not None else Suspender(open_driver())
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tiny:
+            try:
+                worked = _there_and_back(suspender, tiny)
+            finally:
+                tiny.kill()
+    except (SubletError, OSError, ValueError):
+        return Suspend.NONE
+    if not worked:
+        return Suspend.NONE
+    return Suspend.SAME_TYPE if suspender.can_move else Suspend.SAME_DEVICE
+
+
+def _there_and_back(suspender: Suspender, tiny: subprocess.Popen[str]) -> bool:
+    assert tiny.stdin is not None
+    assert tiny.stdout is not None
+    if tiny.stdout.readline().strip() != "ready":
+        return False
+    if suspender.suspend([tiny.pid]) != [tiny.pid]:
+        return False
+    suspender.resume([tiny.pid])
+    tiny.stdin.write("\n")
+    tiny.stdin.flush()
+    said = tiny.stdout.readline().strip()
+    tiny.wait(PROBE_S)
+    return said == "same"
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

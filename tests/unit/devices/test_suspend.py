@@ -1,0 +1,216 @@
+"""Lock, checkpoint, restore, unlock: over a pretended driver that is as strict as the real one says it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sublet.devices import suspend
+from sublet.devices.cuda_driver import CudaDriver
+from sublet.devices.suspend import Suspender, SuspendFailed, answer, main, probe
+from sublet.errors import Unsupported
+from sublet.values import Suspend
+
+RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
+OLD, NEW = bytes(16), bytes(range(16))
+
+
+class Arguments(SimpleNamespace):
+    """A struct of the driver: only fields it has may be set."""
+
+    def __init__(self, *fields: str) -> None:
+        super().__init__(**dict.fromkeys(fields))
+        object.__setattr__(self, "_fields", fields)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        assert name in self._fields, f"the driver knows no {name}"
+        super().__setattr__(name, value)
+
+
+class FakeDriver:
+    """Processes and their states; a call in the wrong state is an error, as the driver's documentation has it."""
+
+    def __init__(self, *pids: int, version: int = 13_000) -> None:
+        self.states = dict.fromkeys(pids, RUNNING)
+        self.version = version
+        self.calls: list[tuple[str, int]] = []
+        self.fails: dict[tuple[str, int], int] = {}
+        self.pairs: list[tuple[bytes, bytes]] = []
+        self.timeouts: list[int] = []
+
+    CUcheckpointLockArgs = staticmethod(lambda: Arguments("timeoutMs"))
+    CUcheckpointCheckpointArgs = staticmethod(Arguments)
+    CUcheckpointRestoreArgs = staticmethod(lambda: Arguments("gpuPairs", "gpuPairsCount"))
+    CUcheckpointUnlockArgs = staticmethod(Arguments)
+    CUcheckpointGpuPair = staticmethod(lambda: Arguments("oldUuid", "newUuid"))
+    CUuuid = staticmethod(lambda: Arguments("bytes"))
+
+    def cuDriverGetVersion(self) -> tuple[int, int]:  # noqa: N802
+        return 0, self.version
+
+    def cuGetErrorString(self, code: int) -> tuple[int, bytes]:  # noqa: N802
+        return 0, b"in words"
+
+    def cuCheckpointProcessGetState(self, pid: int) -> tuple[int, ...]:  # noqa: N802
+        return (0, self.states[pid]) if pid in self.states else (1,)
+
+    def _step(self, name: str, pid: int, expected: int, then: int) -> tuple[int]:
+        self.calls.append((name, pid))
+        if (code := self.fails.get((name, pid))) is not None:
+            return (code,)
+        if self.states.get(pid) != expected:
+            return (401,)  # CUDA_ERROR_ILLEGAL_STATE
+        self.states[pid] = then
+        return (0,)
+
+    def cuCheckpointProcessLock(self, pid: int, arguments: Any) -> tuple[int]:  # noqa: N802
+        self.timeouts.append(arguments.timeoutMs)
+        return self._step("lock", pid, RUNNING, LOCKED)
+
+    def cuCheckpointProcessCheckpoint(self, pid: int, arguments: Any) -> tuple[int]:  # noqa: N802
+        return self._step("checkpoint", pid, LOCKED, CHECKPOINTED)
+
+    def cuCheckpointProcessRestore(self, pid: int, arguments: Any) -> tuple[int]:  # noqa: N802
+        if arguments.gpuPairs:
+            assert arguments.gpuPairsCount == len(arguments.gpuPairs)
+            self.pairs += [(pair.oldUuid.bytes, pair.newUuid.bytes) for pair in arguments.gpuPairs]
+        return self._step("restore", pid, CHECKPOINTED, LOCKED)
+
+    def cuCheckpointProcessUnlock(self, pid: int, arguments: Any) -> tuple[int]:  # noqa: N802
+        return self._step("unlock", pid, LOCKED, RUNNING)
+
+
+def over(fake: FakeDriver) -> Suspender:
+    return Suspender(CudaDriver(fake))
+
+
+def test_there_and_back() -> None:
+    """All are locked before any is copied; those without CUDA are left alone."""
+    fake = FakeDriver(1, 2)
+    suspender = over(fake)
+    assert suspender.suspend([1, 2, 7], 1234) == [1, 2]
+    assert fake.states == {1: CHECKPOINTED, 2: CHECKPOINTED}
+    assert fake.timeouts == [1234, 1234]
+    suspender.resume([1, 2, 7])
+    assert fake.states == {1: RUNNING, 2: RUNNING}
+    assert [name for name, _ in fake.calls] == [*["lock"] * 2, *["checkpoint"] * 2, *["restore"] * 2, *["unlock"] * 2]
+
+
+def test_twice_is_once() -> None:
+    """Whoever asks again, because an answer was lost, changes nothing."""
+    fake = FakeDriver(1)
+    suspender = over(fake)
+    suspender.suspend([1])
+    assert suspender.suspend([1]) == [1]
+    suspender.resume([1])
+    suspender.resume([1])
+    assert len(fake.calls) == 4
+
+
+@pytest.mark.parametrize("step", ["lock", "checkpoint"])
+def test_half_a_guest_is_never_suspended(step: str) -> None:
+    """The second fails: the first goes on as if nothing had been."""
+    fake = FakeDriver(1, 2)
+    fake.fails[step, 2] = 999
+    with pytest.raises(SuspendFailed, match="in words"):
+        over(fake).suspend([1, 2])
+    assert fake.states == {1: RUNNING, 2: RUNNING}
+
+
+def test_what_could_not_be_undone_is_said() -> None:
+    """The guest is lost then, and has to be ended."""
+    fake = FakeDriver(1, 2)
+    fake.fails["checkpoint", 2] = fake.fails["restore", 1] = 999
+    with pytest.raises(SuspendFailed, match="could not be undone"):
+        over(fake).suspend([1, 2])
+
+
+def test_a_process_that_the_driver_gave_up_is_no_success() -> None:
+    """``FAILED`` is a state of its own."""
+    fake = FakeDriver(1)
+    fake.states[1] = FAILED
+    with pytest.raises(SuspendFailed, match="of no use any more"):
+        over(fake).suspend([1])
+
+
+def test_another_device_only_where_the_driver_can() -> None:
+    """And then it is told which became which."""
+    fake = FakeDriver(1)
+    suspender = over(fake)
+    suspender.suspend([1])
+    suspender.resume([1], [(OLD, NEW)])
+    assert fake.pairs == [(OLD, NEW)]
+    older = over(FakeDriver(1, version=12_080))
+    older.suspend([1])
+    with pytest.raises(SuspendFailed, match=r"CUDA 12\.8 puts a process back only where it was"):
+        older.resume([1], [(OLD, NEW)])
+
+
+def test_a_driver_without_the_calls_says_so() -> None:
+    """Too old, or bindings that do not know them."""
+    with pytest.raises(Unsupported, match=r"CUDA 12\.4.*only since 12\.8"):
+        over(FakeDriver(version=12_040))
+    with pytest.raises(Unsupported, match="bindings"):
+        Suspender(CudaDriver(SimpleNamespace()))
+
+
+def test_a_question_a_line() -> None:
+    """What cannot be read is answered, too; the program goes on."""
+    suspender = over(FakeDriver(1))
+    assert answer(suspender, '{"do": "suspend", "pids": [1, 2]}') == {"done": [1]}
+    assert answer(suspender, '{"do": "resume", "pids": [1]}') == {"done": [1]}
+    for bad in ("", "[]", "{}", '{"do": "dance", "pids": []}', '{"do": "suspend", "pids": ["x"]}'):
+        assert "failed" in answer(suspender, bad)
+
+
+def test_the_program_says_first_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or why it can nothing."""
+    out = io.StringIO()
+    monkeypatch.setattr(suspend, "open_driver", lambda: CudaDriver(FakeDriver(1)))
+    assert main(['{"do": "suspend", "pids": [1]}'], out) == 0
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [
+        {"ready": 13_000, "can_move": True},
+        {"done": [1]},
+    ]
+    out = io.StringIO()
+    monkeypatch.setattr(suspend, "open_driver", lambda: CudaDriver(FakeDriver(version=12_000)))
+    assert main([], out) == 1
+    assert "12.8" in out.getvalue()
+
+
+SAYS = "import sys; print('ready', flush=True); sys.stdin.readline(); print({!r}, flush=True)"
+
+
+class AnyProcess(FakeDriver):
+    """Whoever asks is a CUDA process."""
+
+    def cuCheckpointProcessGetState(self, pid: int) -> tuple[int, ...]:  # noqa: N802
+        return 0, self.states.setdefault(pid, RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("said", "version", "found"),
+    [
+        ("same", 13_000, Suspend.SAME_TYPE),
+        ("same", 12_080, Suspend.SAME_DEVICE),
+        ("other", 13_000, Suspend.NONE),
+        ("same", 12_040, Suspend.NONE),
+    ],
+)
+def test_the_probe_offers_what_it_has_seen_work(said: str, version: int, found: Suspend) -> None:
+    """Memory that comes back changed is no success."""
+    fake = AnyProcess(version=version)
+    assert probe(lambda: over(fake), (sys.executable, "-c", SAYS.format(said))) is found
+
+
+def test_a_probe_that_fails_offers_nothing() -> None:
+    """No such program, one that dies, one that cannot be locked."""
+    fake = AnyProcess()
+    assert probe(lambda: over(fake), ("/no/such/program",)) is Suspend.NONE
+    assert probe(lambda: over(fake), (sys.executable, "-c", "")) is Suspend.NONE
+    assert probe(lambda: over(FakeDriver()), (sys.executable, "-c", SAYS.format("same"))) is Suspend.NONE
