@@ -98,6 +98,15 @@ def starts_a_shell(tree: ast.AST) -> Found:
                 pass
 
 
+def numbers_its_blanks(tree: ast.AST) -> Found:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if re.search(r"\b[A-Z]{3,}\b.*[\s(,]\?\d", text):
+                yield node.lineno, "Python 3.12 before 3.12.4 warns of ?1 in SQL; write ?, and give the value twice"
+            case _:
+                pass
+
+
 def is_too_long(source: str) -> Found:
     lines = source.count("\n")
     if lines > LINES_MAX:
@@ -135,6 +144,7 @@ RULES: Final[tuple[tuple[Callable[[ast.AST], Found], Callable[[str], bool]], ...
     (reads_the_world, is_pure),
     (loads_client_bytes, is_control),
     (starts_a_shell, everywhere),
+    (numbers_its_blanks, everywhere),
 )
 
 
@@ -168,6 +178,7 @@ def test_every_edge_names_a_reason() -> None:
         (starts_a_shell, "subprocess.run(text, shell=True)"),
         (starts_a_shell, "subprocess.run(text, shell=flag)"),
         (starts_a_shell, "os.system(text)"),
+        (numbers_its_blanks, "db.execute('SELECT seq FROM audit WHERE seq > ?1', (seq,))"),
     ],
 )
 def test_a_rule_catches_what_it_is_for(rule: Callable[[ast.AST], Found], source: str) -> None:
@@ -181,6 +192,7 @@ def test_a_rule_catches_what_it_is_for(rule: Callable[[ast.AST], Found], source:
         (reads_the_world, "from sublet.clock import Clock\nnow_ns = clock.now_ns()"),
         (loads_client_bytes, "import json\nyaml.safe_load(text)"),
         (starts_a_shell, "subprocess.run([program], shell=False)"),
+        (numbers_its_blanks, "db.execute('SELECT seq FROM audit WHERE seq > ?', (seq,))"),
     ],
 )
 def test_a_rule_lets_the_better_way_pass(rule: Callable[[ast.AST], Found], source: str) -> None:

@@ -209,9 +209,9 @@ class Reader:
                 prev = _linked(prev, *known[0])
             expected = snapshot_seq
             cursor = self._db.execute(
-                "SELECT seq, ns, wall_ns, kind, body, hash FROM audit WHERE seq > ?1 UNION ALL "
-                "SELECT seq, ns, wall_ns, NULL, body, crc FROM events WHERE seq > ?1 ORDER BY seq",
-                (snapshot_seq,),
+                "SELECT seq, ns, wall_ns, kind, body, hash FROM audit WHERE seq > ? UNION ALL "
+                "SELECT seq, ns, wall_ns, NULL, body, crc FROM events WHERE seq > ? ORDER BY seq",
+                (snapshot_seq, snapshot_seq),
             )
             for seq, ns, wall_ns, kind, body, proof in cursor:
                 expected += 1
@@ -242,8 +242,8 @@ class Reader:
         given. Not checked: who wants proof walks the whole chain."""
         with not_opened(self.path):
             rows = self._db.execute(
-                "SELECT seq, ns, wall_ns, kind, body, hash FROM audit WHERE instr(body, CAST(?1 AS BLOB)) "
-                "ORDER BY seq DESC LIMIT ?2",
+                "SELECT seq, ns, wall_ns, kind, body, hash FROM audit WHERE instr(body, CAST(? AS BLOB)) "
+                "ORDER BY seq DESC LIMIT ?",
                 (json.dumps(naming, ensure_ascii=False) if naming else "{", most),
             ).fetchall()
         return [audit.Record(*row) for row in reversed(rows)]
