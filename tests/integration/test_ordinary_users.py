@@ -1,0 +1,149 @@
+"""Offices of ordinary users: two of them and one device; and what the other real-process tests show, once without root.
+
+Played by root, who gives every right away but that of reading: an interpreter may lie where other users cannot reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from sublet.agent.starting import package_folder
+from tests.traces import end_office, until
+
+pytestmark = [
+    pytest.mark.needs("setpriv"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root"),
+]
+
+ROOT: Final = Path(__file__).parents[2]
+ADA: Final = 65534
+BEN: Final = 65533
+PATIENCE_S: Final = 60.0
+READS: Final = "-all,+dac_read_search"
+ROUNDS: Final = {"SUBLET_KILL_ROUNDS": "50", "SUBLET_RACE_ROUNDS": "24"}
+SHARED: Final = (
+    ("test_run.py", "-k", "output or exit or signal or released or deadline"),
+    ("test_supervisor_life.py",),
+    ("test_kill_rounds.py",),
+    ("test_revoke_race.py",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Somebody with a folder and an office of his own."""
+
+    uid: int
+    home: Path
+
+    def words(self, *argv: str) -> list[str]:
+        ids = [f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+        return ["setpriv", *ids, f"--inh-caps={READS}", f"--ambient-caps={READS}", *argv]
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(self.home),
+            "SUBLET_HOME": str(self.home / "office"),
+            "XDG_STATE_HOME": str(self.home / "state"),
+            "PYTHONPATH": package_folder(),
+        }
+
+    def sublet(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.words(sys.executable, "-m", "sublet", *argv),
+            env=self.env,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.sublet("status", "--json").stdout)
+        return found
+
+
+@contextlib.contextmanager
+def user(uid: int) -> Iterator[User]:
+    home = Path(tempfile.mkdtemp(prefix="sublet-user-", dir="/tmp"))  # below tmp_path nobody else could come near it
+    os.chown(home, uid, uid)
+    found = User(uid, home)
+    try:
+        yield found
+    finally:
+        found.sublet("down", "--now")
+        for runtime in Path("/tmp").glob(f"sublet-{uid}-*"):
+            if not (runtime / "office.sock").exists():
+                end_office(runtime)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def ada() -> Iterator[User]:
+    with user(ADA) as found:
+        yield found
+
+
+@pytest.fixture
+def ben() -> Iterator[User]:
+    with user(BEN) as found:
+        yield found
+
+
+def test_of_two_users_with_one_device_one_has_it_and_the_other_is_told_who(ada: User, ben: User) -> None:
+    card = f"1x4GiB@pair{os.getpid()}"
+    for one in (ada, ben):
+        done = one.sublet("up", "--host-gpus", card)
+        assert done.returncode == 0, done.stderr
+    mine = ada.sublet("run", "--gpu", "1GiB", "--", "id", "-u")
+    assert (mine.returncode, mine.stdout.strip()) == (0, str(ADA))
+    refused = ben.sublet("run", "--gpu", "1GiB", "--wait", "0", "--", "id", "-u")
+    assert refused.returncode == 75, refused
+    assert refused.stdout == "", "nothing of it has run"
+    told = refused.stderr + ben.sublet("status").stdout + ben.sublet("doctor").stdout
+    assert f"{ada.home}/office" in told, told
+    assert "nobody" in told
+    assert ada.sublet("down", "--now").returncode == 0
+
+    def is_his() -> bool:
+        done = ben.sublet("run", "--gpu", "1GiB", "--wait", "0", "--", "id", "-u")
+        return (done.returncode, done.stdout.strip()) == (0, str(BEN))
+
+    until("the device is free for the other", is_his, PATIENCE_S)
+
+
+@pytest.mark.parametrize("tests", SHARED, ids=lambda words: words[0])
+def test_an_office_without_root_keeps_what_roots_keeps(ada: User, tests: tuple[str, ...]) -> None:
+    """The same tests, with everything that they start: runs, ends, kills at chance moments, the race for a device."""
+    file, *chosen = tests
+    basetemp = f"--basetemp={ada.home}/tests"
+    names = [str(ROOT / "tests" / "integration" / file), *chosen]
+    done = subprocess.run(
+        [
+            *ada.words(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *names),
+            basetemp,
+        ],
+        env=ada.env | ROUNDS | {"PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=10 * PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
