@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import signal
@@ -38,37 +39,35 @@ from tests.traces import now_ns, until
 
 SUSPENDS = int(os.environ.get("SUBLET_SUSPENDS", "50"))
 """Of one computation; the soak has 500."""
-LINKS = 40_000 * SUSPENDS
-"""Of a chain of hashes: so many that it is not done before."""
-
 COMPUTE = """
 import hashlib, os, sys, time
-out, links = sys.argv[1], int(sys.argv[2])
+out, enough = sys.argv[1], sys.argv[2]
 parts = []
 for number in range(2):
     read, write = os.pipe()
     if os.fork() == 0:
         digest, done = str(number).encode(), 0
-        while done < links:
-            for _ in range(200):
+        while not os.path.exists(enough):
+            for _ in range(500):
                 digest = hashlib.sha256(digest).digest()
-            done += 200
+            done += 500
             if done % 20000 == 0:
                 if os.fork() == 0:
                     os._exit(0)
                 os.wait()
                 time.sleep(0.002)
-        os.write(write, digest)
+        os.write(write, f"{done} {digest.hex()}\\n".encode())
         os._exit(0)
     os.close(write)
     parts.append(read)
-found = b"".join(os.read(part, 64) for part in parts)
+found = b"".join(os.read(part, 256) for part in parts)
 os.wait(), os.wait()
 with open(out + "~", "wb") as file:
     file.write(found)
 os.rename(out + "~", out)
 """
-"""Two processes that compute, fork in the middle of it and sleep; what comes out depends on every step."""
+"""Two processes that compute until it is enough, fork in the middle of it and sleep. What comes out depends on every
+step that was made, and on their number, which is told."""
 
 BEAT = """
 import os, sys, time
@@ -79,14 +78,16 @@ with open(sys.argv[1], "ab", buffering=0) as file:
 """
 
 
-def expected(links: int) -> bytes:
-    found = b""
-    for number in range(2):
+def is_right(text: str) -> bool:
+    """Whether each chain of hashes comes to what it says it came to."""
+    for number, line in enumerate(text.splitlines()):
+        links, said = line.split()
         digest = str(number).encode()
-        for _ in range(links):
+        for _ in range(int(links)):
             digest = hashlib.sha256(digest).digest()
-        found += digest
-    return found
+        if digest.hex() != said:
+            return False
+    return text.count("\n") == 2
 
 
 @pytest.fixture
@@ -227,24 +228,17 @@ NOT_FROZEN = "from sublet.supervisor.group import Group\nGroup.can_freeze = Fals
 def test_a_computation_is_the_same_however_often_it_is_suspended(tmp_path: Path, faults: str) -> None:
     """At random moments, for random times, each time onto the other device under another lease; forks included."""
     with supervisor_at(tmp_path, faults=faults) as stage:
-        desk, out = Desk(stage), tmp_path / "out"
+        desk, out, enough = Desk(stage), tmp_path / "out", tmp_path / "enough"
         source = random.Random(7)
-        desk.begin("-c", COMPUTE, str(out), str(LINKS))
-        done = 0
+        desk.begin("-c", COMPUTE, str(out), str(enough))
         for _ in range(SUSPENDS):
             time.sleep(source.random() * 0.02)
-            if not desk.guests(desk.lease).guests:
-                break
-            under = desk.set_aside()
-            desk.end(park=under)
-            if not desk.torn_down(desk.lease).parked:
-                break  # it was just done
+            under = desk.park()
             time.sleep(source.random() * 0.01)
             desk.resume(under)
-            done += 1
+        enough.touch()
         until("the result", out.exists)
-        assert out.read_bytes() == expected(LINKS)
-        assert done == SUSPENDS, f"only {done} suspends: the computation is too short to prove anything"
+        assert is_right(out.read_text())
 
 
 def test_what_is_parked_does_nothing_and_then_goes_on(stage: SupervisorStage, tmp_path: Path) -> None:
@@ -490,3 +484,91 @@ def test_a_stopped_child_stays_stopped(stage: SupervisorStage, tmp_path: Path) -
     time.sleep(0.1)
     assert not beat.exists()
     until("and still does", one_is_stopped)
+
+
+CARD = """
+import sys
+import sublet.supervisor.parking as parking
+import sublet.supervisor.suspending as suspending
+parking._cards_of = lambda tenancy: tuple("GPU-" + name[-1] for name in tenancy.devices)
+suspending.python_argv = lambda *words: (sys.executable, "-c", {helper!r}, {log!r})
+"""
+"""As if its devices were cards, with a driver that can be told what to do."""
+
+HELPER = """
+import json, os, sys
+log = sys.argv[1]
+def standing(pid):
+    with open(f"/proc/{pid}/wchan") as file: frozen = "freeze" in file.read()
+    with open(f"/proc/{pid}/stat") as file: return frozen or file.read().rpartition(")")[2].split()[0] == "T"
+print(json.dumps({"ready": 13000}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    asked["standing"] = [standing(pid) for pid in asked["pids"]]
+    with open(log, "a") as file: file.write(json.dumps(asked) + "\\n")
+    if os.path.exists(log + "." + asked["do"] + ".die"): os.kill(os.getpid(), 9)
+    if os.path.exists(log + "." + asked["do"] + ".fail"): print(json.dumps({"failed": "managed memory"}), flush=True)
+    else: print(json.dumps({"done": asked["pids"]}), flush=True)
+"""
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Iterator[tuple[Desk, Path]]:
+    """A desk whose devices are cards as far as suspending goes, and what their driver was asked."""
+    log = tmp_path / "asked"
+    with supervisor_at(tmp_path, faults=CARD.format(helper=HELPER.replace("\\\\n", "\\n"), log=str(log))) as stage:
+        yield Desk(stage), log
+
+
+def asked(log: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_on_a_card_the_driver_suspends_before_and_resumes_after_the_standstill(
+    card: tuple[Desk, Path], tmp_path: Path
+) -> None:
+    """It works inside the processes, so they must run while it does; and it is told which card became which."""
+    desk, log = card
+    beat = tmp_path / "beat"
+    started = desk.begin("-c", BEAT, str(beat))
+    until("a beat", beat.exists)
+    under = desk.park()
+    before = beat.stat().st_size
+    time.sleep(0.1)
+    assert beat.stat().st_size == before
+    desk.resume(under)
+    until("it beats", lambda: beat.stat().st_size > before)
+    first, second = asked(log)
+    assert (first["do"], first["pids"], first["standing"]) == ("suspend", [started.pid], [False])
+    assert (second["do"], second["pids"], second["standing"]) == ("resume", [started.pid], [False])
+    assert second["pairs"] == [["0", "1"]]
+
+
+@pytest.mark.parametrize("how", ["fail", "die"])
+def test_who_cannot_be_suspended_ends_with_the_reason(card: tuple[Desk, Path], tmp_path: Path, how: str) -> None:
+    """The driver refuses, or its helper dies over it: nothing is parked, nobody stays."""
+    desk, log = card
+    beat = tmp_path / "beat"
+    started = desk.begin("-c", BEAT, str(beat))
+    until("a beat", beat.exists)
+    Path(f"{log}.suspend.{how}").touch()
+    desk.end(park=desk.set_aside(), grace_s=5)
+    assert not desk.torn_down(desk.lease).parked
+    assert not desk.stage.marked(desk.lease)
+    said = b"".join(file.read_bytes() for file in (desk.stage.state / "guests" / started.guest).iterdir())
+    assert (b"managed memory" if how == "fail" else b"its helper ended") in said
+
+
+@pytest.mark.parametrize("how", ["fail", "die"])
+def test_who_cannot_be_put_back_is_ended_and_it_is_said(card: tuple[Desk, Path], tmp_path: Path, how: str) -> None:
+    """The lease lives, without what it was for; the next call finds the worker gone."""
+    desk, log = card
+    beat = tmp_path / "beat"
+    started = desk.begin("-c", BEAT, str(beat))
+    until("a beat", beat.exists)
+    under = desk.park()
+    Path(f"{log}.resume.{how}").touch()
+    desk.resume(under)
+    until("its end", lambda: not desk.stage.marked(LeaseId("a")))
+    said = b"".join(file.read_bytes() for file in (desk.stage.state / "guests" / started.guest).iterdir())
+    assert b"could not be put back" in said

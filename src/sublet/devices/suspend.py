@@ -164,10 +164,10 @@ def answer(suspender: Suspender, line: str) -> dict[str, object]:
         return {"failed": f"the question cannot be read ({type(error).__name__})"}
 
 
-def main(lines: Iterable[str] | None = None, out: TextIO | None = None) -> int:
-    """Answer questions until there are no more."""
+def main(arguments: Sequence[str] = (), lines: Iterable[str] | None = None, out: TextIO | None = None) -> int:
+    """Answer questions until there are no more; with ``--probe`` only the one what may be offered here."""
     out = out or sys.stdout
-    if lines is None and sys.argv[1:] == ["--probe"]:
+    if "--probe" in arguments:
         print(json.dumps({"suspend": probe().value}), file=out, flush=True)
         return 0
     try:
@@ -237,4 +237,4 @@ def _dotted(version: int) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -82,10 +82,12 @@ class Launch:
         self._walls: Walls | None = None
         self.pinned: Callable[[], Iterable[tuple[int, ...]]] = tuple
         """On which cores leases are kept now, one by one."""
-        self.errands = Errands(loop, lambda pid, lives: _known(trees, pid, lives))
+        self.helper_lives: Callable[[int, bool], None] = lambda pid, lives: _known(trees, pid, lives)
+        """Told of each process that is the supervisor's own, when it was made and when it has ended."""
+        self.errands = Errands(loop, self.helper_lives)
         self.aside = Aside(loop, self.errands)
         self.stores = Stores(loop=loop, errands=self.errands, state=state, runtime=runtime)
-        self.zygotes = Zygotes(loop, on_life=lambda pid, lives: _known(trees, pid, lives))
+        self.zygotes = Zygotes(loop, on_life=self.helper_lives)
 
     @property
     def walls(self) -> Walls:

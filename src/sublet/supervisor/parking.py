@@ -11,9 +11,9 @@ that is over, or see two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sublet.lease.hardware import Need
 from sublet.lease.states import GuestEvent, GuestState
@@ -22,9 +22,11 @@ from sublet.supervisor.loop import Loop, confess
 from sublet.supervisor.notes import Notes, note_of
 from sublet.supervisor.procs import PAGE_BYTES
 from sublet.supervisor.standstill import Standstill
+from sublet.supervisor.suspending import Suspending
 from sublet.supervisor.tenancy import Tenancy
 from sublet.supervisor.tree import Trees
 from sublet.values import MIB, NS_PER_S, LeaseId
+from sublet.wire.cards import CardUse
 from sublet.wire.guests import GuestNews
 from sublet.wire.orders import card_uuid
 
@@ -52,7 +54,12 @@ class _Leaving:
 class Parker:
     """Parks and resumes, for all leases of one supervisor."""
 
-    def __init__(self, loop: Loop, trees: Trees, notes: Notes) -> None:
+    def __init__(self, loop: Loop, trees: Trees, notes: Notes, suspending: Suspending) -> None:
+        self.on_lost: Callable[[Guest, str], None] = lambda guest, why: None
+        """Told of a guest that could not be put back on its cards, and why: it is of no use any more."""
+        self.uses: tuple[CardUse, ...] = ()
+        """What each process has of a card, as the driver last said."""
+        self._suspending = suspending
         self._loop = loop
         self._trees = trees
         self._notes = notes
@@ -64,8 +71,6 @@ class Parker:
         used = self._used(tenancy)
         if not used:
             return Need()
-        if any(card_uuid(part.resource) for part in tenancy.parts):
-            return Need(why_not="the driver of its card was not asked whether it can suspend")
         return Need(amount=used + used // 8 + SPARE_BYTES)
 
     def park(
@@ -83,26 +88,61 @@ class Parker:
         if not need.amount or under.folder or under.closed or self._used(tenancy) > room:
             return False
         tenancy.parking = True
-        until_ns = min(until_ns, self._loop.now_ns() + STAND_NS)
-        leaving = _Leaving(tenancy, under, until_ns, failed, moved)
+        leaving = _Leaving(tenancy, under, min(until_ns, self._loop.now_ns() + STAND_NS), failed, moved)
         self._leaving[tenancy.lease] = leaving
-        self._stop(leaving)  # the first blow at once; what follows from it, when the law has had its turn
+        if _cards_of(tenancy):
+            self._suspend(leaving, until_ns)
+        else:
+            self._stop(leaving)  # the first blow at once; what follows from it, when the law has had its turn
         return True
+
+    def _suspend(self, leaving: _Leaving, until_ns: int) -> None:
+        """The driver works inside the processes, so they may stand still only afterwards; their calls of it wait."""
+        guests = list(leaving.tenancy.running())
+        for guest in guests:
+            if guest.state is GuestState.RUNNING:
+                guest.now(GuestEvent.PARK)
+
+        def told(said: Mapping[str, Any]) -> None:
+            if "failed" in said:
+                self._give_up(leaving, str(said["failed"]))
+                return
+            leaving.tenancy.suspended = tuple(said["done"])
+            leaving.until_ns = self._loop.now_ns() + STAND_NS
+            self._stop(leaving)
+
+        left_ms = max(1, (until_ns - self._loop.now_ns()) // 2_000_000)  # half of it is for the copying
+        self._suspending.suspend(self._pids(guests), left_ms, told)
 
     def is_leaving(self, lease: LeaseId) -> bool:
         """Whether it is being parked."""
         return lease in self._leaving
 
     def resume(self, tenancy: Tenancy, onto: Tenancy, now_ns: int) -> None:
-        """What is parked there goes on under the other lease."""
+        """What is parked there goes on under the other lease. What it had on cards is put back while its calls of the
+        driver wait."""
+        pids, had = tenancy.suspended, tenancy.cards
         tenancy.move_to(onto, is_parked=False)
         for guest in onto.running():
             self._now_under(guest, onto, GuestEvent.RESUME)
         onto.show(now_ns)
         for guest in onto.running():
-            guest.now(GuestEvent.RESUMED)
             self._standstill.go(guest)
-            guest.stdio.say(f"it goes on, under lease {onto.lease}")
+        if not pids:
+            self._resumed(onto, {})
+            return
+        pairs = tuple(zip(had, _cards_of(onto), strict=False))
+        self._suspending.resume(pids, pairs, lambda said: self._resumed(onto, said))
+
+    def _resumed(self, tenancy: Tenancy, said: Mapping[str, Any]) -> None:
+        for guest in tenancy.running():
+            if guest.state is not GuestState.RESUMING:
+                continue
+            if "failed" in said:
+                self.on_lost(guest, str(said["failed"]))
+                continue
+            guest.now(GuestEvent.RESUMED)
+            guest.stdio.say(f"it goes on, under lease {tenancy.lease}")
             guest.tell(GuestNews(guest=guest.id, what="resumed"))
 
     # ---- within ----
@@ -137,8 +177,10 @@ class Parker:
             self._give_up(leaving, "it is being ended")
             return
         del self._leaving[tenancy.lease]
+        cards = _cards_of(tenancy)
         is_idle = tenancy.is_at_rest() and all(_serves_calls(guest) for guest in tenancy.running())
         tenancy.move_to(under, is_parked=True)
+        under.cards = cards
         for guest in under.running():
             self._now_under(guest, under, GuestEvent.PARKED)
         under.show(self._loop.now_ns())
@@ -153,6 +195,9 @@ class Parker:
         """They stay where they are, and are told to leave like anybody else."""
         self._leaving.pop(leaving.tenancy.lease, None)
         leaving.tenancy.parking = False
+        if leaving.tenancy.suspended:  # they cannot end in order with their calls of the driver waiting
+            self._suspending.resume(leaving.tenancy.suspended, (), lambda _: None)
+            leaving.tenancy.suspended = ()
         for guest in leaving.tenancy.running():
             if guest.state is GuestState.PARKING:
                 guest.now(GuestEvent.STAYED)
@@ -181,8 +226,19 @@ class Parker:
         if not guests:
             return 0
         look = self._trees.look([])
-        seen = sum(stat.rss_pages for guest in guests for stat in look.of(guest.tree)) * PAGE_BYTES
-        return max(1, seen, sum(guest.usage().memory_bytes for guest in guests))
+        stats = [stat for guest in guests for stat in look.of(guest.tree)]
+        seen = sum(stat.rss_pages for stat in stats) * PAGE_BYTES
+        pids = {stat.pid for stat in stats}
+        on_cards = sum(use.bytes for use in self.uses if use.pid in pids)
+        return max(1, seen, sum(guest.usage().memory_bytes for guest in guests)) + on_cards
+
+    def _pids(self, guests: Iterable[Guest]) -> list[int]:
+        look = self._trees.look([])
+        return [stat.pid for guest in guests for stat in look.of(guest.tree)]
+
+
+def _cards_of(tenancy: Tenancy) -> tuple[str, ...]:
+    return tuple(filter(None, (card_uuid(part.resource) for part in tenancy.parts)))
 
 
 def _serves_calls(guest: Guest) -> bool:

@@ -19,6 +19,7 @@ from sublet.lease.node import Node
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.claims import AGAIN_NS, Claims
 from sublet.supervisor.files import FILES_WANTED, allowance
+from sublet.supervisor.guest import Guest
 from sublet.supervisor.guests import Guests
 from sublet.supervisor.holder_link import HolderLink
 from sublet.supervisor.kept import GUESTS_MAX
@@ -34,6 +35,7 @@ from sublet.supervisor.predecessor import Predecessor
 from sublet.supervisor.premises import Premises
 from sublet.supervisor.procs import Procs
 from sublet.supervisor.shielded import Shielded
+from sublet.supervisor.suspending import Suspending
 from sublet.supervisor.tree import Look, Trees
 from sublet.supervisor.unread import Unread
 from sublet.supervisor.vram_watch import offenders
@@ -134,13 +136,16 @@ class Supervisor:
             clock=clock,
             put_away=self._launch.aside.put,
         )
+        self._suspending = Suspending(self.loop, self._launch.helper_lives)
+        self._parker = Parker(self.loop, self._trees, self._notes, self._suspending)
+        self._parker.on_lost = self._lost
         self.premises = Premises(
             guests=self.guests,
             groups=self._groups,
             stores=self._launch.stores,
             errands=self._launch.errands,
             aside=self._launch.aside,
-            parker=Parker(self.loop, self._trees, self._notes),
+            parker=self._parker,
             office=settings.office,
             now_ns=self.loop.now_ns,
             cut=self._cut,
@@ -166,6 +171,7 @@ class Supervisor:
         finally:
             self._launch.zygotes.close()
             self._launch.stores.close()
+            self._suspending.close()
             self._claims.close()
             self.premises.leave()
             self._groups.remove()
@@ -334,6 +340,7 @@ class Supervisor:
     def list_processes(self, asked: ListProcesses) -> Processes:
         look = self._trees.look()
         if asked.uses:
+            self._parker.uses = asked.uses
             self._end_offenders(asked.uses, look)
         guests = (stat.pid for stats in look.members.values() for stat in stats)
         return Processes(pids=(os.getpid(), *self._trees.helpers, *guests))
@@ -349,6 +356,10 @@ class Supervisor:
                 guest.is_told_of_memory = True
                 guest.stdio.say(offender.line)
             self.guests.kill([guest], EndReason.OUT_OF_MEMORY)
+
+    def _lost(self, guest: Guest, why: str) -> None:
+        guest.stdio.say(f"it could not be put back on its device, and is ended: {why}")
+        self.guests.kill([guest], EndReason.DEVICE_LOST)
 
     def end_guest(self, asked: EndGuest) -> None:
         self.guests.end_alone(self.guests.get(asked.guest, None), asked.grace_ns)

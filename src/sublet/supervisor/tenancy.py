@@ -81,6 +81,10 @@ class Tenancy:
         """Whether its guests are just being taken off its devices, to live on."""
         self.is_parked = False
         """Whether its guests are those of another lease, without a device."""
+        self.suspended: tuple[int, ...] = ()
+        """Processes that the driver has taken off their cards."""
+        self.cards: tuple[str, ...] = ()
+        """Where they were, by UUID, while they are parked."""
         self.since = epoch
         """Connections that came under this epoch, or a later one, are good."""
         self.detail = ""
@@ -178,6 +182,7 @@ class Tenancy:
         other.folder, other._page, other._tally = self.folder, self._page, self._tally
         other._grouped_as, other.unlimited, other.pinned = self._grouped_as, self.unlimited, self.pinned
         other.is_parked, other.since = is_parked, self.since
+        other.suspended, self.suspended = self.suspended if is_parked else (), ()
         other.guests, self.guests = self.guests, {}
         self.folder, self._page, self._tally = "", None, None
         self.parking = self.is_parked = False

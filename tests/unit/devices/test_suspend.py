@@ -172,14 +172,14 @@ def test_the_program_says_first_what_it_can(monkeypatch: pytest.MonkeyPatch) -> 
     """Or why it can nothing."""
     out = io.StringIO()
     monkeypatch.setattr(suspend, "open_driver", lambda: CudaDriver(FakeDriver(1)))
-    assert main(['{"do": "suspend", "pids": [1]}'], out) == 0
+    assert main((), ['{"do": "suspend", "pids": [1]}'], out) == 0
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [
         {"ready": 13_000, "can_move": True},
         {"done": [1]},
     ]
     out = io.StringIO()
     monkeypatch.setattr(suspend, "open_driver", lambda: CudaDriver(FakeDriver(version=12_000)))
-    assert main([], out) == 1
+    assert main((), [], out) == 1
     assert "12.8" in out.getvalue()
 
 

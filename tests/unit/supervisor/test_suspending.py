@@ -1,0 +1,113 @@
+"""The program that asks the driver: questions in order, its end told, started again when it is needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from sublet.clock import SystemClock
+from sublet.supervisor.loop import Loop
+from sublet.supervisor.suspending import Suspending
+
+ECHO = """
+import json, sys
+print(json.dumps({"ready": 13000, "can_move": True}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["pids"] == [666]:
+        sys.exit(1)
+    done = {"done": asked["pids"], "asked": asked}
+    print(json.dumps({"failed": "managed memory"} if asked["pids"] == [13] else done), flush=True)
+"""
+
+
+class Stage:
+    def __init__(self, code: str = ECHO, program: str = sys.executable) -> None:
+        self.loop = Loop(SystemClock())
+        self.lives: list[tuple[int, bool]] = []
+        self.suspending = Suspending(
+            self.loop, lambda pid, lives: self.lives.append((pid, lives)), (program, "-c", code)
+        )
+        self.told: list[Mapping[str, Any]] = []
+
+    def until(self, count: int) -> None:
+        """Run the loop until so many answers are there."""
+        self.loop.after(20.0, self.loop.stop)
+        self._look(lambda: len(self.told) >= count)
+        self.loop.run()
+        assert len(self.told) >= count
+
+    def _look(self, is_so: Callable[[], bool]) -> None:
+        if is_so():
+            self.loop.stop()
+        else:
+            self.loop.after(0.01, lambda: self._look(is_so))
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.suspending.close()
+    reap(made)
+
+
+def reap(stage: Stage) -> None:
+    for pid, lives in stage.lives:
+        if lives:
+            os.waitpid(pid, 0)
+
+
+def test_questions_are_answered_in_order_by_one_program(stage: Stage) -> None:
+    """Several at once wait for each other."""
+    for pid in (1, 2, 13):
+        stage.suspending.suspend([pid], 500, stage.told.append)
+    stage.suspending.resume(
+        [1], [("GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", "GPU-ff"), ("GPU-x", "GPU-x")], stage.told.append
+    )
+    stage.until(4)
+    assert [said.get("done") for said in stage.told] == [[1], [2], None, [1]]
+    assert stage.told[0]["asked"]["timeout_ms"] == 500
+    assert stage.told[2]["failed"] == "managed memory"
+    assert stage.told[3]["asked"]["pairs"] == [["000102030405060708090a0b0c0d0e0f", "ff"]]
+    assert [lives for _, lives in stage.lives] == [True]
+
+
+def test_when_it_ends_those_who_wait_are_told_and_the_next_starts_another(stage: Stage) -> None:
+    """By itself, or by SIGKILL."""
+    stage.suspending.suspend([666], 1, stage.told.append)
+    stage.suspending.suspend([1], 1, stage.told.append)
+    stage.until(2)
+    assert [said["failed"] for said in stage.told] == ["its helper ended"] * 2
+    stage.suspending.suspend([2], 1, stage.told.append)
+    stage.until(3)
+    assert stage.told[2]["done"] == [2]
+    os.kill(stage.lives[-1][0], signal.SIGKILL)
+    stage.suspending.suspend([3], 1, stage.told.append)
+    stage.until(4)
+    assert "failed" in stage.told[3]
+    assert [lives for _, lives in stage.lives] == [True, False, True, False]
+
+
+def test_one_that_cannot_do_it_says_why() -> None:
+    """Each who asks hears it."""
+    stage = Stage('print(\'{"failed": "the driver speaks CUDA 12.4"}\')')
+    stage.suspending.suspend([1], 1, stage.told.append)
+    stage.until(1)
+    assert stage.told[0]["failed"] == "the driver speaks CUDA 12.4"
+    stage.suspending.close()
+    reap(stage)
+
+
+def test_one_that_is_not_there() -> None:
+    """It is said like any other failure, and not from inside the question."""
+    stage = Stage(program="/no/such/program")
+    stage.suspending.suspend([1], 1, stage.told.append)
+    assert not stage.told
+    stage.until(1)
+    assert "could not be started" in stage.told[0]["failed"]
