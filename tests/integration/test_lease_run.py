@@ -350,6 +350,12 @@ def test_a_python_that_is_none(held: sublet.Lease, python: str) -> None:
         held.options(python=python).run(len, "x")
 
 
+@pytest.mark.parametrize("wrong", [{"env": ["A=1"]}, {"env": {"A": 1}}, {"cwd": 5}, {"python": 5}])
+def test_options_of_a_wrong_type(held: sublet.Lease, wrong: dict[str, Any]) -> None:
+    with pytest.raises(sublet.InvalidRequest, match=f"{next(iter(wrong))}= must"):
+        held.options(**wrong)
+
+
 def test_a_call_in_a_worker_is_explained(held: sublet.Lease, fabric: sublet.Fabric) -> None:
     home = str(fabric.address.home)
 
@@ -721,7 +727,40 @@ def test_a_fork_of_the_holder_has_no_part_in_it(held: sublet.Lease) -> None:
     assert held.run(len, "abc") == 3
 
 
-def test_an_interrupt_here_interrupts_there(lease: sublet.Lease, tmp_path: Path) -> None:
+def _fork(how: str) -> tuple[str, int]:
+    pid = os.fork()
+    if pid == 0:
+        print("said by the fork")
+        if how == "raises":
+            raise ValueError("of the fork")
+        if how == "exits":
+            sys.exit(7)
+        return "the fork's", 0
+    return "the worker's", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _fork_and_yield() -> Iterator[str]:
+    pid = os.fork()
+    if pid == 0:
+        yield "the fork's"
+        return
+    os.waitpid(pid, 0)
+    yield "the worker's"
+
+
+@pytest.mark.parametrize(("how", "status"), [("returns", 0), ("raises", 1), ("exits", 7)])
+def test_a_fork_of_the_function_answers_nothing(
+    held: sublet.Lease, how: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid = held.run(os.getpid)
+    assert held.submit(_fork, how).result(PATIENCE_S) == ("the worker's", status)
+    assert list(held.run(_fork_and_yield)) == ["the worker's"]
+    assert held.submit(os.getpid).result(PATIENCE_S) == pid
+    assert capsys.readouterr().out == ""  # it would be written into the worker's own messages
+
+
+@pytest.mark.parametrize("how", ["run", "map"])
+def test_an_interrupt_here_interrupts_there(lease: sublet.Lease, tmp_path: Path, how: str) -> None:
     left = tmp_path / "left"
 
     def work(left: str) -> None:
@@ -734,8 +773,12 @@ def test_an_interrupt_here_interrupts_there(lease: sublet.Lease, tmp_path: Path)
     timer = threading.Timer(1.0, lambda: signal.pthread_kill(main, signal.SIGINT))
     lease.run(len, "x")
     timer.start()
+    asking: dict[str, Callable[[], object]] = {
+        "run": lambda: lease.run(work, str(left)),
+        "map": lambda: list(lease.map(work, [str(left)] * 3)),
+    }
     with pytest.raises(KeyboardInterrupt):
-        lease.run(work, str(left))
+        asking[how]()
     timer.join()
     until(left.exists)
     assert lease.run(len, "abc") == 3

@@ -63,8 +63,14 @@ def options_of(
     name: str = "",
 ) -> Options:
     """Checked here, so that what is wrong is told at once."""
-    if env is not None and not all(isinstance(text, str) for pair in env.items() for text in pair):
+    given: object = env
+    if given is not None and not (
+        isinstance(given, Mapping) and all(isinstance(text, str) for pair in given.items() for text in pair)
+    ):
         raise InvalidRequest("env= must map texts to texts", do='Write env={**os.environ, "NAME": "value"}.')
+    for what, path in (("python", python), ("cwd", cwd)):
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise InvalidRequest(f"{what}= must be a path, not {path!r}", do="Give a text or a pathlib.Path.")
     return Options(
         python="" if python is None else os.fspath(python),
         env=None if env is None else tuple(sorted(env.items())),

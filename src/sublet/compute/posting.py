@@ -251,7 +251,8 @@ def _mapped(
                     under_way.append(_submit(lease, worker, Job(function, batch, {}, is_many=True), options))
             if not under_way:
                 return
-            many: Many = under_way.popleft().result()
+            many: Many = under_way[0].result()  # still among them: an interrupt here must reach it as well
+            under_way.popleft()
             if options.timeout_ns is None:
                 each_ns = max(1, many.took_ns // max(1, len(many.results)))
                 size = max(1, min(2 * size, BATCH_MAX, BATCH_FOR_NS // each_ns))

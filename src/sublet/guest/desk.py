@@ -3,17 +3,22 @@
 The main thread, because only there can Python code be interrupted: by the end of the lease, and by the holder who does
 not want the result any more. An interrupt is let into the holder's functions and nowhere else, so that no message is
 cut in two; what comes at another moment waits for the next one at which it may be raised.
+
+The holder's code may fork. A child of it that comes back here ends: what there is to answer is its parent's to answer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 __all__ = ["CANCELLED", "Desk", "is_worker"]
 
@@ -32,6 +37,7 @@ class Desk:
         """What is executing: whatever was given to ``begin``."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._main = threading.get_ident()
+        self._pid = os.getpid()
         self._is_open = False
         self._unwanted: object = None
         self._end_seen: BaseException | None = None
@@ -83,6 +89,8 @@ class Desk:
             return work()
         finally:
             self._is_open = False
+            if os.getpid() != self._pid:
+                _end_fork(sys.exc_info()[1])
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -137,6 +145,21 @@ class Desk:
 def is_worker() -> bool:
     """Whether this process is a worker: its functions run under a lease already."""
     return bool(_workers)
+
+
+def _end_fork(raised: BaseException | None) -> NoReturn:
+    """As a program of its own would end; but nothing of the worker's is put away twice."""
+    raised = getattr(raised, "error", raised)  # as the calls wrap it
+    status = 0 if raised is None else 1
+    if isinstance(raised, SystemExit) and isinstance(raised.code, int | None):
+        status = (raised.code or 0) & 0xFF
+    elif raised is not None:
+        with contextlib.suppress(BaseException):
+            traceback.print_exception(raised)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(status)
 
 
 def _nothing() -> None:

@@ -1,7 +1,8 @@
 """What a function prints and logs, on its way to the holder; the guest's log has it as well.
 
 While a call runs, ``sys.stdout`` and ``sys.stderr`` send to whoever called, in the order things were said; outside of
-calls, and for what is written below Python (by C code, by programs that are started), there is the log alone.
+calls, for what forks say, and for what is written below Python (by C code, by programs that are started), there is the
+log alone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import pickle
 import sys
 import threading
@@ -59,6 +61,11 @@ class Speech:
                 for start in range(0, len(text), LETTERS_MAX):
                     if self._send is not None:
                         self._send(stream, text[start : start + LETTERS_MAX].encode("utf-8", "replace"))
+
+    def forget(self) -> None:
+        """In a fork: the connection is the worker's, and so is what waits. Another thread may have had the lock."""
+        self._lock = threading.RLock()
+        self._waiting, self._letters, self._send = [], 0, None
 
 
 class Stream(io.TextIOBase):
@@ -166,4 +173,10 @@ def take_over(speech: Speech) -> tuple[Stream, Stream, SpokenRecords]:
     records = SpokenRecords(err._log)
     sys.stdout, sys.stderr = out, err
     logging.getLogger().addHandler(records)
+
+    def in_child() -> None:
+        speech.forget()
+        records.send = None
+
+    os.register_at_fork(after_in_child=in_child)
     return out, err, records

@@ -84,3 +84,17 @@ def test_records_are_put_together_where_they_were_made() -> None:
     assert (first.name, first.getMessage(), first.levelno) == ("of.theirs", "careful: x", logging.WARNING)
     assert "ZeroDivisionError" in (second.exc_text or "")
     assert "WARNING:of.theirs:careful: x" in log.getvalue()
+
+
+def test_in_a_fork_nothing_is_sent_any_more() -> None:
+    heard = Heard()
+    heard.speech.to(heard.send)
+    print("half a line", end="", file=heard.out)
+    heard.speech._lock.acquire()  # as another thread of the parent has it
+    heard.speech.forget()
+    teller = threading.Thread(target=lambda: print("from the fork", file=heard.out), daemon=True)
+    teller.start()
+    teller.join(10)
+    assert not teller.is_alive()
+    assert heard.said == []
+    assert heard.log.getvalue() == "half a linefrom the fork\n"
