@@ -37,7 +37,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens, and a test compares them
-    from sublet import aio, errors, replicated
+    from sublet import aio, errors, replicated, training
     from sublet.client.fabric import Fabric, connect
     from sublet.client.guests import Guest
     from sublet.client.handle import DroppedLease
@@ -137,6 +137,7 @@ __all__ = [
     "i32",
     "i64",
     "replicated",
+    "training",
     "u32",
     "u64",
 ]
@@ -203,6 +204,7 @@ _LAZY_MODULES: Final[dict[str, str]] = {
     "aio": "sublet.aio",
     "errors": "sublet.errors",
     "replicated": "sublet.replicated",
+    "training": "sublet.training",
 }
 """Public name → the module it stands for, as in ``sublet.aio``."""
 

@@ -37,6 +37,7 @@ __all__ = [
     "RemoteError",
     "RenewalRefusal",
     "StaleEpoch",
+    "StepPending",
     "SubletError",
     "Unauthorized",
     "Unpicklable",
@@ -245,6 +246,21 @@ class IdempotencyConflict(SubletError):
     """The same request id came with another content."""
 
     default_do = "Use a new request id for a new request."
+
+
+class StepPending(SubletError):
+    """Another program has reserved this step and has not completed it."""
+
+    transient = True
+    scope = "work"
+    default_do = "Ask again when its lease has ended, or leave the step to it."
+
+    def __init__(self, message: str, *, owner: str = "", until_ns: int = 0, do: str | None = None) -> None:
+        super().__init__(message, do=do)
+        self.owner = owner
+        """The lease under which it was reserved, as its program named it."""
+        self.until_ns = until_ns
+        """Wall time at which the reservation runs out."""
 
 
 class GpuError(SubletError):

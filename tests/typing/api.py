@@ -142,3 +142,23 @@ def kept_on_replicas(lease: sublet.Lease) -> None:
                 assert_type(owner, str)
             case sublet.replicated.Completed(outcome=outcome):
                 assert_type(outcome, str)
+
+
+def a_training_step(fabric: sublet.Fabric, lease: sublet.Lease) -> None:
+    replicas = [sublet.replicated.FolderReplica(f"replica-{n}") for n in range(3)]
+    checkpoint, idempotency = sublet.training.training_records("runs", replicas, lease, fabric=fabric)
+    assert_type(checkpoint, sublet.replicated.ReplicatedCheckpoint)
+    batch = sublet.training.TrainingBatch(job_id="spot-resnet", step=42, input=b"1234", output_len=4)
+    outcome = sublet.training.run_training_step(
+        lease, checkpoint, idempotency, batch, {"warp": "...", "ptx": b"..."}, "train_step", expected=0
+    )
+    assert_type(outcome.version, int | None)
+    match outcome:
+        case sublet.training.Completed(state=state, save=save):
+            assert_type(state, bytes)
+            assert_type(save, sublet.replicated.Save)
+        case sublet.training.Recovered() | sublet.training.Duplicate():
+            assert_type(outcome.step, int)
+    more = [sublet.training.Launch("forward", 4, (8, 8)), sublet.training.Launch("backward", args=(sublet.f32(0.1),))]
+    sublet.training.run_training_step(lease, checkpoint, idempotency, batch, "...", more, kind="warp", needs="2s")
+    sublet.training.run_training_step(lease, checkpoint, idempotency, batch, "...", kind="metal")  # type: ignore[arg-type]

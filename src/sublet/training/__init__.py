@@ -1,0 +1,64 @@
+"""Training on leases that may be taken: each step is done once, saved, and survives whoever did it.
+
+::
+
+    from sublet import training
+
+    checkpoint, idempotency = training.training_records("runs", replicas, lease, fabric=fabric)
+    batch = training.TrainingBatch(job_id="resnet", step=42, input=data, output_len=len(weights), initial=weights)
+    outcome = training.run_training_step(lease, checkpoint, idempotency, batch, module)
+
+docs/training.md walks through it and says what is promised.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sublet.training.batch import (
+        Completed,
+        Duplicate,
+        Launch,
+        Recovered,
+        TrainingBatch,
+        TrainingStepOutcome,
+    )
+    from sublet.training.law import Act
+    from sublet.training.records import TrainingRecords, lease_has_ended, training_records
+    from sublet.training.steps import run_training_step
+
+__all__ = [
+    "Act",
+    "Completed",
+    "Duplicate",
+    "Launch",
+    "Recovered",
+    "TrainingBatch",
+    "TrainingRecords",
+    "TrainingStepOutcome",
+    "lease_has_ended",
+    "run_training_step",
+    "training_records",
+]
+
+_LAZY: Final[dict[str, str]] = {
+    **dict.fromkeys(("Completed", "Duplicate", "Launch", "Recovered", "TrainingBatch", "TrainingStepOutcome"), "batch"),
+    "Act": "law",
+    **dict.fromkeys(("TrainingRecords", "lease_has_ended", "training_records"), "records"),
+    "run_training_step": "steps",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Fetch a public name on first use, and keep it."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"sublet.training.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

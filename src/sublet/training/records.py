@@ -1,0 +1,66 @@
+"""The two records of a job, on one set of replicas, under one lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from sublet.errors import Disconnected, NotFound
+from sublet.replicated.checkpoint import ReplicatedCheckpoint, as_group
+from sublet.replicated.idempotency import ReplicatedIdempotencyStore
+from sublet.values import Epoch
+
+if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
+    from sublet.replicated.group import ReplicaGroup
+    from sublet.replicated.policy import ReplicaPolicy
+    from sublet.replicated.replica import Replica
+    from sublet.training.seams import StepLease
+
+__all__ = ["TrainingRecords", "lease_has_ended", "training_records"]
+
+
+class TrainingRecords(NamedTuple):
+    """What `run_training_step` writes to."""
+
+    checkpoint: ReplicatedCheckpoint
+    idempotency: ReplicatedIdempotencyStore
+
+
+def training_records(
+    name: str,
+    replicas: ReplicaGroup | Sequence[Replica],
+    lease: StepLease,
+    *,
+    fabric: Fabric | None = None,
+    policy: ReplicaPolicy | None = None,
+    schema: str = "training-checkpoint.v1",
+    office: str = "local",
+    retain: int = 3,
+) -> TrainingRecords:
+    """Checkpoint and reservations as they belong together.
+
+    With a ``fabric``, a step of a program that died is taken over as soon as its lease has ended; without, when its
+    reservation has run out.
+    """
+    group = as_group(replicas, policy, office)
+    checkpoint = ReplicatedCheckpoint(name, schema=schema, replicas=group, epoch=lease.epoch, retain=retain)
+    ended = None if fabric is None else lease_has_ended(fabric)
+    return TrainingRecords(
+        checkpoint,
+        ReplicatedIdempotencyStore(name, replicas=group, epoch=lease.epoch, owner=str(lease.id), lease_ended=ended),
+    )
+
+
+def lease_has_ended(fabric: Fabric) -> Callable[[str, Epoch], bool]:
+    """For ``ReplicatedIdempotencyStore(lease_ended=...)``: what the office says of another's lease. If it does not know
+    or does not answer, that is no end: the reservation then runs out by itself."""
+
+    def ended(owner: str, epoch: Epoch) -> bool:
+        try:
+            view = fabric.lease(owner)
+        except (NotFound, Disconnected):
+            return False
+        return view.end is not None or (view.epoch is not None and view.epoch > epoch)
+
+    return ended

@@ -1,0 +1,328 @@
+"""One training step, done once: ``run_training_step``. The order of its acts and its decisions are in ``law``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from sublet.compute.session import GpuSession
+from sublet.compute.session_data import sources_of
+from sublet.errors import (
+    CheckpointFailed,
+    IdempotencyConflict,
+    InvalidRequest,
+    LeaseEnded,
+    LeaseNotActive,
+    StepPending,
+    SubletError,
+    VersionConflict,
+)
+from sublet.replicated.checkpoint_record import Effect, Save
+from sublet.replicated.idempotency_record import Completed as Reserved
+from sublet.replicated.idempotency_record import New, Pending, Reservation
+from sublet.training.batch import Completed, Duplicate, Launch, Recovered, TrainingBatch, TrainingStepOutcome
+from sublet.training.law import Act, Verdict, decide, what_is_saved
+from sublet.wire.scalars import u32, u64
+
+if TYPE_CHECKING:
+    from sublet.compute.session_data import KindText
+    from sublet.replicated.checkpoint import ReplicatedCheckpoint
+    from sublet.replicated.idempotency import ReplicatedIdempotencyStore
+    from sublet.training.seams import OpenSession, Session, StepLease
+
+__all__ = ["run_training_step"]
+
+STATE_MAX: Final = (1 << 32) - 1
+"""Bytes; a kernel is told the length as u32."""
+TIDY_EVERY: Final = 128
+"""Steps after which what was completed is forgotten, except the last so many. A store holds some thousand of them."""
+
+
+def run_training_step(
+    lease: StepLease,
+    checkpoint: ReplicatedCheckpoint,
+    idempotency: ReplicatedIdempotencyStore,
+    batch: TrainingBatch,
+    module: str | bytes | Mapping[Any, str | bytes],
+    kernel: str | Launch | Sequence[Launch] = "train_step",
+    *,
+    expected: int | None = None,
+    kind: KindText | None = None,
+    needs: float | str = 0.0,
+    session: OpenSession = GpuSession,
+    watch: Callable[[Act], object] | None = None,
+) -> TrainingStepOutcome:
+    """Do one step of a job under a lease, save its state, and see to it that it counts once.
+
+    Whatever happens (the lease ends, the program is killed, the step is asked for twice), the same call is safe to make
+    again, by this program or the next: it does the step, or says `Recovered` or `Duplicate`. Whatever is raised before
+    the state is saved, nothing happened; `CheckpointFailed` with ``reason`` ``"unknown"`` says that it may have, and
+    the same call finds out.
+
+    ``module`` is given as to `GpuSession.module_load`; a kernel gets the step (u64), the length of the state (u32) and
+    the buffer. ``expected`` is the version of the checkpoint from which the step goes on (0: there is none yet; None:
+    whatever is there). ``needs`` is how long the step takes, so that none begins which cannot be finished. ``watch``
+    is called before each act.
+
+    Raises `LeaseNotActive` before anything is touched if the lease is over, `StepPending` if another program is at
+    the step, `IdempotencyConflict` if the step was to do something else, `VersionConflict` if the state is not the
+    expected one or already beyond the step, `StaleEpoch` if a newer lease has opened the checkpoint.
+    """
+    step = _Step(lease, checkpoint, idempotency, batch, sources_of(module, kind), _launches(kernel))
+    step.session, step.needs, step.expected = session, needs, expected
+    step.at = watch if watch is not None else _nobody
+    step.check_active()
+    with lease.activity(f"step {batch.step} of {batch.job_id}"):
+        return step.run()
+
+
+class _Step:
+    """One step under way."""
+
+    session: OpenSession
+    needs: float | str
+    expected: int | None
+    at: Callable[[Act], object]
+
+    def __init__(
+        self,
+        lease: StepLease,
+        checkpoint: ReplicatedCheckpoint,
+        idempotency: ReplicatedIdempotencyStore,
+        batch: TrainingBatch,
+        module: Mapping[Any, bytes],
+        launches: Sequence[Launch],
+    ) -> None:
+        self.lease, self.checkpoint, self.idempotency = lease, checkpoint, idempotency
+        self.batch, self.module, self.launches = batch, module, launches
+        self.epoch = lease.epoch
+        self.fingerprint = batch.fingerprint(module, launches)
+        self.name = batch.checkpoint_name
+
+    def run(self) -> TrainingStepOutcome:
+        """From the opening on."""
+        saves = self.opened()
+        self.at(Act.RESERVE)
+        reserved = self.idempotency.reserve(
+            self.batch.key, self.fingerprint, ttl=self.lease.ttl, epoch=self.epoch, step=self.batch.step
+        )
+        verdict = self.verdict(reserved, saves)
+        if verdict is Verdict.LOST:
+            # It may have been saved and completed between our two looks; then we are fenced, or see it now.
+            saves = self.opened()
+            verdict = self.verdict(reserved, saves)
+        match verdict:
+            case Verdict.RUN:
+                return self.done_now(saves[0] if saves else None)
+            case Verdict.SETTLE:
+                save = self.mine(saves)
+                self.complete(save)
+                return Recovered(self.batch.job_id, self.batch.step, save)
+            case Verdict.RECOVERED:
+                return Recovered(self.batch.job_id, self.batch.step, self.mine(saves))
+            case Verdict.DUPLICATE:
+                return Duplicate(self.batch.job_id, self.batch.step, _version(reserved))
+            case _:
+                error = self.refusal(verdict, reserved, saves)
+                if isinstance(reserved, New):  # ours, for this very step, and not used
+                    self.give_back(error)
+                raise error
+
+    # ---- before anything is done ----
+
+    def check_active(self) -> None:
+        """Nothing is touched under a lease that is over, whatever ended it."""
+        self.at(Act.CHECK)
+        try:
+            self.lease.check(self.needs)
+        except LeaseNotActive:
+            raise
+        except LeaseEnded as error:
+            raise LeaseNotActive(error.message, end=error.end, do=error.do, reason=error.reason) from error
+
+    def opened(self) -> list[Save]:
+        """Fence older leases; then what is saved, newest first, as far as it matters for this step."""
+        self.at(Act.OPEN)
+        latest = self.checkpoint.open(self.name, epoch=self.epoch)
+        if latest is None:
+            return []
+        if latest.effect is not None and latest.effect.step < self.batch.step:
+            return [latest]  # steps only rise, so this one is nowhere behind it
+        return self.checkpoint.versions(self.name)
+
+    def verdict(self, reserved: Reservation, saves: Sequence[Save]) -> Verdict:
+        """What the two records say together."""
+        found = what_is_saved(saves, self.batch.key, self.fingerprint, self.batch.step, self.expected)
+        return decide(reserved, found)
+
+    def mine(self, saves: Sequence[Save]) -> Save:
+        """The save that carries this step."""
+        return next(save for save in saves if save.effect is not None and save.effect.key == self.batch.key)
+
+    def refusal(self, verdict: Verdict, reserved: Reservation, saves: Sequence[Save]) -> SubletError:
+        """Why the step is not done, as an error."""
+        step, job, version = self.batch.step, self.batch.job_id, saves[0].version if saves else 0
+        last = max((save.effect.step for save in saves if save.effect is not None), default=None)
+        match verdict:
+            case Verdict.WAIT:
+                assert isinstance(reserved, Pending)
+                return StepPending(
+                    f"step {step} of {job} is reserved under the lease {reserved.owner or 'of another program'}",
+                    owner=reserved.owner,
+                    until_ns=reserved.until_ns,
+                )
+            case Verdict.TOO_LATE:
+                return VersionConflict(
+                    f"step {step} of {job} comes too late: step {last} is saved already",
+                    do="Load the checkpoint and go on from the step after it.",
+                )
+            case Verdict.UNEXPECTED:
+                future = " which no one has written yet" if (self.expected or 0) > version else ""
+                return VersionConflict(
+                    f"the checkpoint of {job} has version {version}, not {self.expected}{future}",
+                    do="Load it, and go on from the step after the one that it carries.",
+                )
+            case Verdict.CONFLICT:
+                return IdempotencyConflict(
+                    f"step {step} of {job} was begun with another input, module or kernel",
+                    do="Give it what it was begun with, or start another job.",
+                )
+            case Verdict.LOST:
+                return CheckpointFailed(
+                    f"step {step} of {job} was completed, but the checkpoint knows only "
+                    + ("nothing" if last is None else f"step {last}"),
+                    do="See whether these are the replicas on which it was saved, before anything is written.",
+                )
+            case Verdict.RUN | Verdict.SETTLE | Verdict.RECOVERED | Verdict.DUPLICATE:
+                raise AssertionError(verdict)
+            case _:
+                assert_never(verdict)
+
+    # ---- the step itself ----
+
+    def done_now(self, latest: Save | None) -> TrainingStepOutcome:
+        """Compute it, save it, complete it."""
+        try:
+            state = self.computed(self.loaded(latest))
+            self.at(Act.CHECK_AGAIN)
+            self.lease.check()
+        except Exception as error:
+            self.give_back(error)
+            raise
+        save = self.saved(state, latest)
+        self.complete(save, before=latest)
+        return Completed(self.batch.job_id, self.batch.step, save, state)
+
+    def loaded(self, latest: Save | None) -> bytes:
+        """The state from which the step goes on: exactly that of the version that the opening found."""
+        self.at(Act.LOAD)
+        if latest is None:
+            return self.batch.initial
+        there = self.checkpoint.load(self.name, latest.version)
+        if there is None or there.save.hash != latest.hash:
+            raise VersionConflict(
+                f"the checkpoint of {self.batch.job_id} was written by others since it was opened",
+                do="Let one program at a time train a job.",
+            )
+        return there.data
+
+    def computed(self, state: bytes) -> bytes:
+        """What the kernels make of it. Nothing of the step is left on the device afterwards."""
+        whole = state + bytes(self.batch.input)
+        length = self.batch.output_len
+        size = max(len(whole), length)
+        if size > STATE_MAX:
+            raise InvalidRequest(f"a step of {size} bytes is too large", do=f"Keep it to {STATE_MAX} bytes.")
+        self.at(Act.BEGIN)
+        with self.session(self.lease) as gpu:
+            self.at(Act.ALLOCATE)
+            buffer = gpu.mem_alloc(size)
+            self.at(Act.WRITE)
+            gpu.mem_write(buffer, 0, whole)
+            self.at(Act.MODULE)
+            module = gpu.module_load(self.module)
+            self.launch(gpu, module, buffer)
+            self.at(Act.READ)
+            gpu.sync()
+            out = gpu.mem_read(buffer, 0, length)
+            self.at(Act.UNLOAD)
+            gpu.module_unload(module)
+            self.at(Act.FREE)
+            gpu.mem_free(buffer)
+            self.at(Act.END)
+        return out
+
+    def launch(self, gpu: Session, module: Any, buffer: Any) -> None:
+        """Each kernel, under a lease that was looked at just before."""
+        head = (u64(self.batch.step), u32(self.batch.output_len), buffer)
+        for one in self.launches:
+            self.at(Act.LAUNCH)
+            self.lease.check()
+            gpu.launch(module, one.kernel, one.grid, one.block, [*head, *one.args])
+
+    # ---- what lasts ----
+
+    def saved(self, state: bytes, latest: Save | None) -> Save:
+        """The state with the step's name on it, in one write."""
+        self.at(Act.SAVE)
+        return self.checkpoint.save_bytes(
+            self.name,
+            state,
+            expected=latest.version if latest is not None else 0,
+            epoch=self.epoch,
+            effect=Effect(self.batch.key, self.fingerprint, self.batch.step),
+        )
+
+    def complete(self, save: Save, before: Save | None = None) -> None:
+        """Close the reservation. If that fails the step is saved all the same, and whoever asks again is told so."""
+        self.at(Act.COMPLETE)
+        try:
+            self.idempotency.complete(self.batch.key, self.fingerprint, _outcome(save), epoch=self.epoch)
+            self.tidy(before)
+        except SubletError as error:
+            error.add_note(f"step {self.batch.step} is saved as version {save.version}; the same call says `Recovered`")
+            raise
+        self.at(Act.DONE)
+
+    def tidy(self, before: Save | None) -> None:
+        """Now and then, forget what is completed and lies far behind what is saved."""
+        step = self.batch.step
+        last = before.effect.step if before is not None and before.effect is not None else step
+        if step // TIDY_EVERY != last // TIDY_EVERY:
+            self.idempotency.expire(below=step - TIDY_EVERY, prefix=self.batch.prefix)
+
+    def give_back(self, error: Exception) -> None:
+        """Nothing was saved, so the next may do it at once. If this fails too, he waits until the reservation ends."""
+        try:
+            self.idempotency.release(self.batch.key)
+        except SubletError as failed:
+            error.add_note(f"step {self.batch.step} stays reserved for a while: {failed}")
+
+
+def _launches(kernel: str | Launch | Sequence[Launch]) -> tuple[Launch, ...]:
+    if isinstance(kernel, str):
+        return (Launch(kernel),)
+    found = (kernel,) if isinstance(kernel, Launch) else tuple(kernel)
+    if not found:
+        raise InvalidRequest("a step without a kernel does nothing", do="Name a kernel of the module.")
+    return found
+
+
+def _outcome(save: Save) -> str:
+    return json.dumps({"version": save.version, "hash": save.hash}, separators=(",", ":"))
+
+
+def _version(reserved: Reservation) -> int | None:
+    """The version that was noted when a step was completed."""
+    if not isinstance(reserved, Reserved) or not reserved.outcome:
+        return None
+    try:
+        version = json.loads(reserved.outcome)["version"]
+    except (ValueError, KeyError, TypeError):
+        return None  # completed by another program, in its own words
+    return version if isinstance(version, int) else None
+
+
+def _nobody(_: Act) -> None:
+    """Nobody watches."""
