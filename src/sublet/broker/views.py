@@ -202,6 +202,7 @@ def device_view(resource: ResourceRecord, shown: Collection[LeaseId] | None) -> 
         state=resource.state.value,
         detail=resource.detail or ("" if resource.foreign is None else resource.foreign.detail),
         leases=sorted({s.lease for s in resource.slices.values() if shown is None or s.lease in shown}),
+        suspend=resource.device.suspend.value,
     )
 
 

@@ -48,7 +48,7 @@ def device_checks(library: Library | None = None, root: str = "/") -> dict[str, 
             "GPU in use": lambda: _in_use(readings),
             "GPU partitions": lambda: _partitions(found),
             "GPU libraries": _libraries,
-            "GPU suspend": lambda: ("note", "not probed in this version: no work is suspended, it only runs and ends"),
+            "GPU suspend": lambda: ("note", "tried when an office starts; `sublet status --json` has what was found"),
         }
     return checks
 

@@ -30,6 +30,7 @@ from sublet.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.agent.memory import MemoryAgent
 from sublet.agent.starting import FindOrStart, package_folder
 from sublet.agent.supervised import SupervisedAgent
+from sublet.agent.suspend_probe import probe_cards
 from sublet.agent.tokens import verify
 from sublet.broker.access import AccessList
 from sublet.broker.commands import NodeUp, OpenOffice
@@ -135,7 +136,8 @@ class Office:
                 rates=_rates(self.home / RATES_FILE),
                 stop=self.stop,
             )
-            inventory = _with_what_is_held(machine_inventory(self.home, self._gpus), ledger.state)
+            found = await probe_cards(machine_inventory(self.home, self._gpus))
+            inventory = _with_what_is_held(found, ledger.state)
             agent = await self._agent(inventory, journal.id, ledger.state)
             await self.driver.start(opening, [agent])
             if isinstance(agent, SupervisedAgent):

@@ -83,6 +83,8 @@ class DeviceView(Message, kw_only=True):
     state: str
     detail: str
     leases: list[str]
+    suspend: str = "none"
+    """Whether guests can be taken off it alive, and where they can go on: ``none``, ``same_device``, ``same_type``."""
 
 
 class NodeView(Message, kw_only=True):
