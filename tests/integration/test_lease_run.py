@@ -697,6 +697,27 @@ def test_the_death_of_a_worker_is_told_and_the_lease_lives(
     assert [one.result(PATIENCE_S) for one in waiting] == [3] * 5, "only the call that was executing is to blame"
 
 
+def test_a_worker_that_dies_and_leaves_a_child_behind(lease: sublet.Lease, tmp_path: Path) -> None:
+    """Its child has all that the worker had open, and keeps nobody waiting."""
+    left = tmp_path / "left"
+
+    def leave(left: str) -> None:
+        if os.fork() == 0:
+            os.setsid()
+            Path(left).write_text(str(os.getpid()))
+            time.sleep(600)
+        while not Path(left).exists():
+            time.sleep(0.01)
+        os.write(2, b"below Python\n")
+        os._exit(7)
+
+    lost = lease.submit(leave, str(left)).exception(PATIENCE_S)
+    assert isinstance(lost, WorkerLost)
+    assert "exit code 7" in str(lost)
+    assert "below Python" in str(lost)
+    assert lease.run(len, "abc") == 3
+
+
 def test_who_uses_too_much_memory_is_told_so(fabric: sublet.Fabric) -> None:
     """By its group of processes where there is one for memory; else by Python, which is refused more."""
 

@@ -173,14 +173,15 @@ class Guest:
             raise NotFound(f"guest {self.id} is not remembered any more")
         return found.guests[0]
 
-    def output(self, *, offset: int = 0, lossless: bool = True) -> Iterator[Output]:
-        """What it says, from the beginning (or an offset in bytes) until it is gone.
+    def output(self, *, offset: int = 0, lossless: bool = True, follow: bool = True) -> Iterator[Output]:
+        """What it says, from the beginning (or an offset in bytes) until it is gone; or, without ``follow``, so far.
 
         With ``lossless`` the guest waits, once a buffer is full, for whoever iterates here. Its output outlives it, so
         this also works when it has ended.
         """
         with connect_data(self._address, "") as conversation:
-            attached = attach(conversation, Attach(guest=self.id, offset=offset, lossless=lossless))
+            wanted = Attach(guest=self.id, offset=offset, lossless=lossless, follow=follow)
+            attached = attach(conversation, wanted)
             conversation.link.grant(attached.output, WINDOW)
             while True:
                 for happening in conversation.wait(1.0):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from sublet.client.guests import environment, start_spec
 from sublet.client.handle import ended_error
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, WorkerLost
+from sublet.lease.states import GuestState
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason
 from sublet.wire.guests import GuestSpec, GuestView, StdioKind
@@ -32,6 +33,8 @@ TOLD_S: Final = 5.0
 """How long it may take the supervisor to say how a worker ended."""
 LEASE_TOLD_S: Final = 1.0
 """And the office, that the lease has ended."""
+LEFT_BEHIND_S: Final = 0.5
+"""How long the rest of a worker's processes are waited for, for its last words."""
 PAUSE_S: Final = 0.02
 TAIL_BYTES: Final = 1500
 """Of what it said last, in the error."""
@@ -163,11 +166,20 @@ def _reason_of(view: GuestView) -> EndReason | None:
     return None
 
 
+def _is_gone(guest: Guest) -> bool:
+    """Whether nothing of it runs any more; it is given a moment."""
+    until_s = time.monotonic() + LEFT_BEHIND_S
+    while not (is_gone := guest.view().state == GuestState.GONE) and time.monotonic() < until_s:
+        time.sleep(PAUSE_S)
+    return is_gone
+
+
 def _tail(guest: Guest, view: GuestView) -> str:
     """The last of what it wrote below Python: there the C library and the interpreter say why they abort."""
     said = b""
     with contextlib.suppress(SubletError, OSError):
-        for piece in guest.output(offset=max(0, view.log_bytes - TAIL_BYTES), lossless=False):
+        is_gone = _is_gone(guest)  # else a child that it has left behind may be there for long
+        for piece in guest.output(offset=max(0, view.log_bytes - TAIL_BYTES), lossless=False, follow=is_gone):
             said += piece.data if piece.stream in ("stderr", "sublet") else b""
     text = said[-TAIL_BYTES:].decode("utf-8", "replace").strip()
     return f". It said last:\n{text}\n" if text else ""
