@@ -35,7 +35,7 @@ def test_the_demo_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
     for word in (
         "status 76",
         "nothing left of either",
-        "counted to 15",
+        "and not a line of its output was lost",
         "place 1",
         "preempted",
         "offers 1GiB instead of 2GiB",

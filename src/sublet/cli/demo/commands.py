@@ -46,7 +46,8 @@ time.sleep(600)
 """
 """It hears no signal that can be ignored, and has a child that nobody is the parent of any more."""
 
-COUNTING: Final = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do echo $i; sleep 0.2; done"
+COUNTING: Final = 'n=0; until [ -e "$0" ]; do n=$((n + 1)); echo $n; sleep 0.2; done'
+"""It goes on until it is told by a file, however long the office is away."""
 
 
 class Commands:
@@ -61,6 +62,7 @@ class Commands:
         """Lease → how much of the device it had, for the bill."""
         self._counting: subprocess.Popen[str]
         self._counting_pid = 0
+        self._enough = folder / "enough"
 
     def one_that_will_not_leave(self) -> None:
         """Ignores every signal, forks twice, and is gone at the deadline all the same."""
@@ -113,7 +115,8 @@ class Commands:
 
     def one_that_goes_on(self) -> None:
         """Start a command that counts, before the office is killed."""
-        self._counting = self._run("--cpu", "1", "--ttl", "1m", argv=["sh", "-c", COUNTING])
+        argv = ["sh", "-c", COUNTING, str(self._enough)]
+        self._counting = self._run("--cpu", "1", "--ttl", "1m", argv=argv)
         guest = self._guest()
         self.shares[guest["lease"]] = 0.0
         self._counting_pid = guest["pid"]
@@ -125,10 +128,12 @@ class Commands:
             guest["pid"] == self._counting_pid and _is_alive(guest["pid"]),
             f"A command that was counting under a lease of one core has not noticed: still pid {guest['pid']}.",
         )
+        self._enough.touch()
         out, said = self._counting.communicate(timeout=PATIENCE_S)
+        lines = out.split()
         stage.claim(
-            self._counting.returncode == 0 and out.split() == [str(n) for n in range(1, 16)],
-            f"It counted to 15, and not a line of its output was lost ({plural(len(out.split()), 'line')}).",
+            self._counting.returncode == 0 and lines != [] and lines == [str(n + 1) for n in range(len(lines))],
+            f"It counted to {len(lines)}, and not a line of its output was lost ({plural(len(lines), 'line')}).",
             but=f"status {self._counting.returncode}: {out!r} {said!r}",
         )
 
