@@ -14,7 +14,7 @@ import pytest
 from sublet.agent.machine import FaultName
 from sublet.agent.port import AgentPort
 from sublet.supervisor.tree import LEASE_MARK
-from sublet.testing import AgentBench, AgentConformance
+from sublet.testing import AgentBench, AgentConformance, ParkingConformance
 from sublet.values import Epoch, LeaseId, NodeId, ResourceId
 from sublet.wire.orders import Inventory, Order, Report
 from tests.integration.supervisor_stage import Freezer, SupervisorStage, needs_freezer
@@ -202,3 +202,23 @@ class TestRealAgent(AgentConformance):
     @needs_freezer
     def test_a_slow_teardown_is_waited_for(self) -> None:
         super().test_a_slow_teardown_is_waited_for()
+
+
+class TestRealAgentParks(ParkingConformance):
+    """The same for guests that are taken off their device alive."""
+
+    second_s = 0.5
+
+    @pytest.fixture(autouse=True)
+    def _at(self, tmp_path: Path) -> Iterator[None]:
+        self._place = tmp_path
+        self._made: list[RealBench] = []
+        yield
+        for bench in self._made:
+            bench.close()
+
+    def make_bench(self) -> AgentBench:
+        bench = RealBench(self._place)
+        self._made.append(bench)
+        bench.open()
+        return bench

@@ -3,6 +3,7 @@
 - ``HeldClock`` stands still until it is moved; it can reboot and its wall clock can jump.
 - ``MemoryAgent`` is an agent with pretended hardware (``Machine``) and real rules; ``Faults`` breaks it by name.
 - ``AgentConformance`` tests any agent: hand it a bench.
+- ``ParkingConformance`` tests an agent whose devices can suspend.
 - ``DeviceConformance`` tests any device: say how it is opened.
 - ``ReplicaConformance`` tests any replica: say how one is made and opened again.
 - ``preempt`` rehearses losing a lease.
@@ -17,6 +18,7 @@ from sublet.testing.bench import MemoryBench
 from sublet.testing.clock import HeldClock
 from sublet.testing.conformance import AgentBench, AgentConformance
 from sublet.testing.device_conformance import DeviceConformance
+from sublet.testing.parking_conformance import ParkingConformance
 from sublet.testing.rehearsal import preempt
 from sublet.testing.replica_conformance import ReplicaConformance
 
@@ -31,6 +33,7 @@ __all__ = [
     "Machine",
     "MemoryAgent",
     "MemoryBench",
+    "ParkingConformance",
     "ReplicaConformance",
     "Timings",
     "preempt",

@@ -36,6 +36,7 @@ class MemoryBench:
                 Device(id=ResourceId("bench/gpu0"), kind=Kind.GPU, capacity=16 * GIB, model="host", host=True),
                 Device(id=ResourceId("bench/gpu1"), kind=Kind.GPU, capacity=16 * GIB, model="host", host=True),
                 Device(id=ResourceId("bench/cpu"), kind=Kind.CPU, capacity=8),
+                Device(id=ResourceId("bench/memory"), kind=Kind.MEMORY, capacity=8 * GIB),
             ),
         )
         self.machine = Machine(self.inventory)

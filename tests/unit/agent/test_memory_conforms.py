@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from sublet.testing import AgentBench, AgentConformance, MemoryBench
+from sublet.testing import AgentBench, AgentConformance, MemoryBench, ParkingConformance
 
 
 class TestMemoryAgent(AgentConformance):
+    def make_bench(self) -> AgentBench:
+        return MemoryBench()
+
+
+class TestMemoryAgentParks(ParkingConformance):
     def make_bench(self) -> AgentBench:
         return MemoryBench()
