@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from sublet.values import EndReason
 from tests.integration import parked_functions
 
 PATIENCE_S = 30.0
+WORDS = ("up", "--host-gpus", "1x1GiB", "--foreground")
 
 
 def until(what: Callable[[], object], text: str) -> None:
@@ -31,7 +34,7 @@ def until(what: Callable[[], object], text: str) -> None:
 def fabric(tmp_path: Path) -> Iterator[sublet.Fabric]:
     home = tmp_path / "home"
     home.mkdir()
-    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    ensure_office(home, words=WORDS)
     with sublet.connect(home=home) as made:
         yield made
         made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
@@ -133,3 +136,50 @@ def test_bad_input(fabric: sublet.Fabric) -> None:
             fabric.gpu(resume=f"{lease.id}@x")
         with pytest.raises((InvalidRequest, StaleEpoch)):
             fabric.gpu(resume=f"{lease.id}@0.1")
+
+
+def test_the_office_may_be_killed_while_guests_are_parked(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """Its journal has the parking lease, and its supervisor the guests; both go on."""
+    beat = tmp_path / "beat"
+    lease = spot(fabric)
+    future = lease.submit(parked_functions.count_up, str(beat), 100)
+    until(lambda: beat.exists() and beat.stat().st_size > 3, "a beat")
+    other = taken(fabric, lease)
+    assert lease.end is not None
+    for _ in range(2):
+        os.kill(fabric.status().pid, signal.SIGKILL)
+        ensure_office(tmp_path / "home", words=WORDS)
+        (view,) = [view for view in fabric.leases() if view.parks is not None]
+        assert view.parks is not None
+        assert view.parks.holds
+    other.release()
+    again = fabric.gpu(resume=lease, ttl="60s", wait="60s", renew="always")
+    os.kill(fabric.status().pid, signal.SIGKILL)
+    ensure_office(tmp_path / "home", words=WORDS)
+    assert future.result(PATIENCE_S) == 100
+    assert beat.stat().st_size == 100
+    again.release()
+
+
+def test_the_supervisor_may_be_killed_while_guests_are_parked(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """They end with it, whoever waits is told, and nothing is granted that has nobody in it."""
+    beat = tmp_path / "beat"
+    lease = spot(fabric)
+    future = lease.submit(parked_functions.count_up, str(beat), 10_000)
+    until(lambda: beat.exists() and beat.stat().st_size > 3, "a beat")
+    pid = parked_pid(fabric, lease)
+    other = taken(fabric, lease)
+    assert lease.end is not None
+    supervisor = int(Path(f"/proc/{pid}/status").read_text().partition("PPid:\t")[2].split()[0])
+    os.kill(supervisor, signal.SIGKILL)
+    with pytest.raises(SubletError):
+        future.result(PATIENCE_S)
+    until(lambda: not [view for view in fabric.leases() if view.parks is not None], "the end of the parking lease")
+    with pytest.raises(SubletError):
+        fabric.gpu(resume=lease, wait=0)
+    other.release()
+
+
+def parked_pid(fabric: sublet.Fabric, lease: sublet.Lease) -> int:
+    (guest,) = fabric.guests(lease)
+    return guest.pid
