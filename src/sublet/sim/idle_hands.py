@@ -7,9 +7,10 @@ have been so for a while.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from sublet.broker.order import kinds_of
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord
 from sublet.lease.states import LeaseStatus, SliceState
@@ -38,17 +39,26 @@ class IdleHands:
 
     def look(self, state: State, now_ns: int) -> None:
         """Once a second, while the office is awake."""
-        found: set[tuple[str, LeaseId]] = set()
-        patient_ns = now_ns - self._policy.gang_patience_ns
-        if all(lease.asked_at_ns > patient_ns for lease in state.queue_listing()):
-            # Otherwise somebody has waited for so long that he may keep others back.
-            found |= {("S4", lease.id) for lease in _would_fit(state)}
-            found |= {("S6", lease.id) for lease in _goes_before(state, now_ns)}
+        old_ns = now_ns - self._policy.gang_patience_ns
+        patient = [lease for lease in state.queue_listing() if lease.asked_at_ns <= old_ns]
+        served = [("S4", lease) for lease in _would_fit(state)] + [
+            ("S6", lease) for lease in _goes_before(state, now_ns)
+        ]
+        found = {(rule, lease.id) for rule, lease in served if not _is_kept_back(lease, patient)}
         self._since = {key: self._since.get(key, now_ns) for key in found}
         for (rule, lease), since_ns in self._since.items():
             if now_ns - since_ns > PATIENCE_NS:
                 what = "there is room for it" if rule == "S4" else "a spot lease runs on what it could have"
                 self._fail(rule, f"{lease} has waited for {(now_ns - since_ns) / _S:.0f} s although {what}")
+
+
+def _is_kept_back(lease: LeaseRecord, patient: Iterable[LeaseRecord]) -> bool:
+    """By somebody else who has waited for so long that he may: of its tier or a higher one, for a thing of its kind."""
+    kinds = kinds_of(lease)
+    return any(
+        other is not lease and other.tier.rank >= lease.tier.rank and not kinds.isdisjoint(kinds_of(other))
+        for other in patient
+    )
 
 
 def _plain(state: State, kind: Kind) -> Iterator[LeaseRecord]:
