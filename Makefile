@@ -56,6 +56,7 @@ check: lint types test wheel ## all that CI does
 
 soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, every crash point; hours, not minutes
 	@$(PY) -m sublet.sim --seeds $(SEEDS) --from $(FROM)
+	@$(PY) -m sublet.sim.registers --seeds $(SEEDS) --from $(FROM)
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
 	@SUBLET_RACE_ROUNDS=10000 $(PY) -m pytest tests/integration/test_revoke_race.py
 	@SUBLET_KILL_ROUNDS=2000 $(PY) -m pytest tests/integration/test_kill_rounds.py

@@ -138,10 +138,10 @@ class Files:
         """Mark it. Everybody sees that at once, it needs no room, and it need not outlive the page cache."""
         os.fchmod(fd, 0o400)
 
-    def lock(self, fd: int, *, wait: bool = True) -> bool:
+    def lock(self, fd: int) -> bool:
         """Take it, or say that it is taken. The system gives it back when the process ends."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

@@ -27,7 +27,7 @@ from sublet.replicated.cell import Accept as AcceptRequest
 from sublet.replicated.cell import Answer, Cell, Install, Installed, Prepare, Query, Request, answer
 from sublet.replicated.files import Files, refuse_network
 from sublet.replicated.folder_format import Header, entries
-from sublet.replicated.folder_log import LOG, FolderLog, Planned
+from sublet.replicated.folder_log import LOG, FolderLog
 from sublet.replicated.policy import FailureDomain
 from sublet.replicated.quorum import ReplicaSet
 from sublet.replicated.replica import ReplicaFull, ReplicaSilent, folder_of, seal, unseal
@@ -41,10 +41,10 @@ PACKS: Final = "packs"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Requests that were answered, and what must be synced before the answers may be given (None: nothing)."""
+    """Requests that were answered, and whether a sync must come before the answers may be given."""
 
     said: list[Answer]
-    planned: Planned | None
+    unsettled: bool
 
 
 class FolderReplica:
@@ -79,9 +79,7 @@ class FolderReplica:
                 there = self._log.exists()
             if not there:
                 self._log.make(os.urandom(16).hex(), os.urandom(4), time.time_ns())
-            with self._held() as log:
-                assert log.header is not None
-                self.identity = log.header.identity
+            self.identity = self._log.peek()
         except BaseException:
             self._log.close()
             raise
@@ -94,11 +92,13 @@ class FolderReplica:
             log = self._log
             log.take()
             try:
-                return self._ask(log, requests)
+                said = self._ask(log, requests)
             except OSError as error:
                 raise self._unable(error) from error
             finally:
                 log.give()
+            log.settle()
+            return said
 
     def begin(self, requests: Sequence[tuple[str, Request]]) -> Started | None:
         """As much of ``ask`` as takes no time: all but the sync. None if it would have to wait for somebody.
@@ -107,40 +107,39 @@ class FolderReplica:
         """
         if not self._thread_lock.acquire(blocking=False):
             return None
-        held = False
         started: Started | None = None
         try:
-            held = self._log.take(wait=False)
-            if held:
-                started = self._started(requests)
+            if self._log.take(wait=False):
+                try:
+                    started = self._started(requests)
+                finally:
+                    self._log.give()
         except OSError as error:
             raise self._unable(error) from error
         finally:
-            if started is None or started.planned is None:
-                if held:
-                    self._log.give()
+            if started is None or not started.unsettled:
                 self._thread_lock.release()
         return started
 
     def _started(self, requests: Sequence[tuple[str, Request]]) -> Started | None:
         said, changed, known = self._answers(requests)
-        if not changed and known is None:
-            return Started(said, None)
-        planned = self._log.plan(changed, known)
-        if not self._log.fits(planned):
-            return None
-        self._log.write(planned)
-        return Started(said, planned)
+        if changed or known is not None:
+            planned = self._log.plan(changed, known)
+            if not self._log.fits(planned):
+                return None
+            self._log.write(planned)
+        return Started(said, self._log.dirty)
 
     def finish(self, started: Started) -> list[Answer]:
-        """The rest of it. Only for a ``Started`` that has something planned, and once."""
+        """The rest of it. Only for a ``Started`` that is unsettled, and once.
+
+        The folder's lock was given back before: a program that is stopped during its sync keeps nobody else waiting.
+        """
         try:
-            assert started.planned is not None
-            self._log.settle(started.planned)
+            self._log.settle()
         except OSError as error:
             raise self._unable(error) from error
         finally:
-            self._log.give()
             self._thread_lock.release()
         return started.said
 
@@ -278,6 +277,7 @@ class FolderReplica:
         with self._thread_lock, self._mapped():
             self._log.take()
             try:
+                self._log.settle()
                 yield self._log
             finally:
                 self._log.give()

@@ -12,6 +12,8 @@ nothing was promised, and what is left of it is made blank.
 from __future__ import annotations
 
 import struct
+import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,7 +31,9 @@ LOG: Final = "log"
 NEW: Final = "log.new"
 LOCK: Final = "lock"
 _BLANK: Final = bytes(SECTOR)
-_NOTE: Final = struct.Struct(">8s4sQ")
+_NOTE: Final = struct.Struct(">8sQQ")
+LOCK_PATIENCE_S: Final = 5.0
+"""It is held for a fraction of a millisecond, or while a log is made anew. Who holds it longer was stopped."""
 SPARE: Final = 4
 """A new log has room for so many times what it begins with."""
 
@@ -51,6 +55,8 @@ class FolderLog:
         self._inode = 0
         self.cells: dict[str, Cell] = {}
         self.known: ReplicaSet | None = None
+        self.dirty = False
+        """Whether something is known here that may not be on the disk yet: nothing may be said before a ``settle``."""
         self.header: Header | None = None
         self._fd = -1
         self._lock_fd = files.open(folder / LOCK, create=True)
@@ -62,8 +68,14 @@ class FolderLog:
 
     def take(self, *, wait: bool = True) -> bool:
         """Take the lock, and catch up; whether it was to be had. Whoever gets an error does not have the lock."""
-        if not self.files.lock(self._lock_fd, wait=wait):
-            return False
+        pause_s, waited_s = 0.0002, 0.0
+        while not self.files.lock(self._lock_fd):
+            if not wait:
+                return False
+            if waited_s > LOCK_PATIENCE_S:
+                raise ReplicaSilent(f"somebody holds the lock of the replica in {self.folder}, and does not go on")
+            time.sleep(pause_s)
+            waited_s, pause_s = waited_s + pause_s, min(pause_s * 2, 0.01)
         try:
             self._catch_up()
         except BaseException:
@@ -90,7 +102,8 @@ class FolderLog:
 
     def make(self, identity: str, salt: bytes, made_ns: int) -> None:
         """The first log of a folder, empty."""
-        self.files.lock(self._lock_fd)
+        while not self.files.lock(self._lock_fd):
+            time.sleep(0.001)
         try:
             if not self.exists():
                 self._publish(Header(0, 0, 0, identity, salt, made_ns), [])
@@ -98,6 +111,17 @@ class FolderLog:
             raise self._no_room(error) from error
         finally:
             self.files.unlock(self._lock_fd)
+
+    def peek(self) -> str:
+        """Whose log it is. Without the lock, so that somebody who was stopped while he held it is waited for by nobody
+        but those who ask this replica."""
+        try:
+            self._open()
+        except Garbled as error:
+            raise self._faulty(str(error)) from error
+        except OSError as error:
+            raise self._no_room(error) from error
+        return self._head().identity
 
     def _catch_up(self) -> None:
         try:
@@ -143,7 +167,7 @@ class FolderLog:
             raise self._faulty(f"its log should have {header.size} bytes and has {self.files.size(self._fd)}")
         self._make_name_durable()
         self.header, self._inode = header, which[0]
-        self.cells, self.known = {}, None
+        self.cells, self.known, self.dirty = {}, None, False
         self._at, self._number = SECTOR, 1
 
     def _make_name_durable(self) -> None:
@@ -175,7 +199,7 @@ class FolderLog:
             for entry in entries_of(content):
                 self._apply(entry)
         if found and not self._is_synced(self._number - 1):
-            self._sync()
+            self.dirty = True
 
     def _mend(self, torn: Torn) -> None:
         """Nobody was told of that entry. Its place is made blank, durably, before another entry goes there."""
@@ -191,16 +215,12 @@ class FolderLog:
     # ---- writing ----
 
     def append(self, changed: dict[str, Cell], known: ReplicaSet | None) -> None:
-        """These cells, and the set if it is new; durable when this returns."""
+        """These cells, and the set if it is new; ``settle`` makes it durable, and may be called without the lock."""
         planned = self.plan(changed, known)
         if self.fits(planned):
             self.write(planned)
-            self.settle(planned)
-            return
-        self._compact(planned.entries)
-        for entry in planned.entries:
-            self._apply(entry)
-        self._note_synced()
+        else:
+            self._compact(planned.entries)
 
     def plan(self, changed: dict[str, Cell], known: ReplicaSet | None) -> Planned:
         """A batch of these, ready to be written."""
@@ -221,15 +241,18 @@ class FolderLog:
         except OSError as error:
             # What came of it looks like a torn batch, and whoever takes the lock next makes it blank.
             raise self._no_room(error) from error
-
-    def settle(self, planned: Planned) -> None:
-        """On the disk; only then it is true."""
-        self._sync()
+        self.dirty = True
         self._at += len(planned.data)
         self._number += 1
         for entry in planned.entries:
             self._apply(entry)
-        self._note_synced()
+
+    def settle(self) -> None:
+        """All that is known here is on the disk. Needs no lock: whoever finds it before settles it himself."""
+        if self.dirty:
+            self._sync()
+            self.dirty = False
+            self._note_synced()
 
     def _sync(self) -> None:
         try:
@@ -263,6 +286,8 @@ class FolderLog:
         except OSError as error:
             raise self._no_room(error) from error
         self._catch_up()
+        self._note_synced()
+        self.dirty = False
 
     def _publish(self, old: Header, live: list[Entry]) -> None:
         """Write a log whole under another name, then give it its name, then make the name durable."""
@@ -299,17 +324,17 @@ class FolderLog:
     # ---- who is known to be on the disk ----
 
     def _is_synced(self, number: int) -> bool:
-        note = self.files.read(self._lock_fd, _NOTE.size, 0)
-        if len(note) != _NOTE.size:
+        note = self.files.read(self._lock_fd, _NOTE.size + 4, 0)
+        # Notes are written without the lock, so one may be read while it changes.
+        if len(note) != _NOTE.size + 4 or zlib.crc32(note[:-4]).to_bytes(4, "big") != note[-4:]:
             return False
-        boot, salt, synced = _NOTE.unpack(note)
-        inode = self._head().inode.to_bytes(8, "big")[-4:]
-        return bool(boot == self._boot and salt == inode and synced >= number)
+        boot, inode, synced = _NOTE.unpack(note[:-4])
+        return bool(boot == self._boot and inode == self._inode and synced >= number)
 
     def _note_synced(self) -> None:
-        inode = self._head().inode.to_bytes(8, "big")[-4:]
+        note = _NOTE.pack(self._boot, self._inode, self._number - 1)
         try:
-            self.files.write(self._lock_fd, _NOTE.pack(self._boot, inode, self._number - 1), 0)
+            self.files.write(self._lock_fd, note + zlib.crc32(note).to_bytes(4, "big"), 0)
         except OSError:
             return  # the next process syncs for itself
 

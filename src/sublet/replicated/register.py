@@ -119,6 +119,7 @@ class _Writer(Operation):
         self._exposed = False
         """Whether our own write was let out and its fate is not known."""
         self._writing_own = False
+        self._hurried = False
         self._start()
 
     def give_up(self, why: Why = Why.NO_QUORUM) -> None:
@@ -202,9 +203,14 @@ class _Writer(Operation):
         elif by.epoch > tenure.epoch:
             self._not_done(Why.FENCED, by)
         else:
-            # An epoch below ours in a higher reign, or ours with more attempts: we may go above it.
+            # An epoch below ours in a higher reign, or ours with more attempts: we may go above it. Whoever has a write
+            # to look for does not rest first, or so many others may write meanwhile that it is forgotten whose it was.
             tenure.after(by)
-            self._rest()
+            if self._exposed and not self._hurried:
+                self._hurried = True
+                self._start()
+            else:
+                self._rest()
 
     def _not_done(self, why: Why, against: Ballot | None = None) -> None:
         if self._exposed:

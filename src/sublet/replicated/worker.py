@@ -69,7 +69,7 @@ class Worker:
                 except ReplicaSilent as error:
                     self._tell([errand], None, error)
                     return
-                if started is not None and started.planned is None:
+                if started is not None and not started.unsettled:
                     self._tell([errand], started.said)
                     return
                 if started is not None:

@@ -181,7 +181,7 @@ class PretendFiles(Files):
     def mark(self, fd: int) -> None:
         self._open[fd].marked = True
 
-    def lock(self, fd: int, *, wait: bool = True) -> bool:
+    def lock(self, fd: int) -> bool:
         self._fail("lock")
         return True
 
