@@ -51,6 +51,7 @@ class DeviceLine:
 
     def ask(self, call: DeviceCall, fds: Sequence[int] = ()) -> None:
         """Send a question. The descriptors are taken, whatever happens."""
+        self._call = None
         try:
             self._call = self._talk.link.call(dumps(call), fds)
         except BaseException:
@@ -61,6 +62,8 @@ class DeviceLine:
 
     def has_answer(self) -> bool:
         """Whether ``answer`` would return at once."""
+        if self._call is None:
+            return True
         if self._come is None and self._over is None:
             self._look(self._talk.pump())
         return self._come is not None or self._over is not None
@@ -68,6 +71,8 @@ class DeviceLine:
     def answer(self) -> tuple[Any, tuple[int, ...]]:
         """Wait for the answer: what it says, and the descriptors that came along, which are the caller's. Raises what
         the question was refused with; ``Disconnected`` if there is no answer to come."""
+        if self._call is None:  # an interrupt came when it was half asked or half answered: nobody must wait for it
+            raise Disconnected("an interrupt (Ctrl-C) cut a message in two")
         while self._come is None and self._over is None:
             self._look(self._talk.wait(WAIT_S))
         self._call = None

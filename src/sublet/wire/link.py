@@ -101,9 +101,12 @@ class Link(Hearing):
         if len(self._calls) >= CALLS_MAX:
             raise CapacityExceeded(f"{CALLS_MAX} calls on this connection are unanswered", do="Wait for an answer.")
         call = self._number()
+        self._calls[call] = (
+            True  # first: a Ctrl-C behind the sending must not make its answer one that nobody asked for
+        )
         self._send(FrameKind.CALL, call, body, fds)
-        if self.over is None:
-            self._calls[call] = True
+        if self.over is not None:
+            self._calls.pop(call, None)
         return call
 
     def abandon(self, call: int) -> None:

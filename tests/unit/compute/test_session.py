@@ -512,3 +512,29 @@ def test_programs_find_a_session_that_is_wrong(
     monkeypatch.setattr(f"{owner}.{name}", broken)
     with pytest.raises((AssertionError, SubletError)):
         _programs(tmp_path, kernel_cache, range(60))
+
+
+@pytest.mark.parametrize("when", ["asked", "answered"])
+def test_an_interrupt_in_the_middle_of_a_message_ends_the_session_and_never_hangs(
+    pair: SessionPair, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Where Ctrl-C came between a message and what is noted of it, nobody waits for an answer that was taken already,
+    or that will never come."""
+    gpu = pair.session()
+    x = gpu.mem_alloc(64)
+    gpu.sync()
+    line, name = gpu._engine._line, {"asked": "ask", "answered": "answer"}[when]
+    plain = getattr(line, name)
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(line, name, plain)
+        if when == "answered":
+            plain(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(line, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.mem_read(x)
+    with pytest.raises((GpuSessionEnded, Disconnected), match="interrupt"):
+        gpu.mem_read(x)
+    gpu.close()
