@@ -67,32 +67,32 @@ def _hands_on_and_keeps(original: Any) -> Any:
 
 
 PARKING: Final[dict[str, Mutant]] = {
-    "Z23": Mutant(
+    "G1": Mutant(
         "what is parked goes on for whoever names it, by whatever epoch",
         "Kleppmann on Redlock",
         ((resuming, "check_epoch", _any_epoch_goes_on),),
     ),
-    "Z24": Mutant(
+    "G2": Mutant(
         "a device is free when its guest begins to be parked",
         "kubernetes #141471",
         ((PretendedHardware, "is_there", _gone_when_it_begins),),
     ),
-    "Z25": Mutant(
+    "G3": Mutant(
         "a suspended lease is charged for its device beside its parking lease",
         "meters that stop with the process",
         ((State, "meter", _both_are_charged),),
     ),
-    "Z26": Mutant(
+    "G4": Mutant(
         "a restart takes a parking lease for one of plain memory",
         "etcd #17132",
         ((Disk, "recover", _forgets_who_is_parked),),
     ),
-    "Z27": Mutant(
+    "G5": Mutant(
         "the end of a parking lease ends nobody",
         "orphans of suspended jobs",
         ((Machine, "is_there", _stays_parked_for_ever),),
     ),
-    "Z28": Mutant(
+    "G6": Mutant(
         "what is parked goes on under a new lease, and the parking lease lives",
         "leases that are copied instead of moved",
         ((Node, "_resume", _hands_on_and_keeps),),
