@@ -1,0 +1,216 @@
+"""Training programs that are killed, preempted and frozen: weights stay bit for bit those of an undisturbed run.
+
+``SUBLET_CRASH_ALL=1`` interrupts a thousand times instead of a hundred; ``SUBLET_CRASH_SEED`` draws other moments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
+from sublet.training.law import ACTS, Act, Verdict, after_death_before
+from tests.integration.training_program import FENCED, OVER, Life, real_batch, real_weights
+from tests.unit.training.stage import batch, uninterrupted
+
+ROOT: Final = Path(__file__).parents[2]
+ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
+SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "52"))
+INTERRUPTIONS: Final = 1000 if ALL else 100
+KILLED: Final = 128 + signal.SIGKILL
+PATIENCE_S: Final = 60.0
+OUTCOME: Final = {Verdict.RUN: "Completed", Verdict.SETTLE: "Recovered", Verdict.DUPLICATE: "Duplicate"}
+
+
+@dataclasses.dataclass
+class Lives:
+    """Talks to the process that forks lives."""
+
+    asks: IO[str]
+    says: IO[str]
+    stopped: set[int] = dataclasses.field(default_factory=set)
+
+    def live(self, life: Life) -> int:
+        """To its exit status; 0 if it has stopped (``stopped``)."""
+        return self._ask(dataclasses.asdict(life))
+
+    def go_on(self, pid: int) -> int:
+        self.stopped.remove(pid)
+        return self._ask({"go_on": pid})
+
+    def _ask(self, what: dict[str, object]) -> int:
+        self.asks.write(json.dumps(what) + "\n")
+        self.asks.flush()
+        said = json.loads(self.says.readline())
+        if "stopped" in said:
+            self.stopped.add(said["stopped"])
+            return 0
+        return int(said["status"])
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    paths = [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.training_program"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        made = Lives(process.stdin, process.stdout)
+        yield made
+        for pid in list(made.stopped):
+            made.go_on(pid)
+
+
+def saved(place: Path, name: str, schema: str) -> tuple[int, int, bytes]:
+    """Version, step and bytes of what is saved; zeros if there is nothing."""
+    replicas = [FolderReplica(place / f"replica-{n}") for n in range(3)]
+    with ReplicaGroup(replicas) as group:
+        found = ReplicatedCheckpoint("runs", schema=schema, replicas=group).load(name)
+    if found is None:
+        return 0, 0, b""
+    assert found.effect is not None
+    return found.version, found.effect.step, found.data
+
+
+def outcomes(place: Path) -> list[str]:
+    file = place / "outcomes"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+# ---- real files, real kills
+
+
+@pytest.mark.timeout(3600 if ALL else 300)
+@pytest.mark.parametrize("how", ["between acts", "at any moment"])
+def test_weights_are_those_of_an_undisturbed_run_after_a_hundred_kills(lives: Lives, tmp_path: Path, how: str) -> None:
+    """After each kill the checkpoint is a whole state of some step, never an older one, and its version is that step:
+    no step was lost, none was done twice."""
+    chance, before, kills = random.Random(SEED), 0, 0
+    for epoch in range(1, 20 * INTERRUPTIONS):
+        if how == "between acts":
+            life = Life(place=str(tmp_path), epoch=epoch, steps=1 << 30, die_after=chance.randrange(60))
+        else:
+            life = Life(place=str(tmp_path), epoch=epoch, steps=1 << 30, kill_after_ms=chance.uniform(0, 120))
+        assert lives.live(life) == KILLED, f"epoch {epoch}, SUBLET_CRASH_SEED={SEED}"
+        version, step, weights = saved(tmp_path, batch(0).checkpoint_name, "w.v1")
+        assert version == step >= before, f"epoch {epoch}, SUBLET_CRASH_SEED={SEED}"
+        assert step == 0 or weights == uninterrupted(step), f"epoch {epoch}, SUBLET_CRASH_SEED={SEED}"
+        before, kills = step, kills + 1
+        if kills == INTERRUPTIONS:
+            break
+    assert before > 10, "the programs never got anywhere"
+    assert lives.live(Life(place=str(tmp_path), epoch=1 << 20, steps=before + 3)) == 0
+    version, step, weights = saved(tmp_path, batch(0).checkpoint_name, "w.v1")
+    assert (version, step, weights) == (before + 3, before + 3, uninterrupted(before + 3))
+
+
+# ---- real leases, real devices
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    with sublet.connect(home=home) as made:
+        yield made
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+def home_of(fabric: sublet.Fabric) -> str:
+    home: str = fabric.request("GET", "/v1/status", shape=dict)["home"]
+    return home
+
+
+def until(what: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end_s, "it did not come to be"
+        time.sleep(0.05)
+
+
+def preempt(fabric: sublet.Fabric) -> None:
+    """Take every lease there is."""
+    for view in fabric.leases():
+        if view.end is None:
+            fabric.request("POST", f"/v1/leases/{view.id}/revoke", {"detail": "a test"}, shape=dict)
+    until(lambda: not [view for view in fabric.leases() if view.end is None])
+
+
+@pytest.mark.timeout(300)
+def test_on_a_device_whoever_is_killed_before_an_act_leaves_what_the_law_says(
+    lives: Lives, fabric: sublet.Fabric, tmp_path: Path
+) -> None:
+    """One program for each act, killed there; its lease is taken, and the next goes on under another."""
+    home = home_of(fabric)
+    for step, act in enumerate(ACTS, start=1):
+        life = Life(place=str(tmp_path), home=home, steps=step, at_step=step, die_before=act)
+        assert lives.live(life) == KILLED, act
+        preempt(fabric)
+        assert lives.live(dataclasses.replace(life, die_before="")) == 0, act
+        assert outcomes(tmp_path)[-1] == f"{OUTCOME[after_death_before(act)]} {step}", act
+        assert saved(tmp_path, real_batch(0).checkpoint_name, "training-checkpoint.v1") == (
+            step,
+            step,
+            real_weights(step),
+        )
+    until(lambda: is_free(fabric))
+
+
+def is_free(fabric: sublet.Fabric) -> bool:
+    """Whether nothing of the steps is left: the whole device can be had."""
+    try:
+        fabric.gpu(min_vram="1GiB", wait=0).release()
+    except sublet.CapacityExceeded:
+        return False
+    return True
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("act", "refused", "other"),
+    [
+        (Act.OPEN, FENCED, "Completed"),
+        (Act.RESERVE, FENCED, "Completed"),
+        (Act.LAUNCH, OVER, "Completed"),
+        (Act.CHECK_AGAIN, OVER, "Completed"),
+        (Act.SAVE, FENCED, "Completed"),
+        (Act.COMPLETE, FENCED, "Recovered"),
+    ],
+)
+def test_a_program_that_is_frozen_past_its_lease_is_refused_when_it_wakes(
+    lives: Lives, fabric: sublet.Fabric, tmp_path: Path, act: Act, refused: int, other: str
+) -> None:
+    """Another has done its step and one more; nothing of what it does afterwards counts."""
+    home = home_of(fabric)
+    zombie = Life(place=str(tmp_path), home=home, ttl="2s", steps=2, at_step=2, stop_before=act)
+    assert lives.live(zombie) == 0
+    [pid] = lives.stopped
+    until(lambda: not [view for view in fabric.leases() if view.end is None])
+    assert lives.live(Life(place=str(tmp_path), home=home, steps=3)) == 0
+    # What was saved last is asked for again first, so a step that the zombie has saved is settled, not done.
+    assert outcomes(tmp_path)[-2:] == [f"{other} 2", "Completed 3"]
+    assert lives.go_on(pid) == refused
+    after = saved(tmp_path, real_batch(0).checkpoint_name, "training-checkpoint.v1")
+    assert after == (3, 3, real_weights(3))
