@@ -1,7 +1,8 @@
 """Ten training steps on leases that are taken away in the middle: no step is lost, none is done twice.
 
-Run it: ``python examples/training_step.py``. On a machine without a GPU it gets a host device, and says so. Twice the
-program "loses" its lease at a bad moment; a new lease goes on from the record.
+Run it: ``python examples/training_step.py``. The module is given in Warp and as PTX, and the device picks: a host
+device takes the first, a GPU either. Twice the program "loses" its lease at a bad moment; a new lease goes on from the
+record.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sublet
 from sublet import training
 from sublet.replicated import FolderReplica
 
-MODULE = """
+WARP = """
 import warp as wp
 
 @wp.kernel
@@ -25,6 +26,43 @@ def train_step(step: wp.uint64, length: wp.uint32, x: wp.array(dtype=wp.float32)
     if i < n:
         x[i] = x[i] - wp.float32(0.05) * (x[i] - x[n + i])
 """
+PTX = """
+.version 7.0
+.target sm_75
+.address_size 64
+
+.visible .entry train_step(.param .u64 step, .param .u32 length, .param .u64 x)
+{
+    .reg .pred %p;
+    .reg .b32 %n, %i, %block, %size;
+    .reg .b64 %x, %at, %there;
+    .reg .f32 %w, %t, %d;
+
+    ld.param.u32 %n, [length];
+    shr.u32 %n, %n, 2;
+    mov.u32 %i, %tid.x;
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %size, %ntid.x;
+    mad.lo.u32 %i, %block, %size, %i;
+    setp.ge.u32 %p, %i, %n;
+    @%p bra done;
+    ld.param.u64 %x, [x];
+    cvta.to.global.u64 %x, %x;
+    mul.wide.u32 %at, %i, 4;
+    add.u64 %x, %x, %at;
+    mul.wide.u32 %at, %n, 4;
+    add.u64 %there, %x, %at;
+    ld.global.f32 %w, [%x];
+    ld.global.f32 %t, [%there];
+    sub.rn.f32 %d, %w, %t;
+    mul.rn.f32 %d, %d, 0f3D4CCCCD;
+    sub.rn.f32 %w, %w, %d;
+    st.global.f32 [%x], %w;
+done:
+    ret;
+}
+"""
+MODULE = {"warp": WARP, "ptx": PTX}
 STEPS = 10
 PARAMETERS = 1024
 TARGET = np.linspace(-1.0, 1.0, PARAMETERS, dtype=np.float32)
@@ -58,9 +96,7 @@ def train(fabric: sublet.Fabric, folders: list[Path], moments: dict[int, trainin
                     initial=bytes(4 * PARAMETERS),
                 )
                 kernel = training.Launch("train_step", grid=PARAMETERS // 256, block=256)
-                outcome = training.run_training_step(
-                    lease, checkpoint, idempotency, batch, MODULE, kernel, kind="warp", watch=watch
-                )
+                outcome = training.run_training_step(lease, checkpoint, idempotency, batch, MODULE, kernel, watch=watch)
                 print(f"step {step:2}: {type(outcome).__name__}, version {outcome.version}")
         finally:
             checkpoint.group.close()

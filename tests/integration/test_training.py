@@ -24,6 +24,7 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.replicated import FolderReplica, ReplicaGroup, ReplicatedCheckpoint
+from sublet.training import lease_has_ended
 from sublet.training.law import ACTS, Act, Verdict, after_death_before
 from tests.integration.training_program import FENCED, OVER, Life, real_batch, real_weights
 from tests.unit.training.stage import batch, uninterrupted
@@ -185,6 +186,21 @@ def is_free(fabric: sublet.Fabric) -> bool:
     except sublet.CapacityExceeded:
         return False
     return True
+
+
+def test_the_office_says_whether_anothers_lease_has_ended(fabric: sublet.Fabric) -> None:
+    """Of a lease that somebody attached to, the old epoch has. What nobody knows has not, as far as can be told."""
+    has_ended = lease_has_ended(fabric)
+    lease = fabric.gpu(min_vram="64MiB", ttl="60s", exclusivity="shared")
+    old = lease.epoch
+    assert not has_ended(lease.id, old)
+    lease.leave()
+    with fabric.attach(lease.id) as attached:
+        assert has_ended(attached.id, old)
+        assert not has_ended(attached.id, attached.epoch)
+    assert has_ended(attached.id, attached.epoch)
+    assert not has_ended("l-unheard-of", old)
+    assert not has_ended("", old)
 
 
 @pytest.mark.timeout(300)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
+from blake3 import blake3
+
 from sublet.compute.session import GpuSession
 from sublet.compute.session_data import sources_of
 from sublet.errors import (
@@ -48,6 +50,7 @@ def run_training_step(
     kernel: str | Launch | Sequence[Launch] = "train_step",
     *,
     expected: int | None = None,
+    state: bytes | None = None,
     kind: KindText | None = None,
     needs: float | str = 0.0,
     session: OpenSession = GpuSession,
@@ -62,15 +65,16 @@ def run_training_step(
 
     ``module`` is given as to `GpuSession.module_load`; a kernel gets the step (u64), the length of the state (u32) and
     the buffer. ``expected`` is the version of the checkpoint from which the step goes on (0: there is none yet; None:
-    whatever is there). ``needs`` is how long the step takes, so that none begins which cannot be finished. ``watch``
-    is called before each act.
+    whatever is there); ``state`` is what the program believes to be saved there (``outcome.state`` of the step before),
+    and spares reading it if it is. ``needs`` is how long the step takes, so that none begins which cannot be finished.
+    ``watch`` is called before each act.
 
     Raises `LeaseNotActive` before anything is touched if the lease is over, `StepPending` if another program is at
     the step, `IdempotencyConflict` if the step was to do something else, `VersionConflict` if the state is not the
     expected one or already beyond the step, `StaleEpoch` if a newer lease has opened the checkpoint.
     """
     step = _Step(lease, checkpoint, idempotency, batch, sources_of(module, kind), _launches(kernel))
-    step.session, step.needs, step.expected = session, needs, expected
+    step.session, step.needs, step.expected, step.believed = session, needs, expected, state
     step.at = watch if watch is not None else _nobody
     step.check_active()
     with lease.activity(f"step {batch.step} of {batch.job_id}"):
@@ -83,6 +87,7 @@ class _Step:
     session: OpenSession
     needs: float | str
     expected: int | None
+    believed: bytes | None
     at: Callable[[Act], object]
 
     def __init__(
@@ -218,7 +223,9 @@ class _Step:
         """The state from which the step goes on: exactly that of the version that the opening found."""
         self.at(Act.LOAD)
         if latest is None:
-            return self.batch.initial
+            return bytes(self.batch.initial)
+        if self.believed is not None and blake3(self.believed).hexdigest() == latest.hash:
+            return bytes(self.believed)
         there = self.checkpoint.load(self.name, latest.version)
         if there is None or there.save.hash != latest.hash:
             raise VersionConflict(

@@ -152,6 +152,7 @@ class Program:
         data: bytes | None = None,
         kernel: str | Sequence[Launch] = TWO,
         watch: Callable[[Act], object] | None = None,
+        state: bytes | None = None,
     ) -> TrainingStepOutcome:
         """``die_before``: an act, or the how-manieth."""
         self.seen = []
@@ -171,6 +172,7 @@ class Program:
             MODULE,
             kernel,
             expected=expected,
+            state=state,
             kind="warp",
             session=self.device.open,
             watch=at,

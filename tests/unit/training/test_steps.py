@@ -18,7 +18,7 @@ from sublet.errors import (
     StepPending,
     VersionConflict,
 )
-from sublet.replicated import MemoryReplica
+from sublet.replicated import Checkpoint, MemoryReplica
 from sublet.training import (
     Act,
     Completed,
@@ -79,6 +79,27 @@ def test_steps_follow_each_other(world: World) -> None:
         assert isinstance(outcome, Completed)
         version = outcome.version
     assert program.state() == uninterrupted(5)
+
+
+def test_a_state_that_the_program_has_is_not_read_again_if_it_is_the_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is not is not believed."""
+    program, loads = world.program(1), list[int | None]()
+    load = program.checkpoint.load
+
+    def counted(name: str, version: int | None = None) -> Checkpoint | None:
+        loads.append(version)
+        return load(name, version)
+
+    monkeypatch.setattr(program.checkpoint, "load", counted)
+    first = program.step(1)
+    assert isinstance(first, Completed)
+    program.step(2, state=first.state)
+    assert loads == []
+    program.step(3, state=first.state)
+    assert loads == [2]
+    assert program.state() == uninterrupted(3)
 
 
 # ---- dying
