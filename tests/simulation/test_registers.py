@@ -12,7 +12,7 @@ from sublet.sim.register_world import FAULTS
 from sublet.sim.registers import hunt, run_many, run_seed
 
 SEEDS = 1_000
-SEEDS_MAX = 800
+SEEDS_MAX = 2_500
 MET = (
     *("Took", "Refused", "Foreign", "Outdated", "Behind", "lost", "cut", "asked in vain"),
     *("crash", "slow", "amnesia", "spare", "change done", "change failed", "equal lease", "restored office"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from blake3 import blake3
@@ -43,6 +43,7 @@ INLINE_MAX: Final = 4 << 10
 PACK_BYTES: Final = 16 << 20
 """A larger one is cut into packs of this size, so that what did not change need not be sent again."""
 RETAIN_MAX: Final = 8
+DROPPED_MAX: Final = 64
 RECORD_ROOM: Final = 1024
 """Kept free in a record for its head."""
 
@@ -71,6 +72,8 @@ class _Open:
 
     tenure: Tenure
     session: str
+    dropped: list[str] = field(default_factory=list)
+    """Packs that our saves let go; a replica that was late then is told again."""
 
 
 class ReplicatedCheckpoint:
@@ -175,7 +178,9 @@ class ReplicatedCheckpoint:
             return None
         if not isinstance(result, Done):
             raise_for(result, self._what(name))
-        self._sweep(name, tenure, [pack for pack in history.packs if pack not in after.packs])
+        opened.dropped += [pack for pack in history.packs if pack not in after.packs]
+        del opened.dropped[:-DROPPED_MAX]
+        self._sweep(name, tenure, opened.dropped)
         return save
 
     def _looked_up(self, name: str, doubt: Unknown, write: bytes, version: int) -> Result:

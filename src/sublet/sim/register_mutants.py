@@ -314,11 +314,6 @@ def _promise_of_an_old_set(_original: Any) -> Any:
     return write
 
 
-def _refused_is_never(_original: Any) -> Any:
-    """Found by a seed: the message that was refused came twice, and the first had been taken."""
-    return lambda self, replica, taken: None
-
-
 def _acknowledged_at_once(_original: Any) -> Any:
     return property(lambda self: bool(self.took))
 
@@ -361,5 +356,4 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "R25": Mutant(
         "what an old set promised carries a write to a new one", ((Writer, "_write", _promise_of_an_old_set),)
     ),
-    "R26": Mutant("a refusal says that nothing was ever taken", ((Writing, "_refused", _refused_is_never),)),
 }
