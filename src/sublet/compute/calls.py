@@ -253,6 +253,8 @@ class Exchange:
             if until() or self.lost is not None or (left_s := end_s - time.monotonic()) <= 0:
                 return
             self._heard.extend(self.line.hear(min(left_s, _LISTEN_S)))
+            if not self._heard and (over := self.line.over) is not None:
+                self._break(over)  # an interrupt took the news of it
 
     def _take(self, happening: Happening) -> None:
         match happening:

@@ -75,6 +75,8 @@ class DeviceLine:
             raise Disconnected("an interrupt (Ctrl-C) cut a message in two")
         while self._come is None and self._over is None:
             self._look(self._talk.wait(WAIT_S))
+            if (over := self._talk.link.over) is not None:
+                self._over = over  # an interrupt may have taken the news of it
         self._call = None
         come, self._come = self._come, None
         if isinstance(come, Refused):

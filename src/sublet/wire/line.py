@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from sublet.errors import Disconnected
 from sublet.wire.conversation import Conversation
-from sublet.wire.happenings import Happening
+from sublet.wire.happenings import Happening, Over
 from sublet.wire.link import Link
 
 __all__ = ["Line", "pair"]
@@ -55,6 +55,11 @@ class Line:
     @property
     def is_over(self) -> bool:
         return self._conversation.link.over is not None or self._conversation.fileno() < 0
+
+    @property
+    def over(self) -> Over | None:
+        """How it ended, if it has."""
+        return self._conversation.link.over
 
     def hang_up(self) -> None:
         """End it, also for who listens just now. Harmless twice."""

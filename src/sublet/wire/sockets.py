@@ -5,6 +5,9 @@ close-on-exec. No call here waits, whether the socket is blocking or not. Nothin
 network does: it comes as ``Over`` among the happenings.
 
 With a time-out set on the socket Python itself would wait; set none.
+
+An interrupt (Ctrl-C) between the kernel and the link leaves nobody who knows what went out or came in. The link is over
+then: the same bytes sent twice, or an answer lost, would be worse.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ RECEIVE_MAX: Final = 256 * 1024
 """Bytes taken from a socket at a time, so that one busy connection does not keep the others waiting."""
 SENDS_MAX: Final = 16
 """Calls to the kernel for one ``send_some``, for the same reason."""
+
+INTERRUPTED: Final = "an interrupt (Ctrl-C) cut a message in two"
 
 _FD_BYTES: Final = struct.calcsize("i")
 _ANCILLARY: Final = socket.CMSG_SPACE(FDS_MAX * _FD_BYTES)
@@ -52,27 +57,40 @@ def send_some(sock: socket.socket, link: Link) -> bool:
     When the other side is gone what is left is dropped: that it is gone is told by reading, after its last words.
     Sending may end the link as well (see ``Link.over``).
     """
-    for _ in range(SENDS_MAX):
-        pieces, fds = link.next_output()
-        if not pieces:
-            return True
-        try:
-            count = _send(sock, pieces, fds)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError as error:
-            if error.errno == errno.ETOOMANYREFS:
-                link.cut(Disconnected("too many descriptors are under way to programs that do not take them"))
-            elif error.errno not in _GONE:
-                raise
-            link.drop_output()
-            return True
-        link.sent(count)
+    try:
+        for _ in range(SENDS_MAX):
+            pieces, fds = link.next_output()
+            if not pieces:
+                return True
+            try:
+                count = _send(sock, pieces, fds)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:
+                    link.cut(Disconnected("too many descriptors are under way to programs that do not take them"))
+                elif error.errno not in _GONE:
+                    raise
+                link.drop_output()
+                return True
+            link.sent(count)
+    except KeyboardInterrupt:
+        link.cut(Disconnected(INTERRUPTED))
+        link.drop_output()
+        raise
     return not link.has_output
 
 
 def receive_some(sock: socket.socket, link: Link, max_bytes: int = RECEIVE_MAX) -> list[Happening]:
     """Take what is there, at most so much; what happened. An empty list also says that nothing was there."""
+    try:
+        return _receive_some(sock, link, max_bytes)
+    except KeyboardInterrupt:
+        link.cut(Disconnected(INTERRUPTED))
+        raise
+
+
+def _receive_some(sock: socket.socket, link: Link, max_bytes: int) -> list[Happening]:
     try:
         data, ancillary, flags, _ = sock.recvmsg(max_bytes, _ANCILLARY, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
     except (BlockingIOError, InterruptedError):

@@ -502,3 +502,24 @@ def test_closing_twice_and_asking_after_it_is_harmless() -> None:
             talk.call(b"")
         assert Welcome not in map(type, talk.pump())
         right.close()
+
+
+@pytest.mark.parametrize("where", ["sent", "receive"])
+def test_an_interrupt_between_the_kernel_and_the_link_ends_it(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """What went out would go out twice, and what came in would be lost."""
+    a, b = socket.socketpair()
+    one, other = Link.connecting(), Link.accepting()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with a, b:
+        if where == "receive":
+            assert send_some(a, one)
+        link, act = (one, lambda: send_some(a, one)) if where == "sent" else (other, lambda: receive_some(b, other))
+        monkeypatch.setattr(link, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            act()
+        assert link.over is not None
+        assert "interrupt" in str(link.over.error)
+        assert where == "receive" or not link.has_output
