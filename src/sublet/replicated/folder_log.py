@@ -199,7 +199,9 @@ class FolderLog:
             for entry in entries_of(content):
                 self._apply(entry)
         if found and not self._is_synced(self._number - 1):
-            self.dirty = True
+            # Before anything is said of it, and before anything is written behind it: a torn end is one batch, no more.
+            self._sync()
+            self._note_synced()
 
     def _mend(self, torn: Torn) -> None:
         """Nobody was told of that entry. Its place is made blank, durably, before another entry goes there."""

@@ -118,7 +118,7 @@ def test_a_store_that_does_not_answer_is_silent() -> None:
             "b", endpoint="http://127.0.0.1:9", region="x", access_key_id="a", secret_access_key="b", timeout=1.0
         )
     replica, lying = replica_on()
-    lying.get = lambda *_: (_ for _ in ()).throw(obstore.exceptions.GenericError("gone"))  # type: ignore[assignment]
+    lying.get = lambda *_: (_ for _ in ()).throw(obstore.exceptions.GenericError("gone"))
     with pytest.raises(ReplicaSilent, match="gone"):
         replica.ask([("k", Query(1))])
 
