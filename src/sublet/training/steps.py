@@ -288,7 +288,7 @@ class _Step:
             self.idempotency.complete(self.batch.key, self.fingerprint, _outcome(save), epoch=self.epoch)
             self.tidy(before)
         except SubletError as error:
-            error.add_note(f"step {self.batch.step} is saved as version {save.version}; the same call says `Recovered`")
+            error.add_note(f"step {self.batch.step} is saved as version {save.version}, and asking again settles it")
             raise
         self.at(Act.DONE)
 

@@ -221,6 +221,34 @@ def test_what_was_saved_is_known_though_its_reservation_is_anothers(world: World
     assert second.state() == uninterrupted(2)
 
 
+def test_a_step_that_nobody_completed_is_recovered_after_later_ones(world: World) -> None:
+    """As long as its save is kept."""
+    first = world.program(1)
+    with pytest.raises(Killed):
+        first.step(1, die_before=Act.COMPLETE)
+    world.end(first)
+    second = world.program(2)
+    second.step(2)
+    outcome = second.step(1)
+    assert type(outcome) is Recovered
+    assert outcome.version == 1
+    assert second.state() == uninterrupted(2)
+
+
+def test_a_state_that_was_replaced_in_the_middle_is_not_overwritten(world: World) -> None:
+    """Somebody under the same lease saved by hand while the step was being computed from the state before."""
+    program = world.program(1)
+    program.step(1)
+
+    def meanwhile(act: Act) -> None:
+        if act is Act.LAUNCH and program.seen.count(act) == 1:
+            program.checkpoint.save_bytes(batch(1).checkpoint_name, b"by hand")
+
+    with pytest.raises(VersionConflict):
+        program.step(2, watch=meanwhile)
+    assert program.state() == b"by hand"
+
+
 # ---- asking for what cannot be
 
 
@@ -285,6 +313,7 @@ def test_what_is_completed_is_forgotten_in_time_and_still_not_done_again(world: 
         program.step(step)
     assert program.idempotency.peek(batch(1).key) is None
     assert program.step(1) == Duplicate(JOB, 1, None)
+    assert program.step(2 * TIDY_EVERY) == Duplicate(JOB, 2 * TIDY_EVERY, 3)
 
 
 def test_a_checkpoint_that_lost_a_completed_step_is_not_gone_on_from(world: World) -> None:
