@@ -60,6 +60,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
 	@SUBLET_RACE_ROUNDS=10000 $(PY) -m pytest tests/integration/test_revoke_race.py
 	@SUBLET_KILL_ROUNDS=2000 $(PY) -m pytest tests/integration/test_kill_rounds.py
+	@SUBLET_SUSPENDS=500 $(PY) -m pytest --timeout 900 tests/integration/test_suspend.py
 
 bench: $(READY) $(TORCH_READY) ## the benchmarks, each beside its peer in the same run
 	@if [ -f benchmarks/__main__.py ]; then $(PY) -m benchmarks; else echo "There are no benchmarks yet."; fi

@@ -279,7 +279,7 @@ def test_its_connections_stay_open(stage: SupervisorStage, tmp_path: Path) -> No
     def says(word: bytes) -> bool:
         return any(word in file.read_bytes() for file in log.iterdir())
 
-    until("word of the park", lambda: says(b"it is parked under lease a-p"))
+    until("word of the park", lambda: says(b"--resume a-p` goes on with it"))
     until("word of the resume", lambda: says(f"it goes on, under lease {desk.lease}".encode()))
 
 

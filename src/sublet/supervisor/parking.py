@@ -187,7 +187,9 @@ class Parker:
         for guest in under.running():
             if is_idle:
                 self._standstill.go(guest)
-            guest.stdio.say(f"its device was taken, and it is parked under lease {under.lease}")
+            guest.stdio.say(
+                f"its device was taken, and it is parked: `sublet lease acquire --resume {under.lease}` goes on with it"
+            )
             guest.tell(GuestNews(guest=guest.id, what="parked"))
         leaving.moved()
 
