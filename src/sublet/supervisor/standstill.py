@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterable
 
 from sublet.supervisor.guest import Guest
-from sublet.supervisor.procs import Identity
+from sublet.supervisor.procs import Identity, Stat
 from sublet.supervisor.tree import Trees, stands_still
 from sublet.values import GuestId
 
@@ -26,8 +26,6 @@ class Standstill:
         self._trees = trees
         self._frozen: set[GuestId] = set()
         self._stopped: dict[GuestId, dict[Identity, None]] = {}
-        self._stood: dict[GuestId, set[Identity]] = {}
-        """Who stood still already, of each."""
 
     def is_still(self, guests: Iterable[Guest]) -> bool:
         """Bring them to a stand, and see whether they do. To be called again until they do."""
@@ -42,7 +40,7 @@ class Standstill:
             still &= not frozen or (group is not None and group.is_frozen())
             for stat in look.of(guest.tree):
                 if stat.pid not in inside:
-                    still &= self._stop(guest.id, stat.identity, is_standing=stands_still(stat))
+                    still &= self._stop(guest.id, stat)
         return still
 
     def go(self, guest: Guest) -> None:
@@ -57,22 +55,18 @@ class Standstill:
         """It is gone."""
         self._frozen.discard(guest)
         self._stopped.pop(guest, None)
-        self._stood.pop(guest, None)
 
     def _freeze(self, guest: Guest) -> None:
         group = guest.tree.group
         if guest.id not in self._frozen and group is not None and group.can_freeze and group.freeze():
             self._frozen.add(guest.id)
 
-    def _stop(self, guest: GuestId, identity: Identity, *, is_standing: bool) -> bool:
-        """Whether it stands still; if it does not, it is told to."""
+    def _stop(self, guest: GuestId, stat: Stat) -> bool:
+        """Whether it stands still; if it does not, it is told to. Who sleeps in the kernel stands when he wakes, but
+        only if the signal waits for him."""
         stopped = self._stopped.setdefault(guest, {})
-        stood = self._stood.setdefault(guest, set())
-        if is_standing:
-            if identity not in stopped:
-                stood.add(identity)
+        if stat.is_stopped or (stands_still(stat) and stat.identity in stopped):
             return True
-        if identity not in stood:
-            stopped[identity] = None
-        self._trees.procs.send(identity, signal.SIGSTOP)
+        stopped[stat.identity] = None
+        self._trees.procs.send(stat.identity, signal.SIGSTOP)
         return False
