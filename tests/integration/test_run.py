@@ -519,7 +519,7 @@ def test_who_waits_and_is_ended_leaves_the_queue(sublet: Shell) -> None:
 
 
 def test_the_lease_is_renewed_and_busy_while_the_command_runs(sublet: Shell) -> None:
-    process = sublet.start("run", "--ttl", "2s", "--", "sh", "-c", "echo $SUBLET_LEASE; sleep 4; echo after")
+    process = sublet.start("run", "--ttl", "6s", "--", "sh", "-c", "echo $SUBLET_LEASE; sleep 7; echo after")
     lease = first_line(process).decode().strip()
     until(lambda: sublet.json("lease", "show", lease)["renewals"] > 0)
     assert sublet.json("lease", "show", lease)["idle"] is False
