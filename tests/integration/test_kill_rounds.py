@@ -40,8 +40,9 @@ STEADY: Final = 0.5
 WARM: Final = 0.3
 """The part of those in which caches fill."""
 FDS_PER_ROUND: Final = 0.02
-KIB_PER_ROUND: Final = {"office": 40.0, "supervisor": 16.0}
-"""The office remembers ended leases for a day, and the supervisor its last 256 guests with their logs."""
+KIB_PER_ROUND: Final = {"office": 40.0, "supervisor": 24.0}
+"""The office remembers ended leases for a day. The supervisor remembers its last 256 guests with their logs, some 8 KiB
+for each of two in a round; it is full after 125 rounds, which only the soak reaches, and grows no more."""
 
 GUESTS: Final = (
     ("sleep", "1000"),
