@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -52,23 +53,26 @@ class Notebook:
         )
         self.client.km = self.client.create_kernel_manager()
 
-    def start(self) -> None:
-        from jupyter_core.utils import run_sync
+        self._loop = asyncio.new_event_loop()  # ours to close; nbclient's own stay open
 
-        run_sync(self.client.async_start_new_kernel)()
-        run_sync(self.client.async_start_new_kernel_client)()
+    def start(self) -> None:
+        self._await(self.client.async_start_new_kernel())
+        self._await(self.client.async_start_new_kernel_client())
         self.run("%load_ext sublet")
 
     def run(self, source: str) -> list[dict[str, Any]]:
         cell: Any = nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]
         self.nb.cells.append(cell)
-        self.client.execute_cell(cell, len(self.nb.cells) - 1)
+        self._await(self.client.async_execute_cell(cell, len(self.nb.cells) - 1))
         return [dict(one) for one in cell.outputs]
 
     def stop(self) -> None:
-        from jupyter_core.utils import run_sync
+        self._await(self.client._async_cleanup_kernel())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
 
-        run_sync(self.client._async_cleanup_kernel)()
+    def _await(self, coroutine: Any) -> Any:
+        return self._loop.run_until_complete(coroutine)
 
 
 @pytest.fixture(scope="module")
