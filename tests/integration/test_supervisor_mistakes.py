@@ -77,13 +77,13 @@ def failing(self, now_ns):
 Tenancy.show, Tenancy.number_of_shows = failing, 0
 """
 TAKES = """
-from sublet.supervisor.holder_link import _Attached
-take = _Attached.take
-def failing(self, stream, offset, data):
-    if b"BREAK" in data:
-        raise RuntimeError("a mistake in take")
-    take(self, stream, offset, data)
-_Attached.take = failing
+from sublet.wire.link import Link
+send = Link.send_data
+def failing(self, channel, data):
+    if b"BREAK" in bytes(data):
+        raise RuntimeError("a mistake in send_data")
+    return send(self, channel, data)
+Link.send_data = failing
 """
 
 
@@ -204,10 +204,14 @@ link.dumps = failing
         assert [one.pid for one in stage.marked(A)] == [guest.pid]
 
 
-def test_a_mistake_with_a_connection_is_not_the_guests_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_mistake_with_a_connection_is_not_the_guests_end(tmp_path: Path, when: str) -> None:
+    """Whether it is made in the connection's turn, which asks for what was said before, or in the guest's."""
     with supervisor_at(tmp_path, faults=FOR_IT + TAKES) as stage:
         stage.office_line.order(core(A, E5))
-        guest = stage.holder(A, E5).start("sh", "-c", "echo BREAK; exec sleep 1000")
+        guest = stage.holder(A, E5).start("sh", "-c", f"sleep {int(when == 'after')}; echo BREAK; exec sleep 1000")
+        if when == "before":
+            until("it has said so", lambda: view(stage, guest.guest).log_bytes)
         reader = stage.office_line.admit(A, E5)
         attached = reader.ask(Attach(guest=guest.guest))
         reader.talk.link.grant(attached.output, 1 << 20)  # type: ignore[union-attr]
