@@ -34,7 +34,7 @@ $(TORCH_READY): $(READY) tools/torch.sh
 demo: $(READY) ## under a minute: two tenants, one device, a preemption, a restart, a bill
 	@$(VENV)/bin/sublet demo
 
-test: $(READY) $(TORCH_READY) ## the whole suite, under ten minutes; TESTS=tests/unit for a part, JOBS=4 for more cores
+test: $(READY) $(TORCH_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=4 for more cores
 	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 $(TESTS)
 
 lint: $(READY) ## style: ruff, formatting, and lock files without addresses
