@@ -54,8 +54,9 @@ class Cells:
 
     # ---- a cell
 
-    def run(self, source: str, options: CellOptions) -> None:
-        """Run it on a device. What it raises is raised here, with its own traceback."""
+    def run(self, source: str, options: CellOptions, *, is_whole: bool = False) -> None:
+        """Run it on a device. What it raises is raised here, with its own traceback. ``is_whole``: no line with
+        ``%%gpu`` stands above it."""
         python = self._shell.transform_cell(source)
         reading = self.reading(python)
         status = StatusLine(self._shell)
@@ -64,7 +65,8 @@ class Cells:
             lease = self._leased(options, status)
             waited_s = time.monotonic() - began_s
             with lease.activity():
-                reply, bill, moved = self._run(lease, source, reading, options, status)
+                numbered = source if is_whole else _as_numbered(source)
+                reply, bill, moved = self._run(lease, numbered, reading, options, status)
         except LeaseEnded as error:
             self._let_go()
             status.show(Ended(message=f"the GPU session ended: {error.message}", do="Rerun this cell to reacquire."))
@@ -160,7 +162,7 @@ class Cells:
             running = Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=lease.remaining)
             status.show(running, quiet=True)
             began_s = time.monotonic()
-            reply = self._execute(line, _as_numbered(source))
+            reply = self._execute(line, source)
             busy_s = time.monotonic() - began_s
             came = self._take(kernel, options, sent)
         except SubletError:

@@ -9,7 +9,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 import sublet
 from sublet.errors import InvalidRequest
 from sublet.notebook.cells import Cells
-from sublet.notebook.options import help_text, parse_line
+from sublet.notebook.options import CellOptions, help_text, parse_line
 
 __all__ = ["GpuMagics", "load"]
 
@@ -23,6 +23,8 @@ class GpuMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.cells = Cells(shell, sublet.connect)
+        self.defaults = CellOptions()
+        """What holds for every ``%%gpu`` that does not say otherwise."""
 
     @cell_magic
     def gpu(self, line: str, cell: str) -> None:
@@ -30,7 +32,7 @@ class GpuMagics(Magics):
         if line.strip() in ("-h", "--help", "?"):
             print(f"%%gpu runs a cell on a leased device.\n{help_text()}")  # noqa: T201
             return
-        self.cells.run(cell, parse_line(line))
+        self.cells.run(cell, parse_line(line, self.defaults))
 
     @line_magic("gpu")  # type: ignore[arg-type]  # IPython takes a name as well
     def gpu_line(self, line: str) -> None:

@@ -103,9 +103,10 @@ _ONCE: Final = {"--wait": "--no-wait", "--no-wait": "--wait"}
 """Of these one may stand there, not both."""
 
 
-def parse_line(line: str) -> CellOptions:
-    """What stands behind ``%%gpu``. Raises ``InvalidRequest``, which says what was meant, probably."""
-    options, seen = CellOptions(), set[str]()
+def parse_line(line: str, base: CellOptions | None = None) -> CellOptions:
+    """What stands behind ``%%gpu``, over what holds where nothing is said. Raises ``InvalidRequest``, which says what
+    was meant, probably."""
+    options, seen = base or CellOptions(), set[str]()
     for flag, value in _words(line):
         option = _BY_FLAG[flag]
         if flag in seen and flag != "--with":

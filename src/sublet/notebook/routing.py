@@ -1,0 +1,46 @@
+"""In kernel mode: which cells run on a device, and which stay with the notebook.
+
+A cell runs on a device unless it says ``%%cpu``, or is only about the lease itself (``%gpu bill``), or has nothing in
+it that runs. Text in, text out; nothing here knows IPython.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["HERE", "MAGIC", "routed", "stays_here"]
+
+HERE: Final = "%%cpu"
+"""The first line of a cell that stays where the notebook is."""
+MAGIC: Final = "sublet_cell"
+"""The cell magic, not for people, that a cell for the device is handed to."""
+_OURS: Final = re.compile(r"\s*%(gpu|load_ext\s+sublet|reload_ext\s+sublet|unload_ext\s+sublet)(\s|$)")
+
+
+def stays_here(cell: str) -> bool:
+    """Whether a cell is not for the device as a whole. One with ``%%gpu`` goes there by itself."""
+    lines = [line for line in cell.splitlines() if line.strip()]
+    if lines and _words(lines[0])[:1] in (["%%gpu"], [HERE]):
+        return True
+    return all(line.lstrip().startswith("#") or _OURS.match(line) for line in lines)
+
+
+def routed(lines: Sequence[str]) -> list[str]:
+    """The lines of a cell as IPython is to read them. Lines keep their numbers, so that tracebacks name the right
+    ones."""
+    cell = "".join(lines)
+    if not stays_here(cell):
+        return [f"get_ipython().run_cell_magic({MAGIC!r}, '', {cell!r})\n"]
+    first = next((at for at, line in enumerate(lines) if line.strip()), None)
+    if first is None or _words(lines[first])[:1] != [HERE]:
+        return list(lines)
+    rest = list(lines[first + 1 :])
+    if next((line for line in rest if line.strip()), "").startswith("%%"):
+        return rest  # a magic of its own must stand first
+    return [*lines[:first], f"# {lines[first]}", *rest]
+
+
+def _words(line: str) -> list[str]:
+    return line.split() if line.startswith("%%") else []
