@@ -164,6 +164,11 @@ class Checkpoint:
     def names(self) -> list[str]:
         return sorted(self._stored.records)
 
+    @property
+    def records(self) -> Mapping[str, Record]:
+        """Of each name, what it is made of: for a save that keeps it without loading it."""
+        return self._stored.records
+
     def together_with(self, name: str) -> tuple[str, ...]:
         """Names that are loaded when this one is, itself among them."""
         return tuple(self._record(name).names)

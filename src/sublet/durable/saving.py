@@ -190,11 +190,14 @@ class Saver:
         wall_ns: int,
         schema: str = "",
         note: str = "",
+        carry: Sequence[Record] = (),
     ) -> Staged:
-        """Put into ``staging`` what ``base`` lacks, and the manifest."""
+        """Put into ``staging`` what ``base`` lacks, and the manifest. ``carry``: records of the base that stay as they
+        are, under names that the capture has not: somebody else's, or what nobody has loaded."""
         with PackWriter(staging) as writer:
             run = _Run(writer, base, self._finder, self.chunk_bytes)
-            leaves = run.leaves([run.record(*record) for record in capture.records])
+            records = [*map(run.carried, carry), *(run.record(*record) for record in capture.records)]
+            leaves = run.leaves(sorted(records, key=lambda record: record.names[0]) if carry else records)
             packs = run.packs()
             made = writer.finish()
         if made is not None:
@@ -208,8 +211,8 @@ class Saver:
             wall_ns=wall_ns,
             packs=packs,
             leaves=leaves,
-            roots=capture.roots,
-            state_bytes=capture.state_bytes,
+            roots=capture.roots + sum(len(record.names) for record in carry),
+            state_bytes=capture.state_bytes + sum(blob.length for record in carry for blob in record.blobs),
             note=note,
         )
         path = staging / "manifest"
@@ -248,6 +251,15 @@ class _Run:
 
     def record(self, names: Sequence[str], head: bytes, pieces: Sequence[Piece]) -> Record:
         return Record(names=names, blobs=[self._constant(head), *(self._buffer(piece) for piece in pieces)])
+
+    def carried(self, record: Record) -> Record:
+        """One of the base: its chunks lie in packs that are there."""
+        for blob in record.blobs:
+            for digest, _, _ in blob.chunks():
+                if digest not in self._base.where:
+                    raise CheckpointFailed("the state was saved elsewhere meanwhile", do="Save again.")
+                self._used.add(digest)
+        return record
 
     def leaves(self, records: Sequence[Record]) -> list[LeafRef]:
         """Records in the order of names, cut into leaves."""
