@@ -22,6 +22,9 @@ COMMANDS: Final[dict[str, str]] = {
     "logs": "guests:logs",
     "exec": "exec:exec_",
     "stop": "guests:stop",
+    "lab": "lab:lab",
+    "kernelspec install": "kernelspec:install",
+    "kernelspec uninstall": "kernelspec:uninstall",
     "lease ls": "lease:ls",
     "lease show": "lease:show",
     "lease acquire": "acquire:acquire",
@@ -45,6 +48,7 @@ COMMANDS: Final[dict[str, str]] = {
 
 GROUPS: Final[dict[str, str]] = {
     "lease": "Ask for hardware, see who holds what, give it back.",
+    "kernelspec": "Kernels whose cells run on a leased device, in the menu of Jupyter.",
     "tenant": "Who may ask, and how much each may have at once.",
     "fence": "Hardware that did not come clean after its last lease.",
     "audit": "The record of everything that was decided.",
@@ -54,6 +58,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Start here": ("demo", "doctor"),
     "The office": ("up", "down", "status", "top"),
     "Commands under a lease": ("run", "ps", "logs", "exec", "stop"),
+    "Notebooks": ("lab", "kernelspec"),
     "Leases": ("lease", "bill"),
     "For the operator": ("tenant", "fence", "drain", "audit", "backup", "restore"),
     "The shell": ("completion",),
