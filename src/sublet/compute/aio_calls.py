@@ -46,9 +46,9 @@ class Calls:
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call it and wait for what it returns; a generator comes back as an asynchronous iterator. Cancelling the task
         that waits interrupts the function."""
-        with self._lease.activity():
+        with self._lease.activity():  # from here on the call itself counts
             future = await asyncio.to_thread(self._submit, function, args, kwargs)
-            found = await asyncio.wrap_future(future)
+        found = await asyncio.wrap_future(future)
         return RemoteAsyncIterator(self._lease, found) if isinstance(found, RemoteIterator) else found
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
@@ -65,8 +65,7 @@ class Calls:
         )
         try:
             while True:
-                with self._lease.activity():
-                    some = await asyncio.to_thread(_some, found)
+                some = await asyncio.to_thread(_some, found)
                 for one in some:
                     yield one
                 if not some:
@@ -86,8 +85,7 @@ class RemoteAsyncIterator(AsyncIterator[Any]):
         self._found = found
 
     async def __anext__(self) -> Any:
-        with self._lease.activity():
-            item = await asyncio.to_thread(next, self._found, _END)
+        item = await asyncio.to_thread(next, self._found, _END)
         if item is _END:
             raise StopAsyncIteration
         return item
@@ -146,8 +144,14 @@ class _Ground:
 
     @contextlib.contextmanager
     def activity(self, what: str = "") -> Iterator[None]:
-        """Counted where it is awaited."""
-        yield
+        """Begun and finished in the loop, as soon as it comes to it; nobody waits for that."""
+        running = contextlib.ExitStack()
+        self._loop.call_soon_threadsafe(lambda: running.enter_context(self._lease.activity(what)))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the lease with it
+                self._loop.call_soon_threadsafe(running.close)
 
     def _own(self) -> None:
         self._lease._own()

@@ -4,6 +4,10 @@ Nobody hands over to a thread what he can do himself. Who waits for a result lis
 for the others: he prints what the functions print and puts answers where they belong. When his own has come he leaves,
 and the next who waits goes on; where nobody waits, the *housekeeper* does, a thread that is there while futures are.
 It also completes futures (their callbacks may do anything, so never while it listens) and minds what takes too long.
+
+A Ctrl-C may come between any two steps here, and the others must not be left waiting by it. So a call leaves the list
+of those under way only after it is settled, to settle it twice changes nothing, what was heard is let go of only after
+it was dealt with, and who listened always passes that on.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from sublet.errors import CapacityExceeded, Disconnected
 from sublet.wire.frames import close_all
 from sublet.wire.happenings import Event, Happening, Over, Refused, Replied
 from sublet.wire.line import Line
+from sublet.wire.link import Link
 from sublet.wire.work import Asked, Board, Message, Told, pack, unpack
 
 __all__ = ["GRACE_S", "WINDOW", "Exchange", "Pending"]
@@ -44,7 +49,7 @@ class Pending:
         self.timeout_ns = timeout_ns
         """How long it may run, from when it begins."""
         self.when_done = when_done
-        """Called by whoever finds it done, once; quick, and takes no lock of ours."""
+        """Called by whoever finds it done; quick, takes no lock of ours, and harmless twice."""
         self.call = 0
         self.is_done = False
         self.came: Replied | Refused | None = None
@@ -83,12 +88,15 @@ class Exchange:
         self.lost: Lost | None = None
         self._end_worker = end_worker
         self._lock = threading.Lock()
-        self._leader = False
+        self._leader: object = None
+        """Who listens; each wait brings a mark of its own."""
         self._pending: dict[int, Pending] = {}
         self._followers: dict[int, Pending] = {}
         self._heard: deque[Happening] = deque()
         self._doomed: dict[int, Pending] = {}
         self._housekeeper: Callable[[], object] | None = None
+        self.on_silence: Callable[[], object] = lambda: None
+        """Called now and then by who listens, while nothing is heard."""
         _exchanges.add(self)
 
     # ---- asking
@@ -96,17 +104,24 @@ class Exchange:
     def send(self, pending: Pending, make: Callable[[], Message]) -> None:
         """Send a call. Raises what keeps its message from being made; then nothing was sent."""
         with self.sending:
-            if self.lost is not None:
-                self._settle(pending, None, self.lost)
+            if self._settle_lost(pending):
                 return
             message = make()
             try:
-                self.line.say(lambda link: self._note(pending, link.call(message.body, message.fds)))
+                self.line.say(lambda link: self._ask(link, pending, message))
             except CapacityExceeded:
+                self._unlist(pending)
                 close_all(message.fds)
                 raise
             except Disconnected:  # closed here meanwhile
                 self._settle(pending, None, Lost(None, 0, 0))
+            except KeyboardInterrupt:
+                if self.line.is_asked(pending.call):
+                    self.cancel(pending)  # nobody will wait for it
+                else:
+                    self._unlist(pending)
+                raise
+            self._settle_lost(pending)  # since we looked
 
     def tell(self, message: Message) -> None:
         """Say something that is not answered. Under ``sending``."""
@@ -127,11 +142,17 @@ class Exchange:
             if pending.call in self._pending:
                 self._doomed[pending.call] = pending
 
-    def _note(self, pending: Pending, call: int) -> None:
+    def _ask(self, link: Link, pending: Pending, message: Message) -> None:
+        """Listed first: who sends it must not be the only one who knows of it."""
         with self._lock:
-            pending.call = call
-            if self.lost is None:
-                self._pending[call] = pending
+            pending.call = link.next_call
+            self._pending[pending.call] = pending
+        link.call(message.body, message.fds)
+
+    def _unlist(self, pending: Pending) -> None:
+        with self._lock:
+            self._pending.pop(pending.call, None)
+            self._doomed.pop(pending.call, None)
 
     # ---- waiting
 
@@ -141,23 +162,22 @@ class Exchange:
             left_s = _left_s(until_ns())
             if left_s <= 0:
                 return False
-            signal = self._lead_or_follow(pending)
-            if signal is not None:
-                signal.acquire(timeout=min(left_s, 60.0))
-                with self._lock:
-                    self._followers.pop(id(pending), None)
-                continue
+            mark = object()
             try:
-                self._listen(lambda: pending.is_done, left_s)
+                signal = self._lead_or_follow(pending, mark)
+                if signal is None:
+                    self._listen(lambda: pending.is_done, left_s)
+                else:
+                    signal.acquire(timeout=min(left_s, 60.0))
             finally:
-                self.pass_on()
+                self._leave(pending, mark)
         return True
 
-    def _lead_or_follow(self, pending: Pending) -> threading.Lock | None:
+    def _lead_or_follow(self, pending: Pending, mark: object) -> threading.Lock | None:
         """None: listen. Else what to wait for: it is released when the answer is there, or when nobody listens."""
         with self._lock:
-            if not self._leader:
-                self._leader = True
+            if self._leader is None:
+                self._leader = mark
                 return None
             signal = pending.signal = threading.Lock()
             if not pending.is_done:
@@ -168,19 +188,38 @@ class Exchange:
     def listen(self, until: Callable[[], bool], timeout_s: float) -> bool:
         """For the housekeeper: listen if nobody does. False if somebody does."""
         with self._lock:
-            if self._leader or not self._pending:
+            if self._leader is not None or not self._pending:
                 return False
-            self._leader = True
+            self._leader = mark = object()
         try:
             self._listen(until, timeout_s)
         finally:
-            self.pass_on()
+            self._pass_on(mark)
         return True
 
-    def pass_on(self) -> None:
+    def _leave(self, pending: Pending, mark: object) -> None:
+        """Out of the wait, whatever ended it."""
+        try:
+            self._step_aside(pending, mark)
+        except KeyboardInterrupt:
+            self._step_aside(pending, mark)
+            raise
+
+    def _step_aside(self, pending: Pending, mark: object) -> None:
+        """Harmless twice. What was handed to one who does not want it any more goes to the next."""
+        with self._lock:
+            self._followers.pop(id(pending), None)
+            was_handed = self._leader is None and not pending.is_done
+        if was_handed or self._leader is mark:
+            self._pass_on(mark)
+
+    def _pass_on(self, mark: object) -> None:
         """Whoever listened leaves; the next goes on. The last of a line that is over closes it."""
         with self._lock:
-            self._leader = False
+            if self._leader is mark:
+                self._leader = None
+            if self._leader is not None:
+                return
             if self.lost is not None:
                 self.line.close()
             for follower in self._followers.values():
@@ -236,7 +275,7 @@ class Exchange:
         self.line.hang_up()
         self._break(Over(None, by_peer=False))
         with self._lock:
-            if not self._leader:
+            if self._leader is None:
                 self.line.close()
 
     # ---- listening
@@ -250,18 +289,21 @@ class Exchange:
                 else:
                     self._take(self._heard[0])  # an interrupt of ours in the middle of it: then once more
                     self._heard.popleft()
-            if until() or self.lost is not None or (left_s := end_s - time.monotonic()) <= 0:
+            if self.lost is not None:
+                self._break(Over(None, by_peer=False))  # an interrupt may have cut that short
+                return
+            if until() or (left_s := end_s - time.monotonic()) <= 0:
                 return
             self._heard.extend(self.line.hear(min(left_s, _LISTEN_S)))
             if not self._heard and (over := self.line.over) is not None:
                 self._break(over)  # an interrupt took the news of it
+            if not self._heard:
+                self.on_silence()
 
     def _take(self, happening: Happening) -> None:
         match happening:
             case Replied(call=call) | Refused(call=call):
-                with self._lock:
-                    pending = self._pending.pop(call, None)
-                    self._doomed.pop(call, None)
+                pending = self._pending.get(call)
                 if pending is not None:
                     self._settle(pending, happening, None)
             case Event(body=body, fds=fds):
@@ -278,19 +320,23 @@ class Exchange:
                 call, _, index = self.board.read()
                 self.lost = Lost(over, call, index)
             lost, left = self.lost, list(self._pending.values())
-            self._pending.clear()
-            self._doomed.clear()
         for pending in left:
             self._settle(pending, None, lost)
 
+    def _settle_lost(self, pending: Pending) -> bool:
+        if self.lost is not None:
+            self._settle(pending, None, self.lost)
+        return self.lost is not None
+
     def _settle(self, pending: Pending, came: Replied | Refused | None, lost: Lost | None) -> None:
+        """It is done. Harmless twice: the first answer counts."""
         with self._lock:
-            if pending.is_done:
-                return
-            pending.came, pending.lost, pending.is_done = came, lost, True
+            if not pending.is_done:
+                pending.came, pending.lost, pending.is_done = came, lost, True
             if pending.signal is not None and pending.signal.locked():
                 pending.signal.release()
         pending.when_done()
+        self._unlist(pending)
 
 
 def _left_s(until_ns: int | None) -> float:

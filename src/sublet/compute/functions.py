@@ -77,6 +77,12 @@ class Functions:
             old.append(number)
         return [Message(pack(Asked.FORGET, flags=Flag.FUNCTIONS, inline=(pack_numbers(old),)))] if old else []
 
+    def forget_all(self) -> Message:
+        """What must be said so that the worker lets go of everything; each function is then defined anew."""
+        numbers = list(dict.fromkeys(self._numbers.values()))
+        self._numbers.clear()
+        return Message(pack(Asked.FORGET, flags=Flag.FUNCTIONS, inline=(pack_numbers(numbers),)))
+
     def _by_name(self, named: tuple[str, str], path: str | None, stamp: tuple[int, int]) -> tuple[int, list[Message]]:
         key = ("name", *named, stamp)
         if known := self._known(key):

@@ -67,7 +67,7 @@ class RemoteIterator(Iterator[Any]):
         if self._finish():
             return
         pending = Pending()
-        with self._lease.activity():
+        with self._worker.life.use(self._lease):
             self._worker.exchange.send(pending, lambda: Message(pack(Asked.CLOSE, subject=self._number)))
             self._worker.exchange.wait(pending)
         if pending.came is not None:
@@ -108,7 +108,7 @@ class RemoteIterator(Iterator[Any]):
 
     def _ask(self) -> None:
         """For the next handful. While it is made the lease is in use."""
-        self._stop.enter_context(self._lease.activity())
+        self._stop.enter_context(self._worker.life.use(self._lease))
         stop, self._stop = self._stop, contextlib.ExitStack()
         self._ahead = Pending(self._options.timeout_ns, stop.close)
         body = pack(Asked.NEXT, subject=self._number, amount=self._most)

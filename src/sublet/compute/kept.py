@@ -107,6 +107,11 @@ class Kept:
         forget, self._forget = self._forget, []
         return forget
 
+    def forget_all(self) -> None:
+        """Whether the guest has what we believe is not known: everything goes to it anew."""
+        for number in list(self._found):
+            self._drop(number)
+
     def clear(self) -> None:
         """The guest is gone, and what it kept with it."""
         for number in list(self._found):

@@ -54,7 +54,7 @@ def run_call(lease: Lease, options: Options, function: Callable[..., Any], args:
         worker = workers_of(lease).find(lease, options)
         if worker.exchange.under_way >= RUN_MAX:
             return _submit(lease, worker, job, options).result()
-        with lease.activity():
+        with worker.life.use(lease):
             found = _run_once(lease, worker, job, options)
         if found is not AGAIN:
             if isinstance(found, GeneratorBegun):
@@ -209,12 +209,14 @@ class _Watched:
             raise SubletError("the call did not come to begin: its workers ended before", do="See `sublet logs`.")
         check_call(lease, self._options)
         self._worker = workers_of(lease).find(lease, self._options)
+        self.count(lease)
         self.pending = Pending(self._options.timeout_ns, self._is_done)
         self._worker.housekeeper.add(self)
 
     def count(self, lease: Lease) -> None:
         """The lease is in use from now on."""
-        self._stop.enter_context(lease.activity())
+        self._stop.close()  # with the worker it was sent to before, if there was one
+        self._stop.enter_context(self._worker.life.use(lease))
 
     def _is_done(self) -> None:
         self._worker.housekeeper.done(self)

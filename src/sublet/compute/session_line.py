@@ -52,10 +52,12 @@ class DeviceLine:
     def ask(self, call: DeviceCall, fds: Sequence[int] = ()) -> None:
         """Send a question. The descriptors are taken, whatever happens."""
         self._call = None
+        link = self._talk.link
         try:
-            self._call = self._talk.link.call(dumps(call), fds)
+            self._call = link.call(dumps(call), fds)
         except BaseException:
-            close_all(fds)
+            if not link.holds(fds):  # an interrupt may come when the link has taken them already
+                close_all(fds)
             raise
         self._come = None
         self._look(self._talk.pump())
@@ -88,8 +90,9 @@ class DeviceLine:
 
     def close(self) -> None:
         """Hang up. Harmless twice."""
-        if self._come is not None and isinstance(self._come, Replied):
-            close_all(self._come.fds)
+        come, self._come = self._come, None
+        if isinstance(come, Replied):
+            close_all(come.fds)
         self._talk.close()
 
     def _look(self, happened: Sequence[Happening]) -> None:

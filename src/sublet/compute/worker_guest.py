@@ -117,8 +117,9 @@ def _why_lost(lease: Lease, guest: Guest, when: str) -> SubletError:
         return ended_error(lease.id, end)
     if view is None or view.exit_code < 0:
         return WorkerLost(
-            "the connection to the worker broke, and what became of it is not known",
-            do="See `sublet ps` and `sublet status`; the lease ends by its time to live.",
+            "the connection to the worker broke, and nobody could say what became of it (was the supervisor ended?)",
+            do="Call again: while the lease lives, the next call gets a fresh worker; what functions had kept in memory "
+            "is gone. If that fails as well, see `sublet status`.",
         )
     tail = _tail(guest, view)
     return WorkerLost(

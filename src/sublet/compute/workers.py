@@ -22,6 +22,7 @@ from sublet.compute.functions import Functions, Peer, is_library
 from sublet.compute.housekeeper import Housekeeper
 from sublet.compute.kept import Kept
 from sublet.compute.outcomes import read
+from sublet.compute.signs_of_life import SignsOfLife
 from sublet.compute.worker_guest import end_worker, start_worker, why_lost
 from sublet.errors import Disconnected, SubletError
 from sublet.guest.cargo import encode, stow
@@ -72,9 +73,14 @@ class Worker:
         self.guest = guest
         self.exchange = Exchange(line, end)
         self.housekeeper = Housekeeper(self.exchange)
+        self.life = SignsOfLife(lambda: self.exchange.board.marks, self._cpu_ns, self._who)
+        """For calls under way: they are use of the lease."""
+        self.exchange.on_silence = self.life.look
         self.dropped: deque[int] = deque()
         """Generators that nobody holds any more; to be closed with the next message. Finalisers add to it."""
         self._kept = Kept()
+        self._in_doubt = False
+        """Whether the worker may know less than we believe."""
         self._why: SubletError | None = None
         self._why_lock = threading.Lock()
         try:
@@ -90,7 +96,13 @@ class Worker:
 
     def send(self, pending: Pending, job: Job) -> None:
         """Send a call. Raises what keeps it from being sent; where the worker is gone, ``pending`` says so."""
-        self.exchange.send(pending, lambda: self._message(job))
+        try:
+            self.exchange.send(pending, lambda: self._message(job))
+        except SubletError:
+            raise
+        except BaseException:  # a Ctrl-C, most often: what was said of the things it keeps, and what not, nobody knows
+            self._in_doubt = True
+            raise
 
     def distrust(self, function: Callable[..., object]) -> bool:
         """The worker does not know it under its name. False if that cannot be."""
@@ -109,6 +121,21 @@ class Worker:
                     self._why = why_lost(lease, self.guest)
             return self._why
 
+    @property
+    def _who(self) -> str:
+        return "the worker" if self.guest is None else f"worker {self.guest.id} (pid {self.guest.pid})"
+
+    def _cpu_ns(self) -> int | None:
+        """What its processes have used, as the supervisor says; None where it says nothing."""
+        if self.guest is None:
+            return None
+        try:
+            return self.guest.view().cpu_ns
+        except SubletError:
+            return None
+        finally:
+            self.guest.close()  # what it was asked on
+
     def close(self) -> None:
         """Hang up. The process lives on until its lease ends, or until it is ended."""
         self.exchange.close()
@@ -116,6 +143,10 @@ class Worker:
 
     def _message(self, job: Job) -> Message:
         """The call, after what must be said before it."""
+        if self._in_doubt:
+            self._kept.forget_all()
+            self.exchange.tell(self._functions.forget_all())
+            self._in_doubt = False
         number, before = self._functions.refer(job.function)
         for message in before:
             self.exchange.tell(message)
@@ -185,6 +216,7 @@ class Workers:
             worker.lease_id = lease.id
             if worker.guest is not None:
                 worker.guest.lease_id = lease.id
+            worker.life.now_under(lease)
         workers = weakref.ref(self)
         lease.on_end(lambda end: _hang_up(workers(), end))
 

@@ -65,6 +65,8 @@ class _Connection:
         """Sort what comes."""
         try:
             while not self._line.is_over:
+                if (board := self._board) is not None:
+                    board.mark()
                 for happening in self._line.hear(_LISTEN_S):
                     match happening:
                         case Called(call, body, fds):

@@ -331,10 +331,20 @@ class Guests:
             if guest.is_gone:
                 continue
             guest.processes = len(look.of(guest.tree))
-            if not guest.processes and not guest.main_runs and not self.strangers:
+            if guest.main_runs:
+                continue
+            if guest.processes and guest.spec.serves and guest.state is not GuestState.ENDING:
+                self._end_left_behind(guest)
+            if not guest.processes and not self.strangers:
                 self._leaving[guest.id] = guest
         if self._leaving:
             self._put_away()
+
+    def _end_left_behind(self, guest: Guest) -> None:
+        """What a command leaves behind runs on under the lease. A guest that serves is its main process: nobody can
+        reach what that leaves behind, and the next one needs the place."""
+        self._endings.insist(guest)
+        self.kill([guest], EndReason.GUEST_FAILED)
 
     def _put_away(self) -> None:
         """A few in each turn, so that of many that are gone at once the first need not wait for the last."""

@@ -96,6 +96,10 @@ class Outgoing:
         self._frames.append((data, fds))
         self.waiting += len(data)
 
+    def holds(self, fds: tuple[int, ...]) -> bool:
+        """Whether these descriptors belong to it."""
+        return any(with_it == fds for _, with_it in self._frames)
+
     def take(self) -> list[tuple[bytes, tuple[int, ...]]]:
         """Everything, and the taker answers for it."""
         frames = list(self._frames)

@@ -124,10 +124,14 @@ class Conversation:
 
     def hear_now(self) -> list[Happening]:
         """What happened, in order, without sending anything. Never waits."""
+        if self._sock.fileno() >= 0:
+            self._kept += receive_some(self._sock, self.link) if self.link.over is None else self.link.news()
         kept, self._kept = self._kept, []
-        if self._sock.fileno() < 0:
-            return kept
-        return kept + (receive_some(self._sock, self.link) if self.link.over is None else self.link.news())
+        return kept
+
+    def keep(self, happened: list[Happening]) -> None:
+        """Take back what was heard and not dealt with; it comes again, before everything else."""
+        self._kept = happened + self._kept
 
     def shut_down(self) -> None:
         """Nothing goes through it any more, for those too who have a duplicate of the descriptor; it stays open, so

@@ -97,6 +97,21 @@ class Endpoint:
         return not (self._out or self._early or self._calls or self._called or self._channels)
 
     @property
+    def next_call(self) -> int:
+        """The number that the next call of ours, or the next channel, gets."""
+        while self._next_number in self._calls or self._next_number in self._channels:
+            self._step()
+        return self._next_number
+
+    def is_asked(self, call: int) -> bool:
+        """Whether this call of ours has no answer yet."""
+        return call in self._calls
+
+    def holds(self, fds: Sequence[int]) -> bool:
+        """Whether these descriptors are among what is to be sent, so that they are ours to close."""
+        return bool(fds) and (self._out.holds(tuple(fds)) or any(one[3] == tuple(fds) for one in self._early))
+
+    @property
     def waiting(self) -> int:
         """Bytes that are to be sent and have not gone out."""
         return self._waiting
@@ -137,9 +152,7 @@ class Endpoint:
 
     def _number(self) -> int:
         """The next free number of ours. Long-lived links come round after two thousand million."""
-        while self._next_number in self._calls or self._next_number in self._channels:
-            self._step()
-        number = self._next_number
+        number = self.next_call
         self._step()
         return number
 

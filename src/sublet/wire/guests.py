@@ -17,6 +17,7 @@ from typing import Final
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.cards import CardUse
 from sublet.wire.orders import Inventory, Order, Report
+from sublet.wire.volumes import Collect, Collected, OpenVolume, Publish, Published, VolumeOpened
 
 __all__ = [
     "GUESTS_PAGE",
@@ -41,6 +42,7 @@ __all__ = [
     "Guests",
     "HolderCall",
     "HolderReply",
+    "LendVolume",
     "ListGuests",
     "ListProcesses",
     "NotStarted",
@@ -60,6 +62,7 @@ __all__ = [
     "StdioKind",
     "SupervisorSettings",
     "Visit",
+    "VolumeLent",
 ]
 
 STDOUT: Final = 1
@@ -144,6 +147,8 @@ class Start:
     """Run this under the connection's (lease, epoch)."""
 
     spec: GuestSpec
+    volume: str = ""
+    """A ticket (``VolumeLent``): it may save to that volume, besides what is its own lease's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +167,19 @@ class NotStarted:
     """What a shell would answer: 127 if there is no such command, 126 otherwise."""
     message: str
     do: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendVolume:
+    """A guest of another lease is to save to the volume of the connection's (lease, epoch)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeLent:
+    """Who starts a guest of the same tenant and shows this (``Start.volume``) lends it the volume, for as long as the
+    (lease, epoch) lives."""
+
+    ticket: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,8 +333,23 @@ class Done:
     """It was done."""
 
 
-HolderCall = Start | Attach | Connect | Detach | Resize | SignalGuest | EndGuest | ListGuests
-HolderReply = Started | NotStarted | Attached | Connected | Guests | Done
+HolderCall = (
+    Start
+    | Attach
+    | Connect
+    | Detach
+    | Resize
+    | SignalGuest
+    | EndGuest
+    | ListGuests
+    | LendVolume
+    | OpenVolume
+    | Publish
+    | Collect
+)
+HolderReply = (
+    Started | NotStarted | Attached | Connected | Guests | Done | VolumeLent | VolumeOpened | Published | Collected
+)
 
 
 # ---- between office and supervisor ----

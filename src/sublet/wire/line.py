@@ -61,6 +61,10 @@ class Line:
         """How it ended, if it has."""
         return self._conversation.link.over
 
+    def is_asked(self, call: int) -> bool:
+        """Whether this call of ours is on its way, or is being answered."""
+        return self._conversation.link.is_asked(call)
+
     def hang_up(self) -> None:
         """End it, also for who listens just now. Harmless twice."""
         with self._lock:
@@ -82,8 +86,15 @@ class Line:
             conversation.close()
 
     def _hear_now(self) -> list[Happening]:
-        with self._lock:
-            return self._conversation.hear_now()
+        """A Ctrl-C while the lock is let go of must not take along what was heard."""
+        heard: list[Happening] = []
+        try:
+            with self._lock:
+                heard = self._conversation.hear_now()
+        except KeyboardInterrupt:
+            self._conversation.keep(heard)
+            raise
+        return heard
 
 
 def _wait(fd: int, events: int, timeout_s: float) -> None:

@@ -31,10 +31,16 @@ __all__ = [
     "Parkable",
     "Parking",
     "Part",
+    "RemoveVolume",
     "Report",
     "Resumed",
+    "Saved",
+    "StoredVolume",
     "TornDown",
     "Verify",
+    "VolumeRef",
+    "VolumeRemoved",
+    "Volumes",
     "card_uuid",
 ]
 
@@ -70,6 +76,30 @@ class Parking:
     def advice(self) -> str:
         """What to do with it, in a sentence."""
         return f'What ran under it is parked: go on with `fabric.gpu(resume="{self.hint}")`.'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeRef:
+    """Which volume: the storage that a tenant finds again by the name of its block leases."""
+
+    tenant: TenantId
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.tenant}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVolume:
+    """A volume as it lies on a node's disk, and nobody has it now."""
+
+    volume: VolumeRef
+    resource: ResourceId
+    size: int
+    """Bytes: what the lease had that made it."""
+    lease: LeaseId
+    epoch: Epoch
+    """Who had it last."""
 
 
 def card_uuid(resource: str) -> str:
@@ -129,6 +159,8 @@ class Grant:
     """It is a parking lease with guests under it. An agent that has none of them does not hold it."""
     resume: Parking | None = None
     """What is parked under that goes on under this, and the parking lease is over; without it this is not held."""
+    kept: bool = False
+    """Its name is that of a volume that is kept here, which it goes on with; without it this is not held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +204,8 @@ class End:
     park: Parking | None = None
     """Its guests are not ended but taken off the device, to live on under that, if that is possible within the grace.
     Their end is what happens otherwise."""
+    volume: VolumeRef | None = None
+    """The volume it had, of which ``TornDown`` says whether it is kept. The agent need not have seen the grant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +217,25 @@ class Verify:
     parts: tuple[Part, ...]
 
 
-Order = Grant | Extend | Notify | End | Verify
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveVolume:
+    """Remove what is kept under this name, whoever had it last up to this epoch, then report ``VolumeRemoved``.
+
+    What somebody had since, under a newer epoch, is another volume of the same name: it stays, and the report is given
+    all the same, for nothing of the one that was meant is left.
+    """
+
+    lease: LeaseId
+    epoch: Epoch
+    """Who had it last, as the office knows it; for one that was only found, an epoch above that."""
+    number: int
+    volume: VolumeRef
+    parts: tuple[Part, ...]
+    """The one slice that becomes free."""
+    detail: str = ""
+
+
+Order = Grant | Extend | Notify | End | Verify | RemoveVolume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +293,21 @@ class Metered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The last checkpoint that was published by the guests of a lease."""
+
+    version: int
+    wall_ns: int
+    """When it was published."""
+    size: int = 0
+    """Bytes that were written, of all checkpoints under the lease together."""
+    count: int = 1
+    """How many checkpoints those were."""
+    volume: str = ""
+    """The name of the volume it is in; empty if that goes with its lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TornDown:
     """Verified: nothing of this lease up to this epoch is left on these resources."""
 
@@ -254,6 +321,11 @@ class TornDown:
     """How long each step took, in nanoseconds: ``told`` (the grace), ``killing``, ``verifying``, ``scrubbing``."""
     parked: bool = False
     """Guests of the lease live on, under the parking lease that the ``End`` named."""
+    kept: bool = True
+    """Of the volume that the ``End`` named: whether there is anything in it worth keeping. False: nothing of it is on
+    the disk any more."""
+    saved: Saved | None = None
+    """None if nothing was published under it, or not by anybody this process knows of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,4 +391,26 @@ class Resumed:
     """What it was parked under."""
 
 
-Report = Held | NotHeld | EndedHere | TornDown | Failed | Fault | Foreign | Parkable | Resumed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeRemoved:
+    """Nothing of this volume, of whoever had it up to this epoch, is left on the disk. It answers each
+    ``RemoveVolume``, also of one that was never here."""
+
+    node: NodeId
+    lease: LeaseId
+    epoch: Epoch
+    volume: VolumeRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volumes:
+    """Everything that is kept on this node and that nobody has now. Said when an office comes: what it did not know of
+    it takes into its books, and what it misses it asks for (``End``)."""
+
+    node: NodeId
+    volumes: tuple[StoredVolume, ...] = ()
+    is_all: bool = True
+    """False: there are more than one message holds, and this is some of them."""
+
+
+Report = Held | NotHeld | EndedHere | TornDown | Failed | Fault | Foreign | Parkable | Resumed | VolumeRemoved | Volumes

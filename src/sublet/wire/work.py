@@ -256,6 +256,16 @@ class Board:
         """None is."""
         self._SLOT.pack_into(self._map, 0, 0, 0, 0)
 
+    def mark(self) -> None:
+        """A sign of life, whatever is executing. By one thread only."""
+        _NUMBER_NATIVE.pack_into(self._map, _MARKS, self.marks + 1)
+
+    @property
+    def marks(self) -> int:
+        """How many there were."""
+        found: int = _NUMBER_NATIVE.unpack_from(self._map, _MARKS)[0]
+        return found
+
     def read(self) -> tuple[int, int, int]:
         """The call (0: none), since when (CLOCK_BOOTTIME), and which item of it."""
         call, at_ns, index = self._SLOT.unpack_from(self._map)
@@ -267,6 +277,7 @@ class Board:
 
 
 _NUMBER_NATIVE: Final = struct.Struct("<Q")
+_MARKS: Final = 24
 _FLAGS: Final = 127
 _PLACES: Final = tuple(Where)
 
