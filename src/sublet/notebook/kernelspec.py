@@ -1,4 +1,4 @@
-"""A kernelspec of ours: the entry in Jupyter's menu of a kernel whose cells run on a leased device (``kernel_mode``)."""
+"""A kernelspec of ours: the entry in Jupyter's menu for a kernel whose cells run on a device (``kernel_mode``)."""
 
 from __future__ import annotations
 
