@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from sublet.agent.pretended_disk import Disk
 from sublet.lease.fence import is_exclusive
-from sublet.values import Epoch, LeaseId, ResourceId, TenantId
-from sublet.wire.orders import Inventory, Part
+from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Inventory, Part, StoredVolume, VolumeRef
 
 __all__ = ["Effect", "FaultName", "Faults", "Machine", "Resident"]
 
@@ -111,13 +112,30 @@ class Machine:
         self._residents: dict[ResourceId, dict[LeaseId, Resident]] = {}
         self._left: dict[ResourceId, dict[LeaseId, Resident]] = {}
         self._parked: dict[LeaseId, tuple[Resident, ...]] = {}
+        self.disk = Disk()
         self._on_effect = on_effect
         self._on_leave = on_leave
 
-    def touch(self, lease: LeaseId, tenant: TenantId, epoch: Epoch, parts: tuple[Part, ...], now_ns: int) -> None:
-        """An effect that passed the fence: the guest is on these parts from here on."""
+    def touch(
+        self,
+        lease: LeaseId,
+        tenant: TenantId,
+        epoch: Epoch,
+        parts: tuple[Part, ...],
+        now_ns: int,
+        *,
+        name: str = "",
+    ) -> None:
+        """An effect that passed the fence: the guest is on these parts from here on. With a name, what it writes to
+        its blocks is a volume."""
+        volume = VolumeRef(tenant=tenant, name=name) if name else None
         for part in parts:
-            self._settle_in(Resident(lease=lease, tenant=tenant, epoch=epoch, part=part))
+            self._settle_in(Resident(lease=lease, tenant=tenant, epoch=epoch, part=part), volume)
+            if volume is not None and part.kind is Kind.BLOCK:
+                self.disk.write(
+                    volume,
+                    StoredVolume(volume=volume, resource=part.resource, size=part.amount, lease=lease, epoch=epoch),
+                )
             effect = Effect(at_ns=now_ns, resource=part.resource, lease=lease, epoch=epoch)
             self.effects.append(effect)
             if self._on_effect is not None:
@@ -201,12 +219,24 @@ class Machine:
         self._left.clear()
         self._parked.clear()
 
-    def _settle_in(self, new: Resident) -> None:
+    def _settle_in(self, new: Resident, volume: VolumeRef | None = None) -> None:
         resource = new.part.resource
         there = self._residents.setdefault(resource, {})
         if new.lease not in there:
             self._look_around(new, there)
+            self._look_at_disk(new, volume)
         there[new.lease] = new
+
+    def _look_at_disk(self, new: Resident, volume: VolumeRef | None) -> None:
+        """What is kept takes its room whether anybody has it now or not."""
+        old = self.disk.stored.get(volume) if volume is not None and new.part.kind is Kind.BLOCK else None
+        if old is not None and old.lease != new.lease and self.is_there(old.resource, old.lease, old.epoch):
+            self.overlaps.append(f"volume {volume} is used by {old.lease} and by {new.lease} at once")
+        if old is not None and (old.size, old.resource) != (new.part.amount, new.part.resource):
+            self.overlaps.append(f"volume {volume} has {old.size} on {old.resource}, and {new.lease} {new.part}")
+        in_use = new.part.amount + self.disk.beside(new.part, volume)
+        if in_use > self._capacity.get(new.part.resource, 0):
+            self.overlaps.append(f"{new.part.resource}: {in_use} are in use, with what is kept there")
 
     def _look_around(self, new: Resident, there: dict[LeaseId, Resident]) -> None:
         resource = new.part.resource

@@ -93,7 +93,8 @@ class MemoryAgent:
         """Do something on the lease's hardware, as a guest would: refused as ``check`` refuses, else on record."""
         now_ns = self._clock.now_ns()
         live = self._law.check(lease, epoch, now_ns)
-        self.machine.touch(lease, self._law.tenants[lease], epoch, live.parts, now_ns)
+        name = self._law.names.get(lease, "")
+        self.machine.touch(lease, self._law.tenants[lease], epoch, live.parts, now_ns, name=name)
 
     def notice(self, lease: LeaseId) -> Notify | None:
         """The notice that guests of this lease see now."""
@@ -123,6 +124,8 @@ class MemoryAgent:
             same_clock=self._same_clock,
             bounds=self._timings.bounds,
         )
+        if self.machine.disk.stored:
+            self._law.say_again(self._clock.now_ns())
 
     def _lose_memory_if_told(self) -> None:
         if self.faults.take(FaultName.AMNESIA):

@@ -13,7 +13,7 @@ from sublet.agent.machine import FaultName, Faults, Machine
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
 from sublet.lease.teardown import Bounds
 from sublet.values import GIB, NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
-from sublet.wire.orders import Notify, Parking, Part
+from sublet.wire.orders import Notify, Parking, Part, StoredVolume, VolumeRef
 
 __all__ = ["PretendedHardware", "Timings"]
 
@@ -160,6 +160,26 @@ class PretendedHardware:
             return Unclean(detail="device memory could not be cleared", hard=True)
         self._machine.scrub(resource, lease)
         return Clean()
+
+    def volumes(self) -> list[StoredVolume]:
+        there = self._machine.disk.stored.values()
+        return [one for one in there if not self._is_had(one)]
+
+    def volume_epoch(self, volume: VolumeRef) -> Epoch | None:
+        stored = self._machine.disk.stored.get(volume)
+        return None if stored is None else stored.epoch
+
+    def remove_volume(self, volume: VolumeRef, epoch: Epoch, now_ns: int) -> None:
+        stored = self._machine.disk.stored.get(volume)
+        if stored is None or stored.epoch > epoch or self._is_had(stored):
+            return
+        if not self._faults.is_on(FaultName.STUCK_TEARDOWN, stored.resource):
+            self._machine.disk.remove(volume)
+
+    def _is_had(self, stored: StoredVolume) -> bool:
+        live = self._live.get(stored.lease)
+        is_live = live is not None and live[0] >= stored.epoch
+        return is_live or self._machine.is_there(stored.resource, stored.lease, stored.epoch)
 
     def forget(self, resource: ResourceId, lease: LeaseId) -> None:
         self._machine.scrub(resource, lease)

@@ -23,7 +23,7 @@ from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Part
 
-__all__ = ["ENDED_MAX", "FenceTable", "Live", "OrderNumber", "is_exclusive"]
+__all__ = ["ENDED_MAX", "FenceTable", "Live", "OrderNumber", "is_exclusive", "same_hardware"]
 
 ENDED_MAX: Final = 100_000
 """Ended leases that are remembered by name. A late grant of one that was forgotten still meets its resource's floor if
@@ -52,6 +52,11 @@ class Live:
 def is_exclusive(part: Part) -> bool:
     """Whether the part tolerates no other lease on its resource."""
     return part.kind is Kind.GPU and part.exclusivity is not Exclusivity.SHARED
+
+
+def same_hardware(old: Sequence[Part], new: Sequence[Part]) -> bool:
+    """Whether these parts are of the same resources."""
+    return {part.resource for part in old} == {part.resource for part in new}
 
 
 class FenceTable:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
-from sublet.wire.orders import Metered, Notify, Parking, Part
+from sublet.wire.orders import Metered, Notify, Parking, Part, Saved, StoredVolume, VolumeRef
 
 __all__ = ["Clean", "Hardware", "Leftover", "Need", "NotYet", "Unclean", "Verdict"]
 
@@ -28,6 +28,8 @@ class Clean:
     """What was done there under the lease, where that is known."""
     scrub_ns: int = 0
     """How much of the time it took was for scrubbing."""
+    saved: Saved | None = None
+    """The last checkpoint that was published under the lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,20 @@ class Hardware(Protocol):
 
     def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:
         """An operator vouched for the resource: whatever this lease left on it is not counted any more."""
+
+    # ---- volumes ----
+
+    def volumes(self) -> Iterable[StoredVolume]:
+        """What is kept on the disk and nobody has now."""
+
+    def volume_epoch(self, volume: VolumeRef, /) -> Epoch | None:
+        """By which epoch this volume was held last, or is held now; None if nothing of it is on the disk. Of a volume
+        whose lease was just seen clean this says whether it is kept: there is one as long as there is anything in it.
+        """
+
+    def remove_volume(self, volume: VolumeRef, epoch: Epoch, now_ns: int, /) -> None:
+        """Remove what is kept of it, if it was held last by this epoch or an older one and nobody has it now. That it
+        is gone is seen by ``volume_epoch``; each call may be an attempt."""
 
     # ---- at any time ----
 

@@ -15,15 +15,16 @@ A lease may also end by its guests being *parked* (``End.park``), and another be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, assert_never
 
 from sublet.lease.expiring import Expiring
-from sublet.lease.fence import FenceTable, Live, is_exclusive
+from sublet.lease.fence import FenceTable, Live, is_exclusive, same_hardware
 from sublet.lease.hardware import Hardware
 from sublet.lease.parking import ParkingLot
 from sublet.lease.repeats import Repeats
+from sublet.lease.shelf import Shelf
 from sublet.lease.teardown import Bounds, Teardown
 from sublet.lease.teardowns import Teardowns
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
@@ -40,6 +41,7 @@ from sublet.wire.orders import (
     Order,
     Parking,
     Part,
+    RemoveVolume,
     Report,
     Resumed,
     Verify,
@@ -88,6 +90,7 @@ class Node:
             self.name, hardware, bounds if bounds is not None else Bounds(), report, self._ended_here
         )
         self._parking = ParkingLot(self.name, hardware, self.fence, self._teardowns)
+        self._shelf = Shelf(self.name, hardware, report, self.fence, self._tenants, self._names)
         # Whoever watched before may have left guests, or their memory. The office need not know of them (it may be a
         # restored one), so nothing is granted on their resources before they are cleared away.
         for left in hardware.leftovers():
@@ -121,6 +124,8 @@ class Node:
                 self._end(order, now_ns)
             case Verify():
                 self._verify(order, now_ns)
+            case RemoveVolume():
+                self._shelf.remove(order, now_ns)
             case _:
                 assert_never(order)
         self._take_waiting(now_ns)
@@ -133,7 +138,9 @@ class Node:
         self._warn_who_expires(now_ns)
         self._look_at_devices(now_ns)
         self._teardowns.advance(self._teardowns, now_ns)
-        self._look_at_parked(now_ns)
+        for live in self._parking.empty():
+            self._end_here(live, EndReason.GUEST_FAILED, "what was parked under it is gone", now_ns)
+        self._shelf.advance(now_ns)
         self._take_waiting(now_ns)
         self._repeat(now_ns)
         return self._next_wake_ns(now_ns)
@@ -167,8 +174,7 @@ class Node:
 
     def inventory_changed(self, inventory: Inventory) -> None:
         """The same node has other devices now, or more or less of one. Leases that are live stay; that one of their
-        devices is gone is said by ``Hardware.fault`` before it leaves the inventory.
-        """
+        devices is gone is said by ``Hardware.fault`` before it leaves the inventory."""
         capacity = {device.id: device.capacity for device in inventory.devices}
         for resource in self._capacity.keys() - capacity.keys():
             self._faulted.stop(resource)
@@ -179,6 +185,7 @@ class Node:
         self._ended_here.again(now_ns)
         self._faulted.again(now_ns)
         self._parking.say_again(now_ns)
+        self._shelf.say()
 
     # ---- what can be seen ----
 
@@ -189,7 +196,7 @@ class Node:
 
     @property
     def names(self) -> Mapping[LeaseId, str]:
-        """What their holders call the live leases, as far as they have a name."""
+        """What the live leases are called, as far as they have a name."""
         return MappingProxyType(self._names)
 
     @property
@@ -211,7 +218,7 @@ class Node:
         live = self.fence.get(order.lease)
         if order.lease in self._ended_here or self.fence.is_over(order.lease, order.epoch, order.parts):
             self._answer(order, held=False)
-        elif live is not None and live.epoch < order.epoch and not _same_hardware(live.parts, order.parts):
+        elif live is not None and live.epoch < order.epoch and not same_hardware(live.parts, order.parts):
             # An office that was restored gave the name anew, to other hardware. What runs is on the old one, and the
             # new one may be taken: neither goes on under this name.
             self._end_here(live, EndReason.OPERATOR, "the office gave its name to other hardware", now_ns)
@@ -263,7 +270,8 @@ class Node:
     def _admit(self, order: Grant, now_ns: int) -> None:
         before = self.fence.get(order.lease)
         goes_on = order.resume if before is None else None
-        if before is None and (gone := self._parking.why_not_admitted(order, now_ns)) is not None:
+        gone = before is None and (self._parking.why_not_admitted(order, now_ns) or self._shelf.why_not_admitted(order))
+        if gone:
             self._answer(order, held=False, reason=gone[0], detail=gone[1])
             return
         deadline_ns = self._deadline_ns(order, now_ns)
@@ -277,7 +285,6 @@ class Node:
         self._answer(order, held=True)
 
     def _resume(self, under: Parking, order: Grant, now_ns: int) -> None:
-        """What is parked goes on under the new lease, and in the same moment the parking lease is over."""
         gone = self.fence.end(under.lease, under.epoch, (), EndReason.RELEASED)
         self._let_go(under.lease)
         self._hardware.resume(under, order.lease, order.epoch)
@@ -349,7 +356,7 @@ class Node:
         """Take the lease off the parts that the office names, and off those it had here; whether anything is new."""
         lease, is_new = order.lease, False
         for part in order.parts:
-            is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=True, park=order.park)
+            is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=True, end=order)
         for part in gone.parts if gone is not None else ():
             if self._teardowns.get(lease, part.resource) is None:
                 is_new |= self._teardowns.begin(lease, epoch, part, grace_until_ns=until_ns, asked=False)
@@ -402,10 +409,6 @@ class Node:
                     if live is not None:
                         self._end_here(live, EndReason.DEVICE_LOST, f"{resource}: {wrong}", now_ns)
 
-    def _look_at_parked(self, now_ns: int) -> None:
-        for live in self._parking.empty():
-            self._end_here(live, EndReason.GUEST_FAILED, "what was parked under it is gone", now_ns)
-
     def _repeat(self, now_ns: int) -> None:
         self._ended_here.give_up(now_ns)
         for report in (*self._ended_here.due(now_ns), *self._faulted.due(now_ns), *self._parking.due(now_ns)):
@@ -419,6 +422,7 @@ class Node:
             self._ended_here.next_ns(),
             self._faulted.next_ns(),
             self._parking.next_ns(),
+            self._shelf.next_ns(),
         )
         wake_ns = min((at_ns for at_ns in wakes if at_ns is not None), default=None)
         return None if wake_ns is None else max(wake_ns, now_ns + 1)
@@ -443,7 +447,3 @@ class Node:
         else:
             report = NotHeld(node=name, lease=lease, epoch=epoch, number=number, detail=detail, reason=reason)
             self._report(report)
-
-
-def _same_hardware(old: Sequence[Part], new: Sequence[Part]) -> bool:
-    return {part.resource for part in old} == {part.resource for part in new}

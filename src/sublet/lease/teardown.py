@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sublet.lease.hardware import Clean, Hardware, NotYet, Unclean
 from sublet.values import NS_PER_S, Epoch, LeaseId, ResourceId
-from sublet.wire.orders import Metered, Parking, Part
+from sublet.wire.orders import Metered, Parking, Part, Saved, VolumeRef
 
 __all__ = ["SCRUBBING", "Bounds", "Phase", "Teardown"]
 
@@ -61,6 +61,8 @@ class Teardown:
     """Whether the outcome was told since the office last asked."""
     park: Parking | None = None
     """Where its guests were to go on living."""
+    volume: VolumeRef | None = None
+    """What of it may be kept."""
     phase: Phase = Phase.TOLD
     due_ns: int | None = None
     """When the next step is due, at the latest; None before the first step and after the last."""
@@ -70,6 +72,7 @@ class Teardown:
     hard: bool = False
     metered: Metered | None = None
     """What was done there under the lease, once it is clean."""
+    saved: Saved | None = None
     steps: dict[str, int] = field(default_factory=dict)
     """How long each phase that is over took."""
     since_ns: int | None = None
@@ -136,9 +139,9 @@ class Teardown:
         if self.look_until_ns is None:
             self.look_until_ns = now_ns + bounds.patience_ns
         match hardware.look(self.part.resource, self.lease, self.epoch, now_ns):
-            case Clean(metered=metered, scrub_ns=scrub_ns):
+            case Clean(metered=metered, scrub_ns=scrub_ns, saved=saved):
                 self._go(Phase.CLEAN, None, now_ns)
-                self.metered = metered
+                self.metered, self.saved = metered, saved
                 if scrub_ns:
                     self.steps[Phase.VERIFYING] = max(0, self.steps[Phase.VERIFYING] - scrub_ns)
                     self.steps[SCRUBBING] = scrub_ns

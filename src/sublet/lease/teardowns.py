@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 
 from sublet.lease.hardware import Hardware
 from sublet.lease.teardown import Bounds, Phase, Teardown
-from sublet.values import Epoch, LeaseId, NodeId, ResourceId
-from sublet.wire.orders import Failed, Parking, Part, Report, TornDown
+from sublet.values import Epoch, Kind, LeaseId, NodeId, ResourceId
+from sublet.wire.orders import End, Failed, Part, Report, TornDown
 
 __all__ = ["Teardowns"]
 
@@ -68,16 +68,20 @@ class Teardowns:
         *,
         grace_until_ns: int,
         asked: bool,
-        park: Parking | None = None,
+        end: End | None = None,
     ) -> bool:
-        """Take the lease off this part, or go on with it; whether it is new."""
+        """Take the lease off this part, or go on with it; whether it is new. ``end`` is the order, if there is one."""
+        park = end.park if end is not None else None
+        volume = end.volume if end is not None and part.kind is Kind.BLOCK else None
         down = self._all.get((lease, part.resource))
         if down is not None:  # a restored office may ask by an older epoch; what is said of the newer one holds too
             down.epoch, down.park = max(down.epoch, epoch), down.park or park
+            down.volume = down.volume or volume
             down.asked = down.asked or asked
             down.answered = False
             return False
-        down = Teardown(lease=lease, epoch=epoch, part=part, grace_until_ns=grace_until_ns, asked=asked, park=park)
+        down = Teardown(lease=lease, epoch=epoch, part=part, grace_until_ns=grace_until_ns, park=park, volume=volume)
+        down.asked = asked
         if asked:
             self._take_over_failure(down)
         self._all[lease, part.resource] = down
@@ -156,6 +160,8 @@ class Teardowns:
             metered=next((down.metered for down in downs if down.metered is not None), None),
             steps=steps,
             parked=any(down.park is not None and self._hardware.parked(down.park.lease) for down in downs),
+            kept=all(down.volume is None or self._hardware.volume_epoch(down.volume) is not None for down in downs),
+            saved=next((down.saved for down in downs if down.saved is not None), None),
         )
 
     def _failed(self, down: Teardown) -> Failed:

@@ -23,7 +23,7 @@ from sublet.supervisor.stores import Stores
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.guests import GuestNews
-from sublet.wire.orders import Metered, Notify, Parking, Part, card_uuid
+from sublet.wire.orders import Metered, Notify, Parking, Part, StoredVolume, VolumeRef, card_uuid
 
 __all__ = ["Premises"]
 
@@ -275,6 +275,17 @@ class Premises:
         for tenancy in tuple(self._all()):
             if not any(tenancy.running()):
                 tenancy.close(self._groups, remove_tree, alone=self._is_alone(tenancy))  # nobody else is left to wait
+
+    # ---- volumes ----
+
+    def volumes(self) -> Iterable[StoredVolume]:
+        return self._stores.volumes()
+
+    def volume_epoch(self, volume: VolumeRef, /) -> Epoch | None:
+        return self._stores.volume_epoch(volume)
+
+    def remove_volume(self, volume: VolumeRef, epoch: Epoch, now_ns: int, /) -> None:
+        self._stores.remove_volume(volume, epoch)
 
     # ---- which ----
 

@@ -270,7 +270,7 @@ class Supervisor:
             self.premises.name_of = lambda lease: node.names.get(lease, "")
         else:
             self.node.inventory_changed(asked.inventory)
-            self.node.say_again(self.loop.now_ns())
+        self.node.say_again(self.loop.now_ns())
         if self._office is not None:
             self._office.cut(Unauthorized("another office of the same home took over"))
         self._office, self._may_quit = link, False

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from sublet.lease.hardware import Hardware, Leftover, Need, NotYet, Verdict
 from sublet.supervisor.loop import confess
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
-from sublet.wire.orders import Notify, Parking, Part
+from sublet.wire.orders import Notify, Parking, Part, StoredVolume, VolumeRef
 
 __all__ = ["Shielded"]
 
@@ -88,6 +88,19 @@ class Shielded:
 
     def forget(self, resource: ResourceId, lease: LeaseId, /) -> None:
         self._asked(lambda: self._inner.forget(resource, lease), None)
+
+    # ---- volumes ----
+
+    def volumes(self) -> Iterable[StoredVolume]:
+        nothing: Iterable[StoredVolume] = ()
+        return self._asked(lambda: tuple(self._inner.volumes()), nothing)
+
+    def volume_epoch(self, volume: VolumeRef, /) -> Epoch | None:
+        kept: Epoch | None = Epoch(0, 0)
+        return self._asked(lambda: self._inner.volume_epoch(volume), kept)
+
+    def remove_volume(self, volume: VolumeRef, epoch: Epoch, now_ns: int, /) -> None:
+        self._asked(lambda: self._inner.remove_volume(volume, epoch, now_ns), None)
 
     # ---- at any time ----
 

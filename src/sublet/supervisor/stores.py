@@ -13,6 +13,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
@@ -23,6 +24,7 @@ from sublet.supervisor.errands import Errands
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.stores_work import (
     KEPT,
+    NOTE,
     Made,
     StoreNote,
     among_errands,
@@ -35,7 +37,7 @@ from sublet.supervisor.stores_work import (
 from sublet.supervisor.tenancy import Tenancy, lease_of_folder
 from sublet.values import Epoch, Kind, LeaseId, ResourceId, TenantId, valid_name
 from sublet.wire.codec import dumps, loads
-from sublet.wire.orders import Part
+from sublet.wire.orders import Part, StoredVolume, VolumeRef
 
 __all__ = ["AGAIN_NS", "State", "Store", "Stores"]
 
@@ -342,6 +344,48 @@ class Stores:
         store.again_ns = self._loop.now_ns() + AGAIN_NS[min(store.tries, len(AGAIN_NS) - 1)]
         store.tries += 1
 
+    # ---- volumes ----
+
+    def volumes(self) -> list[StoredVolume]:
+        """What is kept under a name, and nobody has now."""
+        found, named = [], os.path.join(self.blocks, "named")
+        for tenant in _names(named):
+            for name in _names(os.path.join(named, tenant)):
+                ref = VolumeRef(tenant=TenantId(tenant), name=name)
+                note = _read(os.path.join(named, tenant, name), KEPT)
+                if note is not None and note.parts and self._of_volume(ref) is None:
+                    part = note.parts[0]
+                    where, size = part.resource, part.amount
+                    found.append(
+                        StoredVolume(volume=ref, resource=where, size=size, lease=note.lease, epoch=note.epoch)
+                    )
+        return found
+
+    def volume_epoch(self, volume: VolumeRef) -> Epoch | None:
+        """Who had, or has, what lies under this name; None if nothing does."""
+        store = self._of_volume(volume)
+        if store is not None:
+            return store.note.epoch
+        folder = self._named(volume.tenant, volume.name)
+        note = _read(folder, KEPT)
+        return note.epoch if note is not None else Epoch(0, 0) if os.path.lexists(folder) else None
+
+    def remove_volume(self, volume: VolumeRef, epoch: Epoch) -> None:
+        """It goes, if nobody has it and nobody had it under a newer epoch. ``volume_epoch`` says when it is gone."""
+        was = self.volume_epoch(volume)
+        if was is None or was > epoch or self._of_volume(volume) is not None:
+            return
+        folder = self._named(volume.tenant, volume.name)
+        note = _read(folder, KEPT) or StoreNote(lease=LeaseId(""), epoch=was, tenant=volume.tenant, parts=())
+        store = Store(folder, replace(note, name=""), State.LEAVING)
+        self._all.append(store)
+        self._put_away(store)
+
+    def _of_volume(self, volume: VolumeRef) -> Store | None:
+        folder = self._named(volume.tenant, volume.name)
+        gone = (State.GONE, State.REFUSED)
+        return next((one for one in self._all if one.folder == folder and one.state not in gone), None)
+
     # ---- what a predecessor left ----
 
     def _found(self) -> Iterator[Store]:
@@ -372,8 +416,8 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _read(folder: str) -> StoreNote | None:
+def _read(folder: str, name: str = NOTE) -> StoreNote | None:
     try:
-        return read_note(folder)
+        return read_note(folder, name)
     except (OSError, SubletError):
         return None

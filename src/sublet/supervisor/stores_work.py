@@ -107,10 +107,11 @@ def mkfs() -> str:
     return next((path for path in found if os.access(path, os.X_OK)), "")
 
 
-def read_note(folder: str) -> StoreNote | None:
-    """Whose the folder is while it is used; ``OSError`` or ``SubletError`` if that cannot be read."""
+def read_note(folder: str, name: str = NOTE) -> StoreNote | None:
+    """Whose the folder is while it is used, or (``KEPT``) was; ``OSError`` or ``SubletError`` if that cannot be
+    read."""
     try:
-        with open(os.path.join(folder, NOTE), "rb") as file:
+        with open(os.path.join(folder, name), "rb") as file:
             return loads(StoreNote, file.read())
     except FileNotFoundError:
         return None

@@ -28,8 +28,10 @@ from sublet.wire.orders import (
     Parking,
     Part,
     Report,
+    StoredVolume,
     TornDown,
     Verify,
+    VolumeRef,
 )
 
 S = NS_PER_S
@@ -57,6 +59,10 @@ class Paper:
         self.verdicts: list[Verdict] = []
         """What the next looks find; then it is clean."""
         self.wrong: dict[ResourceId, str] = {}
+        self.disk: dict[VolumeRef, StoredVolume] = {}
+        self.had: set[VolumeRef] = set()
+        """Volumes whose folder somebody has."""
+        self.removes = True
         self._left = left
 
     def names(self) -> list[object]:
@@ -107,6 +113,17 @@ class Paper:
 
     def resume(self, under: Parking, lease: LeaseId, epoch: Epoch) -> None:
         raise AssertionError("nothing is parked here")
+
+    def volumes(self) -> list[StoredVolume]:
+        return [one for ref, one in self.disk.items() if ref not in self.had]
+
+    def volume_epoch(self, volume: VolumeRef) -> Epoch | None:
+        return self.disk[volume].epoch if volume in self.disk else None
+
+    def remove_volume(self, volume: VolumeRef, epoch: Epoch, now_ns: int) -> None:
+        self.asked.append(("remove", volume.name, epoch.n, now_ns))
+        if self.removes and volume not in self.had:
+            self.disk.pop(volume, None)
 
     def forget(self, resource: ResourceId, lease: LeaseId) -> None:
         self.asked.append(("forget", resource, lease))

@@ -1,0 +1,105 @@
+"""The volumes of one node, as its law sees them: which is to be removed, and what is said of those that are kept.
+
+A volume is removed only if nobody has it, and nobody had it under a newer epoch than the order says: an order that was
+under way for long may name what has become another volume of the same name since. What takes time is begun by the
+hardware and seen to be over by looking, like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from sublet.lease.fence import FenceTable
+from sublet.lease.hardware import Hardware
+from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, TenantId
+from sublet.wire.orders import Grant, RemoveVolume, Report, VolumeRef, VolumeRemoved, Volumes
+
+__all__ = ["SAID_AT_ONCE", "Shelf"]
+
+SAID_AT_ONCE: Final = 1000
+"""Volumes in one report: so many fit into one message."""
+AGAIN_NS: Final = NS_PER_S // 4
+"""Between one look at what is being removed and the next."""
+
+
+class Shelf:
+    """What is kept on this node beyond the leases that made it."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        hardware: Hardware,
+        report: Callable[[Report], None],
+        fence: FenceTable,
+        tenants: Mapping[LeaseId, TenantId],
+        names: Mapping[LeaseId, str],
+    ) -> None:
+        self._node = node
+        self._hardware = hardware
+        self._report = report
+        self._fence = fence
+        self._tenants = tenants
+        self._names = names
+        self._removing: dict[VolumeRef, RemoveVolume] = {}
+        self._look_ns: int | None = None
+
+    def remove(self, order: RemoveVolume, now_ns: int) -> None:
+        """Begin, or go on. What was removed already is said again."""
+        other = self._removing.get(order.volume)
+        if other is None or other.epoch <= order.epoch:
+            self._removing[order.volume] = order
+        self.advance(now_ns, at_once=True)
+
+    def advance(self, now_ns: int, *, at_once: bool = False) -> None:
+        """Look how far it is with those that are to go."""
+        if not self._removing or (not at_once and self._look_ns is not None and now_ns < self._look_ns):
+            return
+        for order in tuple(self._removing.values()):
+            if self._is_over(order, now_ns):
+                del self._removing[order.volume]
+                removed = VolumeRemoved(node=self._node, lease=order.lease, epoch=order.epoch, volume=order.volume)
+                self._report(removed)
+        self._look_ns = now_ns + AGAIN_NS if self._removing else None
+
+    def next_ns(self) -> int | None:
+        """When to look again."""
+        return self._look_ns
+
+    def why_not_admitted(self, order: Grant) -> tuple[EndReason, str] | None:
+        """What speaks against a grant that goes on with a volume: that it is not here. An empty one of the same name
+        would not make up for what was in it."""
+        ref = VolumeRef(tenant=order.tenant, name=order.name)
+        if not order.kept or self._hardware.volume_epoch(ref) is not None:
+            return None
+        return EndReason.DEVICE_LOST, f"volume {order.name} is not on the disk of this node any more"
+
+    def say(self) -> None:
+        """An office has come: everything that is here, in as many reports as it takes."""
+        found = tuple(self._hardware.volumes())
+        for start in range(0, max(1, len(found)), SAID_AT_ONCE):
+            said = found[start : start + SAID_AT_ONCE]
+            self._report(Volumes(node=self._node, volumes=said, is_all=len(said) == len(found)))
+
+    def _is_over(self, order: RemoveVolume, now_ns: int) -> bool:
+        """Whether nothing of the volume that is meant is left."""
+        holder = self._held_by(order.volume)
+        if holder is not None:
+            return holder > order.epoch
+        if self._is_gone(order):
+            return True
+        self._hardware.remove_volume(order.volume, order.epoch, now_ns)
+        return self._is_gone(order)
+
+    def _is_gone(self, order: RemoveVolume) -> bool:
+        epoch = self._hardware.volume_epoch(order.volume)
+        return epoch is None or epoch > order.epoch
+
+    def _held_by(self, volume: VolumeRef) -> Epoch | None:
+        """The epoch of the live lease that has it, whether a guest has used it yet or not."""
+        for lease, name in self._names.items():
+            live = self._fence.get(lease) if name == volume.name else None
+            is_its = live is not None and self._tenants.get(lease) == volume.tenant
+            if live is not None and is_its and any(part.kind is Kind.BLOCK for part in live.parts):
+                return live.epoch
+        return None
