@@ -39,6 +39,8 @@ class Cells:
     def __init__(self, shell: Any, connect: Callable[[], Fabric]) -> None:
         self.bill = CellBill()
         """Of all cells so far."""
+        self.labels = {"program": "notebook"}
+        """Of every lease that is taken here."""
         self.lease: Lease | None = None
         self._shell = shell
         self._connect = connect
@@ -126,7 +128,7 @@ class Cells:
             wait=wait,
             or_smaller=options.smaller_ok,
             on_place=waiting,
-            labels={"program": "notebook"},
+            labels=self.labels,
             **terms,
         )
         self._asked = options
