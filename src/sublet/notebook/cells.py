@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.errors import GpuSessionEnded, LeaseEnded, SubletError
 from sublet.notebook import guest_side
+from sublet.notebook.between import Between
 from sublet.notebook.front import Front, StatusLine, failed_cell
 from sublet.notebook.kernel_line import KernelLine, Message
 from sublet.notebook.options import CellOptions
@@ -48,6 +49,7 @@ class Cells:
         self._front = Front(shell)
         self._front.answer = self._answer
         self._front.to_guest = self._to_guest
+        self._between = Between(shell, self._front.show)
         self._kernel: KernelGuest | None = None
         self._line: KernelLine | None = None
         self._space = Space(shell.user_ns, NOTEBOOK)
@@ -149,6 +151,7 @@ class Cells:
         return kernel, line
 
     def _let_go(self) -> None:
+        self._between.leave()
         kernel, self._kernel, self._line = self._kernel, None, None
         self._space.forget()
         if kernel is not None:
@@ -190,12 +193,16 @@ class Cells:
 
     def _execute(self, line: KernelLine, source: str) -> Message:
         content = {"code": source, "silent": False, "store_history": False, "allow_stdin": True, "stop_on_error": True}
-        asked = line.send("shell", "execute_request", content)
-        while True:
-            try:
-                return line.finish(asked, self._front.show)
-            except KeyboardInterrupt:
-                line.interrupt()  # the cell stops, the lease stays; the kernel says KeyboardInterrupt by itself
+        self._between.leave()
+        try:
+            asked = line.send("shell", "execute_request", content)
+            while True:
+                try:
+                    return line.finish(asked, self._front.show)
+                except KeyboardInterrupt:
+                    line.interrupt()  # the cell stops, the lease stays; the kernel says KeyboardInterrupt by itself
+        finally:
+            self._between.watch(line)
 
     # ---- variables
 

@@ -64,6 +64,8 @@ class Front:
                 stream = sys.stderr if content["name"] == "stderr" else sys.stdout
                 stream.write(content["text"])
                 stream.flush()
+            case "execute_result" if self._has_numbers:
+                self._say_result(content)
             case "display_data" | "update_display_data" | "execute_result":
                 self._shell.display_pub.publish(
                     data=content["data"],
@@ -80,6 +82,25 @@ class Front:
             case _:
                 pass  # status, execute_input, replies to others: nothing for a person
 
+    @property
+    def _has_numbers(self) -> bool:
+        """Whether a result can be shown under the number of its cell: in a kernel, unless ``%%capture`` takes it."""
+        return self.kernel is not None and hasattr(self._shell.display_pub, "pub_socket")
+
+    def _say_result(self, content: dict[str, Any]) -> None:
+        """The value of the last line: with the number that the cell has here, not there."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kernel = self.kernel
+        said = {
+            "execution_count": self._shell.execution_count,
+            "data": content["data"],
+            "metadata": content.get("metadata") or {},
+        }
+        kernel.session.send(
+            kernel.iopub_socket, "execute_result", said, parent=kernel.get_parent(), ident=b"execute_result"
+        )
+
     def _ask(self, prompt: str, is_password: bool) -> str:
         return getpass.getpass(prompt) if is_password else input(prompt)
 
@@ -91,7 +112,7 @@ class Front:
         comm_id = content["comm_id"]
         comms = kernel.comm_manager.comms
         if kind == "comm_open":
-            comms[comm_id] = _GuestComm(comm_id, self)
+            comms[comm_id] = _GuestComm(comm_id, str(content.get("target_name", "")), self)
         elif kind == "comm_close":
             comms.pop(comm_id, None)
         kernel.session.send(
@@ -108,8 +129,10 @@ class Front:
 class _GuestComm:
     """A comm whose kernel side is in the guest: what its view says goes there."""
 
-    def __init__(self, comm_id: str, front: Front) -> None:
+    def __init__(self, comm_id: str, target_name: str, front: Front) -> None:
         self.comm_id = comm_id
+        self.target_name = target_name
+        """What a page that is loaded anew asks for, to find its widgets again."""
         self._front = front
 
     def handle_msg(self, message: Message) -> None:

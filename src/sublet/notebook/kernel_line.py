@@ -116,6 +116,10 @@ class KernelLine:
                 break
         return found
 
+    def fileno(self) -> int:
+        """For who waits for several things; then ``wait(0)``. Below zero: it is closed."""
+        return self._conversation.fileno()
+
     def close(self) -> None:
         """Hang up. The kernel goes on."""
         with contextlib.suppress(OSError):
