@@ -16,8 +16,21 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from sublet.errors import CheckpointDamaged
 from sublet.values import Epoch, LeaseId
+from sublet.wire.manifest import (
+    LEAF_REF,
+    MANIFEST,
+    MANIFEST_MAGIC,
+    MANIFEST_MAX,
+    PACK_HEADER,
+    PACK_REF,
+    TAIL,
+    TRAILER,
+    TRAILER_MAGIC,
+    VERSION,
+    damaged,
+    entries_of_pack,
+)
 
 __all__ = [
     "HASH_BYTES",
@@ -29,6 +42,7 @@ __all__ = [
     "LeafRef",
     "Manifest",
     "PackRef",
+    "damaged",
     "dump_index",
     "dump_trailer",
     "pack_name",
@@ -36,23 +50,11 @@ __all__ = [
     "parse_trailer",
 ]
 
-VERSION: Final = 1
 HASH_BYTES: Final = 32
 NAME_BYTES: Final = 20
-MANIFEST_MAX: Final = 64 << 20
 TEXT_MAX: Final = 0xFFFF
-
-PACK_HEADER: Final = struct.pack("<8sHHI48s", b"SUBLPACK", VERSION, 0, 0, b"")
 _ENTRY: Final = struct.Struct("<32sQIIIB3x")
-_TRAILER: Final = struct.Struct("<8sHHIQ32sI")
-_TRAILER_MAGIC: Final = b"SUBLPEND"
-TRAILER_BYTES: Final = _TRAILER.size
-
-_MANIFEST: Final = struct.Struct("<8sHHIQQQQQqIIQQHHH2x")
-_MANIFEST_MAGIC: Final = b"SUBLMANI"
-_PACK_REF: Final = struct.Struct("<20sQI")
-_LEAF_REF: Final = struct.Struct("<32sII")
-_TAIL: Final = struct.Struct("<I32s")
+TRAILER_BYTES: Final = TRAILER.size
 
 
 class Encoding:
@@ -106,25 +108,15 @@ def dump_index(entries: Sequence[Entry]) -> bytes:
 
 
 def dump_trailer(index: bytes, offset: int) -> bytes:
-    front = _TRAILER.pack(_TRAILER_MAGIC, VERSION, 0, len(index) // _ENTRY.size, offset, blake3(index).digest(), 0)[:-4]
+    front = TRAILER.pack(TRAILER_MAGIC, VERSION, 0, len(index) // _ENTRY.size, offset, blake3(index).digest(), 0)[:-4]
     return front + struct.pack("<I", zlib.crc32(front))
 
 
 def parse_trailer(header: bytes, trailer: bytes, size: int) -> tuple[int, int, bytes]:
     """Offset, length and hash of the index, of a file of this size that begins and ends so."""
-    if header != PACK_HEADER:
-        raise damaged("a pack does not begin as a pack does")
-    if len(trailer) != _TRAILER.size:
-        raise damaged("a pack is cut off")
-    magic, version, zero, count, offset, index_hash, check = _TRAILER.unpack(trailer)
-    if magic != _TRAILER_MAGIC or zlib.crc32(trailer[:-4]) != check:
-        raise damaged("a pack does not end as a pack does")
-    if version != VERSION or zero:
-        raise damaged(f"a pack is of version {version}, and this Sublet reads version {VERSION}")
-    length = count * _ENTRY.size
-    if offset < len(PACK_HEADER) or offset + length + _TRAILER.size != size:
-        raise damaged("a pack's size is not what its trailer says")
-    return offset, length, index_hash
+    count = entries_of_pack(header, trailer, size)
+    offset, index_hash = TRAILER.unpack(trailer)[4:6]
+    return offset, count * _ENTRY.size, index_hash
 
 
 def parse_index(index: bytes, index_hash: bytes, end: int) -> list[Entry]:
@@ -173,31 +165,31 @@ class Manifest:
         if any(len(text) > TEXT_MAX for text in texts):
             raise ValueError(f"lease, schema and note have at most {TEXT_MAX} bytes each")
         tables = b"".join(
-            [_PACK_REF.pack(*ref) for ref in self.packs] + [_LEAF_REF.pack(*ref) for ref in self.leaves] + texts
+            [PACK_REF.pack(*ref) for ref in self.packs] + [LEAF_REF.pack(*ref) for ref in self.leaves] + texts
         )
-        fixed = _MANIFEST.pack(
-            *(_MANIFEST_MAGIC, VERSION, 0, _MANIFEST.size, _MANIFEST.size + len(tables) + _TAIL.size),
+        fixed = MANIFEST.pack(
+            *(MANIFEST_MAGIC, VERSION, 0, MANIFEST.size, MANIFEST.size + len(tables) + TAIL.size),
             *(self.number, self.parent, self.epoch.incarnation, self.epoch.n, self.wall_ns),
             *(len(self.packs), len(self.leaves), self.roots, self.state_bytes, *(len(text) for text in texts)),
         )
         body = fixed + tables
-        return body + _TAIL.pack(zlib.crc32(body), blake3(body).digest())
+        return body + TAIL.pack(zlib.crc32(body), blake3(body).digest())
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
-        if len(data) < _MANIFEST.size + _TAIL.size or data[:8] != _MANIFEST_MAGIC:
+        if len(data) < MANIFEST.size + TAIL.size or data[:8] != MANIFEST_MAGIC:
             raise damaged("a manifest is cut off, or is none")
-        body, tail = data[: -_TAIL.size], data[-_TAIL.size :]
-        if (zlib.crc32(body), blake3(body).digest()) != _TAIL.unpack(tail):
+        body, tail = data[: -TAIL.size], data[-TAIL.size :]
+        if (zlib.crc32(body), blake3(body).digest()) != TAIL.unpack(tail):
             raise damaged("a manifest has another checksum than it says")
         _, version, zero, fixed, total, number, parent, incarnation, n, wall_ns, packs_n, leaves_n, *rest = (
-            _MANIFEST.unpack_from(body)
+            MANIFEST.unpack_from(body)
         )
         roots, state_bytes, *lengths = rest
-        if version != VERSION or zero or fixed != _MANIFEST.size:
+        if version != VERSION or zero or fixed != MANIFEST.size:
             raise damaged(f"a manifest is of version {version}, and this Sublet reads version {VERSION}")
-        at_leaves = fixed + packs_n * _PACK_REF.size
-        at_texts = at_leaves + leaves_n * _LEAF_REF.size
+        at_leaves = fixed + packs_n * PACK_REF.size
+        at_texts = at_leaves + leaves_n * LEAF_REF.size
         if total != len(data) or at_texts + sum(lengths) != len(body):
             raise damaged("a manifest's size is not what it says")
         texts = []
@@ -216,13 +208,9 @@ class Manifest:
             epoch=Epoch(incarnation, n),
             schema=schema,
             wall_ns=wall_ns,
-            packs=[PackRef(*one) for one in _PACK_REF.iter_unpack(body[fixed:at_leaves])],
-            leaves=[LeafRef(*one) for one in _LEAF_REF.iter_unpack(body[at_leaves:at_texts])],
+            packs=[PackRef(*one) for one in PACK_REF.iter_unpack(body[fixed:at_leaves])],
+            leaves=[LeafRef(*one) for one in LEAF_REF.iter_unpack(body[at_leaves:at_texts])],
             roots=roots,
             state_bytes=state_bytes,
             note=note,
         )
-
-
-def damaged(what: str) -> CheckpointDamaged:
-    return CheckpointDamaged(what, do="Restore an earlier checkpoint; `verify` names every file that is not whole.")

@@ -1,0 +1,121 @@
+"""What is said about checkpoints in a volume: between whoever saves there and the supervisor, which alone publishes.
+
+A guest asks on a socket of its own kind (``SUBLET_PUBLISH``), one message for each question and one for each answer,
+and is known by its process. A holder asks on its connection (``wire.guests``). Either way a question names the
+(lease, epoch) of the volume, which is compared with what is live when it comes and again when it is its turn.
+
+Standard library only: the supervisor reads these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sublet.values import Epoch, LeaseId
+from sublet.wire.refusals import Refusal
+
+__all__ = [
+    "CHECKPOINTS",
+    "LOCK",
+    "MESSAGE_MAX",
+    "PACKS",
+    "PUBLISH_VARIABLE",
+    "STAGING",
+    "VOLUME_VARIABLE",
+    "Collect",
+    "Collected",
+    "OpenVolume",
+    "Publish",
+    "Published",
+    "VolumeCall",
+    "VolumeOpened",
+    "VolumeReply",
+]
+
+PUBLISH_VARIABLE: Final = "SUBLET_PUBLISH"
+"""Where a guest finds the socket."""
+VOLUME_VARIABLE: Final = "SUBLET_VOLUME"
+"""Where it finds the folder of its volume."""
+MESSAGE_MAX: Final = 64 * 1024
+"""Bytes of one message."""
+
+CHECKPOINTS: Final = "checkpoints"
+PACKS: Final = "packs"
+STAGING: Final = "staging"
+LOCK: Final = "lock"
+"""What lies in the folder of a volume (docs/format.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVolume:
+    """I am going to save there: see that the folders are there."""
+
+    lease: str = ""
+    """Empty: the volume that I was started with, else the one of my own lease."""
+    epoch: Epoch | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeOpened:
+    """They are there."""
+
+    lease: LeaseId
+    epoch: Epoch
+    name: str
+    """As its holder calls it; empty if it goes with its lease."""
+    folder: str
+    staging: str
+    """Where this asker, under this epoch, may make folders to write into."""
+    size: int
+    """Bytes of the volume."""
+    counted: bool = False
+    """Whether its size is only counted, so that who writes must see to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """Make this a checkpoint. Files are named without their folder, which is one of those in the asker's staging."""
+
+    lease: LeaseId
+    epoch: Epoch
+    staging: str
+    manifest: str
+    packs: tuple[str, ...] = ()
+    """New ones; the others that the manifest names are there already."""
+    parent: int = 0
+    """The newest checkpoint, as far as the asker knows; if there is another by now, nothing is published."""
+    save_ns: int = 0
+    """How long it has taken so far: the notice before a deadline is made long enough for another such."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """It is durable, and the newest."""
+
+    number: int
+    wall_ns: int
+    size: int
+    """Bytes of what is new."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collect:
+    """Remove all but the newest ``keep`` checkpoints, and what only the others needed."""
+
+    lease: LeaseId
+    epoch: Epoch
+    keep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What was removed."""
+
+    checkpoints: tuple[int, ...]
+    packs: int
+    freed_bytes: int
+
+
+VolumeCall = OpenVolume | Publish | Collect
+VolumeReply = VolumeOpened | Published | Collected | Refusal
