@@ -62,7 +62,13 @@ class KernelGuest:
     @property
     def is_lost(self) -> bool:
         """Whether it is known to be gone."""
-        return self._worker.is_lost or self.channels.link.over is not None or self.lease.end is not None
+        end = self.lease.end  # what is parked is not lost
+        return self._worker.is_lost or self.channels.link.over is not None or (end is not None and not end.parked)
+
+    def now_under(self, lease: Lease) -> None:
+        """It was parked, and goes on under this lease."""
+        self.lease = lease
+        self.guest.lease_id = self._worker.lease_id = lease.id
 
     def call(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         """Call it in the kernel's process, on its main thread, between cells."""

@@ -6,8 +6,10 @@ notebook; so when the lease is lost, the next cell takes another one and goes on
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sublet.compute.kernel_guest import KernelGuest
@@ -15,6 +17,7 @@ from sublet.errors import GpuSessionEnded, LeaseEnded, SubletError
 from sublet.notebook import guest_side
 from sublet.notebook.between import Between
 from sublet.notebook.front import Front, StatusLine, failed_cell
+from sublet.notebook.going_on import give_up, go_on, is_parked
 from sublet.notebook.kernel_line import KernelLine, Message
 from sublet.notebook.options import CellOptions
 from sublet.notebook.reading import Reading, read_cell
@@ -55,6 +58,10 @@ class Cells:
         self._space = Space(shell.user_ns, NOTEBOOK)
         self._asked = CellOptions()
         self._billed_s = 0.0
+        self._stood_s = 0.0
+        """For so long the cell was suspended."""
+        self._activities = contextlib.ExitStack()
+        """What keeps the leases of the cell that runs from being idle."""
 
     # ---- a cell
 
@@ -65,10 +72,12 @@ class Cells:
         reading = self.reading(python)
         status = StatusLine(self._shell)
         began_s = time.monotonic()
+        self._stood_s = 0.0
         try:
             lease = self._leased(options, status)
-            waited_s = time.monotonic() - began_s
-            with lease.activity():
+            waited_s = time.monotonic() - began_s - self._stood_s
+            with self._activities:
+                self._activities.enter_context(lease.activity())
                 numbered = source if is_whole else _as_numbered(source)
                 reply, bill, moved = self._run(lease, numbered, reading, options, status)
         except LeaseEnded as error:
@@ -111,6 +120,9 @@ class Cells:
 
     def _leased(self, options: CellOptions, status: StatusLine) -> Lease:
         lease = self.lease
+        if lease is not None and is_parked(lease) and self._kernel is not None and not self._kernel.is_lost:
+            with contextlib.suppress(LeaseEnded):  # then there is nothing to go on with, and another is asked for
+                lease = self._go_on(lease, self._kernel, options, status)
         if lease is not None and lease.end is None and lease.notice is None and _fits(lease, self._asked, options):
             return lease
         if lease is not None:
@@ -163,12 +175,12 @@ class Cells:
         kernel, line = self._ready(lease, options, status)
         try:
             sent = self._send(kernel, reading, options)
-            device = lease.devices[0]
-            running = Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=lease.remaining)
-            status.show(running, quiet=True)
+            status.show(running(lease), quiet=True)
             began_s = time.monotonic()
-            reply = self._execute(line, source)
-            busy_s = time.monotonic() - began_s
+            stood_s = self._stood_s
+            reply = self._execute(line, source, options, status)
+            busy_s = time.monotonic() - began_s - (self._stood_s - stood_s)
+            lease = self.lease or lease  # another one, if it was suspended
             came = self._take(kernel, options, sent)
         except SubletError:
             if kernel.is_lost:
@@ -182,6 +194,7 @@ class Cells:
             vram_byte_s=held_s * sum(one.amount for one in lease.devices),
             bytes_in=sent.nbytes,
             bytes_out=came.nbytes,
+            stood_s=self._stood_s,
         )
         return reply, bill, _moved(came)
 
@@ -191,18 +204,45 @@ class Cells:
             self._let_go()
         return error
 
-    def _execute(self, line: KernelLine, source: str) -> Message:
+    def _execute(self, line: KernelLine, source: str, options: CellOptions, status: StatusLine) -> Message:
         content = {"code": source, "silent": False, "store_history": False, "allow_stdin": True, "stop_on_error": True}
         self._between.leave()
         try:
             asked = line.send("shell", "execute_request", content)
             while True:
                 try:
-                    return line.finish(asked, self._front.show)
+                    return line.finish(asked, self._front.show, look=lambda: self._stand_still(options, status))
                 except KeyboardInterrupt:
+                    if self._line is not line:
+                        raise  # it stood still, and was given up
                     line.interrupt()  # the cell stops, the lease stays; the kernel says KeyboardInterrupt by itself
         finally:
             self._between.watch(line)
+
+    def _stand_still(self, options: CellOptions, status: StatusLine) -> None:
+        """In the middle of a cell: if the device was taken and the guest lives on without one, wait for another."""
+        lease, kernel, fabric = self.lease, self._kernel, self._fabric
+        if lease is None or kernel is None or fabric is None or not is_parked(lease):
+            return
+        try:
+            new = self._go_on(lease, kernel, replace(options, wait_ns=None), status)
+        except KeyboardInterrupt:
+            self.lease = None
+            self._let_go()
+            give_up(fabric, lease)
+            status.show(Ended(message="interrupted while its device was taken", do="Rerun this cell to reacquire."))
+            raise
+        self._activities.enter_context(new.activity())
+        status.show(running(new), quiet=True)
+
+    def _go_on(self, lease: Lease, kernel: KernelGuest, options: CellOptions, status: StatusLine) -> Lease:
+        assert self._fabric is not None
+        began_s = time.monotonic()
+        new = self.lease = go_on(self._fabric, lease, kernel, options, status.show)
+        stood_s = time.monotonic() - began_s
+        self._stood_s += stood_s
+        self._billed_s += stood_s
+        return new
 
     # ---- variables
 
@@ -238,6 +278,12 @@ class Cells:
         if self._line is not None:
             kind = message["header"]["msg_type"]
             self._line.send("shell", kind, message["content"], buffers=tuple(message.get("buffers") or ()))
+
+
+def running(lease: Lease) -> Running:
+    """How it stands while a cell runs."""
+    device = lease.devices[0]
+    return Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=lease.remaining)
 
 
 def _as_numbered(source: str) -> str:

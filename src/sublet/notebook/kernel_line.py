@@ -70,11 +70,14 @@ class KernelLine:
         asked = self.send("shell", "execute_request", content)
         return self.finish(asked, show)
 
-    def finish(self, asked: str, show: Callable[[str, Message], None]) -> Message:
-        """Wait for the end of what was asked for before: reply and idle."""
+    def finish(
+        self, asked: str, show: Callable[[str, Message], None], *, look: Callable[[], None] = lambda: None
+    ) -> Message:
+        """Wait for the end of what was asked for before: reply and idle. ``look`` is called now and then."""
         reply: Message | None = None
         is_idle = False
         while reply is None or not is_idle:
+            look()
             for channel, message in self.wait(LOOK_S):
                 is_mine = message["parent_header"].get("msg_id") == asked
                 kind = message["header"]["msg_type"]

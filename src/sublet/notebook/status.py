@@ -11,7 +11,18 @@ from typing import Final
 
 from sublet.values import GIB, NS_PER_S, format_duration, format_size
 
-__all__ = ["CellBill", "CellStatus", "Ended", "Finished", "Running", "Starting", "Waiting", "as_html", "as_text"]
+__all__ = [
+    "CellBill",
+    "CellStatus",
+    "Ended",
+    "Finished",
+    "Running",
+    "Starting",
+    "Suspended",
+    "Waiting",
+    "as_html",
+    "as_text",
+]
 
 _STYLE: Final = "font-family:ui-monospace,monospace;font-size:12px;padding:2px 8px;border-left:3px solid {colour}"
 _GREY, _BLUE, _GREEN, _AMBER = "#8a8f98", "#3b82f6", "#16a34a", "#d97706"
@@ -33,6 +44,8 @@ class CellBill:
     bytes_out: int = 0
     bytes_saved: int = 0
     waited_s: float = 0.0
+    stood_s: float = 0.0
+    """It was suspended for so long: no lease, so nothing to pay for but the memory it was parked in."""
     cost: float = 0.0
     currency: str = ""
 
@@ -58,6 +71,8 @@ class CellBill:
             said.append(f"{format_size(self.bytes_saved)} saved")
         if self.waited_s >= 0.1:
             said.append(f"waited {_seconds(self.waited_s)}")
+        if self.stood_s:
+            said.append(f"suspended {_seconds(self.stood_s)}, and went on")
         if self.cost:
             said.append(f"{self.cost:.4f} {self.currency}".rstrip())
         return said
@@ -93,6 +108,17 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Suspended:
+    """The device was taken, and the cell stands still until there is another."""
+
+    why: str
+    place: int
+    """0: it is not known yet."""
+    reason: str = ""
+    estimate_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The cell is done."""
 
@@ -112,7 +138,17 @@ class Ended:
     bill: CellBill | None = None
 
 
-CellStatus = Waiting | Starting | Running | Finished | Ended
+CellStatus = Waiting | Starting | Running | Suspended | Finished | Ended
+
+
+_COLOURS: Final[dict[type[CellStatus], str]] = {
+    Waiting: _AMBER,
+    Starting: _BLUE,
+    Running: _BLUE,
+    Suspended: _AMBER,
+    Finished: _GREEN,
+    Ended: _AMBER,
+}
 
 
 def as_text(status: CellStatus) -> str:
@@ -123,7 +159,7 @@ def as_text(status: CellStatus) -> str:
 def as_html(status: CellStatus) -> str:
     """The same for a notebook."""
     first, *rest = map(html.escape, _parts(status))
-    colour = {Waiting: _AMBER, Starting: _BLUE, Running: _BLUE, Finished: _GREEN, Ended: _AMBER}[type(status)]
+    colour = _COLOURS[type(status)]
     if isinstance(status, Running) and status.notice:
         colour = _AMBER
     rest_shown = "".join(f'<span style="color:{_GREY}"> · {part}</span>' for part in rest)
@@ -144,6 +180,17 @@ def _parts(status: CellStatus) -> list[str]:
                 f"VRAM {format_size(status.vram_bytes)}",
                 *([status.notice] if status.notice else []),
                 f"{_seconds(status.left_s)} left",
+            ]
+        case Suspended():
+            where = [f"place {status.place}"] if status.place else []
+            about = [] if status.estimate_s is None else [f"about {_seconds(status.estimate_s)}"]
+            because = [status.reason] if status.reason else []
+            return [
+                f"{status.why}: the cell stands still, and goes on when there is a device",
+                *where,
+                *about,
+                *because,
+                "interrupt to give it up",
             ]
         case Finished():
             moved = [status.moved] if status.moved else []

@@ -1,0 +1,69 @@
+"""A device that was taken by suspending: the cell stands still, and goes on under the next lease in the line it was in.
+
+The office parks the guest (``lease.end.parked`` says where) and the notebook waits in line for a device for it. Nothing
+of the cell is lost, so nothing is raised; only the status line tells. Whoever does not want to wait interrupts: then
+what is parked is given up, and the cell ends as one whose device was taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
+from sublet.notebook.options import CellOptions
+from sublet.notebook.status import Suspended
+from sublet.values import NS_PER_S, Tier
+
+if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
+    from sublet.client.lease import Lease
+    from sublet.client.model import Place
+    from sublet.compute.kernel_guest import KernelGuest
+
+__all__ = ["give_up", "go_on", "is_parked"]
+
+
+def is_parked(lease: Lease | None) -> bool:
+    """Whether what ran under it lives on without a device."""
+    return lease is not None and lease.end is not None and bool(lease.end.parked)
+
+
+def go_on(
+    fabric: Fabric, lease: Lease, kernel: KernelGuest, options: CellOptions, show: Callable[[Suspended], None]
+) -> Lease:
+    """Wait for a device for what is parked; the lease it has then. Raises ``LeaseEnded`` when nothing is parked any more,
+    and ``CapacityExceeded`` when there was no device in the time the cell would wait; then it stays parked."""
+    end = lease.end
+    assert end is not None
+    why = end.reason if not end.detail else f"{end.reason} ({end.detail})"
+    show(Suspended(why=why, place=0))
+
+    def waiting(place: Place) -> None:
+        show(Suspended(why=why, place=place.position, reason=place.reason, estimate_s=place.estimate))
+
+    terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
+    try:
+        new = fabric.gpu(
+            resume=lease,
+            tier=options.tier or Tier.INTERACTIVE,
+            wait=None if options.wait_ns is None else options.wait_ns / NS_PER_S,
+            on_place=waiting,
+            labels={"program": "notebook"},
+            **terms,
+        )
+    except (NotFound, StaleEpoch, InvalidRequest) as error:
+        raise LeaseEnded(f"{why}, and what was parked is gone: {error.message}", end=end) from error
+    kernel.now_under(new)
+    return new
+
+
+def give_up(fabric: Fabric, lease: Lease) -> None:
+    """Nobody goes on with what is parked: it ends, and its memory is free."""
+    end = lease.end
+    if end is None or not end.parked:
+        return
+    parking = end.parked.partition("@")[0]
+    with contextlib.suppress(SubletError):  # it is over already, or ends by its time to live
+        fabric.request("POST", f"/v1/leases/{parking}/release", {"request_id": f"give-up-{parking}"}, shape=dict)
