@@ -33,7 +33,7 @@ def is_parked(lease: Lease | None) -> bool:
 def go_on(
     fabric: Fabric, lease: Lease, kernel: KernelGuest, options: CellOptions, show: Callable[[Suspended], None]
 ) -> Lease:
-    """Wait for a device for what is parked; the lease it has then. Raises ``LeaseEnded`` when nothing is parked any more,
+    """Wait for a device for what is parked; the lease it has then. Raises ``LeaseEnded`` when nothing is parked now,
     and ``CapacityExceeded`` when there was no device in the time the cell would wait; then it stays parked."""
     end = lease.end
     assert end is not None
