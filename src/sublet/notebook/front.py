@@ -15,7 +15,7 @@ from typing import Any
 from sublet.notebook.kernel_line import Message
 from sublet.notebook.status import CellStatus, as_html, as_text
 
-__all__ = ["CellFailed", "Front", "StatusLine", "failed_cell"]
+__all__ = ["CellFailed", "Front", "StatusLine", "failed_cell", "number_of_cell"]
 
 
 class CellFailed(Exception):
@@ -30,6 +30,11 @@ class CellFailed(Exception):
     def _render_traceback_(self) -> list[str]:
         """IPython shows this in place of ours."""
         return self.traceback
+
+
+def number_of_cell(shell: Any) -> int:
+    """Of the cell that runs. IPython counts on before or after it, depending on its version; its inputs tell."""
+    return len(shell.history_manager.input_hist_parsed) - 1
 
 
 def failed_cell(content: dict[str, Any]) -> CellFailed:
@@ -93,7 +98,7 @@ class Front:
         sys.stderr.flush()
         kernel = self.kernel
         said = {
-            "execution_count": self._shell.execution_count,
+            "execution_count": number_of_cell(self._shell),
             "data": content["data"],
             "metadata": content.get("metadata") or {},
         }

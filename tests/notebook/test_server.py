@@ -1,0 +1,241 @@
+"""``%%gpu`` behind a real Jupyter server: what its HTTP and websocket API says is what every front end builds on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.notebook import kernelspec
+from tests.notebook.served import PATIENCE_S, Kernel, Message, Server, serving
+from tests.traces import until
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "1x2GiB", "--foreground"))
+    with sublet.connect(home=home) as made:
+        yield made
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server(fabric: sublet.Fabric, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("folder")
+    kernelspec.install("sublet", ["--vram", "64MiB", "--ttl", "1m"], prefix=str(folder))
+    env = {"SUBLET_HOME": str(fabric.address.home), "JUPYTER_PATH": str(folder / "share" / "jupyter")}
+    with serving(folder, env) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kernel(server: Server) -> Iterator[Kernel]:
+    with server.kernel() as made:
+        made.run("%load_ext sublet")
+        yield made
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def live(fabric: sublet.Fabric) -> list[Any]:
+    return list(fabric.leases())
+
+
+def test_text_comes_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
+    """The cell waits for what only happens when its first line was seen."""
+
+    def told(message: Message) -> None:
+        if message["header"]["msg_type"] == "stream" and "one" in message["content"]["text"]:
+            (tmp_path / "seen").touch()
+
+    cell = kernel.run(
+        "%%gpu --vram 64MiB\nimport os, sys, time\nprint('one')\n"
+        f"while not os.path.exists({str(tmp_path / 'seen')!r}):\n"
+        "    time.sleep(0.01)\nprint('two'); print('beside', file=sys.stderr)",
+        told,
+    )
+    assert cell.text() == "one\ntwo\n"
+    assert cell.text("stderr") == "beside\n"
+    assert cell.reply is not None
+    assert cell.reply["status"] == "ok"
+
+
+def test_the_status_line_is_one_display_that_ends_as_the_bill(kernel: Kernel) -> None:
+    cell = kernel.run("%%gpu\n1")
+    shown = [one for one in cell.of("display_data", "update_display_data") if "text/html" in one["data"]]
+    assert len({one["transient"]["display_id"] for one in shown}) == 1
+    assert len(cell.of("display_data")) == 1
+    assert re.search(r"host device, no GPU.* lease .* busy ", cell.status[-1])
+    for one in shown:
+        seen = re.sub(r"<[^>]+>", "", one["data"]["text/html"])
+        assert all(part in seen for part in one["data"]["text/plain"].removeprefix("sublet: ").split(" · "))
+
+
+def test_displays_that_update_and_results_with_their_number(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%gpu\nfrom IPython.display import display, clear_output\nbar = display('0 %', display_id=True)\n"
+        "bar.update('100 %')\nclear_output(wait=True)\n{'a': 1}"
+    )
+    first = next(one for one in cell.of("display_data") if "0 %" in one["data"]["text/plain"])
+    second = next(one for one in cell.of("update_display_data") if "100 %" in one["data"]["text/plain"])
+    assert first["transient"]["display_id"] == second["transient"]["display_id"]
+    assert cell.of("clear_output") == [{"wait": True}]
+    [result] = cell.of("execute_result")
+    assert result["data"]["text/plain"] == "{'a': 1}"
+    assert cell.reply is not None
+    assert result["execution_count"] == cell.reply["execution_count"]
+
+
+def test_an_error_is_the_cells_own(kernel: Kernel) -> None:
+    cell = kernel.run("%%gpu\ndef f():\n    1 / 0\nf()")
+    [error] = cell.of("error")
+    assert (error["ename"], error["evalue"]) == ("ZeroDivisionError", "division by zero")
+    said = plain("\n".join(error["traceback"]))
+    assert "----> 3     1 / 0" in said.replace("\t", "    ") or re.search(r"-> 3\s+1 / 0", said)
+    assert "kernel_line" not in said
+    assert cell.reply is not None
+    assert cell.reply["status"] == "error"
+
+
+def test_it_asks_whoever_sits_there(kernel: Kernel) -> None:
+    def told(message: Message) -> None:
+        if message["header"]["msg_type"] == "input_request":
+            kernel.send("stdin", "input_reply", {"value": "Ada", "status": "ok"}, message)
+
+    assert kernel.run("%%gpu\nprint('hello', input('who? '))", told).text() == "hello Ada\n"
+
+
+def test_an_interrupt_stops_the_cell_and_keeps_the_lease(kernel: Kernel, fabric: sublet.Fabric) -> None:
+    [before] = live(fabric)
+
+    def told(message: Message) -> None:
+        if message["header"]["msg_type"] == "stream":
+            kernel.interrupt()
+
+    cell = kernel.run("%%gpu\nkept = 7\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", told)
+    assert [one["ename"] for one in cell.of("error")] == ["KeyboardInterrupt"]
+    assert kernel.run("%%gpu\nprint(kept)").text() == "7\n"
+    assert [one.id for one in live(fabric)] == [before.id]
+
+
+def test_a_widget_lives_in_the_guest_and_is_moved_here(kernel: Kernel) -> None:
+    """Also between cells, when its callbacks answer by themselves."""
+    cell = kernel.run(
+        "%%gpu\nimport ipywidgets as w\na, b = w.IntSlider(value=3), w.IntText()\n"
+        "a.observe(lambda change: setattr(b, 'value', change['new'] * 10), 'value')\ndisplay(a)"
+    )
+    opened = [one for one in cell.messages if one["header"]["msg_type"] == "comm_open"]
+    states = {one["content"]["comm_id"]: one["content"]["data"]["state"] for one in opened}
+    [slider] = [key for key, state in states.items() if state["_model_name"] == "IntSliderModel"]
+    [text] = [key for key, state in states.items() if state["_model_name"] == "IntTextModel"]
+    assert any("application/vnd.jupyter.widget-view+json" in one["data"] for one in cell.of("display_data"))
+
+    asked = kernel.send("shell", "comm_info_request", {})  # as a page does that is loaded anew
+    found = _wait_for(kernel, lambda m: m["parent_header"].get("msg_id") == asked and "comms" in m["content"])
+    assert found["content"]["comms"][slider] == {"target_name": "jupyter.widget"}
+
+    moved = {"comm_id": slider, "data": {"method": "update", "state": {"value": 7}, "buffer_paths": []}}
+    kernel.send("shell", "comm_msg", moved)
+    _wait_for(
+        kernel,
+        lambda m: (
+            m["header"]["msg_type"] == "comm_msg"
+            and m["content"]["comm_id"] == text
+            and m["content"]["data"]["state"].get("value") == 70
+        ),
+    )
+    cell = kernel.run("%%gpu\nprint(a.value, b.value)")
+    assert cell.text() == "7 70\n", cell.messages
+
+
+def _wait_for(kernel: Kernel, is_it: Any) -> Message:
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        message = kernel.hear()
+        if is_it(message):
+            return message
+    raise AssertionError("it never came")
+
+
+def test_who_waits_sees_his_place_and_may_leave_the_line(kernel: Kernel, fabric: sublet.Fabric) -> None:
+    kernel.run("%gpu release")
+    with fabric.gpu(min_vram="2GiB", ttl="1m") as other, other.activity("somebody else's"):
+
+        def told(message: Message) -> None:
+            if "waiting, place 1" in str(message["content"].get("data", "")):
+                kernel.interrupt()
+
+        cell = kernel.run("%%gpu --vram 64MiB\nprint('never')", told)
+        assert cell.text() == ""
+        assert any("waiting, place 1" in line for line in cell.status)
+        assert [one["ename"] for one in cell.of("error")] == ["KeyboardInterrupt"]
+        until("the place in line is given up", lambda: [one.id for one in live(fabric)] == [other.id])
+
+
+def test_a_restart_gives_the_lease_back(server: Server, fabric: sublet.Fabric) -> None:
+    with server.kernel() as kernel:
+        kernel.run("%load_ext sublet")
+        assert kernel.run("%%gpu --vram 64MiB\nprint(1)").text() == "1\n"
+        assert live(fabric)
+        kernel.restart()
+        until("the lease is given back", lambda: not live(fabric))
+        assert kernel.run("print(2)").text() == "2\n"
+
+
+# ---- kernel mode
+
+
+@pytest.fixture(scope="module")
+def leased(server: Server, fabric: sublet.Fabric) -> Iterator[Kernel]:
+    for lease in live(fabric):  # of cells before
+        fabric.request("POST", f"/v1/leases/{lease.id}/release", {"request_id": lease.id}, shape=dict)
+    with server.kernel("sublet") as made:
+        yield made
+
+
+def test_in_kernel_mode_nothing_is_leased_until_a_cell_runs(leased: Kernel, fabric: sublet.Fabric) -> None:
+    leased.run("import matplotlib", silent=True, store_history=False)  # as VS Code does when it connects
+    leased.run("x = 1", store_history=False)
+    leased.run("%gpu")
+    leased.run("# only words\n")
+    assert not live(fabric)
+
+
+def test_in_kernel_mode_every_cell_runs_on_the_device(leased: Kernel, fabric: sublet.Fabric) -> None:
+    cell = leased.run("import os\nprint(os.environ['SUBLET_DEVICES'])\nx = 6")
+    assert cell.text().strip().endswith("gpu0")
+    assert re.search(r"host device, no GPU.* lease .* busy ", cell.status[-1])
+    [lease] = live(fabric)
+    assert lease.ttl == 60.0
+    here = leased.run("%%cpu\nimport os\nprint(os.environ.get('SUBLET_DEVICES'), x * 7)")
+    assert here.text() == "None 42\n"
+    assert not here.status
+    assert leased.run("await __import__('asyncio').sleep(0)\nx + 1").of("execute_result")[0]["data"] == {
+        "text/plain": "7"
+    }
+
+
+def test_in_kernel_mode_a_traceback_names_the_lines_as_they_stand(leased: Kernel) -> None:
+    for prefix, line in (("", 2), ("%%gpu\n", 3), ("%%cpu\n", 3)):
+        cell = leased.run(f"{prefix}y = 1\n1 / 0")
+        [error] = cell.of("error")
+        assert re.search(rf"-+> {line} 1\s*/\s*0", plain("\n".join(error["traceback"]))), prefix
+
+
+def test_in_kernel_mode_a_cell_may_say_its_own_options(leased: Kernel, fabric: sublet.Fabric) -> None:
+    leased.run("%gpu release")
+    leased.run("%%gpu --tier spot\n1")
+    [lease] = live(fabric)
+    assert (lease.tier, lease.ttl) == ("spot", 60.0)
