@@ -256,6 +256,7 @@ def test_a_thread_does_not_keep_a_guest_from_ending_with_its_lease(tmp_path: Pat
     code = """
 import threading, time
 def work():
+    time.sleep(0.2)  # Python sees no signal that comes between its last look and the sleep of its main thread
     print("up", flush=True)
     time.sleep(999)
 threading.Thread(target=work).start()

@@ -32,6 +32,9 @@ from sublet.values import Epoch, parse_duration_ns
 __all__ = ["ReplicaGroup", "ReplicaRole", "ReplicaView", "nonce"]
 
 REST_S: Final = 0.02
+REST_MAX_S: Final = 0.1
+"""Longer rests would not be fairer: who has just won rests least, and a loser who tries once a second meets somebody
+at work every time, until his patience is over."""
 ROUND_S: Final = 2.0
 """A replica that has not answered after so long is not waited for in this round."""
 
@@ -116,7 +119,7 @@ class ReplicaGroup:
                 operation.give_up()
             elif operation.resting:
                 time.sleep(min(left, rest_s * random.random()))
-                rest_s = min(rest_s * 2, 1.0)
+                rest_s = min(rest_s * 2, REST_MAX_S)
                 operation.resume()
             else:
                 self._hear(operation, told, min(left, ROUND_S))
