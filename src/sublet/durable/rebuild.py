@@ -5,12 +5,53 @@ Runs where ``loading`` runs. A library is imported here only because the value t
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import functools
 import sys
+import types
+import typing
+from collections.abc import Iterator
 from typing import Any
 
 from sublet.errors import Unsupported
 
-__all__ = ["array", "home", "itself", "memory_view", "set_grad", "torch_storage", "torch_typed_storage"]
+__all__ = [
+    "array",
+    "array_of_kind",
+    "array_on",
+    "cell",
+    "fill_cell",
+    "fill_function",
+    "home",
+    "itself",
+    "memory_view",
+    "memory_view_on",
+    "new_type",
+    "object_view",
+    "on_host",
+    "remembering",
+    "set_attributes",
+    "set_chain",
+    "set_class",
+    "set_grad",
+    "torch_storage",
+    "torch_typed_storage",
+]
+
+
+_on_host = contextvars.ContextVar("_on_host", default=False)
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """What is loaded within stays in the host's memory, whatever device it was saved from, and no device is asked for:
+    for a program that has none, and must not touch one that is there."""
+    before = _on_host.set(True)
+    try:
+        yield
+    finally:
+        _on_host.reset(before)
 
 
 def array(window: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> Any:
@@ -18,6 +59,35 @@ def array(window: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, .
     import numpy as np
 
     return np.ndarray(shape, dtype, window, offset, strides)
+
+
+def array_on(owner: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
+    """A numpy array over the memory of a byte array, or of one of the array module."""
+    import numpy as np
+
+    return np.ndarray(shape, dtype, memoryview(owner).cast("B"), offset, strides)
+
+
+def object_view(base: Any, at: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """An array of objects that looks at another, from its element ``at``."""
+    import numpy as np
+
+    return np.lib.stride_tricks.as_strided(base.reshape(-1)[at:], shape, strides)
+
+
+def array_of_kind(kind: Any, plain: Any) -> Any:
+    """An array of a class of one's own, over the memory of a plain one."""
+    return plain.view(kind)
+
+
+def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
+    """Of an object that has ideas of its own about its state."""
+    value.__dict__.update(attributes)
+
+
+def memory_view_on(owner: Any, at: int, nbytes: int, code: str, shape: tuple[int, ...]) -> memoryview:
+    """A memoryview of a byte array, or of one of the array module."""
+    return memory_view(memoryview(owner).cast("B")[at : at + nbytes], code, shape)
 
 
 def memory_view(window: Any, code: str, shape: tuple[int, ...]) -> memoryview:
@@ -38,7 +108,7 @@ def torch_storage(window: Any, device: str) -> Any:
         storage = torch.UntypedStorage(0)
     else:
         storage = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8).untyped_storage()
-    if device == "cpu":
+    if device == "cpu" or _on_host.get():
         return storage
     return _on_device(storage, device)
 
@@ -68,6 +138,57 @@ def torch_typed_storage(storage: Any, dtype: Any) -> Any:
 def set_grad(tensor: Any, grad: Any) -> None:
     """Give a tensor its gradient back."""
     tensor.grad = grad
+
+
+def cell() -> types.CellType:
+    """A variable around a function, as yet without a value."""
+    return types.CellType()
+
+
+def fill_cell(cell: types.CellType, contents: tuple[Any, ...]) -> None:
+    """Give it its value, if it has one."""
+    if contents:
+        cell.cell_contents = contents[0]
+
+
+def fill_function(function: types.FunctionType, state: tuple[Any, tuple[tuple[Any, ...], ...]]) -> None:
+    """Everything of a function that could not be there when it was made, and the variables around it."""
+    from cloudpickle.cloudpickle import _function_setstate
+
+    own, contents = state
+    _function_setstate(function, own)
+    for one, held in zip(function.__closure__ or (), contents, strict=False):
+        fill_cell(one, held)
+
+
+def remembering(function: Any, maxsize: int | None, typed: bool) -> Any:
+    """What ``functools.lru_cache`` makes, with nothing remembered."""
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def new_type(name: str, of: Any, module: str) -> Any:
+    """What ``typing.NewType`` makes."""
+    made = typing.NewType(name, of)  # type: ignore[valid-newtype,misc]
+    made.__module__ = module
+    return made
+
+
+def set_class(kind: type, state: tuple[dict[str, Any], Any]) -> None:
+    """What stands in a class; one that was here before loses what it has no more."""
+    from cloudpickle.cloudpickle import _class_setstate
+
+    slots = {name for name, part in vars(kind).items() if isinstance(part, types.MemberDescriptorType)}
+    for name in [one for one in vars(kind) if not one.startswith(("__", "_abc_"))]:
+        if name not in state[0] and name not in slots:
+            delattr(kind, name)
+    _class_setstate(kind, state)
+
+
+def set_chain(error: BaseException, state: tuple[Any, Any, Any, bool]) -> None:
+    """What an exception was raised from."""
+    own, error.__cause__, error.__context__, error.__suppress_context__ = state
+    if own is not None:
+        error.__setstate__(own)
 
 
 def itself(value: Any) -> Any:

@@ -7,24 +7,30 @@ notebook; so when the lease is lost, the next cell takes another one and goes on
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sublet.compute.kernel_guest import KernelGuest
-from sublet.errors import GpuSessionEnded, LeaseEnded, SubletError
-from sublet.notebook import guest_side
+from sublet.errors import CheckpointFailed, LeaseEnded, SubletError
+from sublet.notebook import holding
 from sublet.notebook.between import Between
+from sublet.notebook.bill import NotebookBill
 from sublet.notebook.front import Front, StatusLine, failed_cell
 from sublet.notebook.going_on import give_up, go_on, is_parked
+from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.kernel_line import KernelLine, Message
+from sublet.notebook.news import RERUN, session_ended, what_ended
 from sublet.notebook.options import CellOptions
+from sublet.notebook.ownership import Owner
 from sublet.notebook.reading import Reading, read_cell
-from sublet.notebook.spaces import NOTEBOOK, Outgoing, Space
+from sublet.notebook.shelf import Shelf
+from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Running, Starting, Waiting
-from sublet.notebook.stays import Stays, lost_handle
-from sublet.values import GIB, NS_PER_S, Tier, format_size
+from sublet.notebook.traffic import Traffic, fates_text, number_of
+from sublet.values import GIB, NS_PER_S, Tier
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -37,12 +43,22 @@ VRAM_DEFAULT = 1 * GIB
 """What a cell asks for that does not say."""
 
 
+class _Ran(NamedTuple):
+    """A cell that came to its end."""
+
+    reply: Message
+    bill: CellBill
+    said: str
+    """What of its variables is worth a word."""
+    failed: CheckpointFailed | None
+    """What stays on the device could not be saved."""
+
+
 class Cells:
     """Those of one shell."""
 
     def __init__(self, shell: Any, connect: Callable[[], Fabric]) -> None:
-        self.bill = CellBill()
-        """Of all cells so far."""
+        self.bills = NotebookBill()
         self.labels = {"program": "notebook"}
         """Of every lease that is taken here."""
         self.lease: Lease | None = None
@@ -56,6 +72,11 @@ class Cells:
         self._kernel: KernelGuest | None = None
         self._line: KernelLine | None = None
         self._space = Space(shell.user_ns, NOTEBOOK)
+        self.handles = Handles(shell.user_ns)
+        self.owner = Owner(shell.user_ns)
+        self.traffic = Traffic(self._space, self.handles)
+        self.reports = False
+        """Whether the report is shown after every cell."""
         self._asked = CellOptions()
         self._billed_s = 0.0
         self._stood_s = 0.0
@@ -71,7 +92,7 @@ class Cells:
         python = self._shell.transform_cell(source)
         reading = self.reading(python)
         status = StatusLine(self._shell)
-        began_s = time.monotonic()
+        began_s, began_wall_ns = time.monotonic(), time.time_ns()
         self._stood_s = 0.0
         try:
             lease = self._leased(options, status)
@@ -79,17 +100,50 @@ class Cells:
             with self._activities:
                 self._activities.enter_context(lease.activity())
                 numbered = source if is_whole else _as_numbered(source)
-                reply, bill, moved = self._run(lease, numbered, reading, options, status)
+                ran = self._run(lease, numbered, reading, options, status)
         except LeaseEnded as error:
+            handles = {name: one for name, one in self.handles.all().items() if one.is_of(self._kernel)}
             self._let_go()
-            status.show(Ended(message=f"the GPU session ended: {error.message}", do="Rerun this cell to reacquire."))
-            raise _session_ended(error) from error
-        bill += CellBill(waited_s=waited_s if waited_s >= 0.1 else 0.0)
-        self.bill += bill
+            inside = self.handles.ended(began_wall_ns)
+            status.show(Ended(message=what_ended(error), do=RERUN))
+            raise session_ended(error, handles, inside) from error
+        bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0)
+        lease = self.lease or lease
         device = lease.devices[0]
-        status.show(Finished(device=device.id, host=device.host, bill=bill, moved=moved))
-        if reply["content"]["status"] == "error":
-            raise failed_cell(reply["content"])
+        self.bills.add(number_of(self._shell), device.id, bill)
+        status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))
+        if self.reports:
+            print(fates_text(self.traffic.report()))  # noqa: T201
+        if ran.reply["content"]["status"] == "error":
+            raise failed_cell(ran.reply["content"])
+        if ran.failed is not None:
+            raise ran.failed
+
+    @property
+    def bill(self) -> CellBill:
+        """Of all cells so far."""
+        return self.bills.total
+
+    @property
+    def space(self) -> Space:
+        """The notebook's side."""
+        return self._space
+
+    @property
+    def kernel(self) -> KernelGuest | None:
+        """The guest that is there now."""
+        kernel = self._kernel
+        return None if kernel is None or kernel.is_lost else kernel
+
+    def fabric(self) -> Fabric:
+        """Connected when it is first needed."""
+        if self._fabric is None:
+            self._fabric = self._connect()
+        return self._fabric
+
+    def python(self, source: str) -> str:
+        """A cell as Python, with what IPython makes of magics."""
+        return str(self._shell.transform_cell(source))
 
     def reading(self, python: str) -> Reading:
         """What a cell reads, of names that are there. Raises ``SyntaxError`` before anything is asked for."""
@@ -97,17 +151,6 @@ class Cells:
         space = self._space.visible()
         reads = space if found.opaque else found.reads & space
         return Reading(reads=frozenset(reads), binds=found.binds, opaque=found.opaque)
-
-    def explain(self, source: str) -> str:
-        """What would travel, how big, what stays, and why."""
-        reading = self.reading(self._shell.transform_cell(source))
-        reads = {name for name in reading.reads if not isinstance(self._space.names.get(name), Stays)}
-        found = Space(self._space.names, NOTEBOOK).outgoing(reads)
-        lines = [f"{', '.join(one.names)}: {format_size(one.nbytes)}" for one in found.parcels]
-        lines += [f"{name}: cannot travel ({why})" for name, why in found.stays.items()]
-        lines += [f"line {one.line}: {one.what} can reach any name, so all of them travel" for one in reading.opaque]
-        lines += [f"{name}() can reach any name of the namespace it runs in" for name in found.opaque]
-        return "\n".join(lines) or "nothing travels"
 
     def release(self) -> None:
         """Give the lease back. What was only on the device is lost with it."""
@@ -127,15 +170,14 @@ class Cells:
             return lease
         if lease is not None:
             self.release()
-        if self._fabric is None:
-            self._fabric = self._connect()
+        fabric = self.fabric()
 
         def waiting(place: Place) -> None:
             status.show(Waiting(place=place.position, reason=place.reason, estimate_s=place.estimate))
 
         wait = None if options.wait_ns is None else options.wait_ns / NS_PER_S
         terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
-        self.lease = self._fabric.gpu(
+        self.lease = fabric.gpu(
             min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
             count=options.gpus,
             tier=options.tier or Tier.INTERACTIVE,
@@ -156,32 +198,39 @@ class Cells:
         self._let_go()
         device = lease.devices[0]
         status.show(Starting(device=device.id, host=device.host), quiet=True)
+        volume = self.owner.take(self.fabric())
         kernel = self._kernel = KernelGuest(lease, python=options.python, name="notebook")
         line = self._line = KernelLine(kernel.channels)
         if options.paths:
             kernel.call(_look_in, options.paths)
+        if volume is None:
+            self.handles.meet(kernel, {}, None)
+        else:
+            self.handles.meet(kernel, kernel.call(holding.use, volume.folder), Shelf(volume.store))
         return kernel, line
 
     def _let_go(self) -> None:
         self._between.leave()
         kernel, self._kernel, self._line = self._kernel, None, None
         self._space.forget()
+        self.handles.part()
         if kernel is not None:
             kernel.close()
 
-    def _run(
-        self, lease: Lease, source: str, reading: Reading, options: CellOptions, status: StatusLine
-    ) -> tuple[Message, CellBill, str]:
+    def _run(self, lease: Lease, source: str, reading: Reading, options: CellOptions, status: StatusLine) -> _Ran:
+        number = number_of(self._shell)
         kernel, line = self._ready(lease, options, status)
         try:
-            sent = self._send(kernel, reading, options)
+            resumed = self.handles.go_on()
+            sent, restored = self.traffic.send(kernel, reading, options, number)
+            self._tell(resumed, restored)
             status.show(running(lease), quiet=True)
             began_s = time.monotonic()
             stood_s = self._stood_s
             reply = self._execute(line, source, options, status)
             busy_s = time.monotonic() - began_s - (self._stood_s - stood_s)
             lease = self.lease or lease  # another one, if it was suspended
-            came = self._take(kernel, options, sent)
+            came = self.traffic.take(kernel, options, sent, number)
         except SubletError:
             if kernel.is_lost:
                 raise self._why_lost(lease, kernel) from None
@@ -193,10 +242,19 @@ class Cells:
             busy_s=busy_s,
             vram_byte_s=held_s * sum(one.amount for one in lease.devices),
             bytes_in=sent.nbytes,
-            bytes_out=came.nbytes,
+            bytes_out=came.out.nbytes,
+            bytes_saved=came.news.saved.written_bytes if came.news.saved is not None else 0,
             stood_s=self._stood_s,
         )
-        return reply, bill, _moved(came)
+        failed = CheckpointFailed(came.news.failed, do=came.news.do) if came.news.failed else None
+        said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
+        return _Ran(reply, bill, said, failed)
+
+    def _tell(self, *restored: Restored) -> None:
+        """One line for what came back."""
+        for one in restored:
+            if one.names:
+                print(f"sublet: {one}", file=sys.stderr)  # noqa: T201
 
     def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:
         error = kernel.why_lost()
@@ -244,32 +302,6 @@ class Cells:
         self._billed_s += stood_s
         return new
 
-    # ---- variables
-
-    def _send(self, kernel: KernelGuest, reading: Reading, options: CellOptions) -> Outgoing:
-        wanted = set(reading.reads if options.takes is None else options.takes)
-        for name in sorted(wanted):
-            value = self._space.names.get(name)
-            if isinstance(value, Stays):
-                if not value.is_of(kernel):
-                    raise lost_handle(name)
-                wanted.discard(name)
-        sent = self._space.outgoing(wanted, must=True)
-        number = len(self._shell.history_manager.input_hist_parsed) - 1  # of this cell, in every version of IPython
-        kernel.call(guest_side.place, sent.parcels, sent.gone, sent.names, reading.binds, number)
-        self._space.sent(sent)
-        return sent
-
-    def _take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing) -> Outgoing:
-        only = None if options.gives is None else frozenset(options.gives)
-        came: Outgoing = kernel.call(guest_side.collect, only)
-        self._space.take(came.parcels, came.gone)
-        if only is not None:
-            self._space.disagree(sent.names - came.names)
-        for name, why in came.stays.items():
-            self._space.names[name] = Stays(name, why, kernel)
-        return came
-
     def _answer(self, question: Message, text: str) -> None:
         if self._line is not None:
             self._line.answer_input(question, text)
@@ -308,17 +340,3 @@ def _look_in(paths: tuple[str, ...]) -> None:
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         if folder not in sys.path:
             sys.path.insert(0, folder)
-
-
-def _moved(came: Outgoing) -> str:
-    stays = [f"{name} stays ({why})" for name, why in came.stays.items()]
-    return ", ".join(stays)
-
-
-def _session_ended(error: LeaseEnded) -> GpuSessionEnded:
-    """The news, for the person at the notebook."""
-    return GpuSessionEnded(
-        f"the GPU session ended: {error.message}; what finished cells left is in the notebook",
-        end=error.end,
-        do="Rerun this cell to reacquire.",
-    )

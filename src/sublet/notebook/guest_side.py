@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
+from sublet.errors import Unpicklable
+from sublet.notebook import holding
 from sublet.notebook.spaces import GUEST, Outgoing, Parcel, Space, Taken
 
 __all__ = ["collect", "place", "seen"]
+
+
+NO_HANDLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class _Before(NamedTuple):
@@ -31,34 +37,48 @@ _before = _Before(frozenset(), {}, {})
 
 
 def place(
-    parcels: list[Parcel], gone: tuple[str, ...], reads: frozenset[str], binds: frozenset[str], number: int = 0
+    parcels: list[Parcel],
+    gone: tuple[str, ...],
+    reads: frozenset[str],
+    binds: frozenset[str],
+    number: int = 0,
+    handles: Mapping[str, str] = NO_HANDLES,
+    alive: Collection[str] = (),
 ) -> Taken:
     """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
-    ``number``: that of the cell, which tracebacks name."""
+    ``number``: that of the cell, which tracebacks name; ``handles`` and ``alive``: of what is here (``holding``)."""
     global _before
     space = seen()
     taken = space.take(parcels, gone)
+    for name, why in taken.broken.items():
+        raise Unpicklable(f"{name} cannot be put together on the device: {why}", path=name, what=why)
+    holding.prepare(space, handles, alive)
+    reads |= handles.keys()
     aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
     _before = _Before(reads, {name: _held(value) for name, value in space.names.items()}, aside)
+    holding.begin(number, reads, _before.bound)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
         shell.execution_count = number
     return taken
 
 
-def collect(only: frozenset[str] | None = None) -> Outgoing:
-    """What the cell changed: of what it read, and of whatever is bound anew; or ``only`` these names."""
+def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outgoing:
+    """What the cell changed: of what it read, and of whatever is bound anew; or ``only`` these names. What is new there
+    and has more bytes than there is ``room`` for stays here."""
     space = seen()
     nothing = object()
     rebound = {name for name in space.visible() if _before.bound.get(name, lambda: nothing)() is not space.names[name]}
     space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
     if only is not None:
-        found = space.outgoing(only, new=only)
+        found = space.outgoing(only, new=only, room=room)
         found.gone = ()
+        holding.finish(space, found.stays, found.names)
         return found
-    found = space.outgoing(_before.reads | rebound, lost_of=_before.reads, new=rebound)
+    found = space.outgoing(_before.reads | rebound, lost_of=_before.reads, new=rebound, room=room)
     gone = [name for name in _before.reads if name not in space.names]
     found.gone = tuple(sorted({*found.gone, *gone}))
+    holding.finish(space, found.stays, {*found.names, *found.gone})
     space.sent(found)
     return found
 

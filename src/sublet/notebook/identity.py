@@ -69,6 +69,11 @@ class Identities:
         tags = dict.fromkeys(tag for crossing in crossings.values() for tag in crossing.tags)
         return [self._objects[tag] for tag in tags if tag in self._objects]
 
+    def names_of(self, met: Mapping[int, Any]) -> tuple[str, ...]:
+        """Names with which some of these objects crossed when each of them did so last."""
+        tags = set(self.known(met).values())
+        return tuple(sorted(name for name, one in self._latest.items() if not tags.isdisjoint(one.tags)))
+
     def note(self, names: Iterable[str], own: Tag, met: Mapping[int, Any], known: Mapping[int, Tag]) -> None:
         """These objects have crossed, for these names."""
         crossing = _Crossing([], {name for name in names if name.isidentifier()})

@@ -7,13 +7,12 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 import sublet
-from sublet.errors import InvalidRequest
 from sublet.notebook.cells import Cells
+from sublet.notebook.commands import completions, run_command
+from sublet.notebook.explain import explain
 from sublet.notebook.options import CellOptions, help_text, parse_line
 
 __all__ = ["GpuMagics", "load"]
-
-WORDS = ("release", "bill", "explain")
 
 
 @magics_class
@@ -32,29 +31,24 @@ class GpuMagics(Magics):
         if line.strip() in ("-h", "--help", "?"):
             print(f"%%gpu runs a cell on a leased device.\n{help_text()}")  # noqa: T201
             return
+        if line.strip() == "explain":
+            print(explain(self.cells.space, self.cells.reading(self.cells.python(cell))))  # noqa: T201
+            return
         self.cells.run(cell, parse_line(line, self.defaults))
 
     @line_magic("gpu")  # type: ignore[arg-type]  # IPython takes a name as well
     def gpu_line(self, line: str) -> None:
-        """How it stands; or ``release``, ``bill``, ``explain CODE``."""
-        word, _, rest = line.strip().partition(" ")
-        match word:
-            case "":
-                lease = self.cells.lease
-                said = "no lease is held" if lease is None or lease.end is not None else repr(lease)
-            case "release":
-                self.cells.release()
-                said = "no lease is held"
-            case "bill":
-                said = " · ".join(self.cells.bill.parts())
-            case "explain":
-                said = self.cells.explain(rest)
-            case _:
-                raise InvalidRequest(f"%gpu does not know {word!r}", do=f"Use %gpu alone, or with {', '.join(WORDS)}.")
-        print(said)  # noqa: T201
+        """How it stands, and what can be done: ``%gpu help``."""
+        print(run_command(self.cells, self.shell, line))  # noqa: T201
+
+    def complete(self, _shell: Any, event: Any) -> list[str]:
+        """For TAB behind ``%gpu``."""
+        return completions(self.cells, event.line)
 
 
 def load(shell: Any) -> str:
     """Make the magics known to a shell; the line that says so."""
-    shell.register_magics(GpuMagics(shell))
+    magics = GpuMagics(shell)
+    shell.register_magics(magics)
+    shell.set_hook("complete_command", magics.complete, str_key="%gpu")
     return "sublet: %%gpu runs a cell on a leased device; nothing is held in between (%%gpu --help)"

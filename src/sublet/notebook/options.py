@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, NoReturn
 
 from sublet.errors import InvalidRequest
-from sublet.values import Tier, format_duration, format_size, parse_duration_ns, parse_size
+from sublet.values import GIB, Tier, format_duration, format_size, parse_duration_ns, parse_size
 
 __all__ = ["CellOptions", "help_text", "parse_line"]
 
+ROOM_BYTES: Final = 4 * GIB
 GPUS_MAX: Final = 64
 """Devices of one cell; an office that has so many does not need a typo's thousand."""
 
@@ -40,6 +41,10 @@ class CellOptions:
     python: str = ""
     paths: tuple[str, ...] = ()
     """Folders and files of one's own that the cell imports from."""
+    room_bytes: int = ROOM_BYTES
+    """What is new and larger than this stays on the device."""
+    saves: bool = True
+    """Whether what stays on the device is saved after the cell."""
 
     def __str__(self) -> str:
         said = [
@@ -96,6 +101,13 @@ OPTIONS: Final = (
     _Option("--no-wait", "", lambda _: {"wait_ns": 0}, "now or not at all"),
     _Option("--smaller-ok", "", lambda _: {"smaller_ok": True}, "less memory will do if there is no more"),
     _Option("--python", "PATH", lambda v: {"python": _path(v)}, "another interpreter"),
+    _Option(
+        "--stay-over",
+        "SIZE",
+        lambda v: {"room_bytes": parse_size(v, "--stay-over")},
+        f"new variables larger than this stay on the device; {format_size(ROOM_BYTES)}",
+    ),
+    _Option("--no-save", "", lambda _: {"saves": False}, "do not save what stays on the device after this cell"),
     _Option("--with", "PATH", lambda v: {"paths": (_path(v),)}, "a folder or file the cell imports from; repeatable"),
 )
 _BY_FLAG: Final = {option.flag: option for option in OPTIONS}

@@ -28,6 +28,8 @@ from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities, Tag
 from sublet.notebook.memories import is_memory
 from sublet.notebook.merging import can_change, merge
+from sublet.notebook.stays import Stays
+from sublet.values import format_size
 
 __all__ = ["GUEST", "HIDDEN", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 
@@ -74,6 +76,8 @@ class Outgoing:
     """Functions among them that may read any name."""
     gone: tuple[str, ...] = ()
     """Names the other side still has and this one no longer."""
+    handles: dict[str, Stays] = field(default_factory=dict)
+    """Names that stand here for something that is only on the other side."""
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +93,18 @@ class Taken:
     rebound: tuple[str, ...]
     """Names that had another object before, which could not take over; other holders of it still have that."""
     nbytes: int
+    broken: dict[str, str] = field(default_factory=dict)
+    """Names whose objects could not be put together here, and why. Nothing of them was taken."""
+
+
+class _Came:
+    """A parcel, unpacked."""
+
+    def __init__(self, parcel: Parcel) -> None:
+        self.parcel = parcel
+        self.met: dict[int, Any] = {}
+        views = [memoryview(buffer) for buffer in parcel.buffers]
+        self.values: dict[str, Any] = decode(parcel.head, views, met=self.met)
 
 
 class Space:
@@ -109,23 +125,30 @@ class Space:
         return {name for name in self.names if name not in HIDDEN and not _is_the_shells(name)}
 
     def outgoing(
-        self, wanted: Iterable[str], *, must: bool = False, lost_of: Iterable[str] = (), new: Iterable[str] = ()
+        self,
+        wanted: Iterable[str],
+        *,
+        must: bool = False,
+        lost_of: Iterable[str] = (),
+        new: Iterable[str] = (),
+        room: int | None = None,
     ) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
         ``must``: what cannot travel is raised (``Unpicklable``), not noted. ``lost_of``: objects that came for these
         names and that nothing holds any more go as well, if they were changed before they were let go of: on the other
         side somebody else may hold them. ``new``: names that were bound anew, and go even if they stand for what was
-        agreed on before: the other side may have bound them otherwise since.
+        agreed on before: the other side may have bound them otherwise since. ``room``: bytes; what has more stays,
+        unless the other side has it already.
         """
         found = Outgoing()
-        names = {name for name in wanted if name in self.names}
+        names = self._without_handles(wanted, found)
         rules = HomeRules()
         groups: list[Group] = []
         for _ in range(ROUNDS_MAX):
             rules = HomeRules()
             groups = self._encoded(names, rules, found, must=must)
-            more = {name for name in rules.needs if name in self.names and name not in HIDDEN}
+            more = self._without_handles(rules.needs - HIDDEN, found)
             more -= names | found.stays.keys()
             if not more:
                 break
@@ -133,6 +156,8 @@ class Space:
         lost = self._lost(groups, lost_of)
         if lost:
             groups = self._encoded(names, rules, found, must=must, beside=lost)
+        if room is not None:
+            groups = [group for group in groups if self._has_room(group, room, found)]
         found.names = frozenset(names - found.stays.keys())
         found.opaque = tuple(sorted(rules.opaque))
         found.gone = tuple(sorted(name for name in self._shared if name not in self.names))
@@ -152,8 +177,14 @@ class Space:
         rebound: list[str] = []
         nbytes = 0
         crossed = []
+        broken: dict[str, str] = {}
         for parcel in parcels:
-            here, names = self._merge(parcel)
+            try:
+                came = _Came(parcel)
+            except Exception as error:  # noqa: BLE001 - whatever an object's own methods raise
+                broken |= dict.fromkeys(parcel.names, f"{type(error).__name__}: {error}")
+                continue
+            here, names = self._merge(came)
             crossed.append((parcel, here))
             rebound += names
             changed += [name for name in parcel.names if not name.startswith(LOST)]
@@ -166,14 +197,13 @@ class Space:
         self._identities.gone(gone)
         self._shared.update(changed)
         self.agree(changed)
-        return Taken(changed=tuple(changed), rebound=tuple(sorted(set(rebound))), nbytes=nbytes)
+        return Taken(changed=tuple(changed), rebound=tuple(sorted(set(rebound))), nbytes=nbytes, broken=broken)
 
-    def _merge(self, parcel: Parcel) -> tuple[dict[int, Any], list[str]]:
+    def _merge(self, came: _Came) -> tuple[dict[int, Any], list[str]]:
         """What stands here for each object of the parcel, and the names that had to be bound anew."""
-        met: dict[int, Any] = {}
-        came = decode(parcel.head, [memoryview(buffer) for buffer in parcel.buffers], met=met)
-        originals = {id(met[n]): self._identities.find(tag) for n, tag in parcel.known.items() if n in met}
-        merged, chosen = merge(came, originals)
+        known, met = came.parcel.known, came.met
+        originals = {id(met[n]): self._identities.find(tag) for n, tag in known.items() if n in met}
+        merged, chosen = merge(came.values, originals)
         rebound = []
         for key, old in originals.items():
             if old is not None and chosen.get(key, old) is not old:
@@ -193,12 +223,39 @@ class Space:
         doubtful = set(names)
         self._agreed = {group: one for group, one in self._agreed.items() if doubtful.isdisjoint(group)}
 
+    def unchanged(self, groups: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+        """Of these groups those that the other side has; they may have changed since."""
+        return {group for group in groups if self._shared.issuperset(group)}
+
     def forget(self) -> None:
         """The other side has nothing any more."""
         self._agreed.clear()
         self._shared.clear()
         self._finder.forget()
         self._identities.forget()
+
+    def crossed_with(self, values: Mapping[int, Any]) -> tuple[str, ...]:
+        """Names that the other side has and that hold some of these objects."""
+        return self._identities.names_of(values)
+
+    def _without_handles(self, names: Iterable[str], found: Outgoing) -> set[str]:
+        """Names that are here, without those that stand for what is only there; and what functions in that read."""
+        left = {name for name in names if name in self.names}
+        while fresh := {n for n in left if isinstance(self.names[n], Stays)}:
+            handles = {name: self.names[name] for name in fresh}
+            left -= fresh
+            found.handles |= handles
+            needs = {need for handle in handles.values() for need in handle.needs}
+            left |= {name for name in needs if name in self.names and name not in found.handles}
+        return left
+
+    def _has_room(self, group: Group, room: int, found: Outgoing) -> bool:
+        nbytes = group.encoded.nbytes
+        if nbytes <= room or not self._shared.isdisjoint(group.names):
+            return True
+        names = [name for name in group.names if not name.startswith(LOST)]
+        found.stays |= dict.fromkeys(names, f"{format_size(nbytes)}, more than {format_size(room)}")
+        return False
 
     def _lost(self, groups: Iterable[Group], names: Iterable[str]) -> dict[str, Any]:
         met = {id(value) for group in groups for value in (group.encoded.met or {}).values()}

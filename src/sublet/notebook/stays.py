@@ -2,37 +2,126 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sublet.errors import GpuSessionEnded
+from sublet.values import format_size
 
-__all__ = ["Stays", "lost_handle"]
+if TYPE_CHECKING:
+    from sublet.notebook.shelf import About
+
+__all__ = ["Keeper", "Stays", "clock_time", "lost_handle"]
+
+
+class Keeper(Protocol):
+    """Who has the thing itself."""
+
+    def fetch(self, handle: Stays) -> Any:
+        """A copy of it, in the notebook's own memory."""
+
+    def is_live(self, kernel: Any) -> bool:
+        """Whether that guest is still there."""
 
 
 class Stays:
     """Stands in the notebook for a value that is only in the guest. Cells on the device use it under the same name."""
 
-    __slots__ = ("_kernel", "_name", "_why")
+    __slots__ = ("_about", "_keeper", "_kernel", "_lost")
 
-    def __init__(self, name: str, why: str, kernel: Any) -> None:
-        self._name = name
-        self._why = why
+    def __init__(self, about: About, kernel: Any, keeper: Keeper, *, lost: str = "") -> None:
+        """``kernel``: the guest that has it, None where it is only saved; ``lost``: why it cannot be saved."""
+        self._about = about
         self._kernel = kernel
+        self._keeper = keeper
+        self._lost = lost
 
-    def __repr__(self) -> str:
-        where = "was lost with its lease" if self._kernel.is_lost else "stays on the device"
-        return f"<{self._name} {where}: {self._why}>"
+    def fetch(self) -> Any:
+        """The value itself, copied into the notebook's memory; tensors of a GPU come as tensors of the CPU. The name
+        goes on standing for what is on the device; ``%gpu fetch NAME`` puts the value in its place."""
+        return self._keeper.fetch(self)
+
+    @property
+    def name(self) -> str:
+        """Under which it is known where it is."""
+        return self._about.name
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the notebook that functions in it read."""
+        return self._about.needs
+
+    @property
+    def about(self) -> About:
+        return self._about
+
+    @property
+    def is_saved(self) -> bool:
+        return bool(self._about.wall_ns)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is on the device now."""
+        return self._keeper.is_live(self._kernel)
+
+    @property
+    def why_lost(self) -> str:
+        """Why it cannot be saved; empty if it can."""
+        return self._lost
 
     def is_of(self, kernel: Any) -> bool:
-        """Whether it is still there, in this kernel."""
-        return self._kernel is kernel and not kernel.is_lost
+        """Whether it is in this guest."""
+        return self._kernel is kernel and self.is_live
+
+    def is_now(self, about: About, kernel: Any, *, lost: str = "") -> None:
+        """It was saved, changed, or brought to another device."""
+        self._about, self._kernel, self._lost = about, kernel, lost
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.state()}>"
+
+    def state(self) -> str:
+        """What it is, where it is, and how to have it."""
+        about = self._about
+        what = ", ".join(one for one in (about.what, format_size(about.nbytes) if about.nbytes else "") if one)
+        saved = f"saved {clock_time(about.wall_ns)}" if self.is_saved else ""
+        if self.is_live:
+            kept = saved or (f"cannot be saved ({self._lost})" if self._lost else "not saved")
+            return f"{what}; stays on the device ({about.why}), {kept}; .fetch() brings a copy"
+        if saved:
+            return f"{what}; {saved}; the next cell on a device that reads it has it back"
+        where = f", cell {about.cell}," if about.cell else ""
+        return (
+            f"{what}; was lost with its lease ({self._lost or 'it was not saved'}); rerun the cell{where} that made it"
+        )
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # protocols ask for those, and go on without
+            raise AttributeError(attribute)
+        raise AttributeError(
+            f"{self.name} stays on the device, so it has no {attribute!r} here; use it in a %%gpu cell, or "
+            f"{self.name}.fetch()"
+        )
+
+    def __dir__(self) -> list[str]:
+        return ["fetch"]
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"{self._name} is only on the device ({self._why})")
+        raise TypeError(f"{self.name} is only on the device ({self._about.why})")
 
 
-def lost_handle(name: str) -> GpuSessionEnded:
+def lost_handle(handle: Stays) -> GpuSessionEnded:
     """For a cell that needs one that is gone."""
+    cell = handle.about.cell
+    why = handle.why_lost or "it was not saved"
     return GpuSessionEnded(
-        f"{name} was only on the device, and went with its lease", do=f"Rerun the cell that made {name}, then this one."
+        f"{handle.name} was only on the device, and went with its lease ({why})",
+        do=f"Rerun the cell that made {handle.name}{f' (cell {cell})' if cell else ''}, then this one.",
     )
+
+
+def clock_time(wall_ns: int) -> str:
+    """For a person who looks at the clock: today's time, or the date with it."""
+    then, now = time.localtime(wall_ns / 1e9), time.localtime()
+    is_today = then[:3] == now[:3]
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", then)

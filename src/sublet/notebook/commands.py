@@ -1,0 +1,232 @@
+"""What stands behind ``%gpu``: one word each, and what it says."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
+from sublet.notebook import holding
+from sublet.notebook.explain import explain
+from sublet.notebook.shelf import Shelf
+from sublet.notebook.stays import Stays, clock_time
+from sublet.notebook.traffic import fates_text, number_of
+from sublet.values import NS_PER_S, format_duration, format_size
+
+if TYPE_CHECKING:
+    from sublet.notebook.cells import Cells
+    from sublet.notebook.ownership import Volume
+
+__all__ = ["COMMANDS", "Command", "completions", "run_command"]
+
+
+class Command(NamedTuple):
+    """One word behind ``%gpu``."""
+
+    word: str
+    takes: str
+    """What stands behind it, for people."""
+    does: Callable[[Cells, Any, str], str]
+    says: str
+
+
+def run_command(cells: Cells, shell: Any, line: str) -> str:
+    """Do what the line says; what is to be shown."""
+    word, _, rest = line.strip().partition(" ")
+    if word in ("-h", "--help", "?", "help"):
+        return help_text()
+    command = _BY_WORD.get(word)
+    if command is None:
+        close = difflib.get_close_matches(word, [one.word for one in COMMANDS if one.word], n=1)
+        meant = f"; did you mean %gpu {close[0]}?" if close else ""
+        raise InvalidRequest(f"%gpu does not know {word!r}{meant}", do=f"It knows:\n{help_text()}")
+    rest = rest.strip()
+    if rest and not command.takes:
+        raise InvalidRequest(f"%gpu {word} takes nothing behind it, not {rest!r}", do=f"Write %gpu {word} alone.")
+    return command.does(cells, shell, rest)
+
+
+def completions(cells: Cells, line: str) -> list[str]:
+    """What may stand where the person has pressed TAB: words, or names of what stays on the device."""
+    words = line.split()
+    if line.endswith(" "):
+        words.append("")
+    if len(words) == 3 and words[1] == "fetch":
+        return sorted(name for name in cells.handles.all() if name.startswith(words[2]))
+    if len(words) == 2:
+        return [one.word for one in COMMANDS if one.word.startswith(words[1]) and one.word]
+    return []
+
+
+def help_text() -> str:
+    """All of them, for people."""
+    left = [f"%gpu {one.word} {one.takes}".rstrip() for one in COMMANDS]
+    width = max(map(len, left))
+    return "\n".join(f"  {words:<{width}}  {one.says}" for words, one in zip(left, COMMANDS, strict=True))
+
+
+# ---- what each does
+
+
+def _status(cells: Cells, _shell: Any, _rest: str) -> str:
+    lease = cells.lease
+    if lease is None or lease.end is not None:
+        said = ["no lease is held"]
+    else:
+        device = lease.devices[0]
+        host = " (host device, no GPU)" if device.host else ""
+        left = format_duration(round(lease.remaining) * NS_PER_S)
+        state = "busy" if lease.busy else "idle, the first to yield"
+        notice = lease.notice
+        said = [f"{device.id}{host}, {format_size(device.amount)}, {left} left, {state}"]
+        if notice is not None:
+            said.append(f"it will be taken: {notice.reason}{f' ({notice.detail})' if notice.detail else ''}")
+    said += [f"{name}: {one.state()}" for name, one in sorted(cells.handles.all().items())]
+    volume = cells.owner.volume
+    if volume is not None:
+        said.append(f"what stays on the device is saved {_where(volume)}")
+    elif cells.owner.trouble:
+        said.append(f"what stays on the device is NOT saved: {cells.owner.trouble}")
+    return "\n".join(said)
+
+
+def _release(cells: Cells, _shell: Any, _rest: str) -> str:
+    news = _saved_first(cells)
+    handles = {name: one for name, one in cells.handles.all().items() if one.is_live}
+    cells.release()
+    lost = [name for name, one in handles.items() if not one.is_saved]
+    said = ["no lease is held"]
+    if news is not None and news.failed:
+        said.append(f"what stayed on the device could not be saved: {news.failed}")
+    if lost:
+        said.append(f"lost with it: {', '.join(sorted(lost))}; rerun the cells that made them")
+    return "\n".join(said)
+
+
+def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
+    volume = _volume(cells)
+    number = number_of(shell)
+    news = _saved_first(cells, everything=True)
+    if news is not None and news.failed:
+        raise CheckpointFailed(news.failed, do=news.do)
+    shelf = Shelf(volume.store)
+    try:
+        saved, lost = cells.handles.checkpoint(sorted(cells.space.visible()), shelf, number)
+    finally:
+        shelf.close()
+    held = [] if news is None else sorted(news.held.keys() - news.lost.keys())
+    if saved is None and not held:
+        return "there is nothing to save"
+    at = saved.wall_ns if saved is not None else news.saved.wall_ns if news is not None and news.saved else 0
+    written = (saved.written_bytes if saved else 0) + (news.saved.written_bytes if news and news.saved else 0)
+    said = [f"saved{f' at {clock_time(at)}' if at else ''} {_where(volume)}: {format_size(written)} written"]
+    said += [
+        f"{name}: cannot be saved ({why})" for name, why in sorted({**lost, **(news.lost if news else {})}.items())
+    ]
+    return "\n".join(said)
+
+
+def _restore(cells: Cells, _shell: Any, _rest: str) -> str:
+    volume = _volume(cells)
+    restored = cells.handles.restore(Shelf(volume.store))
+    if restored.names:
+        return str(restored)
+    if restored.kept:
+        return f"nothing restored: the notebook has values of its own for {', '.join(restored.kept)} (del one first)"
+    return f"there is nothing saved {_where(volume)}"
+
+
+def _bill(cells: Cells, _shell: Any, _rest: str) -> str:
+    return cells.bills.text()
+
+
+def _fetch(cells: Cells, _shell: Any, name: str) -> str:
+    if not name:
+        raise InvalidRequest("%gpu fetch needs a name", do=f"On the device: {_on_device(cells)}.")
+    value = cells.space.names.get(name)
+    if type(value) is not Stays:
+        close = difflib.get_close_matches(name, list(cells.handles.all()), n=1)
+        meant = f"; did you mean {close[0]}?" if close and name not in cells.space.names else ""
+        what = "is in the notebook already" if name in cells.space.names else "is no name of this notebook"
+        raise NotFound(f"{name} {what}{meant}", do=f"On the device: {_on_device(cells)}.")
+    fetched = value.fetch()
+    for other, one in cells.handles.all().items():
+        if one is value:
+            cells.space.names[other] = fetched
+    return f"{name} is in the notebook now: {value.about.what}, {format_size(value.about.nbytes)}"
+
+
+def _explain(cells: Cells, shell: Any, rest: str) -> str:
+    if not rest:
+        raise InvalidRequest("%gpu explain needs code", do="Write %gpu explain f(x), or %%gpu explain above a cell.")
+    return explain(cells.space, cells.reading(shell.transform_cell(rest)))
+
+
+def _name(cells: Cells, _shell: Any, rest: str) -> str:
+    words = rest.split()
+    if not words:
+        name, path = cells.owner.name, cells.owner.path
+        if not name:
+            return "this notebook has no name: what it saves goes with its kernel. Give it one with %gpu name X"
+        return f"{name}{f' (from {path})' if path else ''}"
+    if len(words) > 2:
+        raise InvalidRequest(f"%gpu name takes a name and perhaps a size, not {rest!r}", do="Write %gpu name X 8GiB.")
+    had_kernel = cells.kernel is not None
+    cells.owner.rename(*words)
+    said = f"the state of this notebook is called {cells.owner.name}"
+    return f"{said}, from the next lease on" if had_kernel else said
+
+
+def _report(cells: Cells, _shell: Any, rest: str) -> str:
+    if rest in ("on", "off"):
+        cells.reports = rest == "on"
+        return f"the report is {'' if cells.reports else 'not '}shown after every cell"
+    if rest:
+        raise InvalidRequest(f"%gpu report takes on or off, not {rest!r}", do="Write %gpu report, or %gpu report on.")
+    return fates_text(cells.traffic.report())
+
+
+COMMANDS: Final = (
+    Command("", "", _status, "how it stands"),
+    Command("release", "", _release, "give the lease back; what stays on the device is saved first"),
+    Command("checkpoint", "", _checkpoint, "save everything: what is on the device and the notebook's own variables"),
+    Command("restore", "", _restore, "into a new kernel: what is saved under this notebook's name"),
+    Command("bill", "", _bill, "what each cell consumed, and the sum"),
+    Command("fetch", "NAME", _fetch, "bring what stays on the device into the notebook"),
+    Command("explain", "CODE", _explain, "what would travel, how large it is, what stays, and why"),
+    Command("name", "X [SIZE]", _name, "whose state this is, where the notebook's path does not say it"),
+    Command("report", "[on|off]", _report, "of each variable: in the notebook, saved, to be recomputed, or lost"),
+)
+_BY_WORD: Final = {one.word: one for one in COMMANDS}
+
+
+def _saved_first(cells: Cells, *, everything: bool = False) -> holding.News | None:
+    kernel = cells.kernel
+    if kernel is None or not cells.handles.live():
+        return None
+    try:
+        news: holding.News = kernel.call(holding.save, everything)
+    except SubletError:
+        if cells.kernel is None:  # it went in this moment
+            return None
+        raise
+    cells.handles.heard(news, kernel)
+    return news
+
+
+def _volume(cells: Cells) -> Volume:
+    volume = cells.owner.take(cells.fabric())
+    if volume is None:
+        raise CheckpointFailed(
+            f"there is no volume to save to: {cells.owner.trouble}", do="Save files of your own, or ask for more disk."
+        )
+    return volume
+
+
+def _where(volume: Volume) -> str:
+    return f"as {volume.name}" if volume.name else "for as long as this kernel lives (%gpu name X keeps it longer)"
+
+
+def _on_device(cells: Cells) -> str:
+    return ", ".join(sorted(cells.handles.all())) or "nothing"

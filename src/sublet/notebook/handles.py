@@ -1,0 +1,266 @@
+"""What the notebook knows of what stays on the device: its handles, and how they are kept true.
+
+A handle is live while its guest is there. When the guest went with its lease, the next cell that reads the handle has
+the value restored where it runs; nothing else is loaded. What could not be saved is lost, and the handle says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sublet.durable import rebuild
+from sublet.durable.loading import decode
+from sublet.durable.roots import encode_roots
+from sublet.errors import SubletError, Unpicklable
+from sublet.notebook import holding
+from sublet.notebook.home import HomeRules
+from sublet.notebook.probing import describe, probe
+from sublet.notebook.shelf import About, Key, Part, Saved, Shelf, key_of
+from sublet.notebook.stays import Stays, clock_time, lost_handle
+
+if TYPE_CHECKING:
+    from sublet.compute.kernel_guest import KernelGuest
+
+__all__ = ["Handles", "Restored"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What came back."""
+
+    names: tuple[str, ...] = ()
+    wall_ns: int = 0
+    """The oldest moment among them."""
+    newest_ns: int = 0
+    apart: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of these names, which others they no longer share anything with."""
+    within: int = 0
+    """They are as they were in the middle of this cell."""
+    kept: tuple[str, ...] = ()
+    """Names that are saved as well, for which the notebook has a newer value of its own."""
+
+    def __str__(self) -> str:
+        if not self.names:
+            return ""
+        when = clock_time(self.wall_ns)
+        if self.newest_ns > self.wall_ns and clock_time(self.newest_ns) != when:
+            when += f" to {clock_time(self.newest_ns)}"
+        where = f", within cell {self.within}" if self.within else ""
+        text = f"restored {', '.join(self.names)} (saved {when}{where})"
+        if self.apart:
+            text += "; " + "; ".join(f"{name} is apart from {', '.join(o)} now" for name, o in self.apart.items())
+        if self.kept:
+            text += f"; newer in the notebook: {', '.join(self.kept)}"
+        return text
+
+
+class Handles:
+    """Those of one notebook."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        """``names`` is the namespace itself."""
+        self._names = names
+        self._kernel: KernelGuest | None = None
+        self._saved: dict[Key, About] = {}
+        """What is in the volume."""
+        self._shelf: Shelf | None = None
+        self._inside: dict[str, bytes] = {}
+        """Names that a cell that was ended had saved, with a print of what the notebook has under them."""
+
+    # ---- as handles ask
+
+    def is_live(self, kernel: Any) -> bool:
+        mine = self._kernel
+        return mine is not None and kernel is mine and not mine.is_lost
+
+    def fetch(self, handle: Stays) -> Any:
+        """A copy in the notebook's own memory: from the device, or from what was saved."""
+        if handle.is_live and self._kernel is not None:
+            head, buffers = self._kernel.call(holding.fetch, handle.name)
+            with rebuild.on_host():
+                return decode(head, [memoryview(one) for one in buffers])[handle.name]
+        key = key_of(Part.DEVICE, handle.name)
+        if self._shelf is None or key not in self._shelf.found():
+            raise lost_handle(handle)
+        with rebuild.on_host():
+            return self._shelf.load([key])[key]
+
+    # ---- a guest comes and goes
+
+    def meet(self, kernel: KernelGuest, saved: Mapping[Key, About], shelf: Shelf | None) -> None:
+        """There is a new guest, and this is what it finds saved."""
+        self._kernel, self._saved, self._shelf = kernel, dict(saved), shelf
+
+    def part(self) -> None:
+        """The guest is gone."""
+        self._kernel = None
+
+    def live(self) -> set[str]:
+        """Names in the guest that the notebook has handles for."""
+        return {one.name for one in self.all().values() if one.is_live}
+
+    def all(self) -> dict[str, Stays]:
+        """Every handle, by the name it has in the notebook."""
+        return {name: value for name, value in list(self._names.items()) if type(value) is Stays}
+
+    # ---- around a cell
+
+    def prepare(self, read: Mapping[str, Stays], kernel: KernelGuest, *, must: bool) -> tuple[dict[str, str], Restored]:
+        """See that what a cell reads is on its device: under which names it is there, and what was restored. ``must``:
+        the cell names them, so one that is lost is an error."""
+        dead = {name: one for name, one in read.items() if not one.is_of(kernel)}
+        lost = {name: one for name, one in dead.items() if key_of(Part.DEVICE, one.name) not in self._saved}
+        if lost and must:
+            raise lost_handle(next(iter(lost.values())))
+        wanted = sorted({one.name for name, one in dead.items() if name not in lost})
+        restored = self._restore(wanted, kernel) if wanted else Restored()
+        return {name: one.name for name, one in read.items() if name not in lost}, restored
+
+    def left(self, stays: Mapping[str, str], kernel: KernelGuest, cell: int) -> None:
+        """A cell left these on the device, and why."""
+        for name, why in stays.items():
+            old = self._names.get(name)
+            about = About(name=name, why=why, cell=cell)
+            if type(old) is Stays and old.name == name:
+                old.is_now(old.about if old.about.what else about, kernel, lost=old.why_lost)
+            else:
+                self._names[name] = Stays(about, kernel, self)
+
+    def heard(self, news: holding.News, kernel: KernelGuest) -> None:
+        """The guest says how it stands."""
+        for one in self.all().values():
+            about = news.held.get(one.name)
+            if about is not None and one.is_of(kernel):
+                one.is_now(about, kernel, lost=news.lost.get(one.name, ""))
+                if about.wall_ns:
+                    self._saved[key_of(Part.DEVICE, about.name)] = about
+
+    def _restore(self, names: list[str], kernel: KernelGuest) -> Restored:
+        handles = self.all()
+        mine = {one.name for one in handles.values() if not one.is_of(kernel)}
+        came: dict[str, About] = kernel.call(holding.restore, names, mine)
+        for one in handles.values():
+            if one.name in came and not one.is_of(kernel):
+                one.is_now(came[one.name], kernel)
+        return _restored(came.values())
+
+    # ---- a cell was ended
+
+    def ended(self, began_wall_ns: int) -> dict[str, About]:
+        """The cell that was under way since then is no more. What of it was saved, because it asked for that."""
+        self._kernel = None
+        found = self._look()
+        inside = {one.name: one for key, one in found.items() if one.wall_ns >= began_wall_ns}
+        for key, one in found.items():
+            if one.name not in inside or not key.startswith(f"{Part.DEVICE}:"):
+                continue
+            value = self._names.get(one.name)
+            if type(value) is Stays:
+                value.is_now(one, None)
+            elif one.name not in self._names:
+                self._names[one.name] = Stays(one, None, self)
+        cell = [one.name for key, one in found.items() if one.name in inside and key.startswith(f"{Part.CELL}:")]
+        self._inside = {name: self._print(name) for name in cell}
+        return inside
+
+    def go_on(self) -> Restored:
+        """Before the next cell: what the ended one had saved, unless the notebook has made something newer since."""
+        inside, self._inside = self._inside, {}
+        if not inside or self._shelf is None:
+            return Restored()
+        found = self._look()
+        same = [name for name, was in inside.items() if self._print(name) == was]
+        keys = [key for name in same if (key := key_of(Part.CELL, name)) in found]
+        if not keys:
+            return Restored()
+        self._bind(self._shelf.load(keys), same)
+        done = _restored(found[key] for key in keys)
+        newer = tuple(sorted(inside.keys() - set(same)))
+        return Restored(
+            names=done.names,
+            wall_ns=done.wall_ns,
+            newest_ns=done.newest_ns,
+            within=found[keys[0]].cell,
+            kept=newer,
+        )
+
+    # ---- the notebook's own
+
+    def checkpoint(self, names: Iterable[str], shelf: Shelf, cell: int) -> tuple[Saved | None, dict[str, str]]:
+        """Save these of the notebook's own variables; what cannot be saved, and why."""
+        values: dict[Key, Any] = {}
+        about: dict[Key, About] = {}
+        lost: dict[str, str] = {}
+        for name in names:
+            value = self._names.get(name)
+            if name not in self._names or type(value) is Stays:
+                continue
+            one = probe(name, value)
+            if one.refused:
+                lost[name] = one.refused
+                continue
+            key = key_of(Part.NOTEBOOK, name)
+            values[key] = value
+            about[key] = About(name=name, what=describe(value), nbytes=one.nbytes, cell=cell)
+        if not values:
+            return None, lost
+        older = f"{Part.CELL}:", f"{Part.NOTEBOOK}:"
+        return shelf.save(values, about, drop=lambda key: key.startswith(older), note=f"by hand, cell {cell}"), lost
+
+    def restore(self, shelf: Shelf) -> Restored:
+        """Into a kernel that is new: what is saved, but for names it has a value of its own for."""
+        self._shelf, found = shelf, shelf.found()
+        self._saved = dict(found)
+        mine = {name for name in self._names if not name.startswith("_")}
+        latest: dict[str, Key] = {}
+        for key, one in found.items():
+            if one.name not in latest or found[latest[one.name]].wall_ns < one.wall_ns:
+                latest[one.name] = key
+        taken = {name: key for name, key in latest.items() if name not in mine}
+        host = [key for key in taken.values() if not key.startswith(f"{Part.DEVICE}:")]
+        self._bind(shelf.load(host), taken)
+        for name, key in taken.items():
+            if key.startswith(f"{Part.DEVICE}:"):
+                self._names[name] = Stays(found[key], None, self)
+        done = _restored(found[key] for key in taken.values())
+        kept = tuple(sorted(latest.keys() - taken.keys()))
+        return Restored(names=done.names, wall_ns=done.wall_ns, newest_ns=done.newest_ns, apart=done.apart, kept=kept)
+
+    def _bind(self, values: Mapping[Key, Any], names: Iterable[str]) -> None:
+        wanted = set(names)
+        for key, value in values.items():
+            name = key.partition(":")[2]
+            if name in wanted:
+                self._names[name] = value
+
+    def _look(self) -> dict[Key, About]:
+        try:
+            return {} if self._shelf is None else self._shelf.found()
+        except (SubletError, OSError):  # it is told when somebody wants something of it
+            return {}
+
+    def _print(self, name: str) -> bytes:
+        """Of what the notebook has under a name: another one when it was changed or bound anew."""
+        if name not in self._names:
+            return b""
+        try:
+            (group,) = encode_roots({name: self._names[name]}, rules=HomeRules())
+        except Unpicklable:
+            return str(id(self._names[name])).encode()
+        print_ = hashlib.blake2b(group.encoded.head, digest_size=16)
+        for view in group.encoded.views:
+            print_.update(view)
+        return print_.digest()
+
+
+def _restored(abouts: Iterable[About]) -> Restored:
+    found = list(abouts)
+    return Restored(
+        names=tuple(sorted(one.name for one in found)),
+        wall_ns=min((one.wall_ns for one in found), default=0),
+        newest_ns=max((one.wall_ns for one in found), default=0),
+        apart={one.name: one.apart for one in found if one.apart},
+    )

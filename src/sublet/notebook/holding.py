@@ -1,0 +1,326 @@
+"""What stays in the kernel's guest, and how it outlives the lease: saved, restored, fetched.
+
+Why only that is saved by itself: whatever else a cell changed is in the notebook when the cell is over. The notebook's
+kernel holds it, on a CPU that nobody takes away; to write it to a disk as well would cost every cell a copy of its
+results, against a loss that the notebook's owner brings about himself, by ending the kernel. (``%gpu checkpoint`` is
+for that.) What lives only here, in memory of the device or because it is too large to come back, has no other copy.
+
+When it is saved: after each cell that could have changed it, for then the state is that of a finished cell, which is
+what a later cell must find. A cell that is ended in the middle therefore leaves nothing to save, and no notice finds
+anything unsaved; only ``sublet.current().checkpoint()`` within a cell says that its state so far is worth keeping.
+
+Called by name, on the main thread between cells; all but ``checkpoint``, which a cell calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pickle import PickleBuffer
+from typing import Any, Final
+
+from sublet.durable.durable import store_of
+from sublet.durable.roots import encode_roots
+from sublet.errors import CheckpointFailed, NotFound, SubletError
+from sublet.notebook.home import HomeRules
+from sublet.notebook.merging import can_change
+from sublet.notebook.probing import Probe, describe, probe
+from sublet.notebook.shelf import About, Key, Part, Saved, Shelf, key_of
+from sublet.notebook.spaces import GUEST, Space
+
+__all__ = [
+    "News",
+    "begin",
+    "checkpoint",
+    "drop",
+    "fetch",
+    "finish",
+    "found",
+    "look",
+    "prepare",
+    "restore",
+    "save",
+    "use",
+]
+
+_DEVICE: Final = f"{Part.DEVICE}:"
+_CELL: Final = f"{Part.CELL}:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """How it stands with what stays here."""
+
+    held: dict[str, About] = field(default_factory=dict)
+    """What is here, by name; saved at ``wall_ns``, 0 where it never was."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Of these, what cannot be saved, and why: it goes with the lease."""
+    saved: Saved | None = None
+    took_s: float = 0.0
+    failed: str = ""
+    """Why the save failed, and what to do."""
+    do: str = ""
+
+
+class _State:
+    """What this guest knows. There is one."""
+
+    def __init__(self) -> None:
+        self.shelf: Shelf | None = None
+        self.held: dict[str, About] = {}
+        self.lost: dict[str, str] = {}
+        self.dirty: set[str] = set()
+        """Names that a cell since the last save could have changed."""
+        self.mates: dict[str, frozenset[str]] = {}
+        """Names that share something, by each of them: one is saved with the others."""
+        self.gone: set[Key] = set()
+        """Keys of names that were let go of since the last save."""
+        self.cell = 0
+        self.is_running = False
+        self.touched: frozenset[str] = frozenset()
+        self.reads: frozenset[str] = frozenset()
+        self.bound: Mapping[str, Callable[[], object]] = {}
+        """What each name had when the cell began."""
+
+
+_state = _State()
+_turn = threading.Lock()
+"""A notice comes on a thread of its own."""
+
+
+def use(place: str) -> dict[Key, About]:
+    """Save there: a folder, or with "" the volume that this guest was given. What is there already."""
+    if place:
+        _state.shelf = Shelf(store_of(place))
+    else:
+        _state.shelf = Shelf(_own_volume())
+    _listen()
+    return _state.shelf.found()
+
+
+def found() -> dict[Key, About]:
+    """Everything that is saved."""
+    return {} if _state.shelf is None else _state.shelf.found()
+
+
+def prepare(space: Space, handles: Mapping[str, str], alive: Collection[str]) -> None:
+    """A cell is to begin. ``handles``: names under which it reads what is here, and the names it has here; ``alive``:
+    what of it the notebook still has a handle for. The rest is let go of, and its memory with it."""
+    drop([name for name in _state.held if name not in alive])
+    for alias, name in handles.items():
+        if alias != name and name in space.names:
+            space.names[alias] = space.names[name]
+    _state.touched = frozenset(handles.values())
+
+
+def begin(cell: int, reads: frozenset[str], bound: Mapping[str, Callable[[], object]]) -> None:
+    """It begins. ``bound``: what each name has now."""
+    _state.cell, _state.reads, _state.bound = cell, reads, bound
+    _state.is_running = True
+
+
+def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> None:
+    """It is over. ``stays``: what cannot come back, and why; ``came``: what did, or is gone."""
+    _state.is_running, _state.bound = False, {}
+    for name in [name for name in _state.held if name in came or name not in space.names]:
+        _let_go(name)
+    changed = {*stays, *(name for name in _state.touched if name in _state.held)}
+    for name in list(changed):
+        changed |= _state.mates.get(name, frozenset())
+    for name in changed:
+        why = stays.get(name) or (_state.held[name].why if name in _state.held else "")
+        if why and name in space.names:
+            _note(space, name, probe(name, space.names[name]), why)
+
+
+def save(everything: bool = False) -> News:
+    """Save what may have changed since the last save. It says how it stands, also when the save failed."""
+    with _turn:
+        return _save(_names(), everything=everything)
+
+
+def look() -> News:
+    """How it stands, with nothing saved."""
+    return News(held=dict(_state.held), lost=dict(_state.lost))
+
+
+def restore(names: Iterable[str], handles: Collection[str]) -> dict[str, About]:
+    """Bind what was saved of these names, and what was saved together with them as far as the notebook has ``handles``
+    for it: they shared something, and do again."""
+    shelf, space = _shelf(), _names()
+    values = shelf.load([key_of(Part.DEVICE, name) for name in names])
+    known = shelf.found()
+    together = frozenset(key.removeprefix(_DEVICE) for key in values)
+    restored = {}
+    for key, value in values.items():
+        name = key.removeprefix(_DEVICE)
+        if name not in handles:
+            continue
+        space[name] = value
+        _state.held[name] = restored[name] = known[key]
+        _state.mates[name] = together
+        _state.dirty.discard(name)
+    return restored
+
+
+def fetch(name: str) -> tuple[bytes, list[PickleBuffer]]:
+    """The value, as what ``decode`` makes it of again; the notebook does that ``on_host``."""
+    names = _names()
+    if name not in names:
+        raise NotFound(f"{name} is not on the device any more", do=f"Rerun the cell that made {name}.")
+    (group,) = encode_roots({name: names[name]}, rules=HomeRules(gpu="copy"))
+    return group.encoded.head, [PickleBuffer(view) for view in group.encoded.views]
+
+
+def drop(names: Iterable[str]) -> None:
+    """The notebook has no handle for these any more."""
+    for name in names:
+        _let_go(name)
+        _names().pop(name, None)
+
+
+def checkpoint() -> News:
+    """``sublet.current().checkpoint()``: save as well what the running cell has made so far.
+
+    Between cells it saves what is not saved. While a cell runs and somebody else asks (a notice), nothing is saved:
+    what finished cells left is, and half of a cell is not for a later one to find.
+    """
+    is_cells_own = threading.current_thread() is threading.main_thread()
+    with _turn:
+        if not _state.is_running:
+            return _save(_names(), everything=False)
+        if not is_cells_own:
+            return look()
+        news = _save_inside(_names())
+    if news.failed:
+        raise CheckpointFailed(news.failed, do=news.do)
+    left = ", ".join(f"{name} ({why})" for name, why in news.lost.items())
+    if left:
+        print(f"sublet: not in this checkpoint, for it cannot be saved: {left}", file=sys.stderr)  # noqa: T201
+    return news
+
+
+# ---- within
+
+
+def _note(space: Space, name: str, one: Probe, why: str) -> None:
+    _state.lost.pop(name, None)
+    old = _state.held.get(name)
+    _state.held[name] = About(
+        name=name,
+        what=describe(space.names[name]),
+        nbytes=one.nbytes,
+        why=why,
+        cell=_state.cell,
+        wall_ns=0 if old is None else old.wall_ns,
+        needs=tuple(sorted(one.needs)),
+        apart=_shared_with(space, one) if not one.refused else (),
+    )
+    if one.refused:
+        _state.lost[name] = one.refused
+    else:
+        _state.dirty.add(name)
+
+
+def _shared_with(space: Space, one: Probe) -> tuple[str, ...]:
+    """Names that have crossed and hold something of this that can change: when it comes back it has its own."""
+    changing = {n: value for n, value in (one.met or {}).items() if can_change(value)}
+    return space.crossed_with(changing)
+
+
+def _save(space: dict[str, Any], *, everything: bool) -> News:
+    dirty = {name for name in (_state.held if everything else _state.dirty) if name not in _state.lost}
+    dirty &= space.keys()
+    if _state.shelf is None or not (dirty or _state.gone):
+        return look()
+    about = {key_of(Part.DEVICE, name): _state.held[name] for name in dirty}
+    values = {key_of(Part.DEVICE, name): space[name] for name in dirty}
+    return _written(values, about, _state.gone.__contains__, f"cell {_state.cell}")
+
+
+def _save_inside(space: dict[str, Any]) -> News:
+    """Everything the cell read or has bound: as it is now, whatever the notebook has."""
+    nothing = object()
+    visible = Space(space, GUEST).visible()
+    bound = {name for name in visible if _state.bound.get(name, lambda: nothing)() is not space[name]}
+    names = (bound | _state.reads | _state.held.keys()) & space.keys()
+    values: dict[Key, Any] = {}
+    about: dict[Key, About] = {}
+    lost = {}
+    for name in sorted(names):
+        one = probe(name, space[name])
+        if one.refused:
+            lost[name] = one.refused
+            continue
+        old = _state.held.get(name)
+        is_here = old is not None or one.is_elsewhere
+        key = key_of(Part.DEVICE if is_here else Part.CELL, name)
+        values[key] = space[name]
+        why = old.why if old is not None else "memory of the device" if is_here else ""
+        about[key] = About(
+            name=name,
+            what=describe(space[name]),
+            nbytes=one.nbytes,
+            why=why,
+            cell=_state.cell,
+            needs=tuple(sorted(one.needs)),
+        )
+    gone = _state.gone
+    news = _written(values, about, lambda key: key in gone or key.startswith(_CELL), f"within cell {_state.cell}")
+    return News(held=news.held, lost=lost, saved=news.saved, took_s=news.took_s, failed=news.failed, do=news.do)
+
+
+def _written(values: Mapping[Key, Any], about: Mapping[Key, About], drop: Callable[[Key], bool], note: str) -> News:
+    began_s = time.monotonic()
+    shelf = _shelf()
+    try:
+        saved = shelf.save(values, about, drop=drop, note=note)
+    except SubletError as error:
+        return News(held=dict(_state.held), lost=dict(_state.lost), failed=error.message, do=error.do)
+    _state.gone.clear()
+    for key in about:
+        name = key.removeprefix(_DEVICE)
+        if not key.startswith(_DEVICE) or name not in _state.held:
+            continue
+        _state.held[name] = replace(_state.held[name], wall_ns=saved.wall_ns)
+        _state.dirty.discard(name)
+        _state.mates[name] = frozenset(mate.removeprefix(_DEVICE) for mate in shelf.together_with(key))
+    return News(held=dict(_state.held), lost=dict(_state.lost), saved=saved, took_s=time.monotonic() - began_s)
+
+
+def _let_go(name: str) -> None:
+    if _state.held.pop(name, None) is not None:
+        _state.gone.add(key_of(Part.DEVICE, name))
+    _state.lost.pop(name, None)
+    _state.mates.pop(name, None)
+    _state.dirty.discard(name)
+
+
+def _shelf() -> Shelf:
+    if _state.shelf is None:
+        raise CheckpointFailed(
+            "there is no volume to save to", do="Fetch what is worth keeping (%gpu fetch NAME), or see %gpu."
+        )
+    return _state.shelf
+
+
+def _names() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
+
+
+def _own_volume() -> Any:
+    import sublet
+
+    return store_of(sublet.current().volume)  # type: ignore[attr-defined]
+
+
+def _listen() -> None:
+    """``sublet.current().checkpoint()`` and the notice come here."""
+    import sublet
+
+    with contextlib.suppress(SubletError, AttributeError):
+        sublet.current().on_checkpoint(checkpoint)  # type: ignore[attr-defined]

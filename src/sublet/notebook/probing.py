@@ -1,0 +1,92 @@
+"""What a value is and whether it could be saved, found out without copying anything off a device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sublet.durable import rebuild
+from sublet.durable.codec import Encoding
+from sublet.durable.rules import GpuRule
+from sublet.errors import Unpicklable
+from sublet.notebook.home import HomeRules
+
+__all__ = ["Probe", "describe", "probe"]
+
+WORDS_MAX: Final = 60
+"""Letters of a description."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What was found."""
+
+    nbytes: int = 0
+    refused: str = ""
+    """Why it cannot be saved; empty if it can."""
+    needs: frozenset[str] = frozenset()
+    """Names of the notebook that functions in it read."""
+    met: Mapping[int, Any] | None = None
+    """Every object in it."""
+    is_elsewhere: bool = False
+    """Some of it is in memory of a device."""
+
+
+def probe(name: str, value: object) -> Probe:
+    """Look at a value as a save would."""
+    rules = _Measuring()
+    encoding = Encoding(rules)
+    try:
+        encoding.dump({name: value}, roots=True)
+    except Unpicklable as error:
+        return Probe(refused=error.what or error.message)
+    nbytes = encoding.nbytes + sum(rules.elsewhere.values())
+    return Probe(nbytes=nbytes, needs=frozenset(rules.needs), met=encoding.met, is_elsewhere=bool(rules.elsewhere))
+
+
+def describe(value: object) -> str:
+    """What it is, in a few words, without asking it to print itself: that may take long, or be long."""
+    kind = type(value)
+    words = kind.__qualname__
+    shape, dtype = _asked(value, "shape"), _asked(value, "dtype")
+    if isinstance(shape, tuple):
+        words += f" {tuple(shape)}"
+        if dtype is not None and not hasattr(dtype, "__len__"):
+            words += f" {str(dtype).removeprefix('torch.')}"
+        device = _asked(value, "device")
+        if kind.__module__.startswith("torch") and device is not None:
+            words += f" on {device}"
+    elif kind in (list, tuple, dict, set, frozenset):
+        n = len(value)  # type: ignore[arg-type]
+        words += f" of {n}"
+    elif kind in (bytes, bytearray, str):
+        n = len(value)  # type: ignore[arg-type]
+        words += f" of {n} {'letters' if kind is str else 'bytes'}"
+    return words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
+
+
+def _asked(value: object, attribute: str) -> object:
+    """Only of arrays, tensors and frames: a stranger's attribute may be a program."""
+    if type(value).__module__.partition(".")[0] not in ("numpy", "torch", "pandas", "cupy", "jax", "jaxlib", "warp"):
+        return None
+    try:
+        return getattr(value, attribute, None)
+    except Exception:  # noqa: BLE001 - it is only for a description
+        return None
+
+
+class _Measuring(HomeRules):
+    """As for a save, but memory of a device is counted and left where it is."""
+
+    def __init__(self, *, gpu: GpuRule = "copy", **more: Any) -> None:
+        super().__init__(gpu=gpu, **more)
+        self.elsewhere: dict[int, int] = {}
+        """Bytes of each storage that is on a device."""
+
+    def _storage(self, value: Any) -> Any:
+        if str(value.device) == "cpu" or "torch" not in sys.modules:
+            return super()._storage(value)
+        self.elsewhere[value._cdata] = value.nbytes()
+        return rebuild.itself, (None,)

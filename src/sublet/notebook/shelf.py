@@ -1,0 +1,232 @@
+"""What is saved of a notebook: one volume, with room for three kinds of names.
+
+``device``: what lives only in the guest and is a handle in the notebook. ``cell``: what a cell that was under way had
+made by the time it asked for a checkpoint. ``notebook``: the notebook's own, when somebody wanted them saved. The guest
+saves the first two and the notebook the third, each on what the other left: a save takes over every record that it does
+not replace, without loading it.
+
+Nothing here decides what is saved; it is written as it is given. What is known of each name (``About``) is saved beside
+it and can be read without loading any value, which may be for a device that is not here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from sublet.clock import Clock, SystemClock
+from sublet.durable.opening import Checkpoint
+from sublet.durable.records import Record
+from sublet.durable.roots import Group, encode_roots
+from sublet.durable.saving import Base, Saver
+from sublet.durable.store import CheckpointStore
+from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable, VersionConflict
+from sublet.notebook.home import HomeRules
+
+__all__ = ["About", "Key", "Part", "Saved", "Shelf", "key_of"]
+
+KEEP: Final = 2
+"""Checkpoints that stay: the newest, and the one before it."""
+TRIES: Final = 3
+"""The other side may save at the same time: then on top of that."""
+ABOUT: Final = "about"
+Key = str
+"""A part and a name of the notebook: ``device:weights``."""
+
+
+class Part(enum.StrEnum):
+    """Whose name it is."""
+
+    DEVICE = "device"
+    CELL = "cell"
+    NOTEBOOK = "notebook"
+
+
+def key_of(part: Part, name: str) -> Key:
+    return f"{part}:{name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What is known of a saved name without loading it."""
+
+    name: str
+    what: str = ""
+    """What it is, in a few words: ``Tensor (3, 4) float32``."""
+    nbytes: int = 0
+    why: str = ""
+    """Why it stayed on the device."""
+    cell: int = 0
+    """The number of the cell that left it so."""
+    wall_ns: int = 0
+    """When it was saved."""
+    needs: tuple[str, ...] = ()
+    """Names of the notebook that functions in it read."""
+    apart: tuple[str, ...] = ()
+    """Names with which it shared something that can change, and shares it no more when it comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What one save did."""
+
+    wall_ns: int
+    written_bytes: int
+    state_bytes: int
+
+
+class Shelf:
+    """One side's hand on the volume. Not for two threads at once."""
+
+    def __init__(self, store: CheckpointStore, clock: Clock | None = None) -> None:
+        self._store = store
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._saver = Saver()
+        self._base: Base | None = None
+        self._open: Checkpoint | None = None
+
+    def found(self) -> dict[Key, About]:
+        """Everything that is saved. Raises ``CheckpointDamaged``."""
+        checkpoint = self._newest()
+        if checkpoint is None or ABOUT not in checkpoint.records:
+            return {}
+        known = {field.name for field in fields(About)}
+        told: dict[Key, dict[str, Any]] = checkpoint.load(ABOUT)
+        return {key: About(**{k: v for k, v in one.items() if k in known}) for key, one in told.items()}
+
+    def together_with(self, key: Key) -> tuple[Key, ...]:
+        """What is loaded when this is."""
+        checkpoint = self._newest()
+        if checkpoint is None:
+            raise NotFound(f"nothing is saved of {key}")
+        return checkpoint.together_with(key)
+
+    def load(self, keys: Iterable[Key]) -> dict[Key, Any]:
+        """The values, and those of all keys that come with them: each byte compared with what was saved."""
+        loaded: dict[Key, Any] = {}
+        try:
+            for key in keys:
+                if key not in loaded:
+                    mates = self.together_with(key)
+                    assert self._open is not None
+                    loaded |= {mate: self._open.load(mate) for mate in mates}
+        finally:
+            self._let_go()  # it would hold the values, and so memory of the device
+        return loaded
+
+    def save(
+        self,
+        values: Mapping[Key, object],
+        about: Mapping[Key, About],
+        *,
+        drop: Callable[[Key], bool] = lambda _key: False,
+        note: str = "",
+    ) -> Saved:
+        """Save these, keep what else there is, but for what is to be dropped. Whole or not at all: it raises
+        ``CheckpointFailed`` then, and what was saved before is as it was."""
+        for tried in range(1, TRIES + 1):
+            try:
+                return self._save(values, about, drop, note)
+            except VersionConflict:
+                self._forget()
+                if tried == TRIES:
+                    raise
+        raise AssertionError
+
+    def close(self) -> None:
+        """Let go of the files. Harmless twice."""
+        self._let_go()
+
+    def _save(
+        self, values: Mapping[Key, object], about: Mapping[Key, About], drop: Callable[[Key], bool], note: str
+    ) -> Saved:
+        base = self._base_now()
+        carry, rest = self._kept(values, drop)
+        everything = {**values, **rest}
+        now_ns = self._clock.wall_ns()
+        stays = {*rest, *(key for record in carry for key in record.names)}
+        told = {key: one for key, one in self.found().items() if key in stays}
+        told |= {key: _at(one, now_ns) for key, one in about.items() if key in values}
+        groups = [*_groups(everything), *encode_roots({ABOUT: {key: asdict(one) for key, one in told.items()}})]
+        groups.sort(key=lambda group: group.names[0])
+        staging = self._store.stage()
+        try:
+            staged = self._saver.write(
+                self._saver.capture(groups, base),
+                staging=staging,
+                base=base,
+                who=self._store.who,
+                wall_ns=now_ns,
+                note=note,
+                carry=carry,
+            )
+            self._store.publish(staged)
+        finally:
+            self._store.discard(staging)
+        self._forget()
+        self._base = staged.base
+        self._store.collect(KEEP)
+        return Saved(wall_ns=now_ns, written_bytes=staged.report.written_bytes, state_bytes=staged.report.state_bytes)
+
+    def _kept(self, values: Mapping[Key, object], drop: Callable[[Key], bool]) -> tuple[list[Record], dict[Key, Any]]:
+        """Records that stay as they are; and the values of names that stood in a record with one that does not."""
+        checkpoint = self._newest()
+        if checkpoint is None:
+            return [], {}
+        carry: list[Record] = []
+        rest: dict[Key, Any] = {}
+        for record in {id(one): one for one in checkpoint.records.values()}.values():
+            staying = [name for name in record.names if name != ABOUT and name not in values and not drop(name)]
+            if len(staying) == len(record.names):
+                carry.append(record)
+            else:
+                rest |= {name: checkpoint.load(name) for name in staying}
+        return carry, rest
+
+    def _base_now(self) -> Base:
+        newest = self._store.newest()
+        if self._base is None or self._base.number != newest:
+            self._base = self._store.base()
+        return self._base
+
+    def _newest(self) -> Checkpoint | None:
+        number = self._store.newest()
+        if self._open is not None and self._open.number != number:
+            self._let_go()
+        if self._open is None and number:
+            self._open = self._store.open(number)
+        return self._open
+
+    def _forget(self) -> None:
+        self._base = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+def _groups(values: Mapping[Key, object]) -> list[Group]:
+    """Each part by itself: what is for the notebook must not be loaded together with what is for a device."""
+    groups: list[Group] = []
+    for part in Part:
+        mine = {key: value for key, value in values.items() if key.startswith(f"{part}:")}
+        if mine:
+            try:
+                groups += encode_roots(mine, rules=HomeRules(gpu="copy"))
+            except Unpicklable as error:
+                raise CheckpointFailed(
+                    f"{error.path.partition(':')[2] or error.path} cannot be saved: {error.what}", do=error.do
+                ) from error
+            except SubletError:
+                raise
+            except Exception as error:  # a library's own, for instance of a device that is gone
+                raise CheckpointFailed(f"the state could not be read: {error}", do="Run the cell again.") from error
+    return groups
+
+
+def _at(about: About, wall_ns: int) -> About:
+    return About(**{**asdict(about), "wall_ns": wall_ns})

@@ -1,0 +1,144 @@
+"""Variables into a cell and out of it: what travels, what stays and is saved, and what became of each name."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sublet.notebook import guest_side, holding
+from sublet.notebook.handles import Handles, Restored
+from sublet.notebook.spaces import Outgoing
+from sublet.notebook.stays import Stays, clock_time
+from sublet.values import format_size
+
+if TYPE_CHECKING:
+    from sublet.compute.kernel_guest import KernelGuest
+    from sublet.notebook.options import CellOptions
+    from sublet.notebook.reading import Reading
+    from sublet.notebook.spaces import Space
+
+__all__ = ["Came", "Fate", "Traffic", "fates_text"]
+
+
+class Fate(enum.StrEnum):
+    """What became of a name, as far as the end of the lease is concerned."""
+
+    HERE = "in the notebook"
+    SAVED = "saved"
+    RECOMPUTE = "to be recomputed"
+    """It is on the device and cannot be saved, or was not: the cell that made it makes it again."""
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Came:
+    """What a cell left behind."""
+
+    out: Outgoing
+    news: holding.News
+
+    @property
+    def text(self) -> str:
+        """What is worth saying below the cell."""
+        held, lost = self.news.held, self.news.lost
+        said = []
+        for name, why in self.out.stays.items():
+            about = held.get(name)
+            kept = "not saved"
+            if name in lost:
+                kept = "cannot be saved" if lost[name] == why else f"cannot be saved: {lost[name]}"
+            elif about is not None and about.wall_ns:
+                kept = f"saved {clock_time(about.wall_ns)}"
+            said.append(f"{name} stays ({why}; {kept})")
+        return ", ".join(said)
+
+
+@dataclass(slots=True, eq=False)
+class Traffic:
+    """Of one notebook."""
+
+    space: Space
+    handles: Handles
+    fates: dict[str, tuple[Fate, str]] = field(default_factory=dict)
+    """Of every name that cells on devices have left."""
+
+    def send(
+        self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int
+    ) -> tuple[Outgoing, Restored]:
+        """What a cell reads, and what stood for it on an earlier device, to this one."""
+        wanted = reading.reads if options.takes is None else frozenset(options.takes)
+        sent = self.space.outgoing(wanted, must=True)
+        try:
+            handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
+            alive = self.handles.live()
+            kernel.call(
+                guest_side.place, sent.parcels, sent.gone, sent.names, reading.binds, number, handles, tuple(alive)
+            )
+        except BaseException:
+            self.space.disagree(sent.names)
+            raise
+        self.space.sent(sent)
+        return sent, restored
+
+    def take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
+        """What it changed; and what stays there is saved."""
+        only = None if options.gives is None else frozenset(options.gives)
+        out: Outgoing = kernel.call(guest_side.collect, only, options.room_bytes)
+        self.space.take(out.parcels, out.gone)
+        if only is not None:
+            self.space.disagree(sent.names - out.names)
+        self.handles.left(out.stays, kernel, number)
+        news = holding.News()
+        if out.stays or sent.handles:
+            news = kernel.call(holding.save if options.saves else holding.look)
+            self.handles.heard(news, kernel)
+        for parcel in out.parcels:
+            size = format_size(parcel.nbytes)
+            self.fates |= {name: (Fate.HERE, f"{size}, cell {number}") for name in parcel.names if name.isidentifier()}
+        for name in out.gone:
+            self.fates.pop(name, None)
+        return Came(out=out, news=news)
+
+    def report(self) -> dict[str, tuple[Fate, str]]:
+        """How every name stands that cells on devices have left: here, saved, to be recomputed, or lost."""
+        found = {name: one for name, one in self.fates.items() if name in self.space.names}
+        for name, value in self.space.names.items():
+            if type(value) is Stays:
+                found[name] = _fate(value)
+        return found
+
+
+def fates_text(fates: dict[str, tuple[Fate, str]]) -> str:
+    """The report, for people."""
+    if not fates:
+        return "no cell has left anything yet"
+    width = max(map(len, fates))
+    order = list(Fate)
+    lines = sorted(fates.items(), key=lambda one: (order.index(one[1][0]), one[0]))
+    return "\n".join(f"{name:<{width}}  {fate:<16}  {detail}".rstrip() for name, (fate, detail) in lines)
+
+
+def _fate(handle: Stays) -> tuple[Fate, str]:
+    about = handle.about
+    what = ", ".join(one for one in (about.what, format_size(about.nbytes) if about.nbytes else "") if one)
+    again = f"rerun cell {about.cell}" if about.cell else "rerun the cell that made it"
+    if about.wall_ns:
+        return (
+            Fate.SAVED,
+            f"{what}, {clock_time(about.wall_ns)}{'' if handle.is_live else '; comes back when it is read'}",
+        )
+    why = handle.why_lost or "it was not saved"
+    return (
+        (Fate.RECOMPUTE, f"{what}; {why}: {again} when the lease has ended")
+        if handle.is_live
+        else (
+            Fate.LOST,
+            f"{what}; {why}: {again}",
+        )
+    )
+
+
+def number_of(shell: Any) -> int:
+    """Of the cell that runs, in every version of IPython."""
+    return len(shell.history_manager.input_hist_parsed) - 1
