@@ -129,8 +129,8 @@ def _links(bundles: Sequence[_Bundle]) -> list[tuple[int, int]]:
 
 def _are_plain(values: Sequence[Any]) -> bool:
     """Numbers, texts, and containers of nothing else. Asked of 10,000 small objects at once, so without a loop."""
-    kinds = set(map(type, values)) - SCALARS
-    if not kinds <= PLAIN:
+    kinds = set(map(type, values))
+    if not kinds <= SCALARS | PLAIN:
         return False
     dicts: Sequence[Any]
     others: Sequence[Any]

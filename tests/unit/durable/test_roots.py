@@ -86,3 +86,10 @@ def test_a_function_of_main_stays_with_what_it_names() -> None:
 
 def test_no_roots_are_no_groups() -> None:
     assert encode_roots({}) == []
+
+
+def test_a_number_beside_a_dict_is_as_plain_as_either() -> None:
+    """The shortcut for dicts alone once took what stood beside them for dicts."""
+    [group] = encode_roots({"a": {"k": 1}, "b": 2, "c": "text"})
+    assert group.names == ("a", "b", "c")
+    assert decode(group.encoded.head, group.encoded.views) == {"a": {"k": 1}, "b": 2, "c": "text"}
