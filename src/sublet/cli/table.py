@@ -22,6 +22,13 @@ COMMANDS: Final[dict[str, str]] = {
     "logs": "guests:logs",
     "exec": "exec:exec_",
     "stop": "guests:stop",
+    "nb run": "nb:run",
+    "nb submit": "nb:submit",
+    "nb status": "nb:status",
+    "nb fetch": "nb:fetch",
+    "nb open": "nb:open_",
+    "nb stop": "nb:stop",
+    "nb resume": "nb:resume",
     "lab": "lab:lab",
     "kernelspec install": "kernelspec:install",
     "kernelspec uninstall": "kernelspec:uninstall",
@@ -47,6 +54,7 @@ COMMANDS: Final[dict[str, str]] = {
 """The words of a command → module and function in this package, in the order the help shows them."""
 
 GROUPS: Final[dict[str, str]] = {
+    "nb": "Run whole notebooks, now or in the background.",
     "lease": "Ask for hardware, see who holds what, give it back.",
     "kernelspec": "Kernels whose cells run on a leased device, in the menu of Jupyter.",
     "tenant": "Who may ask, and how much each may have at once.",
@@ -58,7 +66,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Start here": ("demo", "doctor"),
     "The office": ("up", "down", "status", "top"),
     "Commands under a lease": ("run", "ps", "logs", "exec", "stop"),
-    "Notebooks": ("lab", "kernelspec"),
+    "Notebooks": ("nb", "lab", "kernelspec"),
     "Leases": ("lease", "bill"),
     "For the operator": ("tenant", "fence", "drain", "audit", "backup", "restore"),
     "The shell": ("completion",),

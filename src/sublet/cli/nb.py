@@ -1,0 +1,442 @@
+"""``sublet nb``: whole notebooks, now or in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from sublet.cli.declare import Arg, Opt, UsageError
+from sublet.cli.exits import DONE, FAILED
+from sublet.cli.parsing import AsJson, count, duration, size, wait
+from sublet.cli.show import document, paint, visible
+from sublet.errors import InvalidRequest, NotFound, SubletError
+from sublet.values import NS_PER_S, Tier
+
+if TYPE_CHECKING:
+    from sublet.notebook.batch.asked import Asked
+    from sublet.notebook.batch.jobs import Job
+    from sublet.notebook.batch.law import JobRecord
+
+__all__ = ["fetch", "open_", "resume", "run", "status", "stop", "submit"]
+
+NotebookArg = Annotated[str, Arg("NOTEBOOK", help="The notebook's file (.ipynb).")]
+JobArg = Annotated[str, Arg("JOB", help="The job's number, as `sublet nb status` shows it.")]
+Params = Annotated[
+    list[str],
+    Opt("--param", "-p", metavar="NAME=VALUE", help="Set a parameter of the notebook; may be given again."),
+]
+Vram = Annotated[
+    int | None, Opt("--gpu", "--vram", metavar="SIZE", parse=size, help="Memory of the device, such as 2GiB.")
+]
+Gpus = Annotated[int | None, Opt("--gpus", metavar="N", parse=count, help="So many devices, all or none.")]
+Ttl = Annotated[
+    float | None, Opt("--ttl", metavar="DURATION", parse=duration, help="How long a device is lent at a time.")
+]
+TierOpt = Annotated[
+    str | None, Opt("--tier", choices=[t.value for t in Tier], help="Who goes first; batch where it is not said.")
+]
+Spot = Annotated[bool, Opt("--spot", help="Short for --tier spot: takes what is left, yields to anybody.")]
+Wait = Annotated[
+    float | None, Opt("--wait", metavar="DURATION", parse=wait, help="Wait in line at most so long; else for ever.")
+]
+NoWait = Annotated[bool, Opt("--no-wait", help="A device now or not at all.")]
+SmallerOk = Annotated[bool, Opt("--smaller-ok", help="Less memory will do where there is no more.")]
+LeaseOpt = Annotated[
+    str | None,
+    Opt(
+        "--lease",
+        choices=["cells", "whole"],
+        help="`cells`: each %%gpu cell has its own, as where people sit. `whole`: one for all, in which every cell "
+        "runs; so where a GPU is asked for and no cell says %%gpu.",
+    ),
+]
+Name = Annotated[str | None, Opt("--name", metavar="NAME", help="What the job is called; else as the file.")]
+Kernel = Annotated[
+    str | None, Opt("--kernel", metavar="NAME", help="The Jupyter kernel to run it in; else the notebook's own.")
+]
+
+
+def run(
+    *,
+    notebook: NotebookArg,
+    out: Annotated[
+        str | None,
+        Opt("--out", "-o", metavar="PATH", help="The executed notebook; else NAME.executed.ipynb beside the notebook."),
+    ] = None,
+    param: Params = [],  # noqa: B006 - never changed; both parsers make their own
+    gpu: Vram = None,
+    gpus: Gpus = None,
+    ttl: Ttl = None,
+    tier: TierOpt = None,
+    spot: Spot = False,
+    waiting: Wait = None,
+    no_wait: NoWait = False,
+    smaller_ok: SmallerOk = False,
+    lease: LeaseOpt = None,
+    name: Name = None,
+    kernel: Kernel = None,
+) -> int:
+    """Run a notebook from top to bottom, now, and write it with its outputs and a page with the bill.
+
+    A cell that fails stops the run with its traceback. A cell whose lease is lost is run again, from what the cell
+    before it left. Options may also stand in the first code cell: `#SUBLET --vram 8GiB --tier spot`.
+
+    Exit status: 0 if every cell ran, 1 if one failed, 75 if a lease was not granted, 76 if one was lost for good.
+    """
+    from sublet.cli.nb_show import Teller
+    from sublet.notebook.batch.runner import Runner
+
+    target = _target(notebook, out)
+    asked = _asked(gpu, gpus, ttl, _tier(tier, spot=spot), waiting, no_wait=no_wait, smaller_ok=smaller_ok)
+    job = _made(notebook, asked, lease, param, name, kernel, out=str(target), waits_its_turn=False)
+    with Teller(job) as teller:
+        record = Runner(job, teller).run()
+        teller.end(record)
+    _copy(job, target)
+    _say_where(job, target)
+    return _status_of(record)
+
+
+def submit(
+    *,
+    notebook: NotebookArg,
+    param: Params = [],  # noqa: B006
+    gpu: Vram = None,
+    gpus: Gpus = None,
+    ttl: Ttl = None,
+    tier: TierOpt = None,
+    spot: Spot = False,
+    waiting: Wait = None,
+    no_wait: NoWait = False,
+    smaller_ok: SmallerOk = False,
+    lease: LeaseOpt = None,
+    name: Name = None,
+    kernel: Kernel = None,
+    as_json: AsJson = False,
+) -> int:
+    """Run a notebook in the background, and return at once.
+
+    It goes on when this terminal is closed, and from the last finished cell when it is killed or loses its lease.
+    `sublet nb status` tells how far it is, `sublet nb fetch` brings what it has made.
+    """
+    from sublet.cli.nb_show import as_document
+    from sublet.notebook.batch.detached import launch
+
+    asked = _asked(gpu, gpus, ttl, _tier(tier, spot=spot), waiting, no_wait=no_wait, smaller_ok=smaller_ok)
+    job = _made(notebook, asked, lease, param, name, kernel, out="", waits_its_turn=True)
+    launch(job)
+    if as_json:
+        document(as_document(job))
+    else:
+        print(f"Job {job.id}: {visible(job.spec().name)}. `sublet nb status {job.id}` tells how far it is.")
+    return DONE
+
+
+def status(
+    *,
+    job: Annotated[str | None, Arg("JOB", help="One job's number; all of them where none is given.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """How far notebooks in the background are.
+
+    One that lost its runner, by a restart of the machine for instance, is started again.
+    """
+    from sublet.cli.nb_show import as_document, for_people, one_for_people
+    from sublet.notebook.batch.jobs import all_jobs, find_job
+
+    chosen = all_jobs() if job is None else [find_job(job)]
+    for one in chosen:
+        _revived(one)
+    if as_json:
+        shown = [as_document(one) for one in chosen]
+        document(shown if job is None else shown[0])
+    elif job is not None:
+        print(one_for_people(chosen[0]))
+    else:
+        print(for_people(chosen))
+    return DONE
+
+
+def resume(*, job: JobArg) -> int:
+    """Go on with a job that was interrupted, in the background, from the last finished cell."""
+    from sublet.notebook.batch.detached import launch
+    from sublet.notebook.batch.jobs import find_job
+
+    found = find_job(job)
+    record = found.record()
+    if record.is_over:
+        raise InvalidRequest(f"job {found.id} is over: {record.state}", do="Submit its notebook again.")
+    if found.runner:
+        raise InvalidRequest(f"job {found.id} is being run", do=f"See `sublet nb status {found.id}`.")
+    launch(found)
+    print(f"Job {found.id} goes on from cell {record.done + 1} of {record.cells}.")
+    return DONE
+
+
+def fetch(
+    *,
+    job: JobArg,
+    folder: Annotated[str, Arg("DIR", help="Where to; else this folder.")] = ".",
+) -> int:
+    """Bring the executed notebook and its page, as far as they are."""
+    from sublet.notebook.batch.jobs import find_job
+
+    found = find_job(job)
+    if not found.executed.exists():
+        record = found.record()
+        raise NotFound(
+            f"job {found.id} has made nothing yet: it is {record.state}", do=f"See `sublet nb status {found.id}`."
+        )
+    target = Path(folder) / f"{Path(found.spec().notebook).stem}.executed.ipynb"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _copy(found, target)
+    except OSError as error:
+        raise InvalidRequest(f"{folder} cannot be written: {error.strerror}", do="Name another folder.") from None
+    _say_where(found, target)
+    return DONE
+
+
+def stop(*, job: JobArg) -> int:
+    """Stop a job. What it has made until now stays, and can be fetched."""
+    from sublet.notebook.batch.jobs import find_job
+
+    found = find_job(job)
+    record = found.record()
+    if record.is_over:
+        print(f"Job {found.id} is over already: {record.state}.")
+        return DONE
+    record = _stopped(found)
+    print(f"Job {found.id} is {record.state}: {record.done} of {record.cells} cells ran.")
+    return DONE if record.is_over else FAILED
+
+
+def open_(
+    *,
+    job: JobArg,
+    out: Annotated[
+        str | None, Opt("--out", "-o", metavar="PATH", help="The notebook to write; else NAME.continued.ipynb here.")
+    ] = None,
+    no_browser: Annotated[bool, Opt("--no-browser", help="Write the notebook, and open nothing.")] = False,
+) -> int:
+    """Write a notebook that starts with the variables a job ended with, and open it where JupyterLab is there."""
+    from sublet.cli.nb_show import continued
+    from sublet.notebook.batch.jobs import find_job
+
+    found = find_job(job)
+    target = Path(out) if out is not None else Path(f"{Path(found.spec().notebook).stem}.continued.ipynb")
+    if target.exists() and out is None:
+        raise InvalidRequest(f"{target} is there already", do="Name another with --out.")
+    data = continued(found)
+    try:
+        target.write_bytes(data)
+    except OSError as error:
+        raise InvalidRequest(f"{target} cannot be written: {error.strerror}", do="Name another with --out.") from None
+    print(f"{target}: its first cell restores what job {found.id} ended with.")
+    lab = shutil.which("jupyter-lab") or shutil.which("jupyter-lab", path=str(Path(sys.executable).parent))
+    if lab is not None and not no_browser and sys.stdout.isatty():
+        sys.stdout.flush()
+        os.execv(lab, [lab, str(target)])
+    print(f"Open it in Jupyter, for instance with `jupyter lab {target}`.")
+    return DONE
+
+
+# --------------------------------------------------------------------------------------------------------- to the job
+
+
+def _made(
+    path: str,
+    asked: Asked,
+    lease: str | None,
+    params: list[str],
+    name: str | None,
+    kernel: str | None,
+    *,
+    out: str,
+    waits_its_turn: bool,
+) -> Job:
+    """The job, on disk. What cannot work is said before anything is written."""
+    _needs_the_extra()
+    from sublet.notebook.batch.asked import Asked, from_cell
+    from sublet.notebook.batch.jobs import JobSpec, make_job
+    from sublet.notebook.batch.page import written
+    from sublet.notebook.batch.preparing import code_cells, has_gpu_cells, read_notebook, with_parameters
+
+    source = Path(path).absolute()
+    notebook = read_notebook(source)
+    in_cell, notes = from_cell(notebook.cells[code_cells(notebook)[0]].source)
+    for note in notes:
+        sys.stderr.write(f"sublet: {visible(note)}\n")
+    found = asked.over(in_cell.over(Asked(tier=Tier.BATCH if waits_its_turn else None)))
+    prepared = with_parameters(notebook, params)
+    wants_whole = found.vram_bytes is not None and not has_gpu_cells(notebook)
+    spec = JobSpec(
+        notebook=str(source),
+        folder=str(source.parent),
+        name=name or found.name or source.stem,
+        kernel=kernel or "",
+        lease=lease or found.lease or ("whole" if wants_whole else "cells"),
+        asked=found.as_json(),
+        parameters=tuple(params),
+        out=out,
+        label=f"nb-{os.urandom(5).hex()}",
+        submitted_wall_ns=time.time_ns(),
+        waits_its_turn=waits_its_turn,
+    )
+    return make_job(spec, written(prepared), len(code_cells(prepared)), wall_ns=time.time_ns())
+
+
+def _needs_the_extra() -> None:
+    try:
+        import ipykernel  # noqa: F401
+        import nbclient  # noqa: F401
+        import nbconvert  # noqa: F401
+    except ImportError as error:
+        from sublet.errors import Unsupported
+
+        raise Unsupported(
+            f"notebooks cannot be run: {error}", do='Install it: pip install "sublet[notebook]".'
+        ) from None
+
+
+def _asked(
+    gpu: int | None,
+    gpus: int | None,
+    ttl: float | None,
+    tier: Tier | None,
+    waiting: float | None,
+    *,
+    no_wait: bool,
+    smaller_ok: bool,
+) -> Asked:
+    from sublet.notebook.batch.asked import Asked
+
+    if no_wait and waiting is not None:
+        raise UsageError("--wait and --no-wait contradict each other", do="Give one of them.")
+    wait_ns = 0 if no_wait else None if waiting in (None, float("inf")) else round((waiting or 0) * NS_PER_S)
+    return Asked(
+        vram_bytes=gpu,
+        gpus=gpus,
+        ttl_ns=None if ttl is None else round(ttl * NS_PER_S),
+        tier=tier,
+        wait_ns=wait_ns,
+        smaller_ok=True if smaller_ok else None,
+    )
+
+
+def _tier(tier: str | None, *, spot: bool) -> Tier | None:
+    if spot and tier not in (None, Tier.SPOT):
+        raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
+    return Tier.SPOT if spot else None if tier is None else Tier(tier)
+
+
+def _target(notebook: str, out: str | None) -> Path:
+    source = Path(notebook)
+    if out is None:
+        return source.with_name(f"{source.stem}.executed.ipynb")
+    target = Path(out)
+    if target.is_dir() or out.endswith("/"):
+        target = target / f"{source.stem}.ipynb"
+    if target.suffix != ".ipynb":
+        raise UsageError(f"--out: {out} is not the name of a notebook", do="Let it end in .ipynb, or name a folder.")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise UsageError("--out is the notebook itself", do="Name another file: the notebook is not written over.")
+    if not target.parent.is_dir():
+        try:
+            target.parent.mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(f"--out: {target.parent} cannot be made: {error.strerror}", do="Name another.") from None
+    return target
+
+
+# ------------------------------------------------------------------------------------------------- from the job
+
+
+def _copy(job: Job, target: Path) -> None:
+    from sublet.notebook.batch.jobs import put
+
+    if job.executed.exists():
+        put(target, job.executed.read_bytes())
+    if not job.page.exists():
+        _make_page(job)
+    if job.page.exists():
+        put(target.with_suffix(".html"), job.page.read_bytes())
+
+
+def _make_page(job: Job) -> None:
+    """Of one that is not over: as far as it is."""
+    from sublet.notebook.batch.page import page_of
+    from sublet.notebook.batch.preparing import read_notebook
+
+    with contextlib.suppress(SubletError):
+        page = page_of(read_notebook(job.executed), job.spec(), job.record(), None)
+        if not job.record().is_over:
+            job.put(job.page, page.encode())
+
+
+def _say_where(job: Job, target: Path) -> None:
+    if not target.exists():
+        return
+    print(f"{paint('notebook', 'bold')}  {target}")
+    page = target.with_suffix(".html")
+    if page.exists():
+        print(f"{paint('page', 'bold')}      {page}")
+    if job.record().checkpoint:
+        print(f"{paint('variables', 'bold')} `sublet nb open {job.id}` starts from them")
+
+
+def _status_of(record: JobRecord) -> int:
+    if record.exit_code:
+        _say(record)
+        return record.exit_code
+    if not record.is_over:
+        _say(record)
+        return 130
+    return DONE
+
+
+def _say(record: JobRecord) -> None:
+    sys.stderr.write(f"{paint('sublet:', 'red', stream=sys.stderr)} {visible(record.message)}\n")
+    if record.do:
+        sys.stderr.write(f"  {visible(record.do)}\n")
+
+
+def _revived(job: Job) -> None:
+    """A job in the background whose runner is gone gets another: looking after it is looking after it."""
+    from sublet.notebook.batch.detached import launch
+
+    with contextlib.suppress(SubletError):
+        record = job.record()
+        if record.is_over or job.runner or not job.spec().waits_its_turn:
+            return
+        if launch(job):
+            sys.stderr.write(f"sublet: job {job.id} had lost its runner; it goes on from cell {record.done + 1}\n")
+
+
+def _stopped(job: Job) -> Any:
+    import signal
+
+    from sublet.notebook.batch.law import Happening, after
+
+    job.ask_to_stop()
+    until = time.monotonic() + 30
+    while time.monotonic() < until and not job.record().is_over:
+        runner = job.runner
+        if runner > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(runner, signal.SIGTERM)
+            time.sleep(0.2)
+            continue
+        with contextlib.suppress(InvalidRequest), job.taken():
+            record = job.record()
+            if not record.is_over:
+                if record.state == "running":
+                    record = after(record, Happening.CUT)
+                facts: dict[str, Any] = {"message": "stopped", "exit_code": FAILED, "changed_wall_ns": time.time_ns()}
+                job.write(after(record, Happening.STOPPED, **facts))
+    return job.record()

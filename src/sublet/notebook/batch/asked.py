@@ -1,0 +1,208 @@
+"""What a job asks for: from the command line, and from comments in the notebook's first code cell.
+
+    #SUBLET --vram 8GiB --tier spot
+    #SUBLET --lease whole
+
+So a notebook carries its own options, as a batch script does, and is the same notebook in a browser. Lines that begin
+with ``#SBATCH`` are understood as far as they mean something here, and what they say that does not is told. What the
+command line says goes before the cell.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from sublet.errors import InvalidRequest
+from sublet.values import NS_PER_S, Tier, format_duration, format_size, parse_duration_ns, parse_size
+
+__all__ = ["Asked", "cell_options", "from_cell", "in_words", "nearest", "read_options"]
+
+LEASES: Final = ("cells", "whole")
+GPUS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the leases of a job shall be. None: as if nothing had been said."""
+
+    vram_bytes: int | None = None
+    gpus: int | None = None
+    ttl_ns: int | None = None
+    tier: Tier | None = None
+    wait_ns: int | None = None
+    """0: not at all; None: as long as it takes."""
+    smaller_ok: bool | None = None
+    lease: str | None = None
+    """``cells``: each ``%%gpu`` cell its own, as where people sit; ``whole``: one for all, in which every cell runs."""
+    name: str | None = None
+
+    def over(self, other: Asked) -> Asked:
+        """These, and where they say nothing the other's."""
+        said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return replace(other, **said)
+
+    def as_json(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Asked:
+        tier = found.get("tier")
+        return cls(**{**found, "tier": None if tier is None else Tier(tier)})
+
+
+def cell_options(asked: Asked) -> str:
+    """The same as they stand behind ``%%gpu``: what a cell has that says nothing itself."""
+    words = []
+    if asked.vram_bytes is not None:
+        words += ["--vram", f"{asked.vram_bytes}B"]
+    if asked.gpus is not None:
+        words += ["--gpus", str(asked.gpus)]
+    if asked.ttl_ns is not None:
+        words += ["--ttl", _exact(asked.ttl_ns)]
+    if asked.tier is not None:
+        words += ["--tier", asked.tier.value]
+    if asked.wait_ns is not None:
+        words += ["--wait", _exact(asked.wait_ns)] if asked.wait_ns else ["--no-wait"]
+    if asked.smaller_ok:
+        words.append("--smaller-ok")
+    return " ".join(words)
+
+
+def _exact(duration_ns: int) -> str:
+    """For people a duration is rounded; this one is read again."""
+    return f"{max(1, duration_ns * 1000 // NS_PER_S)}ms"
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+
+
+def _gpus(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= GPUS_MAX:
+        raise InvalidRequest(f"{text!r} is not a number of devices", do=f"Give 1 to {GPUS_MAX}.")
+    return int(text)
+
+
+def _one_of(text: str, what: str, known: Sequence[str]) -> str:
+    if text not in known:
+        raise InvalidRequest(f"{text!r} is not a {what}{nearest(text, known)}", do=f"Use {' or '.join(known)}.")
+    return text
+
+
+def _tier(text: str) -> Tier:
+    return Tier(_one_of(text, "tier", [tier.value for tier in Tier]))
+
+
+_VALUES: Final[dict[str, tuple[str, Any]]] = {
+    "--vram": ("vram_bytes", lambda text: parse_size(text, "--vram")),
+    "--gpu": ("vram_bytes", lambda text: parse_size(text, "--gpu")),
+    "--gpus": ("gpus", _gpus),
+    "--ttl": ("ttl_ns", lambda text: parse_duration_ns(text, "--ttl")),
+    "--tier": ("tier", _tier),
+    "--wait": ("wait_ns", lambda text: parse_duration_ns(text, "--wait")),
+    "--lease": ("lease", lambda text: _one_of(text, "way to lease", LEASES)),
+    "--name": ("name", str),
+}
+_SWITCHES: Final[dict[str, tuple[str, Any]]] = {
+    "--spot": ("tier", Tier.SPOT),
+    "--no-wait": ("wait_ns", 0),
+    "--smaller-ok": ("smaller_ok", True),
+}
+
+
+def read_options(words: Sequence[str]) -> Asked:
+    """Options as they stand in a cell. Raises ``InvalidRequest`` with the nearest good one."""
+    found: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag in _SWITCHES and not equals:
+            name, what = _SWITCHES[flag]
+        elif flag in _VALUES:
+            name, read = _VALUES[flag]
+            if not equals:
+                if not rest or rest[0].startswith("--"):
+                    raise InvalidRequest(f"{flag} needs a value", do=f"Write {flag} and what it shall be.")
+                value = rest.pop(0)
+            what = read(value)
+        else:
+            known = [*_VALUES, *_SWITCHES]
+            raise InvalidRequest(
+                f"a notebook has no option {flag}{nearest(flag, known)}", do=f"It has {', '.join(known)}."
+            )
+        if found.setdefault(name, what) != what:
+            raise InvalidRequest(f"{flag} contradicts what was said before it", do="Say it once.")
+    return Asked(**found)
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# ------------------------------------------------------------------------------------------------------ in the cell
+
+_OURS: Final = re.compile(r"^\s*#\s*SUBLET\b[:\s]*(.*)$")
+_SLURMS: Final = re.compile(r"^#SBATCH\s+(.*)$")
+
+
+def from_cell(source: str) -> tuple[Asked, tuple[str, ...]]:
+    """What the comments of a cell ask for, and what of them means nothing here, in sentences."""
+    asked, notes = Asked(), list[str]()
+    for line in source.splitlines():
+        if (ours := _OURS.match(line)) is not None:
+            asked = read_options(_words(line, ours[1])).over(asked)
+        elif (slurms := _SLURMS.match(line)) is not None:
+            found, unused = _of_slurm(_words(line, slurms[1]))
+            asked = found.over(asked)
+            notes += [f"#SBATCH {one} means nothing here" for one in unused]
+    return asked, tuple(notes)
+
+
+def _words(line: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError as error:
+        raise InvalidRequest(f"{line.strip()}: {error}", do="Close the quotation marks.") from None
+
+
+_SHORT: Final = {"-J": "--job-name", "-G": "--gpus", "-t": "--time", "-p": "--partition", "-c": "--cpus-per-task"}
+
+
+def _of_slurm(words: Sequence[str]) -> tuple[Asked, list[str]]:
+    """Of what people write for sbatch: how many GPUs, and the name. The rest is for a cluster."""
+    found, unused = Asked(), list[str]()
+    rest = list(words)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        flag = _SHORT.get(flag, flag)
+        if not equals and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+        match flag:
+            case "--gres" if value.partition(":")[0] == "gpu":
+                last = value.rpartition(":")[2]
+                found = replace(found, gpus=_gpus(last) if last.isdecimal() else 1)
+            case "--gpus" | "--gpus-per-node":
+                found = replace(found, gpus=_gpus(value.rpartition(":")[2]))
+            case "--job-name":
+                found = replace(found, name=value)
+            case _:
+                unused.append(f"{flag}={value}" if value else flag)
+    return found, unused
+
+
+def in_words(asked: Asked) -> str:
+    """For people."""
+    said = [
+        None if asked.vram_bytes is None else f"VRAM {format_size(asked.vram_bytes)}",
+        None if asked.gpus in (None, 1) else f"{asked.gpus} devices",
+        None if asked.tier is None else f"tier {asked.tier}",
+        None if asked.ttl_ns is None else f"{format_duration(asked.ttl_ns)} at a time",
+        None if not asked.wait_ns else f"waits {asked.wait_ns / NS_PER_S:.0f} s at most",
+        "one lease for all cells" if asked.lease == "whole" else None,
+    ]
+    return ", ".join(one for one in said if one)

@@ -1,0 +1,142 @@
+"""A kernel in a guest, as nbclient knows kernels: just so much of a client and of a manager as it calls.
+
+nbclient waits for the reply and for the outputs of a cell at the same time. Here both come over one connection that
+one thread reads; what came is put into two queues. Between cells nobody reads, so a request is sent without a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Mapping
+from queue import Empty
+from typing import Final
+
+from sublet.compute.kernel_guest import KernelGuest
+from sublet.errors import SubletError
+from sublet.notebook.kernel_line import KernelLine, Message
+
+__all__ = ["GuestClient"]
+
+LOOK_S: Final = 0.1
+"""How long an interrupt may have to wait until it is sent."""
+
+
+class _Inbox:
+    """One channel."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def get_msg(self, timeout: float | None = None) -> Message:  # noqa: ASYNC109 - nbclient's word
+        try:
+            return await asyncio.wait_for(self.queue.get(), timeout)
+        except TimeoutError:
+            raise Empty from None
+
+
+class GuestClient:
+    """Client and manager in one."""
+
+    has_kernel = True
+    ipykernel = True
+    allow_stdin = False
+
+    def __init__(self, guest: KernelGuest) -> None:
+        self.shell_channel = _Inbox()
+        self.iopub_channel = _Inbox()
+        self._guest = guest
+        self._line = KernelLine(guest.channels)
+        self._loop = asyncio.get_running_loop()
+        self._asked = ""
+        self._reader: asyncio.Future[None] | None = None
+        self._is_interrupted = threading.Event()
+        self._is_over = False
+
+    # ---- what nbclient calls
+
+    async def execute(
+        self,
+        code: str,
+        silent: bool = False,
+        store_history: bool = True,
+        user_expressions: Mapping[str, str] | None = None,
+        allow_stdin: bool | None = None,
+        stop_on_error: bool = True,
+    ) -> str:
+        """Send a request; its id."""
+        if self._reader is not None:
+            await self._reader
+        content = {
+            "code": _here(code),
+            "silent": silent,
+            "store_history": store_history,
+            "user_expressions": dict(user_expressions or {}),
+            "allow_stdin": False,
+            "stop_on_error": stop_on_error,
+        }
+        self._is_interrupted.clear()
+        asked = self._line.send("shell", "execute_request", content)
+        self._reader = asyncio.ensure_future(self._read(asked))
+        return asked
+
+    async def is_alive(self) -> bool:
+        return not self._is_over and not self._guest.is_lost
+
+    async def shutdown_kernel(self, now: bool = False) -> None:
+        """It ends with its lease."""
+
+    async def cleanup_resources(self) -> None:
+        """Nothing is left here."""
+
+    def stop_channels(self) -> None:
+        """They end with the line."""
+
+    async def interrupt_kernel(self) -> None:
+        self.interrupt()
+
+    # ---- ours
+
+    def interrupt(self) -> None:
+        self._is_interrupted.set()
+
+    async def hang_up(self) -> None:
+        self._is_over = True
+        if self._reader is not None:
+            with contextlib.suppress(SubletError, OSError):
+                await self._reader
+        self._line.close()
+
+    async def _read(self, asked: str) -> None:
+        """Until the request is answered and the kernel is idle again, or gone."""
+        has_reply = is_idle = False
+        while not (has_reply and is_idle) and not self._is_over:
+            try:
+                came = await self._loop.run_in_executor(None, self._line.wait, LOOK_S)
+                if self._is_interrupted.is_set():
+                    self._is_interrupted.clear()
+                    self._line.interrupt()
+            except (SubletError, OSError):
+                self._is_over = True
+                return
+            for channel, message in came:
+                if message["parent_header"].get("msg_id") == asked:
+                    has_reply = has_reply or channel == "shell"
+                    is_idle = is_idle or message["content"].get("execution_state") == "idle"
+                if channel == "shell":
+                    self.shell_channel.queue.put_nowait(message)
+                elif channel == "iopub":
+                    self.iopub_channel.queue.put_nowait(message)
+
+
+def _here(code: str) -> str:
+    """A cell that asks for a device is on it already. Its first line becomes a comment, so lines keep their numbers."""
+    lines = code.split("\n")
+    first = next((n for n, line in enumerate(lines) if line.strip()), 0)
+    if lines[first].split()[:1] != ["%%gpu"]:
+        return code
+    rest = lines[first + 1 :]
+    if next((line for line in rest if line.strip()), "").startswith("%%"):
+        return "\n".join(rest)  # a magic of its own must stand first
+    return "\n".join([*lines[:first], f"# {lines[first]}", *rest])

@@ -1,0 +1,215 @@
+"""What runs in the kernel of a notebook that is a job, between its cells: called by name, answered as JSON text.
+
+The variables are saved with the rules of the notebook (``home``): functions and classes live in the namespace they
+came from, so two functions that share a counter still do when they are restored. A variable that cannot be saved is
+named with the reason, never left out in silence; and beside the variables goes what a program would miss without
+asking for it by name: the state of the random numbers, the working folder, and which extensions were loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sublet.durable.roots import Group, encode_roots
+from sublet.durable.saving import Saver
+from sublet.durable.store import FolderStore
+from sublet.errors import InvalidRequest, LeaseEnded, NotFound, SubletError, Unpicklable
+from sublet.notebook.home import HomeRules
+from sublet.notebook.spaces import HIDDEN, NOTEBOOK, Space
+
+__all__ = ["begin", "bill", "give_back", "go_on", "save", "why"]
+
+KEEP: Final = 3
+"""Checkpoints: the one the record names, the one that is being written, and one more."""
+SCHEMA: Final = "notebook"
+BESIDE: Final = "\0beside"
+"""The name of what is saved beside the variables; no variable can have it."""
+PR_SET_PDEATHSIG: Final = 1
+
+_saver: Saver | None = None
+_store: FolderStore | None = None
+
+
+def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: int) -> str:
+    """Before the first cell of a run: the magics are there, what an earlier run saved is restored."""
+    global _saver, _store
+    if parent:
+        _end_with(parent)
+    shell = _shell()
+    if "GpuMagics" not in shell.magics_manager.registry:
+        shell.run_line_magic("load_ext", "sublet")
+    magics = shell.magics_manager.registry["GpuMagics"]
+    if cell_options or label:
+        from sublet.notebook.options import parse_line
+
+        magics.defaults = parse_line(cell_options)
+        magics.cells.labels["job"] = label
+    _store, _saver = FolderStore(folder), Saver()
+    if not checkpoint:
+        return json.dumps({"restored": 0})
+    return json.dumps({"restored": len(_restored(_store, checkpoint))})
+
+
+def save(note: str) -> str:
+    """After a cell: the variables go to disk. Raises if they cannot, and what was saved before is whole then."""
+    if _store is None or _saver is None:
+        raise InvalidRequest("this kernel is not the kernel of a job")
+    groups, unsaved = _encoded()
+    base = _store.base()
+    staging = _store.stage()
+    try:
+        staged = _saver.write(
+            _saver.capture(groups, base),
+            staging=staging,
+            base=base,
+            who=_store.who,
+            wall_ns=time.time_ns(),
+            schema=SCHEMA,
+            note=note,
+        )
+        _store.publish(staged)
+    finally:
+        _store.discard(staging)
+    _store.collect(KEEP)
+    report = staged.report
+    said = [f"{name}: {why}" for name, why in sorted(unsaved.items())]
+    return json.dumps({"checkpoint": report.number, "bytes": report.written_bytes, "unsaved": said})
+
+
+def why() -> str:
+    """What the last cell that failed died of, as far as it is one of ours; else nothing."""
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, SubletError):
+        return json.dumps(None)
+    end = error.end if isinstance(error, LeaseEnded) else None
+    return json.dumps(
+        {
+            "kind": error.kind,
+            "is_end": isinstance(error, LeaseEnded),
+            "reason": "" if end is None else str(end.reason),
+            "message": error.message,
+            "do": error.do,
+            "transient": error.transient,
+        }
+    )
+
+
+def bill() -> str:
+    """What the cells of this kernel consumed so far."""
+    from dataclasses import asdict
+
+    magics = _shell().magics_manager.registry.get("GpuMagics")
+    return json.dumps(None if magics is None else asdict(magics.cells.bill))
+
+
+def give_back() -> str:
+    """After the last cell."""
+    magics = _shell().magics_manager.registry.get("GpuMagics")
+    if magics is not None:
+        magics.cells.release()
+    return json.dumps(None)
+
+
+def go_on(folder: str) -> str:
+    """For a person: the variables a job ended with, in this notebook; what there is to say about it."""
+    store = FolderStore(Path(folder) / "state", create=False)
+    if not store.newest():
+        raise NotFound("the job saved no variables", do="Its first cell was not finished.")
+    from sublet.notebook.batch.jobs import Job
+
+    record = Job(Path(folder)).record()
+    names = _restored(store, record.checkpoint)
+    said = f"restored {len(names)} variables, as cell {record.done} of the job left them"
+    return "\n".join([said, *(f"not saved: {one}" for one in record.unsaved)])
+
+
+# ----------------------------------------------------------------------------------------------------------- within
+
+
+def _encoded() -> tuple[list[Group], dict[str, str]]:
+    """The variables in groups that share objects, and the names of those that cannot be saved."""
+    space = Space(_shell().user_ns, NOTEBOOK)
+    left = {name: space.names[name] for name in space.visible()}
+    left[BESIDE] = _beside()
+    try:
+        return encode_roots(left, rules=HomeRules()), {}
+    except Unpicklable:
+        unsaved = _refused(left)
+    good = {name: value for name, value in left.items() if name not in unsaved}
+    return encode_roots(good, rules=HomeRules()), unsaved
+
+
+def _refused(values: Mapping[str, object]) -> dict[str, str]:
+    """Each by itself: some must be among those that cannot."""
+    found = {}
+    for name, value in values.items():
+        try:
+            encode_roots({name: value}, rules=HomeRules())
+        except Unpicklable as error:
+            found[name] = error.what or error.message
+    return found
+
+
+def _restored(store: FolderStore, number: int) -> list[str]:
+    names = _shell().user_ns
+    with store.open(number) as checkpoint:
+        values = checkpoint.load_all()
+    beside = values.pop(BESIDE, None)
+    names.update(values)
+    if beside is not None:
+        _put_beside(beside)
+    return sorted(name for name in values if name not in HIDDEN)
+
+
+def _beside() -> dict[str, Any]:
+    numpy = sys.modules.get("numpy")
+    return {
+        "cwd": os.getcwd(),
+        "path": list(sys.path),
+        "random": random.getstate(),
+        "numpy": None if numpy is None else numpy.random.get_state(),
+        "extensions": sorted(_shell().extension_manager.loaded),
+    }
+
+
+def _put_beside(beside: Mapping[str, Any]) -> None:
+    shell = _shell()
+    if os.path.isdir(beside["cwd"]):
+        os.chdir(beside["cwd"])
+    sys.path += [one for one in _strings(beside["path"]) if one not in sys.path]
+    random.setstate(beside["random"])
+    if beside["numpy"] is not None:
+        import numpy as np
+
+        np.random.set_state(beside["numpy"])
+    for name in _strings(beside["extensions"]):
+        if name not in shell.extension_manager.loaded:
+            shell.extension_manager.load_extension(name)
+
+
+def _strings(values: Iterable[Any]) -> list[str]:
+    return [one for one in values if isinstance(one, str)]
+
+
+def _end_with(parent: int) -> None:
+    """A cell does not run on when the runner that would keep its results is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it went before that held
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _shell() -> Any:
+    shell = sys.modules["IPython"].get_ipython()
+    if shell is None:
+        raise InvalidRequest("there is no notebook here", do="Call it in a cell.")
+    return shell

@@ -1,0 +1,263 @@
+"""The kernel of a job: an ordinary one beside the runner, or a guest in which every cell runs under one lease.
+
+Cells run through nbclient in both, so outputs, updating displays and widgets become what they become in any executed
+notebook. Between cells the kernel is asked for things (``inside``): by name, with an answer in JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from queue import Empty
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from sublet.errors import InvalidRequest, LeaseEnded, RemoteError, SubletError, Unsupported
+from sublet.notebook.batch.asked import Asked
+from sublet.notebook.batch.guest_client import GuestClient
+from sublet.values import GIB, NS_PER_S, Tier
+
+if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
+    from sublet.client.lease import Lease
+    from sublet.client.model import Place
+    from sublet.compute.kernel_guest import KernelGuest
+
+__all__ = ["JobKernel", "OrdinaryKernel", "WholeKernel"]
+
+T = TypeVar("T")
+Notebook = Any
+VRAM_DEFAULT: Final = 1 * GIB
+STARTS_S: Final = 120
+ASK_LOOK_S: Final = 1.0
+END_PATIENCE_S: Final = 15.0
+"""A kernel that is gone because its lease is ending knows why when the lease has ended."""
+INSIDE: Final = "__import__('importlib').import_module('sublet.notebook.batch.inside')"
+
+
+class JobKernel(Protocol):
+    """What the runner needs of one. Opened once, closed once; whoever closes it may have lost it."""
+
+    client: Any
+    """nbclient's, which runs the cells."""
+
+    async def open(self) -> None:
+        """Start it. Raises ``SubletError`` if that cannot be."""
+
+    async def ask(self, what: str, *arguments: object) -> Any:
+        """Call a function of ``inside`` in it, between cells."""
+
+    async def lost(self) -> SubletError | None:
+        """After it died: why, where its lease is why; None where it died by itself."""
+
+    async def interrupt(self) -> None:
+        """Stop the cell that runs."""
+
+    async def close(self, *, now: bool) -> None:
+        """End it; ``now``: without waiting for what it might still want to say."""
+
+
+class _Kernel:
+    """What both have in common."""
+
+    client: Any
+
+    async def ask(self, what: str, *arguments: object) -> Any:
+        client = self.client.kc
+        call = f"{INSIDE}.{what}({', '.join(map(repr, arguments))})"
+        asked = await _awaited(
+            client.execute("", silent=True, store_history=False, user_expressions={"it": call}, allow_stdin=False)
+        )
+        while True:
+            try:
+                reply = await client.shell_channel.get_msg(timeout=ASK_LOOK_S)
+            except Empty:
+                if not await _awaited(client.is_alive()):
+                    raise RemoteError("the notebook's kernel died between two cells") from None
+                continue
+            if reply["parent_header"].get("msg_id") == asked:
+                return _answer(reply["content"])
+
+
+class OrdinaryKernel(_Kernel):
+    """As Jupyter starts one, in the notebook's folder and our environment."""
+
+    def __init__(self, notebook: Notebook, *, folder: str, kernel: str, env: Mapping[str, str], log: Path) -> None:
+        from nbclient import NotebookClient
+
+        named: dict[str, Any] = {"kernel_name": kernel} if kernel else {}
+        resources = {"metadata": {"path": folder}}
+        self.client = NotebookClient(notebook, timeout=None, startup_timeout=STARTS_S, resources=resources, **named)
+        self._env = {**os.environ, **env}
+        self._log = log
+        self._sockets = ""
+
+    async def open(self) -> None:
+        from jupyter_client.kernelspec import NoSuchKernel
+
+        try:
+            self.client.km = km = self.client.create_kernel_manager()
+            # Sockets in a folder that is ours alone: a port would be anybody's who has an account here.
+            self._sockets = tempfile.mkdtemp(prefix="sublet-nb-")
+            km.transport, km.ip = "ipc", f"{self._sockets}/k"
+            with open(self._log, "ab") as log:  # noqa: ASYNC230 - what it says outside of cells is for no terminal
+                await self.client.async_start_new_kernel(env=self._env, stdout=log, stderr=log)
+        except NoSuchKernel as error:
+            raise InvalidRequest(
+                f"there is no kernel {error.name!r}", do="`jupyter kernelspec list` shows them; name one with --kernel."
+            ) from None
+        try:
+            await self.client.async_start_new_kernel_client()
+        except (RuntimeError, TimeoutError) as error:
+            raise Unsupported(
+                f"the notebook's kernel did not start: {error}", do="Start it by hand to see why."
+            ) from error
+
+    async def lost(self) -> SubletError | None:
+        return None
+
+    async def interrupt(self) -> None:
+        await self.client.km.interrupt_kernel()
+
+    async def close(self, *, now: bool) -> None:
+        client, km = self.client, self.client.km
+        if km is None:
+            return
+        with contextlib.suppress(Exception):  # it may be gone; what is left of it ends with its parent
+            await km.shutdown_kernel(now=now)
+        with contextlib.suppress(Exception):
+            await km.cleanup_resources()
+        if client.kc is not None:
+            client.kc.stop_channels()
+            client.kc = None
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+class WholeKernel(_Kernel):
+    """A guest of one lease, in which every cell runs. It is renewed from the first cell to the last."""
+
+    def __init__(
+        self,
+        notebook: Notebook,
+        *,
+        folder: str,
+        asked: Asked,
+        label: str,
+        env: Mapping[str, str],
+        connect: Callable[[], Fabric],
+        waiting: Callable[[Place], None],
+    ) -> None:
+        from nbclient import NotebookClient
+
+        self.client = NotebookClient(notebook, timeout=None)
+        self.lease: Lease | None = None
+        self._folder = folder
+        self._asked = asked
+        self._label = label
+        self._env = dict(env)
+        self._connect = connect
+        self._waiting = waiting
+        self._guest: KernelGuest | None = None
+        self._busy = contextlib.ExitStack()
+
+    async def open(self) -> None:
+        self.lease = await beside(self._acquired)
+        self._busy.enter_context(self.lease.activity("a notebook"))
+        self._guest = await beside(self._started)
+        self.client.km = self.client.kc = GuestClient(self._guest)
+
+    def _acquired(self) -> Lease:
+        asked = self._asked
+        terms: dict[str, Any] = {} if asked.ttl_ns is None else {"ttl": asked.ttl_ns / NS_PER_S}
+        return self._connect().gpu(
+            min_vram=VRAM_DEFAULT if asked.vram_bytes is None else asked.vram_bytes,
+            count=asked.gpus or 1,
+            tier=asked.tier or Tier.INTERACTIVE,
+            wait=None if asked.wait_ns is None else asked.wait_ns / NS_PER_S,
+            or_smaller=bool(asked.smaller_ok),
+            on_place=self._waiting,
+            labels={"program": "notebook", "job": self._label},
+            **terms,
+        )
+
+    def _started(self) -> KernelGuest:
+        from sublet.compute.kernel_guest import KernelGuest
+
+        assert self.lease is not None
+        return KernelGuest(self.lease, cwd=self._folder, env=self._env, name="notebook")
+
+    async def lost(self) -> SubletError | None:
+        lease, guest = self.lease, self._guest
+        if lease is None or guest is None:
+            return None
+        if lease.end is None and lease.notice is None and not guest.is_lost:
+            return None
+        if lease.end is None:
+            await beside(lambda: _ended(lease))
+        error = guest.why_lost()
+        return error if isinstance(error, LeaseEnded) else None
+
+    async def interrupt(self) -> None:
+        if isinstance(self.client.kc, GuestClient):
+            self.client.kc.interrupt()
+
+    async def close(self, *, now: bool) -> None:
+        lease, self.lease = self.lease, None
+        if isinstance(self.client.kc, GuestClient):
+            await self.client.kc.hang_up()
+        self._busy.close()
+        if self._guest is not None:
+            self._guest.close()
+        if lease is not None:
+            with contextlib.suppress(SubletError):
+                await beside(lease.release)
+
+
+async def _awaited(found: Any) -> Any:
+    """jupyter_client answers some things at once."""
+    return await found if inspect.isawaitable(found) else found
+
+
+async def beside(call: Callable[[], T]) -> T:
+    """Run what blocks on a thread that keeps nobody from leaving."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="sublet-job", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def _ended(lease: Lease) -> None:
+    over = threading.Event()
+    lease.on_end(lambda _end: over.set())
+    if lease.end is None:
+        over.wait(END_PATIENCE_S)
+
+
+def _answer(content: Mapping[str, Any]) -> Any:
+    """What the function said, or its error under its own name."""
+    found = content.get("user_expressions", {}).get("it", content)
+    if found.get("status") == "ok":
+        text = ast.literal_eval(found["data"]["text/plain"])
+        return json.loads(text)
+    name, said = found.get("ename", "error"), found.get("evalue", "")
+    if name in ("ModuleNotFoundError", "ImportError"):
+        raise Unsupported(
+            f"the notebook's kernel cannot be used for a job: {said}",
+            do="Install `sublet[notebook]` where that kernel is, or choose another with --kernel.",
+        )
+    raise RemoteError(f"{said or name}", do="")

@@ -1,0 +1,127 @@
+"""A notebook before it runs: read, checked, its parameters put in."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sublet.errors import InvalidRequest
+from sublet.notebook.batch.asked import nearest
+
+__all__ = ["INJECTED", "PARAMETERS", "code_cells", "has_gpu_cells", "read_notebook", "with_parameters"]
+
+PARAMETERS: Final = "parameters"
+"""The tag of the cell with the defaults, as papermill has it."""
+INJECTED: Final = "injected-parameters"
+"""The tag of the cell that was put in."""
+NOTEBOOK_MAX: Final = 256 << 20
+"""Bytes of a notebook's file; one that is larger holds pictures by the thousand, and somebody should know."""
+
+Notebook = Any
+"""``nbformat.NotebookNode``: a dict with attributes."""
+
+
+def read_notebook(path: Path) -> Notebook:
+    """Raises ``InvalidRequest`` where there is none, or what there is cannot be read as one."""
+    import nbformat
+
+    try:
+        if path.stat().st_size > NOTEBOOK_MAX:
+            raise InvalidRequest(
+                f"{path} is larger than {NOTEBOOK_MAX >> 20} MiB", do="Clear its outputs, and save it."
+            )
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is not text"
+        raise InvalidRequest(f"{path} cannot be read: {said}", do="Name a notebook (.ipynb).") from None
+    try:
+        notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
+        nbformat.validate(notebook)
+    except Exception as error:  # noqa: BLE001 - nbformat raises what it likes
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidRequest(f"{path} is not a notebook: {first[:200]}", do="Name a notebook (.ipynb).") from None
+    if not code_cells(notebook):
+        raise InvalidRequest(f"{path} has no code cell to run", do="Name another notebook.")
+    return notebook
+
+
+def code_cells(notebook: Notebook) -> list[int]:
+    """Where in the notebook those are that run, in order."""
+    return [n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code" and cell.source.strip()]
+
+
+def has_gpu_cells(notebook: Notebook) -> bool:
+    """Whether any cell asks for a device itself."""
+    return any(notebook.cells[n].source.lstrip().startswith("%%gpu") for n in code_cells(notebook))
+
+
+def with_parameters(notebook: Notebook, texts: Sequence[str]) -> Notebook:
+    """A copy in which ``name=value`` texts hold: in a cell of their own, behind the one tagged ``parameters``.
+
+    Where a cell is tagged, only names that it gives a default can be set: a misspelt one would change nothing, and
+    nobody would notice. A value is a Python literal, and where it is none, a text.
+    """
+    found = copy.deepcopy(notebook)
+    values = _parsed(texts)
+    if not values:
+        return found
+    tagged = next((n for n in code_cells(found) if PARAMETERS in found.cells[n].metadata.get("tags", [])), None)
+    if tagged is not None:
+        _check(values, found.cells[tagged].source)
+        at = tagged + 1
+    else:
+        first = code_cells(found)[0]
+        at = first + 1 if _only_comments(found.cells[first].source) else first
+    injected = [n for n, cell in enumerate(found.cells) if INJECTED in cell.metadata.get("tags", [])]
+    for n in reversed(injected):  # of an earlier run
+        del found.cells[n]
+        at -= n < at
+    found.cells.insert(at, _cell(values))
+    return found
+
+
+def _cell(values: Mapping[str, object]) -> Any:
+    import nbformat
+
+    source = "# Parameters\n" + "\n".join(f"{name} = {value!r}" for name, value in values.items())
+    return nbformat.v4.new_code_cell(source, metadata={"tags": [INJECTED]})  # type: ignore[no-untyped-call]
+
+
+def _parsed(texts: Sequence[str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise InvalidRequest(f"{text!r} is not a parameter", do="Write it as NAME=VALUE, such as lr=0.1.")
+        if name in found:
+            raise InvalidRequest(f"the parameter {name} is given twice", do="Give it once.")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {"true": True, "false": False, "null": None}.get(text, text)
+
+
+def _check(values: Mapping[str, object], source: str) -> None:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return  # magics in it: whoever wrote them knows better
+    known = sorted({n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)})
+    wrong = next((name for name in values if name not in known), None)
+    if wrong is not None:
+        raise InvalidRequest(
+            f"the notebook has no parameter {wrong}{nearest(wrong, known)}",
+            do=f"Its cell tagged {PARAMETERS!r} has: {', '.join(known) or 'none'}.",
+        )
+
+
+def _only_comments(source: str) -> bool:
+    return all(not line.strip() or line.lstrip().startswith("#") for line in source.splitlines())
