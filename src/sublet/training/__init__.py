@@ -8,7 +8,8 @@
     batch = training.TrainingBatch(job_id="resnet", step=42, input=data, output_len=len(weights), initial=weights)
     outcome = training.run_training_step(lease, checkpoint, idempotency, batch, module)
 
-docs/training.md walks through it and says what is promised.
+or, around a training loop of PyTorch's that stays as it is, `PreemptibleTrainer`. docs/training.md walks through both
+and says what is promised.
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ if TYPE_CHECKING:
         TrainingStepOutcome,
     )
     from sublet.training.law import Act
+    from sublet.training.leaving import Preempted
     from sublet.training.records import TrainingRecords, lease_has_ended, training_records
     from sublet.training.steps import run_training_step
+    from sublet.training.telling import Account
+    from sublet.training.trainer import PreemptibleTrainer
 
 __all__ = [
+    "Account",
     "Act",
     "Completed",
     "Duplicate",
     "Launch",
+    "Preempted",
+    "PreemptibleTrainer",
     "Recovered",
     "TrainingBatch",
     "TrainingRecords",
@@ -48,6 +55,9 @@ _LAZY: Final[dict[str, str]] = {
     "Act": "law",
     **dict.fromkeys(("TrainingRecords", "lease_has_ended", "training_records"), "records"),
     "run_training_step": "steps",
+    "Preempted": "leaving",
+    "PreemptibleTrainer": "trainer",
+    "Account": "telling",
 }
 
 

@@ -1,0 +1,113 @@
+"""When to leave: a notice of the lease's end, or SIGTERM; and how, once everything is saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+from sublet.errors import LeaseInterrupt
+from sublet.lease.value import LeaseEnd, rfc3339
+from sublet.values import EndReason
+
+__all__ = ["Preempted", "Told", "Watchman"]
+
+LEASE_ENDED: Final = 76
+TERMINATED: Final = 128 + signal.SIGTERM
+PAGE: Final = "SUBLET_PAGE"
+_UNASKED: Final = object()
+
+
+class Preempted(LeaseInterrupt, SystemExit):
+    """Training stops here, in good order: the last step is done and saved, and the same program goes on from it.
+
+    Raised between two steps. It ends the program with status 76 (143 where there is no lease and SIGTERM came), in
+    silence; ``except Exception`` does not meet it, and whoever catches it cannot train on: the lease is going.
+    """
+
+    def __init__(self, end: LeaseEnd, step: int, *, status: int = LEASE_ENDED) -> None:
+        super().__init__(end)
+        self.step = step
+        """The last one that is done, and saved."""
+        self.code = status
+
+    def __str__(self) -> str:
+        return f"step {self.step} is saved; the lease ends: {self.end.reason}"
+
+
+class Told(NamedTuple):
+    """That it is time to leave, and why."""
+
+    reason: EndReason
+    detail: str
+    by_signal: bool = False
+
+    def end(self) -> LeaseEnd:
+        return LeaseEnd(
+            reason=self.reason,
+            at=rfc3339(time.time_ns()),
+            detail=self.detail,
+            saved_at=rfc3339(time.time_ns()),
+            resume_hint="Run it again: it goes on from the step that is saved.",
+        )
+
+
+class Watchman:
+    """Looks whether it is time to leave. While he is at his post SIGTERM is noted, and ends nothing by itself."""
+
+    def __init__(self, lease: Any = None) -> None:
+        """``lease``: what ``sublet.current()`` gives, or a lease that this program holds; by default the former, where
+        the program runs under one."""
+        if lease is None and os.environ.get(PAGE):
+            import sublet
+
+            lease = sublet.current()
+        self._lease = lease
+        self._came = False
+        self._before: Any = None
+        self._at_post = False
+
+    def told(self) -> Told | None:
+        """Whether somebody said so by now. Costs some microseconds."""
+        notice = _notice_of(self._lease)
+        if notice is not None:
+            return notice
+        if not self._came:
+            return None
+        return Told(EndReason.PREEMPTED, "SIGTERM", by_signal=self._lease is None)
+
+    def begin(self) -> None:
+        """Take up the post. Only the main thread of a program hears signals; elsewhere nothing is changed."""
+        if self._at_post or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+            return
+        self._before = signal.signal(signal.SIGTERM, self._heard)
+        self._at_post = True
+
+    def end(self) -> None:
+        """SIGTERM is again what it was."""
+        if not self._at_post:
+            return
+        self._at_post = False
+        if signal.getsignal(signal.SIGTERM) == self._heard:
+            signal.signal(signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+
+
+def _notice_of(lease: Any) -> Told | None:
+    if lease is None:
+        return None
+    noticed: Any = getattr(lease, "noticed", _UNASKED)
+    if noticed is not _UNASKED:
+        return None if noticed is None else Told(noticed.reason, noticed.detail)
+    end = lease.end
+    if end is not None:
+        return Told(end.reason, end.detail)
+    notice = lease.notice
+    return None if notice is None else Told(notice.reason, getattr(notice, "detail", ""))

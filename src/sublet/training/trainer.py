@@ -1,0 +1,426 @@
+"""``PreemptibleTrainer``: a PyTorch training loop that may be ended between any two steps, and goes on bit for bit.
+
+    trainer = sublet.training.PreemptibleTrainer(model, optimizer, scheduler=scheduler, save_every="1m")
+    with trainer:
+        for epoch in trainer.epochs(10):
+            for images, labels in trainer.batches(loader):
+                trainer.step(loss_of(model(images), labels))     # backward, optimizer, zero_grad
+            scheduler.step()
+
+The loop is the program's own; the trainer only has to know where in it everything is whole. That is between two
+batches, behind one whose body called ``step``. There it counts, saves when it is time, and leaves when it was told to
+(``Preempted``). A body that did not call ``step`` (a batch that was skipped, a gradient that is still being added up)
+belongs to the next that does.
+
+Everything that decides how training goes on is saved as one state: the parts that were named, the random numbers, and
+the position in the data. What is computed from them in a loop's own variables is not; it goes into ``state=``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Final, Self
+
+from sublet.clock import Clock, SystemClock
+from sublet.durable.durable import Durable
+from sublet.durable.saving import SaveReport
+from sublet.errors import CheckpointFailed, InvalidRequest, NotFound
+from sublet.training.beginning import interval_of, no_steps, other_loop, parts_of, refuse_many_processes
+from sublet.training.chance import chance_now, set_chance, set_generators
+from sublet.training.leaving import Preempted, Told, Watchman
+from sublet.training.parts import put_back
+from sublet.training.place import place_here
+from sublet.training.position import Source, source_of
+from sublet.training.telling import Account, Teller
+from sublet.values import NS_PER_S
+
+__all__ = ["PreemptibleTrainer"]
+
+FORMAT: Final = "sublet.training/1"
+STEPLESS_MAX: Final = 10_000
+"""Batches without a step after which somebody has forgotten to call it."""
+
+
+class PreemptibleTrainer:
+    """Keeps a training program's state, and says when it is safe to stop. See the module for the loop it goes with.
+
+    ``state`` is whatever else must survive, by name: anything with ``state_dict`` (another model, a moving average, a
+    metric), a generator of random numbers, a dict or a list. ``place`` is a block lease, a volume, a folder or a
+    checkpoint store; by default what the program was given by `sublet train`. ``save_every`` is a duration ("30s") or a
+    number of steps; saving happens in the background, and before leaving. The newest ``keep`` checkpoints stay.
+    ``schema`` says what is trained, in your words; a checkpoint of another one is refused.
+
+    If there is a checkpoint at the place, the parts are as they were in it when this returns.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        scheduler: Any = None,
+        scaler: Any = None,
+        state: Mapping[str, Any] | None = None,
+        place: Any = None,
+        save_every: int | str = "1m",
+        keep: int = 3,
+        schema: str = "",
+        lease: Any = None,
+        clock: Clock | None = None,
+    ) -> None:
+        refuse_many_processes()
+        self._optimizer, self._scaler = optimizer, scaler
+        self.metrics: dict[str, Any] = {}
+        """Yours: what you put here is saved and restored with the rest. ``step(loss, accuracy=...)`` puts in those."""
+        self._parts = parts_of(model, optimizer, scheduler, scaler, state, self.metrics)
+        self._every, self._every_ns = interval_of(save_every)
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._watchman = Watchman(lease)
+        self._teller = Teller()
+        self._sources: dict[int, tuple[Any, Source]] = {}
+        self._account = Account()
+        self._epoch = 0
+        self._epochs: int | None = None
+        self._epoch_chance: Any = None
+        self._pass: Source | None = None
+        """The pass that is under way, or was in this epoch."""
+        self._pass_chance: Any = None
+        self._pass_over = False
+        self._passes = 0
+        """In this epoch, or in the whole program where there are none."""
+        self._whole = True
+        """Nothing was begun since the last step."""
+        self._stepless = 0
+        self._asked = False
+        self._resume: dict[str, Any] | None = None
+        """The position to go on from, until it is reached."""
+        self._saved_steps = 0
+        self._saved_ns = self._clock.now_ns()
+        self._seen: SaveReport | None = None
+        self._in_flight = False
+        self._dirty = False
+        self._stopped_wall_ns: int | None = None
+        self._loss: Any = None
+        self._closed = False
+        self._durable = self._opened(place_here() if place is None else place, f"{FORMAT} {schema}".strip(), keep)
+        self._tell(began=True)
+
+    # ---- what it knows ----
+
+    @property
+    def steps(self) -> int:
+        """Done so far, in all lives of the program."""
+        return self._account.steps
+
+    @property
+    def epoch(self) -> int:
+        """The one that is under way, from 0."""
+        return self._epoch
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it goes on from a checkpoint."""
+        return self._account.resumed > 0
+
+    @property
+    def account(self) -> Account:
+        """What it has come to: steps, saves, bytes, seconds."""
+        return self._account
+
+    # ---- the loop ----
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs that are still to be done; the first may be one that was begun."""
+        if self._epochs is not None:
+            raise InvalidRequest("the epochs of a trainer are gone through once", do="Make one loop over epochs(...).")
+        self._epochs = count
+        self._watchman.begin()
+        return self._each_epoch(count)
+
+    def _each_epoch(self, count: int) -> Iterator[int]:
+        while self._epoch < count:
+            resume, self._passes = self._resume, 0
+            if resume is None:
+                self._pass, self._pass_over = None, False
+                self._epoch_chance = chance_now()
+            else:
+                self._epoch_chance = resume["epoch_chance"]
+                if self._epoch_chance is None:
+                    raise other_loop()
+                set_chance(self._epoch_chance)
+                if not resume["in_pass"]:
+                    self._resume = None
+            self._going_on()
+            yield self._epoch
+            if self._resume is not None:
+                raise InvalidRequest(
+                    f"epoch {self._epoch} was left in the middle of its batches, and now it has none",
+                    do="Keep the loop over trainer.batches(...) as it was.",
+                )
+            self._epoch += 1
+            self._pass, self._pass_over, self._epoch_chance = None, False, None
+            self._dirty = True
+            self._boundary()
+        if self._resume is not None:  # all was done before; what comes behind the loop finds what it would have found
+            set_chance(self._resume["chance"][0])
+        self._finish()
+
+    def batches(self, loader: Any, *, deterministic: bool = False) -> Iterator[Any]:
+        """The batches of one pass over the loader that were not taken yet.
+
+        Once in each epoch, or once in a program without epochs. For data that is only looked at (validation, say) use
+        the loader itself. ``deterministic`` promises that the data set draws no random numbers, so that those of a
+        loader's workers need not be repeated to get to the place where it stopped.
+        """
+        self._check_open()
+        if self._passes:
+            raise InvalidRequest(
+                "batches() was called twice " + ("in one epoch" if self._epochs is not None else "without epochs"),
+                do="Write `for epoch in trainer.epochs(n):` around one loop over trainer.batches(loader).",
+            )
+        if self._resume is not None and (self._resume["epoch_chance"] is None) != (self._epochs is None):
+            raise other_loop()
+        self._passes = 1
+        self._watchman.begin()
+        if id(loader) not in self._sources:
+            self._sources[id(loader)] = (loader, source_of(loader, deterministic=deterministic))
+        source = self._sources[id(loader)][1]
+        return self._pass_over_it(source)
+
+    def _pass_over_it(self, source: Source) -> Iterator[Any]:
+        resume, self._resume = self._resume, None
+        self._pass, self._pass_over, self._stepless = source, False, 0
+        batches = self._begun(source, resume if resume is not None and resume["in_pass"] else None)
+        before = self.steps
+        try:
+            for batch in batches:
+                self._whole = False
+                self._going_on()
+                yield batch
+                self._boundary()
+        finally:  # also where the program broke the loop off: it wanted no more of this pass
+            self._pass_over = True
+            getattr(batches, "close", list)()  # the workers of a loader end now, and not when somebody collects them
+        if before == self.steps and self._stepless:
+            raise no_steps()
+        if self._epochs is None:
+            self._finish()
+
+    def _begun(self, source: Source, resume: Mapping[str, Any] | None) -> Iterator[Any]:
+        if resume is None:
+            self._pass_chance = [chance_now(), [one.get_state() for one in source.generators()]]
+            return source.begin(self._epoch, None, lambda: None)
+        if resume["kind"] != source.kind:
+            raise InvalidRequest(
+                f"the place in the data was noted {resume['kind']}, and this loader goes {source.kind}",
+                do="Give it the loader it had, or begin under another name.",
+            )
+        self._pass_chance = resume["pass_chance"]
+        self._put_chance(source, self._pass_chance)
+        if resume["pass_over"]:
+            self._put_chance(source, resume["chance"])
+            self._pass_over = True
+            return iter(())
+        return source.begin(self._epoch, resume["position"], lambda: self._put_chance(source, resume["chance"]))
+
+    @staticmethod
+    def _put_chance(source: Source, states: Any) -> None:
+        set_chance(states[0])
+        set_generators(source.generators(), states[1])
+
+    def step(self, loss: Any = None, **metrics: Any) -> None:
+        """A step is done, and everything is whole.
+
+        With a ``loss`` it is done here: backward, the optimizer (through the gradient scaler, if there is one), and the
+        gradients are cleared. Without, the program has done all that. Schedulers are the program's to step, before or
+        after this, in the same body. What is given by name is noted in ``metrics``.
+        """
+        self._check_open()
+        if loss is not None:
+            self._descend(loss)
+        self.metrics.update(metrics)
+        self._account.steps += 1
+        self._whole = self._dirty = True
+        self._stepless = 0
+        if self._teller.is_due():
+            self._tell()
+
+    def _descend(self, loss: Any) -> None:
+        if self._optimizer is None:
+            raise InvalidRequest("there is no optimizer to make a step with", do="Give the trainer one.")
+        self._loss = loss.detach()
+        if self._scaler is None:
+            loss.backward()
+            self._optimizer.step()
+        else:
+            self._scaler.scale(loss).backward()
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def save(self) -> None:
+        """Save behind this step, whether it is time or not."""
+        self._check_open()
+        self._asked = self._dirty = True
+
+    # ---- between two steps ----
+
+    def _boundary(self) -> None:
+        """Behind a body: save if it is time, leave if it is."""
+        saving = self._is_saving()
+        if not self._whole:
+            self._stepless += 1
+            if self._stepless > STEPLESS_MAX or (self.steps == 0 and self._watchman.told() is not None):
+                raise no_steps()
+            return
+        told = self._watchman.told()
+        if told is not None:
+            self._leave(told)
+        if self._dirty and not saving and self._is_time():
+            self._write(wait=False)
+
+    def _going_on(self) -> None:
+        """Before the first thing that is done after a resume: up to here it was lost."""
+        if self._stopped_wall_ns is not None:
+            lost_ns = self._clock.wall_ns() - self._stopped_wall_ns
+            self._account.lost_seconds += max(0.0, lost_ns / NS_PER_S)
+            self._stopped_wall_ns = None
+
+    def _is_time(self) -> bool:
+        if self._asked:
+            return True
+        if self._every is not None:
+            return self.steps - self._saved_steps >= self._every
+        return self._clock.now_ns() - self._saved_ns >= self._every_ns
+
+    def _is_saving(self) -> bool:
+        """Whether the last save is still being written. Raises if it failed: nothing is trained that cannot be kept."""
+        if self._in_flight:
+            self._durable.value  # noqa: B018 - this is where the error of a save in the background is raised
+            if self._durable.last is not self._seen:
+                self._note_saved()
+        return self._in_flight
+
+    def _settle(self) -> None:
+        """Everything that was done is durable when this returns, or it raises why not."""
+        if self._dirty:
+            self._write(wait=True)
+        elif self._in_flight:
+            self._durable.flush()
+            self._is_saving()
+
+    def _write(self, *, wait: bool) -> None:
+        began_ns = self._clock.now_ns()
+        self._saved_steps, self._saved_ns = self.steps, began_ns
+        if self._in_flight:
+            self._durable.flush()
+            self._is_saving()
+        self._durable.value = self._snapshot()
+        self._in_flight = True
+        self._durable.checkpoint(wait=wait, note=f"step {self.steps}")
+        self._dirty = self._asked = False
+        self._account.save_seconds += (self._clock.now_ns() - began_ns) / NS_PER_S
+        if wait:
+            self._note_saved()
+
+    def _note_saved(self) -> None:
+        report = self._durable.last
+        assert report is not None
+        self._in_flight, self._seen = False, report
+        self._account.saves += 1
+        self._account.bytes_saved += report.written_bytes
+        self._tell()
+
+    def _leave(self, told: Told) -> None:
+        """Everything is whole: save it, and end the program."""
+        self._settle()
+        self._tell(left=str(told.reason))
+        self.close()
+        status = {"status": 143} if told.by_signal else {}
+        raise Preempted(told.end(), self.steps, **status)
+
+    def _finish(self) -> None:
+        """Training is done: what is not saved yet is saved now."""
+        self._settle()
+        self._tell(done=True)
+        self._watchman.end()
+
+    def _tell(self, **more: Any) -> None:
+        if self._teller.listens:
+            shown = {} if self._loss is None else {"loss": float(self._loss)}
+            of = {} if self._epochs is None else {"epoch": self._epoch, "epochs": self._epochs}
+            self._teller.tell(self._account, saved_steps=self._durable_steps(), **of, **shown, **more)
+
+    def _durable_steps(self) -> int:
+        return self._saved_steps if not self._in_flight and self._seen is not None else -1
+
+    # ---- the state ----
+
+    def _snapshot(self) -> dict[str, Any]:
+        source = self._pass
+        generators = [] if source is None else [one.get_state() for one in source.generators()]
+        return {
+            "parts": {name: part.get() for name, part in self._parts.items()},
+            "position": {
+                "epoch": self._epoch,
+                "epoch_chance": self._epoch_chance,
+                "in_pass": source is not None,
+                "pass_over": self._pass_over,
+                "pass_chance": self._pass_chance,
+                "kind": None if source is None else source.kind,
+                "position": None if source is None else source.state(),
+                "chance": [chance_now(), generators],
+            },
+            "account": asdict(self._account) | {"saves": self._account.saves + 1},  # whoever reads it knows of this one
+            "wall_ns": self._clock.wall_ns(),
+        }
+
+    def _opened(self, place: Any, schema: str, keep: int) -> Durable[Any]:
+        try:
+            durable: Durable[Any] = Durable.restore(place, schema=schema, keep=keep)
+        except NotFound:
+            return Durable({}, place, schema=schema, keep=keep)
+        saved = durable.value
+        put_back(self._parts, saved["parts"])
+        self._resume = saved["position"]
+        self._epoch = self._resume["epoch"]
+        self._account = Account(**saved["account"])
+        self._account.resumed += 1
+        self._saved_steps = self.steps
+        self._stopped_wall_ns = saved["wall_ns"]
+        if not self._resume["in_pass"]:
+            self._resume["epoch_chance"] = self._resume["chance"][0]
+        durable.value = {}  # the parts have copies of their own
+        return durable
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Stop. What was begun in the background is finished, and what went wrong there is raised. Harmless twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watchman.end()
+        self._durable.close(save=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Save what is not saved, and stop; after an error only stop, since nobody knows what is whole then."""
+        if error is None:
+            if not self._closed:
+                self._settle()
+                self._tell(done=True)
+                self.close()
+            return
+        try:
+            self.close()
+        except CheckpointFailed as failed:
+            error.add_note(f"Besides, {failed}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequest("this trainer is closed", do="Make another one; it goes on from what is saved.")
