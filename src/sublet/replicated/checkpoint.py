@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from blake3 import blake3
 
@@ -34,6 +34,7 @@ from sublet.replicated.register import (
 from sublet.replicated.replica import PackName, Replica, ReplicaSilent, pack_of
 from sublet.replicated.results import NOT_SAVED, raise_for
 from sublet.replicated.state import State
+from sublet.replicated.values import dump_value, load_value
 from sublet.values import Epoch
 
 __all__ = ["Checkpoint", "ReplicatedCheckpoint", "as_group"]
@@ -64,6 +65,10 @@ class Checkpoint:
     def effect(self) -> Effect | None:
         """What it is the effect of, if its writer said so."""
         return self.save.effect
+
+    def value(self) -> Any:
+        """The Python value that was saved with ``save``. Loading it runs code of whoever saved it."""
+        return load_value(self.data)
 
 
 @dataclass(slots=True)
@@ -154,6 +159,18 @@ class ReplicatedCheckpoint:
             do="Let one writer at a time save under a name.",
             reason=NOT_SAVED,
         )
+
+    def save(
+        self,
+        name: str,
+        value: object,
+        *,
+        expected: int | None = None,
+        epoch: Epoch | None = None,
+        effect: Effect | tuple[str, str, int] | None = None,
+    ) -> Save:
+        """As ``save_bytes``, of a Python value: arrays and tensors keep what they share. ``load(name).value()``."""
+        return self.save_bytes(name, dump_value(value), expected=expected, epoch=epoch, effect=effect)
 
     def _try(
         self, name: str, opened: _Open, history: History, expected: int, data: bytes, effect: Effect | None
