@@ -49,7 +49,7 @@ def dump_value(value: object) -> bytes:
 def load_value(data: bytes) -> Any:
     """The value again, its arrays on memory of their own. Runs code of whoever saved it."""
     view = memoryview(data)
-    if view[:4] != MAGIC:
+    if data[:4] != MAGIC:
         raise InvalidRequest("this was saved as bytes, not as a value", do="Take `.data`.")
     lengths = _lengths(view)
     places = _places(lengths)

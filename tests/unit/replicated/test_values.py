@@ -56,7 +56,7 @@ def test_what_cannot_be_saved_is_named_and_changes_nothing() -> None:
     with checkpoints.group:
         checkpoints.save("job", 1)
         with pytest.raises(Unpicklable, match="generator"):
-            checkpoints.save("job", {"fine": 1, "not": (n for n in ())})
+            checkpoints.save("job", {"fine": 1, "not": (n for n in range(3))})
         assert [save.version for save in checkpoints.versions("job")] == [1]
 
 
