@@ -233,7 +233,7 @@ class OfficeLine:
         *,
         tenant: TenantId = TENANT,
         operator: bool = False,
-        operations: tuple[str, ...] = ("logs", "run"),
+        operations: tuple[str, ...] = ("logs", "run", "write"),
         oldest: int = WIRE_OLDEST,
         newest: int = WIRE_VERSION,
     ) -> HolderLine:

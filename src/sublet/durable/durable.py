@@ -21,10 +21,12 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast, runtime_checkab
 
 from sublet.clock import Clock, SystemClock
 from sublet.durable.changes import Copies
+from sublet.durable.measuring import needed_bytes
 from sublet.durable.opening import Checkpoint
 from sublet.durable.roots import encode_roots
 from sublet.durable.saving import Capture, Saver, SaveReport, Who
 from sublet.durable.store import CheckpointStore, FolderStore
+from sublet.durable.volume import VolumePlace, VolumeStore
 from sublet.errors import CheckpointFailed, InvalidRequest
 from sublet.values import NS_PER_S, Epoch, LeaseId, parse_duration_ns
 
@@ -51,13 +53,15 @@ class BlockFolder(Protocol):
     def folder(self) -> str | os.PathLike[str]: ...
 
 
-Place = CheckpointStore | BlockFolder | str | os.PathLike[str]
+Place = CheckpointStore | VolumePlace | BlockFolder | str | os.PathLike[str]
 
 
 def store_of(place: Place) -> CheckpointStore:
     """A store from a store, from a block lease, or from a folder's path."""
     if isinstance(place, str | os.PathLike):
         return FolderStore(place)
+    if hasattr(place, "volume_line"):
+        return VolumeStore(cast("VolumePlace", place).volume_line())
     if isinstance(place, BlockFolder) and not hasattr(place, "publish"):
         return FolderStore(place.folder, who=Who(lease=place.id, epoch=place.epoch))
     if hasattr(place, "publish") and hasattr(place, "stage"):
@@ -259,7 +263,7 @@ class Durable(Generic[T]):
             self._copies.reset()
 
     def _save(self, capture: Capture, note: str) -> None:
-        staging = self._store.stage()
+        staging = self._store.stage(needed_bytes(capture, self._base, self._store.room))
         try:
             staged = self._saver.write(
                 capture,

@@ -35,7 +35,7 @@ from sublet.durable.format import (
 from sublet.durable.memory import fresh_memory
 from sublet.errors import CheckpointDamaged, CheckpointFailed
 
-__all__ = ["PackFile", "PackWriter", "file_name"]
+__all__ = ["PackFile", "PackWriter", "Pressing", "file_name"]
 
 BATCH_BYTES: Final = 4 << 20
 BATCHES: Final = 4
@@ -72,7 +72,7 @@ class PackWriter:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.hashes: dict[bytes, Entry] = {}
-        self._pressing = _Pressing()
+        self._pressing = Pressing()
 
     @property
     def nbytes(self) -> int:
@@ -229,7 +229,7 @@ class PackWriter:
         )
 
 
-class _Pressing:
+class Pressing:
     """zstd, where a sample shrinks. Loaded at the first chunk that is large enough to ask."""
 
     def __init__(self) -> None:

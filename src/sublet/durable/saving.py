@@ -26,7 +26,7 @@ from sublet.durable.rules import GpuRule
 from sublet.errors import CheckpointFailed
 from sublet.values import Epoch, LeaseId
 
-__all__ = ["NOBODY", "Base", "SaveReport", "Saver", "Staged", "Who"]
+__all__ = ["HEAD_CHUNK_BYTES", "NOBODY", "Base", "Capture", "Piece", "SaveReport", "Saver", "Staged", "Who"]
 
 HEAD_CHUNK_BYTES: Final = 16 * 1024
 """Of heads: what changes in them is small and stands close together."""

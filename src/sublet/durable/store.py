@@ -27,6 +27,7 @@ from sublet.durable.format import MANIFEST_MAX, Manifest, damaged
 from sublet.durable.opening import Checkpoint, Stored
 from sublet.durable.saving import NOBODY, Base, Staged, Who
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, VersionConflict
+from sublet.values import format_size
 
 __all__ = ["CheckpointStore", "FolderStore", "Publisher"]
 
@@ -58,8 +59,13 @@ class CheckpointStore(Publisher, Protocol):
     def base(self) -> Base:
         """The newest, to build the next save on."""
 
-    def stage(self) -> Path:
-        """A new, empty folder on the same file system as the packs."""
+    @property
+    def room(self) -> int:
+        """Bytes that may still be written."""
+
+    def stage(self, needed: int = 0) -> Path:
+        """A new, empty folder on the same file system as the packs. Raises ``CheckpointFailed`` if there is not room
+        for so many bytes; nothing is written then."""
 
     def collect(self, keep: int) -> None:
         """Remove all but the newest ``keep`` checkpoints and what only the others needed."""
@@ -137,7 +143,14 @@ class FolderStore:
 
     # ---- writing ----
 
-    def stage(self) -> Path:
+    @property
+    def room(self) -> int:
+        """Bytes that may still be written."""
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize
+
+    def stage(self, needed: int = 0) -> Path:
+        self.check_room(needed)
         folder = self.staging / secrets.token_hex(8)
         try:
             with self.locked():  # or a collection might come between the next two lines
@@ -148,6 +161,15 @@ class FolderStore:
             self.discard(folder)
             raise self._failed(error) from error
         return folder
+
+    def check_room(self, needed: int) -> None:
+        """Raises ``CheckpointFailed``, which says how much is needed, if there is not room for so many bytes."""
+        if needed and needed > (room := self.room):
+            raise CheckpointFailed(
+                f"the checkpoint needs up to {format_size(needed)}, and {self.folder} has {format_size(room)} left",
+                do="Make room, keep fewer checkpoints (keep=), or ask for a larger volume, then save again; earlier "
+                "checkpoints are whole.",
+            )
 
     def discard(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -35,6 +35,7 @@ from sublet.wire.zygote import LEASE_ENDED
 
 __all__ = ["arrange_interrupt", "main", "run"]
 
+SAVING_S: Final = 600.0
 _INTERRUPTED: Final = -int(signal.SIGINT)
 """In place of a status: Python tells a Ctrl-C by ending itself with the signal, so that a shell stops its script."""
 _OURS: Final = frozenset((__file__, program_file, page_file))
@@ -55,8 +56,10 @@ def run(program: Program, end: Callable[[int], NoReturn] = sys.exit) -> NoReturn
             status = _tell(error)
             if step is arrange_interrupt or status == LEASE_ENDED:
                 break
-    if status == LEASE_ENDED and threading.active_count() > 1:
-        end_at_once(status)
+    if status == LEASE_ENDED:
+        _finish_saving()
+        if threading.active_count() > 1:
+            end_at_once(status)
     if status == _INTERRUPTED:
         sys.excepthook = lambda *_: None  # it is told already
         raise KeyboardInterrupt
@@ -168,6 +171,13 @@ def _print_last(line: str) -> None:
 def _wait_for_threads() -> None:
     """Python would wait for them anyway; here the end of the lease can still be told as it should."""
     threading._shutdown()  # type: ignore[attr-defined]
+
+
+def _finish_saving() -> None:
+    """What the program registered to be saved by is under way on another thread, or is due; the grace bounds it."""
+    theirs = sys.modules.get("sublet.guest.checkpoints")
+    if theirs is not None:
+        theirs.wait_for_save(SAVING_S)
 
 
 def _interrupt_class() -> type[BaseException]:

@@ -14,17 +14,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from sublet.errors import LeaseEnded, NotFound, Unsupported
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, format_duration
 from sublet.wire.page import PageReader, PageState, PageView
 
+if TYPE_CHECKING:
+    from sublet.guest.volume import GuestVolume
+
 __all__ = ["PAGE_VARIABLE", "Current", "GuestNotice", "current", "device", "end_of", "prefer_cards"]
 
 PAGE_VARIABLE = "SUBLET_PAGE"
+F = TypeVar("F", bound=Callable[[], object])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +45,9 @@ class GuestNotice:
 class Current:
     """The lease this program runs under, as of the moment of asking. From ``sublet.current()``."""
 
-    def __init__(self, page: PageReader) -> None:
+    def __init__(self, page: PageReader, path: str = "") -> None:
         self._page = page
+        self._path = path
 
     @property
     def lease(self) -> LeaseId:
@@ -99,6 +105,38 @@ class Current:
             error.end = end_of(view)
             raise
 
+    @property
+    def volume(self) -> GuestVolume:
+        """Where this program may save: the blocks of its lease, or those it was started with (``volume=``)::
+
+            state = Durable.restore(sublet.current().volume)
+
+        Raises ``NotFound`` where there is none."""
+        from sublet.guest.volume import volume_of
+
+        return volume_of(self._pair)
+
+    def on_checkpoint(self, save: F) -> F:
+        """Call this to save: when ``checkpoint()`` is called, and when it is announced that the lease will be taken or
+        runs out. In the second case it runs on a thread of its own, within the time that the notice leaves, so it must
+        be able to save at any moment; a lease's end waits for it no longer than its grace. One is remembered; the
+        newest counts."""
+        from sublet.guest.checkpoints import checkpoints_of
+
+        checkpoints_of(self._path).register(save)
+        return save
+
+    def checkpoint(self) -> object:
+        """Save now: what was registered with ``on_checkpoint`` is called, and what it returns is returned. Raises
+        ``Unsupported`` where nothing was."""
+        from sublet.guest.checkpoints import checkpoints_of
+
+        return checkpoints_of(self._path).save()
+
+    def _pair(self) -> tuple[LeaseId, Epoch]:
+        view = self._page.read()
+        return view.lease, view.epoch
+
     def _own(self, at_ns: int) -> float:
         return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) + at_ns - self._page.now_ns()) / NS_PER_S
 
@@ -117,7 +155,7 @@ def current() -> Current:
         )
     found = _known.get(path)
     if found is None:
-        found = _known[path] = Current(PageReader(path))
+        found = _known[path] = Current(PageReader(path), path)
     return found
 
 

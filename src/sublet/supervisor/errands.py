@@ -44,22 +44,32 @@ class _Errand:
     answer: int
     done: Done
     timer: Timer
+    key: object
 
 
 class Errands:
     """Those of one supervisor. Somebody else reaps its children."""
 
-    def __init__(self, loop: Loop, on_life: Callable[[int, bool], None]) -> None:
+    def __init__(self, loop: Loop, on_life: Callable[[int, bool], None], *, longest_s: float = ERRAND_S) -> None:
         """``on_life`` is told the pid of each copy that was made, and of each that has ended."""
+        self._longest_s = longest_s
         self._loop = loop.guarded(lambda _: self._next())  # whose answer it was has been told, or never will be
         self._on_life = on_life
-        self._waiting: deque[tuple[Work, Done]] = deque()
+        self._waiting: deque[tuple[Work, Done, object]] = deque()
         self._running: dict[int, _Errand] = {}
 
-    def run(self, work: Work, done: Done) -> None:
-        """Have it done, soon."""
-        self._waiting.append((work, done))
+    def run(self, work: Work, done: Done) -> object:
+        """Have it done, soon. What is returned names it for ``stop``."""
+        key = object()
+        self._waiting.append((work, done, key))
         self._next()
+        return key
+
+    def stop(self, key: object) -> None:
+        """End it where it is; whoever waits for it is told so. Harmless if it is over."""
+        for errand in self._running.values():
+            if errand.key is key:
+                _stop(errand.pidfd)
 
     def close(self) -> None:
         """Nobody waits any more."""
@@ -73,13 +83,13 @@ class Errands:
 
     def _next(self) -> None:
         while self._waiting and len(self._running) < ERRANDS_MAX:
-            work, done = self._waiting.popleft()
+            work, done, key = self._waiting.popleft()
             try:
-                self._start(work, done)
+                self._start(work, done, key)
             except OSError:  # no process to be had; its caller asks again
                 self._loop.soon(lambda done=done: done(None))  # type: ignore[misc]
 
-    def _start(self, work: Work, done: Done) -> None:
+    def _start(self, work: Work, done: Done, key: object) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
@@ -100,8 +110,8 @@ class Errands:
             raise
         self._on_life(pid, True)
         os.set_blocking(reading, False)
-        timer = self._loop.after(ERRAND_S, lambda: _stop(pidfd))
-        self._running[pidfd] = _Errand(pid, pidfd, reading, done, timer)
+        timer = self._loop.after(self._longest_s, lambda: _stop(pidfd))
+        self._running[pidfd] = _Errand(pid, pidfd, reading, done, timer, key)
         self._loop.watch(pidfd, READ, lambda _: self._ended(pidfd))
 
     def _ended(self, pidfd: int) -> None:

@@ -89,6 +89,8 @@ class Guest:
         """Connections of holders that it serves itself; None if it takes none."""
         self._used: Usage | None = None
         self.listeners: list[Callable[[GuestNews], None]] = []
+        self.volumes: dict[LeaseId, Epoch] = {}
+        """Of other leases, where it may save, and under which epoch of each."""
 
     @property
     def is_gone(self) -> bool:

@@ -27,7 +27,7 @@ from sublet.supervisor.loop import READ, Loop, confess
 from sublet.supervisor.notes import Notes, note_of
 from sublet.supervisor.reaper import Exit, Reaper
 from sublet.supervisor.spawn import Child, SpawnFailed, read_failure
-from sublet.supervisor.tenancy import Tenancy
+from sublet.supervisor.tenancy import Borrowed, Tenancy
 from sublet.supervisor.tree import Look, Tree, Trees
 from sublet.supervisor.visits import Visits
 from sublet.supervisor.words import out_of_memory, refused_by_machine
@@ -87,8 +87,11 @@ class Guests:
 
     # ---- starting ----
 
-    def start(self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun) -> None:
-        """Run it; ``begun`` is told when it runs, or why it cannot. Raises for what can be said at once."""
+    def start(
+        self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun, volume: Borrowed | None = None
+    ) -> None:
+        """Run it; ``begun`` is told when it runs, or why it cannot. Raises for what can be said at once. ``volume``: of
+        another lease, where it may save."""
         if tenancy.closed:
             raise LeaseNotActive(f"lease {tenancy.lease} is {tenancy.closed}")
         self.room.check(tenancy.tenant, self.of(None))
@@ -100,17 +103,19 @@ class Guests:
                 if tenancy.closed:
                     raise LeaseNotActive(f"lease {tenancy.lease} is {tenancy.closed}")
                 self.room.check(tenancy.tenant, self.of(None))
-                self._start(tenancy, profile, spec, begun)
+                self._start(tenancy, profile, spec, begun, volume)
             except SubletError as refused:
                 begun(None, refused)
             except Exception as error:  # noqa: BLE001 - it was asked for long ago, by somebody who must hear of it
                 confess(error)
                 begun(None, mistake())
 
-        if not self._launch.make_room(tenancy, profile, spec, room_made):
-            self._start(tenancy, profile, spec, begun)
+        if not self._launch.make_room(tenancy, profile, spec, room_made, volume):
+            self._start(tenancy, profile, spec, begun, volume)
 
-    def _start(self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun) -> None:
+    def _start(
+        self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, begun: Begun, volume: Borrowed | None
+    ) -> None:
         id_ = GuestId("g-" + os.urandom(5).hex())
         folder = os.path.join(self._logs, id_)
         bound = self._kept.log_bound(tenancy.tenant, (guest.log.bound for guest in self.of(tenancy.tenant)))
@@ -124,6 +129,7 @@ class Guests:
                 log=lambda: GuestLog(folder, self._clock, bound),
                 on_done=lambda: self._all_read(id_),
                 loop=loop,
+                volume=volume,
             )
         except OSError as error:
             raise refused_by_machine(error) from error
@@ -192,6 +198,8 @@ class Guests:
         self._count += 1
         guest.number = self._count
         guest.memory_max = tenancy.memory_max
+        if prepared.volume is not None:
+            guest.volumes[prepared.volume.tenancy.lease] = prepared.volume.epoch
         if prepared.stdio.inbox >= 0:
             guest.visits = Visits(prepared.loop, prepared.stdio.inbox)
         tenancy.guests[id_] = self.by_id[id_] = guest

@@ -21,6 +21,7 @@ from sublet.supervisor.loop import Loop, confess
 from sublet.supervisor.premises import Premises
 from sublet.supervisor.spawn import SpawnFailed
 from sublet.supervisor.unread import Unread
+from sublet.supervisor.volume_desk import VolumeDesk
 from sublet.supervisor.words import what_to_do
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
@@ -36,9 +37,9 @@ from sublet.wire.guests import (
     EndGuest,
     Front,
     GuestNews,
-    GuestSpec,
     HolderCall,
     HolderReply,
+    LendVolume,
     ListGuests,
     NotStarted,
     Resize,
@@ -47,12 +48,15 @@ from sublet.wire.guests import (
     Start,
     Started,
     Visit,
+    VolumeLent,
 )
 from sublet.wire.guests import (
     Guests as GuestList,
 )
 from sublet.wire.happenings import Buffer, Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
 from sublet.wire.link import Link
+from sublet.wire.refusals import Refusal, error_of
+from sublet.wire.volumes import Collect, OpenVolume, Publish, VolumeCall, VolumeReply
 
 __all__ = ["HolderLink"]
 
@@ -79,8 +83,10 @@ class HolderLink:
         guests: Guests,
         on_over: Callable[[HolderLink], None],
         unread: Unread,
+        desk: VolumeDesk,
     ) -> None:
         self.front = front
+        self._desk = desk
         self._node = node
         self._premises = premises
         self._guests = guests
@@ -133,7 +139,7 @@ class HolderLink:
     def _answer(self, call: int, asked: HolderCall) -> None:
         match asked:
             case Start():
-                self._start(call, asked.spec)
+                self._start(call, asked)
             case Attach():
                 self._reply(call, self._attach(asked))
             case Connect():
@@ -152,6 +158,10 @@ class HolderLink:
             case EndGuest():
                 self._guests.end_alone(self._mine(asked.guest, RUN), asked.grace_ns)
                 self._reply(call, Done())
+            case LendVolume():
+                self._reply(call, VolumeLent(ticket=self._desk.lend(self.front)))
+            case OpenVolume() | Publish() | Collect():
+                self._of_volume(call, asked)
             case _:
                 assert_never(asked)
 
@@ -188,7 +198,18 @@ class HolderLink:
 
     # ---- what is asked ----
 
-    def _start(self, call: int, spec: GuestSpec) -> None:
+    def _of_volume(self, call: int, asked: VolumeCall) -> None:
+        def answer(reply: VolumeReply) -> None:
+            with self._connection.guard():
+                if isinstance(reply, Refusal):
+                    self._link.refuse(call, error_of(reply))
+                else:
+                    self._reply(call, reply)
+                self._connection.push()
+
+        self._desk.of_holder(self.front, asked, answer)
+
+    def _start(self, call: int, asked: Start) -> None:
         self._may(RUN)
         lease, _ = self._live()
         tenancy = self._premises.tenancies[lease]
@@ -210,7 +231,9 @@ class HolderLink:
                 self._reply(call, Started(guest=guest.id, pid=guest.tree.root.pid))
             self._connection.push()
 
-        self._guests.start(tenancy, self.front.profile, spec, begun)
+        self._guests.start(
+            tenancy, self.front.profile, asked.spec, begun, self._desk.borrowed(self.front, asked.volume)
+        )
 
     def _attach(self, asked: Attach) -> Attached:
         guest = self._mine(asked.guest, RUN if asked.stdin or asked.lossless else LOGS)

@@ -24,13 +24,14 @@ from sublet.supervisor.loop import Loop
 from sublet.supervisor.spawn import Child, SpawnPlan, spawn
 from sublet.supervisor.stdio import Stdio
 from sublet.supervisor.stores import Stores
-from sublet.supervisor.tenancy import Tenancy
+from sublet.supervisor.tenancy import Borrowed, Tenancy
 from sublet.supervisor.tree import Trees, marks_of
 from sublet.supervisor.walls import Room, Walls
 from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, fingerprint, is_python
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import GuestId
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
+from sublet.wire.volumes import PUBLISH_VARIABLE, VOLUME_VARIABLE
 from sublet.wire.zygote import Fork, python_argv
 
 __all__ = ["Launch", "Prepared", "check_spec"]
@@ -66,6 +67,8 @@ class Prepared:
     """Whether its first process only stands for the command."""
     group: Group | None = None
     """Made for it."""
+    volume: Borrowed | None = None
+    """Of another lease, and it may save there."""
 
 
 class Launch:
@@ -84,6 +87,8 @@ class Launch:
         """On which cores leases are kept now, one by one."""
         self.helper_lives: Callable[[int, bool], None] = lambda pid, lives: _known(trees, pid, lives)
         """Told of each process that is the supervisor's own, when it was made and when it has ended."""
+        self.door: Callable[[], str] = lambda: ""
+        """Where guests ask for publication; opened with the first that may."""
         self.errands = Errands(loop, self.helper_lives)
         self.aside = Aside(loop, self.errands)
         self.stores = Stores(loop=loop, errands=self.errands, state=state, runtime=runtime)
@@ -97,13 +102,28 @@ class Launch:
         return self._walls
 
     def make_room(
-        self, tenancy: Tenancy, profile: Profile, spec: GuestSpec, then: Callable[[SubletError | None], None]
+        self,
+        tenancy: Tenancy,
+        profile: Profile,
+        spec: GuestSpec,
+        then: Callable[[SubletError | None], None],
+        volume: Borrowed | None = None,
     ) -> bool:
         """See to the disk and memory of the lease, which may take a moment: then ``then`` is told. False: nothing has
         to be waited for. Raises for what can be said at once."""
         check_spec(spec)
         ids = self.walls.ids(tenancy.tenant) if profile is Profile.TENANT else None
-        return self.stores.open(tenancy, ids, then)
+        if volume is None:
+            return self.stores.open(tenancy, ids, then)
+
+        def and_the_volume(error: SubletError | None) -> None:
+            try:
+                if error is not None or not self.stores.open(volume.tenancy, ids, then):
+                    then(error)
+            except SubletError as refused:
+                then(refused)
+
+        return self.stores.open(tenancy, ids, and_the_volume) or self.stores.open(volume.tenancy, ids, then)
 
     def prepare(
         self,
@@ -115,6 +135,7 @@ class Launch:
         log: Callable[[], GuestLog],
         on_done: Callable[[], None],
         loop: Loop,
+        volume: Borrowed | None = None,
     ) -> Prepared:
         """Raises ``InvalidRequest`` or ``Unsupported`` before anything is made. Whatever it raises, nothing of the
         guest's own stays; what is the lease's does, and is used by the next one."""
@@ -125,6 +146,11 @@ class Launch:
         marks = {**tenancy.environment(), **marks_of(self._office, tenancy.lease, guest)}
         if behind is not None and os.path.dirname(tenancy.segment) not in tenancy.writable:
             marks.pop("SUBLET_MEMORY", None)  # a descriptor of ours, which it cannot see from where it lives
+        lent = volume.tenancy.blocks[:1] if volume is not None else ()
+        door = self.door() if lent or tenancy.blocks else ""
+        if door:
+            marks[PUBLISH_VARIABLE] = door
+            marks[VOLUME_VARIABLE] = (*lent, *tenancy.blocks)[0]
         group = self._groups.group(tenancy.lease, guest)
         with contextlib.ExitStack() as undo:
             if group is not None:
@@ -135,7 +161,7 @@ class Launch:
             undo.callback(stdio.close)
             ends = stdio.child
             if behind is not None:
-                room = behind.room(tenancy, spec, counted=self._groups.has("pids"))
+                room = behind.room(tenancy, spec, counted=self._groups.has("pids"), lent=lent, door=door)
                 if room.ids is not None:
                     stdio.give_to(*room.ids)
             else:
@@ -152,7 +178,7 @@ class Launch:
             )
             undo.pop_all()
         uid = room.ids.uid if room.ids is not None else None
-        return Prepared(spec, loop, plan, stdio, kept, uid, tenancy.pinned, room.stands_in, group)
+        return Prepared(spec, loop, plan, stdio, kept, uid, tenancy.pinned, room.stands_in, group, volume)
 
     def undo(self, prepared: Prepared) -> None:
         """It has never run: what was made for it goes."""

@@ -6,7 +6,7 @@ which is asked again when a guest is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -23,7 +23,7 @@ from sublet.supervisor.stores import Stores
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, ResourceId, TenantId
 from sublet.wire.guests import GuestNews
-from sublet.wire.orders import Metered, Notify, Parking, Part, StoredVolume, VolumeRef, card_uuid
+from sublet.wire.orders import Metered, Notify, Parking, Part, Saved, StoredVolume, VolumeRef, card_uuid
 
 __all__ = ["Premises"]
 
@@ -60,6 +60,8 @@ class Premises:
         self._stores = stores
         self._aside = aside
         self._parker = parker
+        self.saved: Mapping[LeaseId, Saved] = {}
+        """What was published for which lease."""
         self.on_moved: Callable[[LeaseId], None] = lambda _: None
         """Told when the guests of a lease were taken off its devices alive, or when that failed."""
         self._guests = guests
@@ -249,13 +251,13 @@ class Premises:
         if store:  # what the lease had elsewhere need not wait for it
             return NotYet(what=store, again_ns=now_ns + LOOK_AGAIN_NS)
         self._kills.pop((lease, resource), None)
-        metered = self._metered.get(lease)
+        metered, saved = self._metered.get(lease), self.saved.get(lease)
         card = card_uuid(resource)
         if not card:  # its memory was memory of its guests, and went back to the kernel with them
-            return Clean(metered=metered)
+            return Clean(metered=metered, saved=saved)
         neighbours = any(one.lease != lease and resource in one.resources for one in self._all())
         verdict = self.cards.look(card, lease, epoch, neighbours=neighbours, now_ns=now_ns)
-        return replace(verdict, metered=metered) if isinstance(verdict, Clean) else verdict
+        return replace(verdict, metered=metered, saved=saved) if isinstance(verdict, Clean) else verdict
 
     def _remember(self, tenancy: Tenancy) -> None:
         """What it did, until the office has heard of its end, and for some time after."""

@@ -38,8 +38,9 @@ from sublet.supervisor.shielded import Shielded
 from sublet.supervisor.suspending import Suspending
 from sublet.supervisor.tree import Look, Trees
 from sublet.supervisor.unread import Unread
+from sublet.supervisor.volume_desk import VolumeDesk
 from sublet.supervisor.vram_watch import offenders
-from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, TenantId
 from sublet.wire.cards import CardUse
 from sublet.wire.guests import (
     Admit,
@@ -155,6 +156,16 @@ class Supervisor:
         self._launch.pinned = lambda: [one.pinned for one in self.premises.everything]
         self._launch.stores.on_gone = self._guest_gone
         self._launch.stores.begin()
+        self._desk = VolumeDesk(
+            loop=self.loop,
+            launch=self._launch,
+            guests=self.guests,
+            trees=self._trees,
+            tenancies=self.premises.tenancies,
+            runtime=settings.runtime,
+            on_saved=self._saved,
+        )
+        self.premises.saved = self._desk.publishing.saved
         memory = MemoryWatch(self.guests, self._procs, lambda: self.premises.everything)
         self.guests.on_look = memory.look
 
@@ -170,6 +181,7 @@ class Supervisor:
             self.loop.run()
         finally:
             self._launch.zygotes.close()
+            self._desk.close()
             self._launch.stores.close()
             self._suspending.close()
             self._claims.close()
@@ -268,6 +280,7 @@ class Supervisor:
             self.premises.left = [*left, *self._launch.stores.leftovers()]
             self.node = node = Node(asked.inventory, Shielded(self.premises, self._mistaken), report=self._report)
             self.premises.name_of = lambda lease: node.names.get(lease, "")
+            self._desk.publishing.fence = lambda lease, epoch: self._check(node, lease, epoch)
         else:
             self.node.inventory_changed(asked.inventory)
         self.node.say_again(self.loop.now_ns())
@@ -312,6 +325,7 @@ class Supervisor:
             guests=self.guests,
             on_over=self._holders.discard,
             unread=self.unread,
+            desk=self._desk,
         )
         self._holders.add(holder)
 
@@ -383,6 +397,13 @@ class Supervisor:
 
     def _report(self, report: Report) -> None:
         self._reports.append(report)
+
+    def _check(self, node: Node, lease: LeaseId, epoch: Epoch) -> None:
+        node.check(lease, epoch, self.loop.now_ns())
+
+    def _saved(self, lease: LeaseId, save_ns: int) -> None:
+        if self.node is not None:
+            self.node.saved(lease, save_ns, self.loop.now_ns())
 
     def _guest_gone(self, lease: LeaseId) -> None:
         """Of some that are gone at once all are told in one go."""

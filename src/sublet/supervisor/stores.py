@@ -84,6 +84,8 @@ class Store:
         self.again_ns = 0
         self.is_asked = False
         """Whether an errand is out for it."""
+        self.at_work = False
+        """Whether something is just being published in it, or collected: it is not put away meanwhile."""
         self.waiting: list[Callable[[], None]] = []
         self.counts: dict[int, Count] = {}
         """By part, where the size is only counted."""
@@ -103,11 +105,15 @@ class Stores:
     def __init__(self, *, loop: Loop, errands: Errands, state: str, runtime: str) -> None:
         self.on_gone: Callable[[LeaseId], None] = lambda _: None
         """Told when a store of this lease was put away."""
+        self.on_leave: Callable[[Store], None] = lambda _: None
+        """Told when one is about to be."""
+        self.on_stuck: Callable[[Store], None] = lambda _: None
+        """Told when it could not be, because somebody still uses it."""
         self._loop = loop.guarded(lambda _: None)
         self._errands = errands
         self.blocks: Final = os.path.join(state, "blocks")
         self.memory: Final = os.path.join(runtime, "memory")
-        self._lock = os.path.join(self.blocks, "lock")
+        self.lock: Final = os.path.join(self.blocks, "lock")
         self._all: list[Store] = list(self._found())
 
     # ---- making ----
@@ -208,7 +214,7 @@ class Stores:
             store.is_asked = True
 
             def make() -> str:
-                with among_errands(self._lock, after_others=False):
+                with among_errands(self.lock, after_others=False):
                     return dumps(work(store.folder, store.note, ids)).decode("utf-8", "surrogateescape")
 
             self._errands.run(make, lambda said: self._was_made(store, said))
@@ -251,7 +257,13 @@ class Stores:
         for store in tenancy.stores:
             if store.state not in (State.LEAVING, State.GONE):
                 store.state = State.LEAVING
+                self.on_leave(store)
                 self._put_away(store)
+
+    def rested(self, store: Store) -> None:
+        """Nobody is at work in it any more."""
+        if store.state is State.LEAVING:
+            self._put_away(store)
 
     def left(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> str:
         """What of the lease is still on this resource, in words; empty if nothing. Each question may be an attempt."""
@@ -308,13 +320,16 @@ class Stores:
     def _put_away(self, store: Store) -> None:
         if store.is_asked:
             return
+        if store.at_work:
+            store.why = "a checkpoint is just being published in it"
+            return
         if store.segment >= 0:
             self._let_go_of_segment(store)
             return
         store.is_asked = True
 
         def away() -> str:
-            with among_errands(self._lock, after_others=store.is_left):
+            with among_errands(self.lock, after_others=store.is_left):
                 return put_away(store.folder, keep=store.is_named)
 
         self._errands.run(away, lambda said: self._was_put_away(store, said))
@@ -343,6 +358,7 @@ class Stores:
         store.why = said or f"{store.folder} could not be removed; the supervisor's log says why"
         store.again_ns = self._loop.now_ns() + AGAIN_NS[min(store.tries, len(AGAIN_NS) - 1)]
         store.tries += 1
+        self.on_stuck(store)
 
     # ---- volumes ----
 

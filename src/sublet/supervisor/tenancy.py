@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.guest import Guest
@@ -15,11 +15,12 @@ from sublet.values import MIB, NS_PER_S, EndReason, Epoch, GuestId, Kind, LeaseI
 from sublet.wire.orders import Metered, Notify, Part, card_uuid
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
 from sublet.wire.tally import TallyFile, total
+from sublet.wire.volumes import VOLUME_VARIABLE
 
 if TYPE_CHECKING:
     from sublet.supervisor.stores import Store
 
-__all__ = ["Tenancy", "lease_of_folder", "limits_for"]
+__all__ = ["Borrowed", "Tenancy", "lease_of_folder", "limits_for"]
 
 COUNT_MAX = (1 << 62) - 1
 """What a guest may claim to have done."""
@@ -224,7 +225,7 @@ class Tenancy:
             found["SUBLET_TALLY"] = self.tally_path
             found["SUBLET_VRAM"] = ",".join(str(part.amount) for part in self.parts if part.kind is Kind.GPU)
         if self.blocks:
-            found["SUBLET_BLOCK"] = self.blocks[0]
+            found["SUBLET_BLOCK"] = found[VOLUME_VARIABLE] = self.blocks[0]
         if len(self.blocks) > 1:
             found["SUBLET_BLOCKS"] = os.pathsep.join(self.blocks)
         if self.segment:
@@ -268,6 +269,14 @@ class Tenancy:
             namespace=time_namespace(),
             since=self.since,
         )
+
+
+class Borrowed(NamedTuple):
+    """The volume of another lease of the same tenant, as a guest gets it."""
+
+    tenancy: Tenancy
+    epoch: Epoch
+    """Under which it was lent; under a later one it is not."""
 
 
 def _without(now: Metered, before: Metered) -> Metered:

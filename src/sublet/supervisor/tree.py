@@ -183,6 +183,12 @@ class Trees:
         """The living processes of one guest, by a look of its own."""
         return [stat.pid for stat in self.look([tree]).of(tree)]
 
+    def guest_of(self, pid: int, uid: int) -> GuestId | None:
+        """Whose process this is, by a look of its own; None if it is nobody's, or not of its guest's user."""
+        members = self.look().members.items()
+        found = next((guest for guest, stats in members if any(stat.pid == pid for stat in stats)), None)
+        return found if found is not None and self.trees[found].uid in (None, uid) else None
+
     def signal(self, tree: Tree, number: int) -> int:
         """This signal to every process of the guest; how many it reached. What is forked meanwhile may miss it."""
         return self.signal_seen(tree, number, self.look([tree]))

@@ -81,8 +81,11 @@ class _Behind:
         self._tenant = tenant
         self._ids = ids
 
-    def room(self, tenancy: Tenancy, spec: GuestSpec, *, counted: bool) -> Room:
-        """Home and temporary files lie in the lease's folder, and go with it."""
+    def room(
+        self, tenancy: Tenancy, spec: GuestSpec, *, counted: bool, lent: tuple[str, ...] = (), door: str = ""
+    ) -> Room:
+        """Home and temporary files lie in the lease's folder, and go with it. ``lent``: folders of another lease;
+        ``door``: where it may ask for publication."""
         home = os.path.join(tenancy.folder, "home")
         os.makedirs(home, mode=0o700, exist_ok=True)
         tally = tuple(os.path.dirname(path) for path in (tenancy.tally_path,) if os.path.exists(path))
@@ -90,6 +93,7 @@ class _Behind:
             for path in (home, *tally, *((tenancy.tally_path,) if tally else ())):
                 os.chown(path, *self._ids)
         readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *prefix_of(spec.python, self._walls.hidden)}
+        readable |= {door} if door else set()
         if spec.entry:  # which is ours, wherever it is installed
             readable.add(PACKAGE)
         steps = self._walls.plan(
@@ -98,7 +102,7 @@ class _Behind:
                 tenant=self._tenant,
                 ids=self._ids,
                 readable=tuple(sorted(readable)),
-                writable=(*tenancy.writable, *tally),
+                writable=(*tenancy.writable, *lent, *tally),
                 hidden=self._walls.hidden,
                 counted=counted,
             )

@@ -1,0 +1,171 @@
+"""The volume behind a lease of blocks, as a place for checkpoints: this process writes, the supervisor publishes.
+
+What is saved is written into a folder of one's own and epoch (``staging/EPOCH/…``); the supervisor looks at it, sees to
+it that nobody can write to it any more, and gives it its name. It alone knows which (lease, epoch) lives, so a program
+that was stopped past the end of its lease and goes on cannot save any more: ``StaleEpoch``, or why the lease ended.
+
+How the supervisor is asked depends on where one is (``VolumeLine``): a guest has a socket, a holder its connection.
+Reading needs nobody: packs and manifests are files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import Final, Protocol, TypeVar, runtime_checkable
+
+from sublet.durable.files import read_whole
+from sublet.durable.format import MANIFEST_MAX
+from sublet.durable.saving import Staged, Who
+from sublet.durable.store import FolderStore
+from sublet.errors import Disconnected
+from sublet.values import Epoch, LeaseId
+from sublet.wire.refusals import Refusal, error_of
+from sublet.wire.volumes import (
+    Collect,
+    Collected,
+    OpenVolume,
+    Publish,
+    Published,
+    VolumeCall,
+    VolumeOpened,
+    VolumeReply,
+)
+
+__all__ = ["VolumeLine", "VolumePlace", "VolumeStore"]
+
+T = TypeVar("T")
+
+AGAIN_S: Final = 0.2
+"""After a connection broke in the middle of a publication, before it is looked what became of it."""
+
+
+class VolumeLine(Protocol):
+    """The way to the supervisor. Safe to use from several threads."""
+
+    def pair(self) -> tuple[LeaseId | str, Epoch | None]:
+        """For which (lease, epoch) of the volume this asks, as of now; ``("", None)`` where the supervisor knows."""
+
+    def ask(self, call: VolumeCall) -> VolumeReply:
+        """One question, one answer. Raises ``Disconnected`` where none came."""
+
+
+@runtime_checkable
+class VolumePlace(Protocol):
+    """What has a volume: a lease of blocks, or what ``sublet.current().volume`` is."""
+
+    def volume_line(self) -> VolumeLine: ...
+
+
+class VolumeStore(FolderStore):
+    """A ``CheckpointStore`` in a volume."""
+
+    def __init__(self, line: VolumeLine) -> None:
+        """Asks the supervisor, who makes the folders. Raises what it refuses with."""
+        self._line = line
+        self._opened = self._open()
+        super().__init__(self._opened.folder, create=False)
+        self._began_ns: dict[Path, int] = {}
+
+    @property
+    def name(self) -> str:
+        """What the volume is called; empty if it goes with its lease."""
+        return self._opened.name
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes, of which the file system itself needs some."""
+        return self._opened.size
+
+    @property
+    def who(self) -> Who:
+        """As of now: a guest whose lease was attached goes on under its new epoch."""
+        opened = self._current()
+        return Who(lease=opened.lease, epoch=opened.epoch)
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still be written."""
+        if self._opened.counted:
+            return max(0, self._opened.size - _bytes_below(self.folder))
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize
+
+    def stage(self, needed: int = 0) -> Path:
+        staging = Path(self._current().staging)
+        self.check_room(needed)
+        folder = staging / secrets.token_hex(8)
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._began_ns[folder] = time.monotonic_ns()
+        return folder
+
+    def discard(self, folder: Path) -> None:
+        self._began_ns.pop(folder, None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def publish(self, staged: Staged) -> None:
+        manifest = staged.manifest
+        took_ns = time.monotonic_ns() - self._began_ns.get(staged.folder, time.monotonic_ns())
+        asked = Publish(
+            lease=manifest.lease,
+            epoch=manifest.epoch,
+            staging=staged.folder.name,
+            manifest=staged.manifest_path.name,
+            packs=tuple(pack.name for pack in staged.packs),
+            parent=manifest.parent,
+            save_ns=took_ns,
+        )
+        try:
+            self._ask(asked, Published)
+        except Disconnected:
+            if not self._is_there(staged):
+                raise
+        self.discard(staged.folder)
+
+    def collect(self, keep: int) -> None:
+        if len(self.numbers()) > keep:
+            who = self.who
+            self._ask(Collect(lease=who.lease, epoch=who.epoch, keep=keep), Collected)
+
+    def _is_there(self, staged: Staged) -> bool:
+        """Nobody said what became of it; the record says. The same number with other bytes is somebody else's."""
+        time.sleep(AGAIN_S)
+        with contextlib.suppress(OSError):
+            mine = read_whole(staged.manifest_path, MANIFEST_MAX)
+            return read_whole(self.manifest_path(staged.manifest.number), MANIFEST_MAX) == mine
+        return False
+
+    def _current(self) -> VolumeOpened:
+        """Opened anew where the epoch has changed."""
+        lease, epoch = self._line.pair()
+        if lease and (lease, epoch) != (self._opened.lease, self._opened.epoch):
+            self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> VolumeOpened:
+        lease, epoch = self._line.pair()
+        return self._ask(OpenVolume(lease=lease, epoch=epoch), VolumeOpened)
+
+    def _ask(self, call: VolumeCall, kind: type[T]) -> T:
+        answer = self._line.ask(call)
+        if isinstance(answer, Refusal):
+            raise error_of(answer)
+        if not isinstance(answer, kind):
+            raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
+        return answer
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
+    return total

@@ -1,0 +1,109 @@
+"""Saving when it is time: what a program registered to be called, and who calls it.
+
+By hand (``sublet.current().checkpoint()``), or when the page says that the lease will be taken: then once for each
+notice, on a thread of its own, because the main thread is busy with just what is worth saving. A program that ends by
+its lease's end is held until a save that is under way is done; the grace bounds that, as it bounds everything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+from sublet.errors import Unsupported
+from sublet.values import EndReason
+from sublet.wire.page import PageReader, PageState
+
+__all__ = ["Checkpoints", "checkpoints_of", "wait_for_save"]
+
+LOOK_S: Final = 0.1
+"""Between two looks at the page: some microseconds each."""
+
+GIVEN_BACK: Final = frozenset((EndReason.RELEASED, EndReason.WITHDRAWN))
+"""Its holder wants nothing more of it; whoever does, saves first."""
+
+
+class Checkpoints:
+    """What one program registered."""
+
+    def __init__(self, page: PageReader) -> None:
+        self._page = page
+        self._save: Callable[[], object] | None = None
+        self._saving = threading.RLock()
+        self._watcher: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._is_answered = False
+        """Whether it was saved since the end was announced."""
+
+    def register(self, save: Callable[[], object]) -> None:
+        """From now on this is what saves."""
+        self._save = save
+        if self._watcher is None or self._pid != os.getpid():
+            self._pid, self._saving = os.getpid(), threading.RLock()
+            self._watcher = threading.Thread(target=self._watch, name="sublet-notice", daemon=True)
+            self._watcher.start()
+
+    def save(self) -> object:
+        """Once, whoever asks; a second one waits for the first."""
+        save = self._save
+        if save is None:
+            raise Unsupported(
+                "this program has not said how it is saved",
+                do="Register what saves it: sublet.current().on_checkpoint(function).",
+            )
+        with self._saving:
+            return save()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until no save is under way; one that is due and has not begun is done here."""
+        if self._save is None or self._pid != os.getpid() or not self._saving.acquire(timeout=timeout_s):
+            return
+        try:
+            self._answer()
+        finally:
+            self._saving.release()
+
+    def _watch(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(LOOK_S):
+            with self._saving:
+                self._answer()
+            if self._page.read().state is PageState.OVER:
+                return
+
+    def _answer(self) -> None:
+        """Save, if it is time to and nobody has since it was announced."""
+        if not self._is_due():
+            self._is_answered = False
+        elif not self._is_answered:
+            self._is_answered = True
+            try:
+                self.save()
+            except Exception:  # noqa: BLE001 - on a thread of ours there is nobody else to tell
+                sys.stderr.write("sublet: what was registered with on_checkpoint() failed:\n")
+                traceback.print_exc()
+
+    def _is_due(self) -> bool:
+        view = self._page.read()
+        return view.state is PageState.NOTICED or (view.state is PageState.OVER and view.reason not in GIVEN_BACK)
+
+
+def checkpoints_of(path: str) -> Checkpoints:
+    """Those of this program, whose page lies there."""
+    found = _known.get(path)
+    if found is None:
+        found = _known[path] = Checkpoints(PageReader(path))
+    return found
+
+
+def wait_for_save(timeout_s: float) -> None:
+    """The program is about to end because its lease does: a save is done first, if there is one to do."""
+    for found in tuple(_known.values()):
+        found.wait(timeout_s)
+
+
+_known: dict[str, Checkpoints] = {}

@@ -1,0 +1,182 @@
+"""Where guests ask for publication: one socket, on which each message is a question and each answer a message.
+
+Who asks is known by the process that connected, as the kernel noted it: it must be a guest's, of the guest's user. The
+socket lies in the runtime folder, where guests of other users find nothing but it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from sublet.errors import CapacityExceeded, InvalidRequest, SubletError, Unauthorized
+from sublet.supervisor.guest import Guest
+from sublet.supervisor.loop import READ, Loop
+from sublet.supervisor.publishing import Asker, Publishing
+from sublet.values import GuestId
+from sublet.wire.codec import dumps, loads
+from sublet.wire.refusals import refusal_of
+from sublet.wire.sockets import Peer, peer_of
+from sublet.wire.volumes import MESSAGE_MAX, VolumeCall, VolumeReply
+
+__all__ = ["PublishDoor"]
+
+NAME: Final = "publish.sock"
+BACKLOG: Final = 64
+CONNECTIONS_MAX: Final = 512
+PER_GUEST_MAX: Final = 16
+ACCEPT_AGAIN_S: Final = 0.5
+
+
+class PublishDoor:
+    """The socket, and everybody who is connected to it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        runtime: str,
+        publishing: Publishing,
+        who: Callable[[Peer], Guest | None],
+        asker: Callable[[Guest], Asker],
+    ) -> None:
+        """``who`` finds the guest of a process, ``asker`` says what it may ask for, as of now."""
+        self.path: Final = os.path.join(runtime, NAME)
+        self._loop = loop
+        self._publishing = publishing
+        self._who = who
+        self._asker = asker
+        self._listening: socket.socket | None = None
+        self._lines: set[_Line] = set()
+
+    def open(self) -> str:
+        """Where it is; made when the first guest needs it. Whoever listened here before is gone."""
+        if self._listening is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+            listening = socket.socket(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            )
+            try:
+                listening.bind(self.path)
+                os.chmod(self.path, 0o666)  # the folder is nobody's but ours; who is shown this alone may connect
+                listening.listen(BACKLOG)
+                self._loop.guarded(lambda _: None).watch(listening.fileno(), READ, self._accept)
+            except BaseException:
+                listening.close()
+                raise
+            self._listening = listening
+        return self.path
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+        for line in tuple(self._lines):
+            line.close()
+        if self._listening is not None:
+            self._loop.forget(self._listening.fileno())
+            self._listening.close()
+            self._listening = None
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+
+    def _accept(self, events: int) -> None:
+        assert self._listening is not None
+        try:
+            sock, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # too many are open: who connects waits
+            fd = self._listening.fileno()
+            self._loop.forget(fd)
+            self._loop.after(ACCEPT_AGAIN_S, lambda: self._loop.watch(fd, READ, self._accept))
+            return
+        sock.setblocking(False)
+        try:
+            guest = self._admitted(sock)
+            line = _Line(self._loop, sock, guest.id, lambda call, then: self._ask(guest, call, then), self._lines)
+        except (SubletError, OSError) as error:
+            refused = error if isinstance(error, SubletError) else CapacityExceeded("no more can be served now")
+            with contextlib.suppress(OSError):
+                sock.send(dumps(refusal_of(refused)), socket.MSG_NOSIGNAL)
+            sock.close()
+        else:
+            self._lines.add(line)
+
+    def _admitted(self, sock: socket.socket) -> Guest:
+        if len(self._lines) >= CONNECTIONS_MAX:
+            raise CapacityExceeded(f"{CONNECTIONS_MAX} connections to volumes are open, and that is the most")
+        guest = self._who(peer_of(sock))
+        if guest is None:
+            raise Unauthorized("only what runs under a lease may ask here", do="Start it with `sublet run`.")
+        if sum(line.guest == guest.id for line in self._lines) >= PER_GUEST_MAX:
+            raise CapacityExceeded(f"this guest has {PER_GUEST_MAX} connections open, and that is the most")
+        return guest
+
+    def _ask(self, guest: Guest, call: VolumeCall, then: Callable[[VolumeReply], None]) -> None:
+        self._publishing.ask(self._asker(guest), call, then)
+
+
+class _Line:
+    """One connection: a question, its answer, and then the next."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        guest: GuestId,
+        ask: Callable[[VolumeCall, Callable[[VolumeReply], None]], None],
+        lines: set[_Line],
+    ) -> None:
+        self.guest = guest
+        self._sock = sock
+        self._ask = ask
+        self._lines = lines
+        self._is_open = True
+        self._is_asked = False
+        self._loop = loop.guarded(lambda _: self.close())
+        self._loop.watch(sock.fileno(), READ, self._ready)
+
+    def close(self) -> None:
+        """Hang up. Harmless twice."""
+        if self._is_open:
+            self._is_open = False
+            self._lines.discard(self)
+            self._loop.forget(self._sock.fileno())
+            self._sock.close()
+
+    def _ready(self, events: int) -> None:
+        if not events & READ or self._is_asked:  # it hung up; what it asked for is done all the same
+            self.close()
+            return
+        try:
+            data, _, flags, _ = self._sock.recvmsg(MESSAGE_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        if not data:
+            self.close()
+            return
+        self._is_asked = True
+        self._loop.change(self._sock.fileno(), 0)
+        try:
+            if flags & socket.MSG_TRUNC:
+                raise InvalidRequest(f"a question has more than {MESSAGE_MAX} bytes", do="Name fewer packs.")
+            call = loads(VolumeCall, data)
+        except SubletError as error:
+            self._answer(refusal_of(error))
+        else:
+            self._ask(call, self._answer)
+
+    def _answer(self, answer: VolumeReply) -> None:
+        if not self._is_open:
+            return
+        self._is_asked = False
+        try:
+            self._sock.send(dumps(answer), socket.MSG_NOSIGNAL)
+            self._loop.change(self._sock.fileno(), READ)
+        except OSError:  # it does not read, or is gone
+            self.close()

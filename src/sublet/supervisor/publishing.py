@@ -1,0 +1,329 @@
+"""Who publishes in which volume: asked by guests and holders, compared with the fence, and done one after the other.
+
+A question is compared with what is live when it comes, and again when it is its turn: what waits behind another may
+have waited past the end of its lease. What is under way when a lease ends or is attached is finished first (or stopped,
+if it takes too long), and until then nobody who comes later is served: so a holder of a newer epoch never finds that a
+checkpoint of an older one appeared behind his back.
+
+The work itself is done by errands of their own, which take nobody's turn but that of other publications.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, assert_never
+
+from sublet.errors import (
+    CapacityExceeded,
+    CheckpointFailed,
+    Disconnected,
+    InvalidRequest,
+    LeaseNotActive,
+    NotFound,
+    StaleEpoch,
+    SubletError,
+    Unauthorized,
+)
+from sublet.supervisor.connections import mistake
+from sublet.supervisor.errands import Errands
+from sublet.supervisor.loop import Loop, confess
+from sublet.supervisor.publishing_work import publish, said_of
+from sublet.supervisor.stores import State, Store, Stores
+from sublet.supervisor.stores_work import among_errands
+from sublet.supervisor.tenancy import Borrowed, Tenancy
+from sublet.supervisor.volume_folder import Place, collect, lay_out, staging_of
+from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, TenantId
+from sublet.wire.codec import loads
+from sublet.wire.orders import Saved
+from sublet.wire.refusals import refusal_of
+from sublet.wire.volumes import STAGING, Collect, OpenVolume, Publish, Published, VolumeCall, VolumeOpened, VolumeReply
+
+__all__ = ["Asker", "Fence", "Lent", "Publishing"]
+
+WAITING_MAX: Final = 64
+"""Questions about one volume that wait for their turn."""
+STOPPED_AFTER_S: Final = 2.0
+"""How long what is under way may go on when its lease is over."""
+TICKETS_MAX: Final = 1024
+SAVE_MAX_NS: Final = 3600 * NS_PER_S
+SAVED_KEPT: Final = 4096
+"""Leases of which it is remembered what they saved, until the office has heard of their end and beyond."""
+
+Ids = tuple[int, int] | None
+Then = Callable[[VolumeReply], None]
+Fence = Callable[[LeaseId, Epoch], None]
+"""Raises unless this pair is live."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """A volume that a guest of another lease may save to."""
+
+    lease: LeaseId
+    epoch: Epoch
+    tenant: TenantId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """Who asks, and for which leases."""
+
+    leases: Mapping[LeaseId, Epoch | None]
+    """With which epoch of each; None: whichever is live. The first is meant where none is named."""
+    ids: Ids = None
+    """Whose files guests of this tenant write; None: our own user's."""
+    holder: bool = False
+    """Whether it is a holder, whose own files are our user's, and not a guest."""
+    under: LeaseId | None = None
+    """The lease of the guest itself."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    store: Store
+    asker: Asker
+    pair: tuple[LeaseId, Epoch]
+    call: VolumeCall
+    then: Then
+
+
+class Publishing:
+    """All of one supervisor."""
+
+    def __init__(
+        self,
+        *,
+        loop: Loop,
+        errands: Errands,
+        stores: Stores,
+        tenancies: Mapping[LeaseId, Tenancy],
+        on_saved: Callable[[LeaseId, int], None],
+    ) -> None:
+        """``on_saved`` is told of each lease for which something was saved, and how long that took."""
+        self.fence: Fence = _nothing_is_live
+        self.saved: dict[LeaseId, Saved] = {}
+        """What was published for each lease: the volume's own, and that of the guest which saved."""
+        self._loop = loop.guarded(lambda _: None)
+        self._errands = errands
+        self._stores = stores
+        self._tenancies = tenancies
+        self._on_saved = on_saved
+        self._waiting: dict[str, deque[_Job]] = {}
+        self._running: dict[str, object] = {}
+        self._tickets: dict[str, Lent] = {}
+        stores.on_leave = self._left
+
+    # ---- lending ----
+
+    def lend(self, lent: Lent) -> str:
+        """A ticket that stands for this right."""
+        self.fence(lent.lease, lent.epoch)
+        self._block_of(lent.lease)
+        ticket = os.urandom(16).hex()
+        self._tickets[ticket] = lent
+        while len(self._tickets) > TICKETS_MAX:
+            del self._tickets[next(iter(self._tickets))]
+        return ticket
+
+    def borrowed(self, ticket: str, tenant: TenantId) -> Borrowed:
+        """What the ticket stands for. Raises if that is over, or another tenant's."""
+        lent = self._tickets.get(ticket)
+        if lent is None or lent.tenant != tenant:
+            raise Unauthorized("this volume was not lent", do="Give the lease of blocks itself as volume=.")
+        self.fence(lent.lease, lent.epoch)
+        return Borrowed(self._block_of(lent.lease), lent.epoch)
+
+    # ---- asking ----
+
+    def ask(self, asker: Asker, call: VolumeCall, then: Then) -> None:
+        """``then`` is told the answer, at once or later, and never twice."""
+        try:
+            self._ask(asker, call, then)
+        except SubletError as error:
+            then(refusal_of(error))
+        except Exception as error:  # noqa: BLE001 - what one guest asks must not be able to end everybody's
+            confess(error)
+            then(refusal_of(mistake()))
+
+    def _ask(self, asker: Asker, call: VolumeCall, then: Then) -> None:
+        pair = self._pair(asker, call)
+        self._check(asker, pair)
+        tenancy = self._block_of(pair[0])
+
+        def there(error: SubletError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                self._queue(_Job(store=self._store(tenancy), asker=asker, pair=pair, call=call, then=then))
+            except SubletError as refused:
+                then(refusal_of(refused))
+
+        if not self._stores.open(tenancy, asker.ids, there):
+            there(None)
+
+    def _pair(self, asker: Asker, call: VolumeCall) -> tuple[LeaseId, Epoch]:
+        lease, epoch = LeaseId(call.lease), call.epoch
+        if not lease:
+            lease = next((one for one in asker.leases if self._has_block(one)), LeaseId(""))
+            if not lease:
+                raise NotFound(
+                    "there is no volume here", do="Start the program under a lease of blocks, or with volume=."
+                )
+            epoch = asker.leases[lease]
+        tenancy = self._tenancies.get(lease)
+        if epoch is None:
+            if tenancy is None:
+                raise LeaseNotActive(f"lease {lease} is over")
+            epoch = tenancy.epoch
+        return lease, epoch
+
+    def _check(self, asker: Asker, pair: tuple[LeaseId, Epoch]) -> None:
+        lease, epoch = pair
+        if lease not in asker.leases:
+            raise Unauthorized(f"nothing may be saved here under lease {lease}", do="Start it with volume=.")
+        self.fence(lease, epoch)
+        mine = asker.leases[lease]
+        if mine is not None and mine != epoch:
+            raise StaleEpoch(f"the volume was lent under epoch {mine}, and not under {epoch}")
+
+    def _has_block(self, lease: LeaseId) -> bool:
+        tenancy = self._tenancies.get(lease)
+        return tenancy is not None and any(part.kind is Kind.BLOCK for part in tenancy.parts)
+
+    def _block_of(self, lease: LeaseId) -> Tenancy:
+        if not self._has_block(lease):
+            raise InvalidRequest(f"lease {lease} has no blocks to save in", do='Ask for `fabric.block("2GiB")`.')
+        return self._tenancies[lease]
+
+    def _store(self, tenancy: Tenancy) -> Store:
+        found = next((one for one in tenancy.stores if one.note.kind is Kind.BLOCK), None)
+        if found is None or not found.made.paths:
+            raise LeaseNotActive(f"the volume of lease {tenancy.lease} is gone")
+        return found
+
+    # ---- one after the other ----
+
+    def _queue(self, job: _Job) -> None:
+        waiting = self._waiting.setdefault(job.store.folder, deque())
+        if len(waiting) >= WAITING_MAX:
+            raise CapacityExceeded(f"{WAITING_MAX} questions about this volume wait already", do="Try again later.")
+        waiting.append(job)
+        self._next(job.store.folder)
+
+    def _next(self, folder: str) -> None:
+        while folder not in self._running and self._waiting.get(folder):
+            job = self._waiting[folder].popleft()
+            try:
+                self._check(job.asker, job.pair)
+                if job.store.state is not State.THERE:
+                    raise LeaseNotActive(f"the volume of lease {job.pair[0]} is being put away")
+                self._begin(job)
+            except SubletError as error:
+                job.then(refusal_of(error))
+            except Exception as error:  # noqa: BLE001 - and those behind it come next
+                confess(error)
+                job.then(refusal_of(mistake()))
+        if not self._waiting.get(folder):
+            self._waiting.pop(folder, None)
+
+    def _begin(self, job: _Job) -> None:
+        work = self._work(job)
+        lock = self._stores.lock
+
+        def errand() -> str:
+            with among_errands(lock, after_others=False):
+                return said_of(work)
+
+        began_ns = self._loop.now_ns()
+        job.store.at_work = True
+        key = self._errands.run(errand, lambda said: self._done(job, said, self._loop.now_ns() - began_ns))
+        self._running[job.store.folder] = key
+
+    def _work(self, job: _Job) -> Callable[[], object]:
+        call, place = job.call, self._place(job)
+        match call:
+            case OpenVolume():
+                said = self._opened(job, place)
+                return lambda: lay_out(place, said)
+            case Publish():
+                return lambda: publish(place, call)
+            case Collect():
+                return lambda: collect(place, call)
+            case _:
+                assert_never(call)
+
+    def _place(self, job: _Job) -> Place:
+        store, ids = job.store, job.asker.ids
+        apart = job.asker.holder and ids is not None
+        mine = ids is None or apart
+        return Place(
+            folder=store.made.paths[0],
+            size=store.note.parts[0].amount,
+            counted=bool(store.made.counted),
+            owner=os.geteuid() if mine or ids is None else ids[0],
+            group=os.getegid() if mine or ids is None else ids[1],
+            apart=apart,
+        )
+
+    def _opened(self, job: _Job, place: Place) -> VolumeOpened:
+        lease, epoch = job.pair
+        own = staging_of(epoch, apart=place.apart)
+        return VolumeOpened(
+            lease=lease,
+            epoch=epoch,
+            name=job.store.note.name,
+            folder=place.folder,
+            staging=os.path.join(place.folder, STAGING, own),
+            size=place.size,
+            counted=place.counted,
+        )
+
+    def _done(self, job: _Job, said: str | None, took_ns: int) -> None:
+        del self._running[job.store.folder]
+        job.store.at_work = False
+        try:
+            answer = self._answer(job, said, took_ns)
+            job.then(answer)
+        finally:
+            self._stores.rested(job.store)
+            self._next(job.store.folder)
+
+    def _answer(self, job: _Job, said: str | None, took_ns: int) -> VolumeReply:
+        if said is None:
+            failed = Disconnected("what was asked of the volume was cut off, and may have been done", sent=True)
+            return refusal_of(failed if isinstance(job.call, Publish) else CheckpointFailed(failed.message))
+        answer: VolumeReply = loads(VolumeReply, said.encode("utf-8", "surrogateescape"))
+        if isinstance(answer, Published) and isinstance(job.call, Publish):
+            self._was_saved(job, answer, min(SAVE_MAX_NS, max(0, job.call.save_ns)) + took_ns)
+        return answer
+
+    def _was_saved(self, job: _Job, done: Published, save_ns: int) -> None:
+        """For the lease of the volume, and for that of the guest: the one that is taken is told what was saved."""
+        for lease in dict.fromkeys((job.pair[0], job.asker.under)):
+            if lease is None:
+                continue
+            before = self.saved.pop(lease, None)
+            now = Saved(version=done.number, wall_ns=done.wall_ns, size=done.size, volume=job.store.note.name)
+            if before is not None:
+                now = replace(now, size=before.size + done.size, count=before.count + 1)
+            self.saved[lease] = now
+            self._on_saved(lease, save_ns)
+        while len(self.saved) > SAVED_KEPT:
+            del self.saved[next(iter(self.saved))]
+
+    # ---- the end ----
+
+    def _left(self, store: Store) -> None:
+        """Its lease is over. What waits is refused, what is under way has a moment to come to its end."""
+        key = self._running.get(store.folder)
+        if key is not None:
+            self._loop.after(STOPPED_AFTER_S, lambda: self._errands.stop(key))
+        for job in self._waiting.pop(store.folder, ()):
+            job.then(refusal_of(LeaseNotActive(f"lease {job.pair[0]} is over")))
+
+
+def _nothing_is_live(lease: LeaseId, epoch: Epoch) -> None:
+    raise LeaseNotActive("no office has said yet what this machine has")
