@@ -16,6 +16,7 @@ from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now, Quota, Want
 from sublet.broker.rooms import Room
 from sublet.broker.state import Held, State
+from sublet.broker.volume_rooms import held_beside, only_where_its_volume_is, why_not_yet
 from sublet.errors import InvalidRequest, QuotaExceeded
 from sublet.lease.states import SliceState
 from sublet.values import (
@@ -37,6 +38,7 @@ __all__ = [
     "describe",
     "fingerprint",
     "in_the_way",
+    "leaves_size_out",
     "most_ever",
     "never_allowed",
     "never_fits",
@@ -66,7 +68,14 @@ def fingerprint(command: Acquire) -> str:
         content = (*content, command.resume, command.resume_epoch)
     if command.expect_ns is not None:
         content = (*content, "expect", command.expect_ns)
+    if command.retain_ns is not None:
+        content = (*content, "retain", command.retain_ns)
     return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
+
+
+def leaves_size_out(command: Acquire) -> bool:
+    """Whether it asks for as much disk as its volume has, which is not known by looking at the request."""
+    return any(want.kind is Kind.BLOCK and want.amount == 0 for want in command.wants)
 
 
 def check_request(command: Acquire, policy: Policy) -> None:
@@ -132,9 +141,12 @@ def over_quota(wants: tuple[Want, ...], quota: Quota, held: Held) -> str | None:
         limit = getattr(quota, name)
         if limit is not None and getattr(ask, name) and getattr(held, name) + getattr(ask, name) > limit:
             say = format_size if unit == "bytes" else str
+            kept = (
+                f" ({say(held.kept_bytes)} of it kept in volumes)" if name == "block_bytes" and held.kept_bytes else ""
+            )
             return (
                 f"the quota of {name.removesuffix('_bytes')} is {say(limit)}, "
-                f"{say(getattr(held, name))} held and {say(getattr(ask, name))} asked"
+                f"{say(getattr(held, name))} held{kept} and {say(getattr(ask, name))} asked"
             )
     return None
 
@@ -253,7 +265,8 @@ def what_would_fit(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> in
 def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> str:
     """One sentence for the person in the line; it names no other tenant."""
     quota = state.tenants[lease.tenant].quota
-    own = over_quota(lease.wants, quota, state.held_by(lease.tenant)) or over_seconds(state, lease, now)
+    own = over_quota(lease.wants, quota, held_beside(state, lease)) or over_seconds(state, lease, now)
+    own = own or why_not_yet(state, lease)
     if own is not None:
         return own
     if lease.promise:
@@ -350,7 +363,7 @@ def _empty_rooms(state: State, lease: LeaseRecord) -> RoomsByNode:
         for node in state.nodes.values()
         if all(node.labels.get(key) == value for key, value in lease.selector.items())
     }
-    return only_where_it_goes_on(state, lease, rooms, ever=True)
+    return only_where_it_goes_on(state, lease, only_where_its_volume_is(state, lease, rooms, ever=True), ever=True)
 
 
 _QUOTA_UNITS = (

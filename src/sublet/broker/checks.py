@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublet.broker.records import LeaseRecord
+from sublet.broker.records import KEPT_STATES, LeaseRecord, SliceRecord, VolumeRecord, volume_key
 from sublet.broker.rooms import Room
-from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
+from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
 from sublet.values import Epoch, Exclusivity, Kind
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ def check_books(state: State) -> None:
     _check_resources(state)
     for lease in state.leases.values():
         _check_lease(state, lease)
+    for volume in state.volumes.values():
+        _check_volume(state, volume)
     _check_epochs(state)
     _check_indexes(state)
 
@@ -29,13 +31,21 @@ def _check_resources(state: State) -> None:
         slices = list(resource.slices.items())
         used = sum(piece.part.amount for _, piece in slices)
         assert used == resource.used, f"{resource.id}: {resource.used} used in the books, {used} in slices"
-        assert used <= resource.device.capacity, f"{resource.id}: committed beyond its capacity (S1)"
+        kept = sum(piece.part.amount for _, piece in slices if _was_kept(state, piece))
+        assert used - kept <= resource.device.capacity, f"{resource.id}: committed beyond its capacity (S1)"
         for key, piece in slices:
             assert key == str(piece.epoch) and piece.resource == resource.id, f"{resource.id}: slice misfiled"
             assert piece.state not in (SliceState.FREE, SliceState.DRAINING), f"{resource.id}: a slice cannot be free"
         alone = [p for _, p in slices if p.part.kind is Kind.GPU and p.part.exclusivity is not Exclusivity.SHARED]
         assert not alone or len(slices) == 1, f"{resource.id}: an exclusive slice has neighbours (L1)"
         assert Room.of(resource) == state.rooms[resource.id], f"{resource.id}: its room is out of date"
+
+
+def _was_kept(state: State, piece: SliceRecord) -> bool:
+    """Whether it is of a volume that was there before its lease: that takes its room, whatever the capacity is now."""
+    volume = state.volumes.get(volume_key(piece.tenant, piece.volume)) if piece.volume else None
+    lease = state.leases.get(piece.lease)
+    return volume is not None and (volume.state in KEPT_STATES or (lease is not None and lease.takes))
 
 
 def _check_lease(state: State, lease: LeaseRecord) -> None:
@@ -67,6 +77,31 @@ def _check_lease(state: State, lease: LeaseRecord) -> None:
     assert not lease.promise or lease.status is LeaseStatus.QUEUED, f"{name} has a promise but does not wait"
 
 
+def _check_volume(state: State, volume: VolumeRecord) -> None:
+    name = f"volume {volume.key} ({volume.state})"
+    assert volume.key == volume_key(volume.tenant, volume.name) and state.volumes[volume.key] is volume, (
+        f"{name} misfiled"
+    )
+    piece = state.resources[volume.resource].slices.get(str(volume.epoch))
+    if volume.state is VolumeState.LOST:
+        assert piece is None or piece.volume != volume.name, f"{name} is lost and takes room"
+        return
+    assert piece is not None and piece.volume == volume.name and piece.tenant == volume.tenant, (
+        f"{name} has no slice (V1)"
+    )
+    assert piece.part.amount == volume.size, f"{name}: its slice has {piece.part.amount}, not {volume.size}"
+    assert (volume.until_ns is not None) == (volume.state is VolumeState.RETAINED), f"{name}: its time is not stated"
+    match volume.state:
+        case VolumeState.LIVE:
+            assert piece.state is not SliceState.RETAINED, f"{name} is nobody's, though it is in use"
+        case VolumeState.RETAINED:
+            assert piece.state is not SliceState.LEASED, f"{name} is in use by {piece.lease} (V2)"
+        case VolumeState.REMOVING:
+            assert piece.state in (SliceState.TEARDOWN, SliceState.LOST), f"{name} is {piece.state} (V3)"
+        case _:
+            raise AssertionError(f"{name}: not a state of the books")
+
+
 def _check_epochs(state: State) -> None:
     next_epoch = state.next_epoch()
     seen: dict[Epoch, str] = {}
@@ -76,6 +111,11 @@ def _check_epochs(state: State) -> None:
             assert seen.setdefault(lease.epoch, lease.id) == lease.id, f"epoch {lease.epoch} was given twice (L2)"
     for resource in state.resources.values():
         for piece in resource.slices.values():
+            known = state.volumes.get(volume_key(piece.tenant, piece.volume)) if piece.volume else None
+            assert not piece.volume or (known is not None and known.epoch == piece.epoch), (
+                f"{resource.id}: no such volume"
+            )
+            assert piece.state is not SliceState.RETAINED or piece.volume, f"{resource.id}: nothing is kept there (V1)"
             assert piece.epoch < next_epoch, f"{resource.id} has a slice of epoch {piece.epoch} (L2)"
             assert seen.setdefault(piece.epoch, piece.lease) == piece.lease, f"epoch {piece.epoch} was given twice"
             holder = state.leases.get(piece.lease)
@@ -97,6 +137,9 @@ def _check_indexes(state: State) -> None:
         for lease in state.leases.values():
             if lease.tenant == tenant and lease.status in LIVE_STATES | {LeaseStatus.GRANTED}:
                 fresh.add(lease.parts, +1)
+        for volume in state.volumes.values():
+            if volume.tenant == tenant and volume.state in KEPT_STATES:
+                fresh.keep(volume.size)
         assert fresh == held, f"{tenant} holds {fresh}, the index says {held}"
         millis = sum(
             part.millis

@@ -26,6 +26,7 @@ __all__ = [
     "NoteActivity",
     "OpenOffice",
     "Release",
+    "RemoveVolume",
     "Renew",
     "Revoke",
     "SetTenant",
@@ -100,6 +101,8 @@ class Acquire(_Tenants, frozen=True, kw_only=True):
     """Go on with what is parked under this lease. It says what is needed, so ``wants`` is left empty."""
     resume_epoch: Epoch | None = None
     """The epoch that is meant; an older one is refused. None: whichever it has."""
+    retain_ns: int | None = None
+    """How long its volume is kept after the lease. None: as before, or as the policy has it."""
 
 
 class Claim(_Tenants, frozen=True, kw_only=True):
@@ -152,6 +155,14 @@ class Release(_Tenants, frozen=True, kw_only=True):
     @property
     def actor(self) -> str:
         return OFFICE if self.gone else super().actor
+
+
+class RemoveVolume(_Tenants, frozen=True, kw_only=True):
+    """Give up what is kept under this name."""
+
+    name: str
+    owner: TenantId | None = None
+    """Whose it is, where an operator asks; else the asker's own."""
 
 
 class Revoke(_Operators, frozen=True, kw_only=True):
@@ -224,6 +235,7 @@ Command = (
     | NoteActivity
     | Attach
     | Release
+    | RemoveVolume
     | Revoke
     | AddTenant
     | SetTenant

@@ -18,6 +18,7 @@ from sublet.broker.promises import matches
 from sublet.broker.records import LeaseRecord, Now, Want
 from sublet.broker.rooms import Room
 from sublet.broker.state import State
+from sublet.broker.volume_rooms import held_beside, why_not_yet
 from sublet.lease.states import SliceState
 from sublet.values import Exclusivity, Kind, TenantId
 
@@ -32,7 +33,9 @@ SLICES_MAX = 256
 def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
     """For a request in the line."""
     quota = state.tenants[lease.tenant].quota
-    if over_seconds(state, lease, now) or over_quota(lease.wants, quota, state.held_by(lease.tenant)):
+    if over_seconds(state, lease, now) or over_quota(lease.wants, quota, held_beside(state, lease)):
+        return None
+    if why_not_yet(state, lease) is not None:
         return None
     if lease.promise:
         times = [_leaves_at(state.leases[v], now, policy) for v in lease.victims if v in state.leases]
@@ -98,7 +101,8 @@ def _room_free_at(want: Want, tenant: TenantId, room: Room, state: State, now: N
     if room.free >= amount and not (gpu and room.slices):
         return now.ns
     slices = islice(state.resources[room.resource].slices.values(), SLICES_MAX)
-    there = [p for p in slices if p.lease in state.leases and p.state is not SliceState.QUARANTINED]
+    ours = [p for p in slices if p.lease in state.leases and not p.volume]  # nobody knows how long a volume stays
+    there = [p for p in ours if p.state is not SliceState.QUARANTINED]
     leaving = sorted((_leaves_at(state.leases[p.lease], now, policy), p.part.amount) for p in there)
     strangers = [] if policy.share_across_tenants or not gpu else [p.lease for p in there if p.tenant != tenant]
     soonest = max((_leaves_at(state.leases[lease], now, policy) for lease in strangers), default=now.ns)

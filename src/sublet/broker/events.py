@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from sublet.broker.records import EndRecord, ForeignRecord, LeaseRecord, NoticeRecord, TenantRecord
-from sublet.values import EndReason, Epoch, LeaseId, NodeId, RequestId, ResourceId
+from sublet.values import EndReason, Epoch, LeaseId, NodeId, RequestId, ResourceId, TenantId
 from sublet.wire import orders
 from sublet.wire.orders import Inventory, Part
 
@@ -47,10 +47,18 @@ __all__ = [
     "Renewed",
     "ResourceFaulted",
     "Resumed",
+    "Saved",
     "Spared",
     "TenantSet",
     "TornDown",
     "Ungranted",
+    "VolumeFound",
+    "VolumeKept",
+    "VolumeLost",
+    "VolumeMissed",
+    "VolumeRemoved",
+    "VolumeRemoving",
+    "VolumeTaken",
 ]
 
 
@@ -287,6 +295,79 @@ class Resumed(_Audited, frozen=True, kw_only=True, tag="resumed"):
     under: LeaseId
 
 
+class Saved(_Audited, frozen=True, kw_only=True, tag="saved"):
+    """What was saved under a lease, once, when it is over."""
+
+    lease: LeaseId
+    saved: orders.Saved
+
+
+class _Volume(_Audited, frozen=True, kw_only=True):
+    tenant: TenantId
+    name: str
+
+
+class VolumeTaken(_Volume, frozen=True, kw_only=True, tag="volume_taken"):
+    """A lease was granted that goes on with a volume, or makes one. From here on the slice is its own."""
+
+    lease: LeaseId
+    epoch: Epoch
+    node: NodeId
+    resource: ResourceId
+    size: int
+    retain_ns: int
+
+
+class VolumeKept(_Volume, frozen=True, kw_only=True, tag="volume_kept"):
+    """Nobody is on it any more, and it is kept; or it was looked for, and is there."""
+
+    lease: LeaseId
+    epoch: Epoch
+    resource: ResourceId
+    size: int
+
+
+class VolumeMissed(_Volume, frozen=True, kw_only=True, tag="volume_missed"):
+    """The node did not name it among what it keeps, so it is asked for."""
+
+    resource: ResourceId
+
+
+class VolumeRemoving(_Volume, frozen=True, kw_only=True, tag="volume_removing"):
+    """Its retention is over, or it was given up."""
+
+    resource: ResourceId
+    detail: str
+
+
+class VolumeRemoved(_Volume, frozen=True, kw_only=True, tag="volume_removed"):
+    """Verified: nothing of it is on the disk, and its slice, if it still had one, is free."""
+
+    resource: ResourceId
+    size: int
+    detail: str = ""
+
+
+class VolumeLost(_Volume, frozen=True, kw_only=True, tag="volume_lost"):
+    """The node does not have it any more, though nobody removed it. Its slice is free."""
+
+    resource: ResourceId
+    size: int
+    detail: str = ""
+
+
+class VolumeFound(_Volume, frozen=True, kw_only=True, tag="volume_found"):
+    """A node keeps a volume that the books do not know, or not so new: they are older than it is. It is kept from
+    here on, under an epoch of its own."""
+
+    node: NodeId
+    resource: ResourceId
+    size: int
+    lease: LeaseId
+    epoch: Epoch
+    retain_ns: int
+
+
 class Forgotten(_Fact, frozen=True, kw_only=True, tag="forgotten"):
     """Ended leases that the ledger no longer remembers; the audit log does."""
 
@@ -324,6 +405,14 @@ Event = (
     | Parked
     | ParkingDenied
     | Resumed
+    | Saved
+    | VolumeTaken
+    | VolumeKept
+    | VolumeMissed
+    | VolumeRemoving
+    | VolumeRemoved
+    | VolumeLost
+    | VolumeFound
     | Forgotten
 )
 

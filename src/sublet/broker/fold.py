@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from sublet.broker import events as ev
-from sublet.broker.records import LeaseRecord, NodeRecord, Now, ResourceRecord, SliceRecord
+from sublet.broker.fold_volumes import VOLUME_FOLD, keep_volume, take_over, volume_attached
+from sublet.broker.records import LeaseRecord, NodeRecord, Now, ResourceRecord, SliceRecord, volume_key
 from sublet.broker.rooms import Room
 from sublet.lease.states import (
     LIVE_STATES,
@@ -24,7 +25,7 @@ from sublet.lease.states import (
     next_lease,
     next_slice,
 )
-from sublet.values import LeaseId, Way
+from sublet.values import Kind, LeaseId, Way
 
 if TYPE_CHECKING:
     from sublet.broker.state import State
@@ -55,6 +56,11 @@ def _rebased(state: State, event: ev.Rebased, now: Now) -> None:
     state.armed.clear()
     for lease in state.leases.values():
         state.arm(lease)
+    state.volume_timers.clear()
+    for volume in state.volumes.values():
+        volume.kept_ns = None if volume.kept_ns is None else volume.kept_ns + shift
+        volume.until_ns = None if volume.until_ns is None else volume.until_ns + shift
+        state.arm_volume(volume)
 
 
 def _node_joined(state: State, event: ev.NodeJoined, now: Now) -> None:
@@ -166,6 +172,8 @@ def _granted(state: State, event: ev.Granted, now: Now) -> None:
     key = str(event.epoch)
     for part in event.parts:
         resource = state.resources[part.resource]
+        if part.kind is Kind.BLOCK and lease.name is not None:
+            take_over(state, volume_key(lease.tenant, lease.name), part)
         piece = SliceRecord(
             resource=resource.id,
             lease=lease.id,
@@ -236,6 +244,8 @@ def _attached(state: State, event: ev.Attached, now: Now) -> None:
         if piece is not None:  # None: a second part on the same resource would be a bug that check() finds
             piece.epoch = event.epoch
             slices[new] = piece
+            if piece.volume:
+                volume_attached(state, state.volumes[volume_key(piece.tenant, piece.volume)], event.epoch)
     lease.epoch, lease.number, lease.attach_request_id = event.epoch, event.number, event.request_id
     lease.holder = event.holder or lease.holder
     state.books.next_n = max(state.books.next_n, event.epoch.n + 1)
@@ -325,7 +335,11 @@ def _cleared(state: State, event: ev.Cleared, now: Now) -> None:
         state.index_node(state.nodes[resource.node])
         state.capacity_version += 1
         return
-    state.free_slice(resource, resource.slices[str(event.epoch)], SliceEvent.CLEARED)
+    piece = resource.slices[str(event.epoch)]
+    if piece.volume:  # whoever vouches for it says that nobody is on it, not that nothing is in it
+        keep_volume(state, state.volumes[volume_key(piece.tenant, piece.volume)], piece, now)
+    else:
+        state.free_slice(resource, piece, SliceEvent.CLEARED)
 
 
 def _parked(state: State, event: ev.Parked, now: Now) -> None:
@@ -417,4 +431,5 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.ParkingDenied: _parking_denied,
     ev.Resumed: _resumed,
     ev.Forgotten: _forgotten,
+    **VOLUME_FOLD,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sublet.broker import admission, estimate, resuming
+from sublet.broker import admission, estimate, resuming, volumes
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted, Offer, Place, Refusal, RefusalCode
@@ -15,6 +15,7 @@ from sublet.broker.placement import RoomsByNode, fit
 from sublet.broker.records import LeaseRecord, Want
 from sublet.broker.schedule import Schedule
 from sublet.broker.step import Step, notify_order
+from sublet.broker.volume_rooms import held_beside, why_not_yet
 from sublet.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -44,7 +45,7 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
     tenant = state.tenants.get(command.tenant)
     if tenant is None:
         raise Unauthorized("there is no such tenant")
-    if command.resume is None:
+    if command.resume is None and not admission.leaves_size_out(command):
         admission.check_request(command, policy)
     mark = admission.fingerprint(command)
     known = state.requests.get((command.tenant, command.request_id))
@@ -52,6 +53,9 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
         return _answer_again(step, state.leases[known], mark)
     if command.resume is not None:
         command = resuming.wanting(step, command)
+        admission.check_request(command, policy)
+    elif command.name is not None or command.retain_ns is not None or admission.leaves_size_out(command):
+        command = volumes.wanting(step, command)
         admission.check_request(command, policy)
     if command.lease in state.leases:
         raise InvalidRequest("the lease id is taken")
@@ -62,7 +66,7 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
             reason=f"this tenant may ask for tier {tenant.tier_max} at most, not {command.tier}",
             do=f"Ask with tier {tenant.tier_max}.",
         )
-    refusal = admission.never_allowed(lease, state)
+    refusal = volumes.in_use(state, lease) or admission.never_allowed(lease, state)
     if refusal is not None:
         return refusal
     if state.live_count + state.queued_count >= policy.leases_max:
@@ -224,6 +228,7 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         labels=command.labels,
         holder=command.holder,
         resume=resuming.parking_of(command),
+        retain_ns=command.retain_ns,
     )
 
 
@@ -266,9 +271,8 @@ def _own_limit(step: Step, lease: LeaseRecord) -> str | None:
     """What the tenant's own quota says against a grant now."""
     state = step.state
     quota = state.tenants[lease.tenant].quota
-    return admission.over_quota(lease.wants, quota, state.held_by(lease.tenant)) or admission.over_seconds(
-        state, lease, step.now
-    )
+    held = held_beside(state, lease)
+    return admission.over_quota(lease.wants, quota, held) or admission.over_seconds(state, lease, step.now)
 
 
 def _queue(step: Step, schedule: Schedule, lease: LeaseRecord) -> Answer:
@@ -301,6 +305,9 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
     want = lease.wants[0]
     if own_limit is not None:
         return Refusal(code=RefusalCode.QUOTA, reason=own_limit, do=QuotaExceeded.default_do)
+    waits = why_not_yet(step.state, lease)
+    if waits is not None:
+        return Refusal(code=RefusalCode.CAPACITY, reason=waits, do="Wait for it (wait=...).")
     said = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else "nothing alike is free"
     return Refusal(
         code=RefusalCode.CAPACITY,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sublet.broker import commands as cmd
-from sublet.broker import holders, keeping, operators, reports
+from sublet.broker import holders, keeping, operators, reports, volumes
 from sublet.broker.answers import Answer, Done, Outcome, Place
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now
@@ -126,6 +126,7 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.Release: holders.release,
     cmd.Tick: _tick,
     cmd.OpenOffice: _plain(operators.open_office),
+    cmd.RemoveVolume: _plain(volumes.remove),
     cmd.AddTenant: _plain(operators.add_tenant),
     cmd.SetTenant: _plain(operators.set_tenant),
     cmd.Revoke: _plain(operators.revoke),

@@ -6,6 +6,7 @@ import msgspec
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
+from sublet.broker import volumes
 from sublet.broker.answers import Answer, Done
 from sublet.broker.records import LOCAL_TENANT, LeaseRecord, NodeRecord, Quota, TenantRecord
 from sublet.broker.step import Step
@@ -41,6 +42,7 @@ def open_office(step: Step, command: cmd.OpenOffice) -> Answer:
             if lease.status not in (LeaseStatus.ENDING, LeaseStatus.ENDED):
                 step.end(lease, EndReason.OPERATOR, "the office was restored from a backup")
     step.emit(ev.OfficeOpened(incarnation=command.incarnation, clock_domain=command.clock_domain))
+    volumes.migrate(step)
     if LOCAL_TENANT not in state.tenants:
         step.emit(ev.TenantSet(tenant=TenantRecord(id=LOCAL_TENANT, operator=True)))
     return Done()

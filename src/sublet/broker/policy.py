@@ -23,6 +23,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ttl_max_ns: int = 24 * 60 * _MIN_NS
     ttl_parking_ns: int = 30 * _MIN_NS
     """Of a parking lease: for so long what was taken off a device waits to go on, unless it is renewed."""
+    retain_ns: int = 7 * 24 * 60 * _MIN_NS
+    """How long a volume is kept after the end of its last lease, where nothing else was asked for."""
+    retain_max_ns: int = 366 * 24 * 60 * _MIN_NS
     suspend_ns: int = 30 * NS_PER_S
     """To take guests off a device. Who is not off by then is ended."""
     notice_ns: int = 30 * NS_PER_S
@@ -65,6 +68,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             ("ttl_parking_ns", "ttl_max_ns"),
             ("notice_spot_ns", "notice_ns"),
             ("cool_down_ns", "max_hold_ns"),
+            ("retain_ns", "retain_max_ns"),
             ("notice_ns", "max_hold_ns"),
         ):
             if getattr(self, low) > getattr(self, high):

@@ -12,6 +12,7 @@ from sublet.broker.placement import RoomsByNode
 from sublet.broker.records import LeaseRecord
 from sublet.broker.rooms import Room
 from sublet.broker.state import State
+from sublet.broker.volume_rooms import only_where_its_volume_is
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import Exclusivity, Kind, LeaseId, NodeId, ResourceId
 
@@ -23,18 +24,26 @@ def rooms_for(state: State, lease: LeaseRecord) -> RoomsByNode:
     others = [state.leases[other] for other in state.promises if other != lease.id]
     selector = lease.selector
     if not others and not selector:
-        return only_where_it_goes_on(state, lease, state.rooms_by_node)
+        return _only_where_it_can_be(state, lease, state.rooms_by_node)
     adjusted = _with_promises(state, others)
     seen = {
         node: [adjusted.get(room.resource, room) for room in rooms]
         for node, rooms in state.rooms_by_node.items()
         if matches(state, node, selector)
     }
-    return only_where_it_goes_on(state, lease, seen)
+    return _only_where_it_can_be(state, lease, seen)
+
+
+def _only_where_it_can_be(state: State, lease: LeaseRecord, rooms: RoomsByNode) -> RoomsByNode:
+    if lease.name is not None:
+        rooms = only_where_its_volume_is(state, lease, rooms)
+    return only_where_it_goes_on(state, lease, rooms)
 
 
 def can_be_kept(state: State, lease: LeaseRecord) -> bool:
-    """Whether the promised parts are free of everybody now."""
+    """Whether the promised parts are free of everybody now. What goes on with a volume is placed anew."""
+    if state.volume_of(lease) is not None:
+        return False
     for part in lease.promise:
         room, resource = state.rooms[part.resource], state.resources[part.resource]
         if resource.state is not SliceState.FREE or state.nodes[resource.node].lost:

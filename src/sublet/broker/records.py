@@ -7,11 +7,11 @@ format and may never change.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from sublet.lease.states import LeaseStatus, SliceState
+from sublet.lease.states import LeaseStatus, SliceState, VolumeState
 from sublet.values import (
     EndReason,
     Epoch,
@@ -27,9 +27,10 @@ from sublet.values import (
     Tier,
     Way,
 )
-from sublet.wire.orders import Device, Parking, Part
+from sublet.wire.orders import Device, Parking, Part, VolumeRef
 
 __all__ = [
+    "KEPT_STATES",
     "LOCAL_TENANT",
     "EndRecord",
     "ForeignRecord",
@@ -42,9 +43,13 @@ __all__ = [
     "ResourceRecord",
     "SliceRecord",
     "TenantRecord",
+    "VolumeRecord",
     "Want",
+    "volume_key",
 ]
 
+KEPT_STATES: Final = frozenset({VolumeState.RETAINED, VolumeState.REMOVING})
+"""In which a volume takes room without a lease."""
 LOCAL_TENANT = TenantId("local")
 """Who calls over the owner-only socket without a token: the person whose machine it is, with operator rights."""
 
@@ -61,7 +66,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: Kind
     amount: int
-    """Bytes (of VRAM, memory, block) or cores."""
+    """Bytes (of VRAM, memory, block) or cores. 0 of block, in a request with a name: what its volume has."""
     count: int = 1
     exclusivity: Exclusivity | None = None
     """GPU only; ``session`` if not said."""
@@ -208,6 +213,14 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     resumed: bool = False
     """They go on under it."""
 
+    # volume
+    retain_ns: int | None = None
+    """How long what is in its blocks is to be kept after its end; None: as it was before, or as the policy has it."""
+    takes: bool = False
+    """Its volume was there before it."""
+    saved_wall_ns: int | None = None
+    """When the last checkpoint was published under it; known once it has ended."""
+
     @property
     def spot(self) -> bool:
         return self.tier is Tier.SPOT
@@ -225,6 +238,8 @@ class SliceRecord(msgspec.Struct, kw_only=True):
     detail: str = ""
     hard: bool = False
     """Only an operator may clear it."""
+    volume: str = ""
+    """The name of the volume in it. That outlives the lease, and so does this slice."""
 
 
 class ForeignRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,3 +274,40 @@ class NodeRecord(msgspec.Struct, kw_only=True):
     resources: tuple[ResourceId, ...] = ()
     draining: bool = False
     lost: bool = False
+
+
+class VolumeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The storage that a tenant finds again by name."""
+
+    tenant: TenantId
+    name: str
+    node: NodeId
+    resource: ResourceId
+    size: int
+    state: VolumeState
+    lease: LeaseId
+    epoch: Epoch
+    """Who has it, or had it last. Its slice is filed under this epoch."""
+    retain_ns: int
+    """How long it is kept from the end of its last lease on."""
+    made_wall_ns: int
+    kept_ns: int | None = None
+    """Since when nobody has it."""
+    kept_wall_ns: int | None = None
+    until_ns: int | None = None
+    """When it is removed, unless it is taken before."""
+    detail: str = ""
+    """What there is to say of it."""
+
+    @property
+    def ref(self) -> VolumeRef:
+        return VolumeRef(tenant=self.tenant, name=self.name)
+
+    @property
+    def key(self) -> str:
+        return volume_key(self.tenant, self.name)
+
+
+def volume_key(tenant: TenantId, name: str) -> str:
+    """Under what the books file a volume; neither of the two has a slash in it."""
+    return f"{tenant}/{name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker import parking
+from sublet.broker import parking, volumes
 from sublet.broker.answers import Answer, Done
 from sublet.broker.records import ForeignRecord, ResourceRecord, SliceRecord
 from sublet.broker.schedule import Schedule
@@ -38,6 +38,10 @@ def agent_report(step: Step, schedule: Schedule, command: cmd.AgentReport) -> An
             parking.parkable(step, schedule, report)
         case orders.Resumed() as report:
             parking.resumed(step, report)
+        case orders.VolumeRemoved() as report:
+            volumes.removed(step, report)
+        case orders.Volumes() as report:
+            volumes.listed(step, report)
     return Done()
 
 
@@ -98,11 +102,16 @@ def _torn_down(step: Step, report: orders.TornDown) -> None:
         _over(step, report.lease, lease.epoch, EndReason.EXPIRED, "")
     if report.metered is not None and lease is not None and not lease.metered:
         step.emit(ev.Metered(lease=lease.id, counts=report.metered, steps=report.steps))
+    if report.saved is not None and lease is not None and lease.saved_wall_ns is None:
+        step.emit(ev.Saved(lease=lease.id, saved=report.saved))
     for resource_id in report.resources:
         resource = step.state.resources.get(resource_id)
         if resource is not None and resource.node == report.node:
             for piece in _slices_of(resource, report.lease, report.epoch):
-                _verified(step, resource, piece)
+                if piece.volume:
+                    volumes.verified(step, resource, piece, kept=report.kept)
+                else:
+                    _verified(step, resource, piece)
     if lease is not None:
         parking.torn_down(step, lease, parked=report.parked)
         step.finish(lease)
@@ -123,6 +132,8 @@ def _failed(step: Step, report: orders.Failed) -> None:
     if lease is not None and lease.epoch == report.epoch:
         _over(step, report.lease, report.epoch, EndReason.DEVICE_LOST, report.detail)
     for piece in _slices_of(resource, report.lease, report.epoch):
+        if piece.volume and volumes.is_removed(step.state, piece):
+            continue
         worse = piece.state is SliceState.QUARANTINED and report.hard and not piece.hard
         if piece.state is SliceState.TEARDOWN or worse:
             step.emit(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from copy import copy
 from itertools import islice, takewhile
 
-from sublet.broker import admission, parking, preemption, promises
+from sublet.broker import admission, parking, preemption, promises, volumes
 from sublet.broker import events as ev
 from sublet.broker.order import InOrder, kinds_of
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
@@ -18,6 +18,7 @@ from sublet.broker.records import LeaseRecord
 from sublet.broker.rooms import Room
 from sublet.broker.state import State
 from sublet.broker.step import Step
+from sublet.broker.volume_rooms import held_beside
 from sublet.lease.states import LeaseStatus
 from sublet.values import EndReason, Kind, LeaseId, NodeId
 from sublet.wire.orders import Part
@@ -50,7 +51,7 @@ class Schedule:
 
     def next_wake_ns(self, state: State) -> int | None:
         """When time alone will change something."""
-        timers = [state.next_timer_ns()]
+        timers = [state.next_timer_ns(), state.next_volume_ns()]
         if state.queued_count:
             timers.append(self._replan_at_ns)
         if state.ended:
@@ -89,6 +90,8 @@ class Schedule:
             if lease is None:
                 break
             self.lapse(step, lease)
+        step.as_office()
+        volumes.expire(step)
         self._forget(step)
 
     def lapse(self, step: Step, lease: LeaseRecord) -> None:
@@ -189,7 +192,8 @@ class Schedule:
         for lease in islice(InOrder(state, now_ns, self._policy), most):
             if lease.promise:
                 continue
-            shape = (lease.wants, tuple(sorted(lease.selector.items())), lease.tenant)
+            volume = lease.name if state.volume_of(lease) is not None else None
+            shape = (lease.wants, tuple(sorted(lease.selector.items())), lease.tenant, volume, lease.resume)
             if shape not in hopeless:
                 if _own_limit(step, lease) is not None:
                     continue
@@ -223,7 +227,7 @@ def _ended_at(lease: LeaseRecord) -> int:
 def _own_limit(step: Step, lease: LeaseRecord, *, with_promises: bool = False) -> str | None:
     """What the tenant's own quota says against a grant; ``with_promises``, if all its promises were kept as well."""
     state = step.state
-    held = state.held_by(lease.tenant)
+    held = held_beside(state, lease)
     if with_promises:
         held = copy(held)
         for other in map(state.leases.__getitem__, state.promises):

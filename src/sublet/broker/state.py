@@ -20,7 +20,17 @@ import msgspec
 from sublet.broker import events as ev
 from sublet.broker.checks import check_books
 from sublet.broker.fold import FOLD
-from sublet.broker.records import LeaseRecord, NodeRecord, Now, ResourceRecord, SliceRecord, TenantRecord
+from sublet.broker.records import (
+    KEPT_STATES,
+    LeaseRecord,
+    NodeRecord,
+    Now,
+    ResourceRecord,
+    SliceRecord,
+    TenantRecord,
+    VolumeRecord,
+    volume_key,
+)
 from sublet.broker.rooms import Room
 from sublet.broker.usage import UsageMeter
 from sublet.lease.states import (
@@ -53,13 +63,16 @@ class Books(msgspec.Struct, kw_only=True):
     tenants: dict[TenantId, TenantRecord] = {}
     leases: dict[LeaseId, LeaseRecord] = {}
     """Live ones, and ended ones for as long as they are remembered."""
+    volumes: dict[str, VolumeRecord] = {}
+    """By ``volume_key``."""
     usage: dict[TenantId, UsageMeter] = {}
     cool_until_ns: dict[TenantId, dict[TenantId, int]] = {}
     """Victim's tenant → beneficiary's tenant → until when the first may not preempt the second."""
 
 
 class Held(msgspec.Struct):
-    """What one tenant holds now, against its quota. A lease counts from its grant until it begins to end."""
+    """What one tenant holds now, against its quota. A lease counts from its grant until it begins to end, a volume for
+    as long as it is kept."""
 
     leases: int = 0
     gpus: int = 0
@@ -67,6 +80,12 @@ class Held(msgspec.Struct):
     cores: int = 0
     memory_bytes: int = 0
     block_bytes: int = 0
+    kept_bytes: int = 0
+    """How much of that is kept in volumes that nobody has."""
+
+    def keep(self, size: int) -> None:
+        self.block_bytes += size
+        self.kept_bytes += size
 
     def add(self, parts: tuple[Part, ...], sign: int) -> None:
         self.leases += sign
@@ -93,6 +112,7 @@ class State:
         self.nodes: Final = books.nodes
         self.resources: Final = books.resources
         self.tenants: Final = books.tenants
+        self.volumes: Final = books.volumes
         self.rooms: dict[ResourceId, Room] = {r.id: Room.of(r) for r in books.resources.values()}
         self.rooms_by_node: dict[NodeId, list[Room]] = {}
         self.held: dict[TenantId, Held] = {}
@@ -112,6 +132,8 @@ class State:
         """Rises whenever something may fit that did not fit before."""
         self.timers: list[tuple[int, LeaseId]] = []
         self.armed: dict[LeaseId, int] = {}
+        self.volume_timers: list[tuple[int, str]] = []
+        """When volumes are to be removed. Entries that the books have otherwise are stale."""
         self._rebuild()
 
     # ---- snapshot ----
@@ -136,6 +158,10 @@ class State:
             if lease.promise:
                 self.promises[lease.id] = None
             self.arm(lease)
+        for volume in self.volumes.values():
+            if volume.state in KEPT_STATES:
+                self.count_kept(volume, +1)
+            self.arm_volume(volume)
         ended = [lease for lease in self.leases.values() if lease.status is LeaseStatus.ENDED]
         self.ended.extend(lease.id for lease in sorted(ended, key=_end_order))
 
@@ -171,6 +197,12 @@ class State:
             piece = self.resources[part.resource].slices.get(key)
             if piece is not None:
                 yield piece
+
+    def volume_of(self, lease: LeaseRecord) -> VolumeRecord | None:
+        """The volume of its name, whoever has that now; None for a lease without a name or blocks."""
+        if lease.name is None or not any(want.kind is Kind.BLOCK for want in lease.wants):
+            return None
+        return self.volumes.get(volume_key(lease.tenant, lease.name))
 
     def is_cooling(self, victim: TenantId, beneficiary: TenantId, now_ns: int) -> bool:
         """Whether ``victim`` lost a lease to ``beneficiary`` so recently that it may not take one back."""
@@ -233,6 +265,16 @@ class State:
                 self.arm(lease)
         return None
 
+    def next_volume_ns(self) -> int | None:
+        """When the next volume is to be removed."""
+        while self.volume_timers:
+            at, key = self.volume_timers[0]
+            volume = self.volumes.get(key)
+            if volume is not None and volume.until_ns == at:
+                return at
+            heapq.heappop(self.volume_timers)
+        return None
+
     def check(self) -> None:
         """Every invariant that can be seen in the books and between books and indexes; raises AssertionError."""
         check_books(self)
@@ -251,6 +293,14 @@ class State:
         self.meter(lease, -1, now)
         if any(lease.tenant in waiting for waiting in self.queue.values()):  # its quota may have been all they lacked
             self.capacity_version += 1
+
+    def count_kept(self, volume: VolumeRecord, sign: int) -> None:
+        """It is kept and counts in its tenant's quota, or no longer."""
+        self.held.setdefault(volume.tenant, Held()).keep(sign * volume.size)
+
+    def arm_volume(self, volume: VolumeRecord) -> None:
+        if volume.until_ns is not None:
+            heapq.heappush(self.volume_timers, (volume.until_ns, volume.key))
 
     def move_slice(self, resource: ResourceRecord, piece: SliceRecord, happened: SliceEvent) -> None:
         room = self.rooms[resource.id]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from sublet.broker import events as ev
-from sublet.broker import parking
+from sublet.broker import parking, volumes
 from sublet.broker.commands import OFFICE
 from sublet.broker.policy import Policy
 from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, Now
@@ -66,6 +66,7 @@ class Step:
                 offered=offered,
             )
         )
+        volumes.after_grant(self, lease)
         self._spare(lease.id, victims)
 
     def claim(self, lease: LeaseRecord) -> None:
@@ -77,6 +78,7 @@ class Step:
         """An offer came to nothing; its slices are verified like any others before they are free."""
         epoch, parts = lease.epoch, lease.parts
         assert epoch is not None
+        volume = volumes.ref_of(self.state, parts, str(epoch))
         self.emit(ev.Ungranted(lease=lease.id, detail=detail))
         self.orders.append(
             orders.End(
@@ -87,6 +89,7 @@ class Step:
                 reason=EndReason.WITHDRAWN,
                 grace_ns=0,
                 detail=detail,
+                volume=volume,
             )
         )
 
@@ -129,6 +132,7 @@ class Step:
                 grace_ns=self.policy.grace_ns(lease.ttl_ns) if grace_ns is None else grace_ns,
                 detail=detail,
                 park=park,
+                volume=volumes.ref_of(self.state, lease.parts, str(lease.epoch)),
             )
         )
         parking.after_end(self, lease)
@@ -211,6 +215,7 @@ def grant_order(lease: LeaseRecord, now_ns: int) -> orders.Grant:
         name=lease.name or "",
         parked=lease.parks is not None and lease.parks.holds,
         resume=None if lease.resumed else lease.resume,
+        kept=lease.takes,
     )
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from sublet.broker.records import SliceRecord, volume_key
 from sublet.broker.state import State
 from sublet.broker.step import Step, extend_order, grant_order, notify_order
-from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
+from sublet.broker.volumes import is_removed, ref_of, remove_order
+from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
 from sublet.wire import orders
 from sublet.wire.orders import Order, Part
@@ -56,7 +58,7 @@ class Unconfirmed:
         """The agent holds the deadline, or the notice, up to this number; the one says nothing of the other."""
         key = (report.lease, "told" if report.told else "hold")
         order = self._orders.get(key)
-        if order is None or isinstance(order, orders.Verify):
+        if order is None or isinstance(order, orders.Verify | orders.RemoveVolume):
             return
         if order.epoch == report.epoch and order.number <= report.number:
             self._strike(key)
@@ -99,6 +101,9 @@ class Unconfirmed:
                 step.orders.append(grant_order(lease, step.now.ns))
                 if lease.status is LeaseStatus.NOTICED:
                     step.orders.append(notify_order(lease))
+        for volume in self._state.volumes.values():
+            if volume.state is VolumeState.REMOVING:
+                step.orders.append(remove_order(self._state, volume))
         for (lease_id, epoch), parts in self._in_teardown().items():
             known = self._state.leases.get(lease_id)
             end = known.end if known is not None else None
@@ -113,6 +118,7 @@ class Unconfirmed:
                     grace_ns=step.policy.suspend_ns if park is not None else 0,
                     detail=end.detail if end is not None else "",
                     park=park,
+                    volume=ref_of(self._state, tuple(parts), str(epoch)),
                 )
             )
 
@@ -145,18 +151,26 @@ class Unconfirmed:
         match order:
             case orders.End():
                 pieces = (self._state.resources[part.resource].slices.get(str(order.epoch)) for part in order.parts)
-                return any(piece is not None and piece.state is SliceState.TEARDOWN for piece in pieces)
+                return any(piece is not None and self._is_leaving(piece) for piece in pieces)
             case orders.Verify():
                 return False  # asked for by a person, once
+            case orders.RemoveVolume():
+                volume = self._state.volumes.get(volume_key(order.volume.tenant, order.volume.name))
+                is_open = volume is not None and volume.state is VolumeState.REMOVING
+                return is_open and volume is not None and volume.epoch == order.epoch
             case _:  # a newer epoch replaced what is held, and is to be told what the old one was
                 lease = self._state.leases.get(order.lease)
                 return lease is not None and lease.status in LIVE_STATES
+
+    def _is_leaving(self, piece: SliceRecord) -> bool:
+        """Whether an ``End`` is open for it; of a volume that is removed another order asks."""
+        return piece.state is SliceState.TEARDOWN and not (piece.volume and is_removed(self._state, piece))
 
     def _in_teardown(self) -> dict[tuple[LeaseId, Epoch], list[Part]]:
         found: dict[tuple[LeaseId, Epoch], list[Part]] = {}
         for resource in self._state.resources.values():
             for piece in resource.slices.values():
-                if piece.state is SliceState.TEARDOWN:
+                if self._is_leaving(piece):
                     found.setdefault((piece.lease, piece.epoch), []).append(piece.part)
         return found
 
@@ -171,3 +185,5 @@ def _sense(order: Order) -> str:
             return f"end {order.epoch}"
         case orders.Verify():
             return f"verify {order.epoch}"
+        case orders.RemoveVolume():
+            return f"remove {order.epoch}"

@@ -21,6 +21,7 @@ from sublet.lease.states import (
     HOLDER_TABLE,
     LEASE_TABLE,
     SLICE_TABLE,
+    VOLUME_TABLE,
     GuestEvent,
     GuestState,
     HolderEvent,
@@ -28,6 +29,8 @@ from sublet.lease.states import (
     LeaseStatus,
     SliceEvent,
     SliceState,
+    VolumeEvent,
+    VolumeState,
 )
 
 __all__ = ["MACHINES", "Machine", "coupling", "exits", "main", "meanings", "mermaid", "page_with_drawings", "plain"]
@@ -88,6 +91,13 @@ MACHINES: Final = (
         events=GuestEvent,
         start=GuestState.STARTING,
         arrows=tuple((state, event, then) for (state, event), then in GUEST_TABLE.items()),
+    ),
+    Machine(
+        name="volume",
+        states=VolumeState,
+        events=VolumeEvent,
+        start=VolumeState.LIVE,
+        arrows=tuple((state, event, then) for (state, event), then in VOLUME_TABLE.items()),
     ),
 )
 
@@ -183,6 +193,8 @@ def _sections() -> dict[str, str]:
         ("slice events", SliceEvent),
         ("guest states", GuestState),
         ("guest events", GuestEvent),
+        ("volume states", VolumeState),
+        ("volume events", VolumeEvent),
     ):
         said = meanings(kinds.__name__)
         sections[title] = _table((title.split()[1].removesuffix("s"), "meaning"), [(k, said[k]) for k in kinds])

@@ -185,7 +185,7 @@ class Node:
         self._ended_here.again(now_ns)
         self._faulted.again(now_ns)
         self._parking.say_again(now_ns)
-        self._shelf.say()
+        self._shelf.say(now_ns)
 
     # ---- what can be seen ----
 

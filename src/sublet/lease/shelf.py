@@ -23,6 +23,10 @@ AGAIN_NS: Final = NS_PER_S // 4
 """Between one look at what is being removed and the next."""
 
 
+SAY_AGAIN_NS: Final = 600 * NS_PER_S
+"""Between one naming of all that is kept and the next."""
+
+
 class Shelf:
     """What is kept on this node beyond the leases that made it."""
 
@@ -43,6 +47,7 @@ class Shelf:
         self._names = names
         self._removing: dict[VolumeRef, RemoveVolume] = {}
         self._look_ns: int | None = None
+        self._say_ns: int | None = None
 
     def remove(self, order: RemoveVolume, now_ns: int) -> None:
         """Begin, or go on. What was removed already is said again."""
@@ -52,7 +57,9 @@ class Shelf:
         self.advance(now_ns, at_once=True)
 
     def advance(self, now_ns: int, *, at_once: bool = False) -> None:
-        """Look how far it is with those that are to go."""
+        """Look how far it is with those that are to go, and name those that are kept, if it is time to."""
+        if self._say_ns is not None and now_ns >= self._say_ns:
+            self.say(now_ns)
         if not self._removing or (not at_once and self._look_ns is not None and now_ns < self._look_ns):
             return
         for order in tuple(self._removing.values()):
@@ -63,8 +70,8 @@ class Shelf:
         self._look_ns = now_ns + AGAIN_NS if self._removing else None
 
     def next_ns(self) -> int | None:
-        """When to look again."""
-        return self._look_ns
+        """When to look again, or to speak."""
+        return min((at_ns for at_ns in (self._look_ns, self._say_ns) if at_ns is not None), default=None)
 
     def why_not_admitted(self, order: Grant) -> tuple[EndReason, str] | None:
         """What speaks against a grant that goes on with a volume: that it is not here. An empty one of the same name
@@ -74,8 +81,10 @@ class Shelf:
             return None
         return EndReason.DEVICE_LOST, f"volume {order.name} is not on the disk of this node any more"
 
-    def say(self) -> None:
-        """An office has come: everything that is here, in as many reports as it takes."""
+    def say(self, now_ns: int) -> None:
+        """Everything that is here, in as many reports as it takes: to an office that has come, and from then on now and
+        then, since what ran here before it came may leave volumes of which it does not know."""
+        self._say_ns = now_ns + SAY_AGAIN_NS
         found = tuple(self._hardware.volumes())
         for start in range(0, max(1, len(found)), SAID_AT_ONCE):
             said = found[start : start + SAID_AT_ONCE]

@@ -2,7 +2,8 @@
 
 Each machine is a mapping ``(state, event) → state``. An event the table does not know is an error that names state,
 event and subject and leaves everything as it was. The three machines meet in ``COUPLING``: what happens to a lease
-says what happens to its slices and guests. What the holder believes of its lease is a fourth machine of its own,
+says what happens to its slices and guests. A volume is the slice of a named block lease beyond that lease; its machine
+is the fourth. What the holder believes of its lease is a machine of its own,
 since it runs on another clock and hears late, or never. The drawing in the docs is made from these tables
 (``lease.drawing``).
 
@@ -22,6 +23,7 @@ __all__ = [
     "LEASE_TABLE",
     "LIVE_STATES",
     "SLICE_TABLE",
+    "VOLUME_TABLE",
     "GuestEvent",
     "GuestState",
     "LeaseEvent",
@@ -29,10 +31,13 @@ __all__ = [
     "SliceEvent",
     "SliceState",
     "TransitionError",
+    "VolumeEvent",
+    "VolumeState",
     "next_guest",
     "next_holder",
     "next_lease",
     "next_slice",
+    "next_volume",
 ]
 
 
@@ -93,6 +98,8 @@ class SliceState(enum.StrEnum):
     """Its lease is over; the agent has not yet verified that nothing is left."""
     QUARANTINED = "quarantined"
     """It could not be verified. Nobody gets it."""
+    RETAINED = "retained"
+    """Verified, and nobody is on it; what its last lease left there is kept as a volume."""
     DRAINING = "draining"
     """Free, but the operator keeps it so."""
     LOST = "lost"
@@ -105,7 +112,11 @@ class SliceEvent(enum.StrEnum):
     LEASE = "lease"
     """Set aside for a lease."""
     TEARDOWN = "teardown"
-    """Its lease is over, or its offer was not taken."""
+    """Its lease is over, or its offer was not taken; or what was kept in it is to go, or is looked for."""
+    KEEP = "keep"
+    """The agent looked: nobody is on it, and it has a volume that is kept."""
+    TAKE = "take"
+    """Set aside for a lease that goes on with the volume in it."""
     VERIFIED = "verified"
     """TORN_DOWN(epoch): the agent looked, and nothing of that epoch is left."""
     FAILED = "failed"
@@ -160,6 +171,40 @@ class GuestEvent(enum.StrEnum):
     """A lease it still uses is over."""
     EXITED = "exited"
     """The last process of its tree is gone."""
+
+
+class VolumeState(enum.StrEnum):
+    """Where the storage is that a tenant finds again by name."""
+
+    LIVE = "live"
+    """A lease has it, or it is just being put away after one."""
+    RETAINED = "retained"
+    """Nobody has it. It is read-only, counts against capacity and quota, and waits to be taken again."""
+    REMOVING = "removing"
+    """Its time is over, or its tenant gave it up: it is being taken off the disk."""
+    LOST = "lost"
+    """Its node does not have it any more. It takes nothing, and is shown until its tenant has seen it."""
+    REMOVED = "removed"
+    """Nothing of it is left."""
+
+
+class VolumeEvent(enum.StrEnum):
+    """What can happen to a volume."""
+
+    KEEP = "keep"
+    """Its lease is over, and there is something in it; or it was looked for, and is there."""
+    TAKE = "take"
+    """A lease of its name was granted; an old one's epoch became a new one by attach."""
+    MAKE = "make"
+    """A lease was granted under the name of one that is lost: a new volume."""
+    REMOVE = "remove"
+    """Its retention is over, or its tenant said so."""
+    REMOVED = "removed"
+    """The agent looked: it is off the disk, or there was nothing in it."""
+    MISS = "miss"
+    """The agent looked for it, and it is not there."""
+    FIND = "find"
+    """An agent has it of whom the books did not know, or not so new: they are older than it is."""
 
 
 class HolderEvent(enum.StrEnum):
@@ -220,6 +265,11 @@ SLICE_TABLE: Final[Mapping[tuple[SliceState, SliceEvent], SliceState]] = {
     (_S.TEARDOWN, _SE.VERIFIED): _S.FREE,
     (_S.TEARDOWN, _SE.FAILED): _S.QUARANTINED,
     (_S.TEARDOWN, _SE.VANISH): _S.LOST,
+    (_S.TEARDOWN, _SE.KEEP): _S.RETAINED,
+    (_S.RETAINED, _SE.TAKE): _S.LEASED,
+    (_S.RETAINED, _SE.TEARDOWN): _S.TEARDOWN,
+    (_S.RETAINED, _SE.VANISH): _S.LOST,
+    (_S.QUARANTINED, _SE.KEEP): _S.RETAINED,
     (_S.QUARANTINED, _SE.CLEARED): _S.FREE,
     (_S.QUARANTINED, _SE.VANISH): _S.LOST,
     (_S.DRAINING, _SE.UNDRAIN): _S.FREE,
@@ -250,6 +300,25 @@ GUEST_TABLE: Final[Mapping[tuple[GuestState, GuestEvent], GuestState]] = {
     (_G.ENDING, _GE.END): _G.ENDING,
     (_G.ENDING, _GE.EXITED): _G.GONE,
 }
+
+_V, _VE = VolumeState, VolumeEvent
+VOLUME_TABLE: Final[Mapping[tuple[VolumeState, VolumeEvent], VolumeState]] = {
+    (_V.LIVE, _VE.TAKE): _V.LIVE,
+    (_V.LIVE, _VE.KEEP): _V.RETAINED,
+    (_V.LIVE, _VE.REMOVED): _V.REMOVED,
+    (_V.LIVE, _VE.MISS): _V.LOST,
+    (_V.RETAINED, _VE.TAKE): _V.LIVE,
+    (_V.RETAINED, _VE.KEEP): _V.RETAINED,
+    (_V.RETAINED, _VE.REMOVE): _V.REMOVING,
+    (_V.RETAINED, _VE.MISS): _V.LOST,
+    (_V.RETAINED, _VE.FIND): _V.RETAINED,
+    (_V.REMOVING, _VE.REMOVED): _V.REMOVED,
+    (_V.REMOVING, _VE.FIND): _V.RETAINED,
+    (_V.LOST, _VE.MAKE): _V.LIVE,
+    (_V.LOST, _VE.REMOVED): _V.REMOVED,
+    (_V.LOST, _VE.FIND): _V.RETAINED,
+}
+"""There is no way back from REMOVING but that an older office ordered it and the volume was held since."""
 
 _H = HolderEvent
 HOLDER_TABLE: Final[Mapping[tuple[LeaseStatus, HolderEvent], LeaseStatus]] = {
@@ -327,6 +396,11 @@ def next_slice(state: SliceState, event: SliceEvent, subject: str) -> SliceState
 def next_guest(state: GuestState, event: GuestEvent, subject: str) -> GuestState:
     """The guest's next state."""
     return _next(GUEST_TABLE, state, event, subject)
+
+
+def next_volume(state: VolumeState, event: VolumeEvent, subject: str) -> VolumeState:
+    """The volume's next state."""
+    return _next(VOLUME_TABLE, state, event, subject)
 
 
 def next_holder(state: LeaseStatus, event: HolderEvent, subject: str) -> LeaseStatus:

@@ -49,9 +49,13 @@ from sublet.wire.orders import (
     Notify,
     Order,
     Part,
+    RemoveVolume,
     Report,
+    StoredVolume,
     TornDown,
     Verify,
+    VolumeRef,
+    Volumes,
 )
 from tests.unit.ledger.bench import Bench
 
@@ -162,6 +166,20 @@ class Teller:
                 return f"{event.node} is back"
             case ev.NodeDrained():
                 return f"{event.node} is being emptied" if event.draining else f"{event.node} is in service again"
+            case ev.VolumeTaken():
+                return f"volume {event.name} is {event.lease}'s, {format_size(event.size)} on {event.resource}"
+            case ev.VolumeKept():
+                return f"volume {event.name} is kept"
+            case ev.VolumeMissed():
+                return f"volume {event.name} is looked for"
+            case ev.VolumeRemoving():
+                return f"volume {event.name} is to be removed: {event.detail}"
+            case ev.VolumeRemoved():
+                return f"volume {event.name} is removed, and {event.resource} free of it ({event.detail})"
+            case ev.VolumeLost():
+                return f"volume {event.name} is lost: {event.detail}"
+            case ev.VolumeFound():
+                return f"volume {event.name} of {event.tenant} is found, {format_size(event.size)} on {event.resource}"
             case ev.Rebased():
                 return f"every instant moves by {format_duration(event.shift_ns)}"
             case _:
@@ -178,7 +196,7 @@ class Teller:
                 return f"{name} #{order.number}: {order.reason} at {self.moment(order.take_at_ns)}"
             case End():
                 return f"{name} #{order.number}: {order.reason}, within {format_duration(order.grace_ns)}"
-            case Verify():
+            case Verify() | RemoveVolume():
                 return name
 
     def answer(self, answer: object) -> str:
@@ -240,6 +258,8 @@ class Teller:
                 command = cmd.Release(tenant=tenant, lease=lease)
             case "left":
                 command = cmd.Release(tenant=tenant, lease=lease, gone=True)
+            case "gives-up":
+                command = cmd.RemoveVolume(tenant=tenant, name=name)
             case "looks":
                 yield self.answer(self.bench.ledger.answer_for(self.bench.lease(name), self.bench.now))
                 return
@@ -274,6 +294,8 @@ class Teller:
             wait_ns=None if wait is None else _time(wait),
             selector={"zone": words["zone"]} if "zone" in words else {},
             renew=RenewMode(words.get("renew", "while-busy")),
+            name=words.get("name"),
+            retain_ns=_time(words["retain"]) if "retain" in words else None,
         )
 
     # ---- operators
@@ -341,6 +363,38 @@ class Teller:
         yield from self._report(
             TornDown(node=self._node(lease), lease=lease.id, epoch=self._epoch(lease), resources=resources)
         )
+
+    def do_leaves(self, plain: list[str], words: Words) -> Iterator[str]:
+        """Whether guests leave something in their volumes from here on."""
+        self.bench.keeps = plain == ["something"]
+        yield from ()
+
+    def do_disk(self, plain: list[str], words: Words) -> Iterator[str]:
+        """The agent names what it keeps: ``disk n1 tenant/name=SIZE@EPOCH``."""
+        node = NodeId(plain[0])
+        block = next(d.id for d in self.nodes[plain[0]].devices if d.kind is Kind.BLOCK)
+        stored = []
+        for key, value in words.items():
+            tenant, name = key.split("/")
+            size, epoch = value.split("@")
+            ref = VolumeRef(tenant=TenantId(tenant), name=name)
+            stored.append(
+                StoredVolume(
+                    volume=ref, resource=block, size=parse_size(size), lease=LeaseId("old"), epoch=Epoch.parse(epoch)
+                )
+            )
+        yield from self._report(Volumes(node=node, volumes=tuple(stored)))
+
+    def do_volumes(self, plain: list[str], words: Words) -> Iterator[str]:
+        for volume in self.bench.state.volumes.values():
+            until = f" until {self.moment(volume.until_ns)}" if volume.until_ns is not None else ""
+            said = f" ({volume.detail})" if volume.detail else ""
+            whose = f"{volume.lease} {volume.epoch}"
+            yield f"{volume.key}: {volume.state}, {format_size(volume.size)}, {whose}{until}{said}"
+        for tenant in self.bench.state.tenants:
+            held = self.bench.state.held_by(tenant)
+            if held.block_bytes:
+                yield f"{tenant} holds {format_size(held.block_bytes)}, {format_size(held.kept_bytes)} of it kept"
 
     def do_failed(self, plain: list[str], words: Words) -> Iterator[str]:
         lease = self._of(plain[0])

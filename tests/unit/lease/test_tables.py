@@ -17,6 +17,7 @@ from sublet.lease.states import (
     HOLDER_TABLE,
     LEASE_TABLE,
     SLICE_TABLE,
+    VOLUME_TABLE,
     GuestEvent,
     GuestState,
     HolderEvent,
@@ -25,10 +26,13 @@ from sublet.lease.states import (
     SliceEvent,
     SliceState,
     TransitionError,
+    VolumeEvent,
+    VolumeState,
     next_guest,
     next_holder,
     next_lease,
     next_slice,
+    next_volume,
 )
 
 PAGE = Path(__file__).parents[3] / "docs" / "states.md"
@@ -37,6 +41,7 @@ NEXT: dict[str, Callable[..., enum.StrEnum]] = {
     "holder": next_holder,
     "slice": next_slice,
     "guest": next_guest,
+    "volume": next_volume,
 }
 every_machine = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 
@@ -66,7 +71,7 @@ def test_every_state_is_reached_and_every_event_is_used(machine: Machine) -> Non
 @every_machine
 def test_from_every_state_an_end_is_in_reach(machine: Machine) -> None:
     """Nothing is lent, started or believed for ever."""
-    goal = {LeaseStatus.ENDED, GuestState.GONE, SliceState.FREE}
+    goal = {LeaseStatus.ENDED, GuestState.GONE, SliceState.FREE, VolumeState.REMOVED}
     for state in machine.reachable():
         onward = Machine(
             name="", states=machine.states, events=machine.events, start=state, arrows=machine.arrows
@@ -80,6 +85,7 @@ def test_only_the_ends_are_last() -> None:
         {LeaseStatus.ENDED},
         set(),
         {GuestState.GONE},
+        {VolumeState.REMOVED},
     ]
 
 
@@ -95,6 +101,26 @@ def test_free_is_entered_by_verification_or_a_stated_word_only() -> None:
 
 def test_nothing_leaves_a_lease_that_was_leased_but_through_teardown() -> None:
     assert {event for (state, event) in SLICE_TABLE if state is SliceState.LEASED} == {SliceEvent.TEARDOWN}
+
+
+def test_what_is_kept_becomes_free_through_teardown_only() -> None:
+    """V4: neither time nor a word frees a volume; its agent has looked that it is off the disk."""
+    ways = {event: then for (state, event), then in SLICE_TABLE.items() if state is SliceState.RETAINED}
+    assert ways == {
+        SliceEvent.TAKE: SliceState.LEASED,
+        SliceEvent.TEARDOWN: SliceState.TEARDOWN,
+        SliceEvent.VANISH: SliceState.LOST,
+    }
+    gone = {state for (state, event), then in VOLUME_TABLE.items() if then is VolumeState.REMOVED}
+    assert {state for state in gone if (state, VolumeEvent.TAKE) in VOLUME_TABLE} == {VolumeState.LIVE}
+
+
+def test_what_is_being_removed_is_taken_by_nobody() -> None:
+    assert not {event for (state, event) in VOLUME_TABLE if state is VolumeState.REMOVING} & {
+        VolumeEvent.TAKE,
+        VolumeEvent.MAKE,
+        VolumeEvent.KEEP,
+    }
 
 
 def test_a_lease_that_held_something_ends_through_ending() -> None:

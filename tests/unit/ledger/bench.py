@@ -43,13 +43,15 @@ from sublet.wire.orders import (
     Notify,
     Order,
     Parking,
+    RemoveVolume,
     Report,
     Resumed,
     TornDown,
     Verify,
+    VolumeRemoved,
 )
 
-__all__ = ["ANN", "BEN", "LOCAL", "Bench", "cores", "device", "gpu", "inventory", "seconds", "shared"]
+__all__ = ["ANN", "BEN", "LOCAL", "Bench", "cores", "device", "disk", "gpu", "inventory", "seconds", "shared"]
 
 LOCAL = LOCAL_TENANT
 ANN = TenantId("ann")
@@ -72,6 +74,10 @@ def shared(gib: float = 4) -> Want:
 
 def cores(count: int) -> Want:
     return Want(kind=Kind.CPU, amount=count)
+
+
+def disk(gib: float = 1) -> Want:
+    return Want(kind=Kind.BLOCK, amount=int(gib * GIB))
 
 
 def device(
@@ -110,6 +116,8 @@ class Bench:
         """Every order ever given."""
         self.obedient = True
         """The agent carries out each order at once; a test may take this back."""
+        self.keeps = True
+        """Guests leave something in every volume."""
         self.checked = True
         """The books are walked after every command; a test with thousands of leases may do without."""
         self._numbers = itertools.count(1)
@@ -163,7 +171,7 @@ class Bench:
     def obey(self) -> None:
         """The agent carries out what it was ordered so far, and all that follows from it."""
         while self.unsent:
-            for report in answers_to(self.unsent.pop(0), self._node_of):
+            for report in answers_to(self.unsent.pop(0), self._node_of, kept=self.keeps):
                 outcome = self.ledger.handle(cmd.AgentReport(report=report), self.now)
                 if self.checked:
                     self.state.check()
@@ -185,6 +193,8 @@ class Bench:
         expect_s: float | None = None,
         tier: Tier = Tier.INTERACTIVE,
         renew: RenewMode = RenewMode.WHILE_BUSY,
+        name: str | None = None,
+        retain_s: float | None = None,
         **selector: str,
     ) -> Answer | SubletError:
         """Acquire. The answer as it stood when it was given."""
@@ -200,6 +210,8 @@ class Bench:
                 expect_ns=None if expect_s is None else seconds(expect_s),
                 tier=tier,
                 renew=renew,
+                name=name,
+                retain_ns=None if retain_s is None else seconds(retain_s),
                 selector=selector,
             )
         )
@@ -268,7 +280,7 @@ def folded(history: Iterable[tuple[Now, tuple[ev.Event, ...]]], policy: Policy) 
     return state
 
 
-def answers_to(order: Order, node_of: object) -> list[Report]:
+def answers_to(order: Order, node_of: object, *, kept: bool = True) -> list[Report]:
     """What an agent says that does as it is told."""
     assert callable(node_of)
     node = node_of(order)
@@ -285,4 +297,9 @@ def answers_to(order: Order, node_of: object) -> list[Report]:
         case End() | Verify():
             resources = tuple(part.resource for part in order.parts)
             parked = isinstance(order, End) and order.park is not None
-            return [TornDown(node=node, lease=order.lease, epoch=order.epoch, resources=resources, parked=parked)]
+            torn = TornDown(
+                node=node, lease=order.lease, epoch=order.epoch, resources=resources, parked=parked, kept=kept
+            )
+            return [torn]
+        case RemoveVolume():
+            return [VolumeRemoved(node=node, lease=order.lease, epoch=order.epoch, volume=order.volume)]
