@@ -49,7 +49,7 @@ from tests.traces import PATIENCE_S, now_ns, until
 A, B = LeaseId("lease-a"), LeaseId("lease-b")
 E5, E6 = Epoch(1, 5), Epoch(1, 6)
 S = 1_000_000_000
-MANY = 10_000
+MANY = 8_000
 """Leases whose ends do not fit into one message."""
 FILES = 20_000
 """More than are removed at once."""
@@ -70,7 +70,7 @@ def shared(lease: LeaseId, epoch: Epoch, *, deadline_ns: int = 0) -> Grant:
 
 
 def test_thousands_of_leases_may_end_at_the_same_moment(stage: SupervisorStage) -> None:
-    deadline_ns = now_ns() + 8 * S
+    deadline_ns = now_ns() + 5 * S
     orders = [shared(LeaseId(f"l-{n:016x}"), Epoch(1, 10 + n), deadline_ns=deadline_ns) for n in range(MANY)]
     for start in range(0, MANY, 250):
         stage.office_line.order(*orders[start : start + 250])
