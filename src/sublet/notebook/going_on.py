@@ -8,7 +8,7 @@ what is parked is given up, and the cell ends as one whose device was taken.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
@@ -31,7 +31,12 @@ def is_parked(lease: Lease | None) -> bool:
 
 
 def go_on(
-    fabric: Fabric, lease: Lease, kernel: KernelGuest, options: CellOptions, show: Callable[[Suspended], None]
+    fabric: Fabric,
+    lease: Lease,
+    kernel: KernelGuest,
+    options: CellOptions,
+    show: Callable[[Suspended], None],
+    labels: Mapping[str, str],
 ) -> Lease:
     """Wait for a device for what is parked; the lease it has then. Raises ``LeaseEnded`` when nothing is parked now,
     and ``CapacityExceeded`` when there was no device in the time the cell would wait; then it stays parked."""
@@ -50,7 +55,7 @@ def go_on(
             tier=options.tier or Tier.INTERACTIVE,
             wait=None if options.wait_ns is None else options.wait_ns / NS_PER_S,
             on_place=waiting,
-            labels={"program": "notebook"},
+            labels=dict(labels),
             **terms,
         )
     except (NotFound, StaleEpoch, InvalidRequest) as error:
