@@ -1,0 +1,113 @@
+"""Saving from a program that holds a lease of blocks: its line to the supervisor, who alone publishes there.
+
+One connection, opened with the lease's token when it is first needed; from then on saving needs no office.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from sublet.client.guests import connect_data
+from sublet.errors import Disconnected, InvalidRequest
+from sublet.values import Epoch, LeaseId
+from sublet.wire.codec import dumps, loads
+from sublet.wire.guests import HolderReply, LendVolume, VolumeLent
+from sublet.wire.http import TokenView
+from sublet.wire.volumes import Collected, Published, VolumeCall, VolumeOpened, VolumeReply
+
+if TYPE_CHECKING:
+    from sublet.client.address import Address
+    from sublet.client.lease import Lease
+    from sublet.wire.conversation import Conversation
+
+__all__ = ["HasVolume", "HolderLine", "lease_token", "lend", "ticket_for"]
+
+ANSWER_S: Final = 900.0
+"""A publication takes as long as the disk does."""
+
+
+class HolderLine:
+    """``durable.volume.VolumeLine`` for a holder."""
+
+    def __init__(self, address: Address, token: Callable[[], str], pair: Callable[[], tuple[LeaseId, Epoch]]) -> None:
+        """``token`` fetches one, ``pair`` is the lease and its epoch."""
+        self._address = address
+        self._token = token
+        self._of = pair
+        self._lock = threading.Lock()
+        self._conversation: Conversation | None = None
+
+    def pair(self) -> tuple[LeaseId, Epoch]:
+        return self._of()
+
+    def ask(self, call: VolumeCall) -> VolumeReply:
+        """Raises what it is refused with."""
+        with self._lock:
+            if self._conversation is not None and self._conversation.link.over is not None:
+                self._drop()
+            if self._conversation is None:
+                self._conversation = connect_data(self._address, self._token())
+            try:
+                body = self._conversation.call(dumps(call), timeout_s=ANSWER_S).body
+            except BaseException:
+                if self._conversation.link.over is not None:
+                    self._drop()
+                raise
+        answer = loads(HolderReply, body)
+        if not isinstance(answer, VolumeOpened | Published | Collected):
+            raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
+        return answer
+
+    def lend(self) -> str:
+        """A ticket for a guest of another lease, which may then save here."""
+        return lend(self._address, self._token())
+
+    def close(self) -> None:
+        """Hang up. Harmless twice, and it is opened again when it is needed."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        conversation, self._conversation = self._conversation, None
+        if conversation is not None:
+            conversation.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._drop()
+
+
+class HasVolume(Protocol):
+    """A lease of blocks."""
+
+    def volume_line(self) -> HolderLine: ...
+
+
+def lease_token(lease: Lease) -> str:
+    """What opens connections for it."""
+    fabric = lease._fabric
+    return fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView)).token
+
+
+def lend(address: Address, token: str) -> str:
+    """A ticket for the volume of the lease whose token this is."""
+    with connect_data(address, token) as conversation:
+        answer = loads(HolderReply, conversation.call(dumps(LendVolume())).body)
+    if not isinstance(answer, VolumeLent):
+        raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
+    return answer.ticket
+
+
+def ticket_for(volume: HasVolume | None) -> str:
+    """What a start has to show (``Start.volume``); empty without one."""
+    if volume is None:
+        return ""
+    line = getattr(volume, "volume_line", None)
+    if line is None:
+        raise InvalidRequest(
+            f"volume= is a {type(volume).__name__}", do='Give a lease of blocks: fabric.block("2GiB", name="ckpt").'
+        )
+    return str(line().lend())
