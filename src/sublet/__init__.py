@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens
     from sublet.client.handle import DroppedLease
     from sublet.client.lease import Lease
     from sublet.client.model import LeaseChange, LeasedDevice, Notice, Offer, Place
+    from sublet.client.volumes import Volume
     from sublet.compute.arguments import f32, f64, i32, i64, u32, u64
     from sublet.compute.decorator import GpuFunction, gpu
     from sublet.compute.session import GpuSession
@@ -124,6 +125,7 @@ __all__ = [
     "Unauthorized",
     "Unpicklable",
     "Unsupported",
+    "Volume",
     "WorkerLost",
     "__version__",
     "aio",
@@ -186,6 +188,7 @@ _LAZY: Final[dict[str, str]] = {
     "Unauthorized": "sublet.errors",
     "Unpicklable": "sublet.errors",
     "Unsupported": "sublet.errors",
+    "Volume": "sublet.client.volumes",
     "WorkerLost": "sublet.errors",
     "connect": "sublet.client.fabric",
     "current": "sublet.guest.current",

@@ -67,6 +67,7 @@ def acquire_command(request: AcquireRequest, caller: Caller, lease: LeaseId, pol
         holder=text(request.holder, "holder"),
         resume=None if parked is None else parked[0],
         resume_epoch=None if parked is None else parked[1],
+        retain_ns=None if request.retain is None else parse_duration_ns(request.retain, "retain", zero_ok=True),
     )
 
 
@@ -80,7 +81,7 @@ def _want(want: WantBody) -> Want:
     kind = choice(Kind, want.kind, "kind")
     return Want(
         kind=kind,
-        amount=_amount(kind, want.amount, "amount"),
+        amount=0 if kind is Kind.BLOCK and want.amount == 0 else _amount(kind, want.amount, "amount"),
         count=want.count,
         exclusivity=None if want.exclusivity is None else choice(Exclusivity, want.exclusivity, "exclusivity"),
         model=None if want.model is None else text(want.model, "model"),

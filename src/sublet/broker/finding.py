@@ -60,6 +60,9 @@ def ended_error(lease: LeaseRecord) -> LeaseEnded:
     end = LeaseEnd(reason=lease.end.reason, at=at.replace("+00:00", "Z"), detail=lease.end.detail)
     if lease.end.resume is not None:
         end = replace(end, resume_hint=lease.end.resume.advice, parked=lease.end.resume.hint)
+    if lease.saved_wall_ns is not None:
+        saved = datetime.fromtimestamp(lease.saved_wall_ns / NS_PER_S, UTC).isoformat(timespec="milliseconds")
+        end = replace(end, saved_at=saved.replace("+00:00", "Z"))
     if lease.end.way is not None:
         end = replace(end, way=lease.end.way.value)
     kind: type[LeaseEnded]

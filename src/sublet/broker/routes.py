@@ -15,6 +15,7 @@ from sublet.broker import serve_bills as bills
 from sublet.broker import serve_leases as leases
 from sublet.broker import serve_looking as looking
 from sublet.broker import serve_office as office
+from sublet.broker import serve_volumes as volumes
 from sublet.broker.service import Asked, Call, Reply, Service
 from sublet.wire import http as wire
 
@@ -50,7 +51,7 @@ class Route:
     query: Mapping[str, str] = field(default_factory=dict)
     """Parameter → what it means."""
     of: str = ""
-    """What ``{id}`` names: lease, tenant or node."""
+    """What ``{id}`` names: lease, volume, tenant or node."""
 
 
 def _table() -> tuple[Route, ...]:
@@ -173,6 +174,35 @@ def _table() -> tuple[Route, ...]:
                 "limit": "how many at most (1000)",
                 "after": "only those that follow the one of this `number`",
             },
+        ),
+        route(
+            "GET",
+            "/v1/volumes",
+            Right.TENANT,
+            volumes.volumes,
+            "What is kept under names",
+            answers={200: list[wire.VolumeView]},
+            query={"tenant": "only this tenant's"},
+        ),
+        route(
+            "GET",
+            "/v1/volumes/{id}",
+            Right.TENANT,
+            volumes.show,
+            "One volume",
+            answers={200: wire.VolumeView},
+            query={"tenant": "whose it is (operators)"},
+            of="volume",
+        ),
+        route(
+            "POST",
+            "/v1/volumes/{id}/remove",
+            Right.TENANT,
+            volumes.remove,
+            "Give it up now",
+            answers={200: wire.VolumeView},
+            query={"tenant": "whose it is (operators)"},
+            of="volume",
         ),
         route(
             "GET",

@@ -278,7 +278,13 @@ def error_view(error: SubletError) -> ErrorView:
 def _end_view(end: LeaseEnd) -> EndView:
     hint = end.resume_hint if end.parked else ""
     return EndView(
-        reason=end.reason.value, at=end.at, detail=end.detail, way=end.way, parked=end.parked, resume_hint=hint
+        reason=end.reason.value,
+        at=end.at,
+        detail=end.detail,
+        way=end.way,
+        parked=end.parked,
+        resume_hint=hint,
+        saved_at=end.saved_at,
     )
 
 

@@ -216,10 +216,12 @@ class Service:
 
     @property
     def in_use(self) -> bool:
-        """Whether there is a lease, a queue entry, a teardown or a quarantine."""
+        """Whether there is a lease, a queue entry, a teardown or a quarantine. A volume that is kept needs nobody."""
         state = self.driver.ledger.state
         return bool(state.live_count or state.queued_count) or any(
-            resource.used or resource.state is SliceState.QUARANTINED for resource in state.resources.values()
+            resource.state is SliceState.QUARANTINED
+            or any(piece.state is not SliceState.RETAINED for piece in resource.slices.values())
+            for resource in state.resources.values()
         )
 
     def _note(self, now: Now, events: Sequence[ev.Event]) -> None:

@@ -9,7 +9,19 @@ from datetime import UTC, datetime
 import msgspec
 
 from sublet.broker.answers import Offer, Place, Refusal
-from sublet.broker.records import EndRecord, LeaseRecord, NodeRecord, Now, Parks, Quota, ResourceRecord, TenantRecord
+from sublet.broker.records import (
+    EndRecord,
+    LeaseRecord,
+    NodeRecord,
+    Now,
+    Parks,
+    Quota,
+    ResourceRecord,
+    TenantRecord,
+    VolumeRecord,
+)
+from sublet.broker.state import State
+from sublet.broker.volumes import holder_of
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.audit import Record
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, ResourceId
@@ -29,6 +41,7 @@ from sublet.wire.http import (
     RefusalAnswer,
     RenewAnswer,
     TenantView,
+    VolumeView,
     WantBody,
 )
 
@@ -47,6 +60,7 @@ __all__ = [
     "rfc3339",
     "seconds",
     "tenant_view",
+    "volume_view",
 ]
 
 
@@ -72,7 +86,7 @@ def _wall_of(instant_ns: int, now: Now) -> str:
     return rfc3339(now.wall_ns + instant_ns - now.ns)
 
 
-def end_view(end: EndRecord) -> EndView:
+def end_view(end: EndRecord, saved_wall_ns: int | None = None) -> EndView:
     return EndView(
         reason=end.reason.value,
         at=rfc3339(end.wall_ns),
@@ -80,6 +94,7 @@ def end_view(end: EndRecord) -> EndView:
         way="" if end.way is None else end.way.value,
         parked="" if end.resume is None else end.resume.hint,
         resume_hint="" if end.resume is None else end.resume.advice,
+        saved_at=None if saved_wall_ns is None else rfc3339(saved_wall_ns),
     )
 
 
@@ -143,7 +158,7 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
             at=_wall_of(notice.take_at_ns, now),
             detail=notice.detail,
         ),
-        end=None if lease.end is None else end_view(lease.end),
+        end=None if lease.end is None else end_view(lease.end, lease.saved_wall_ns),
         holder=lease.holder,
         parks=None if lease.parks is None else _parks_view(lease.parks),
         resume=None if lease.resume is None else lease.resume.hint,
@@ -190,6 +205,7 @@ def renew_answer(lease: LeaseRecord, now: Now, token: str | None = None) -> Rene
 
 def device_view(resource: ResourceRecord, shown: Collection[LeaseId] | None) -> DeviceView:
     """``shown``: the leases the caller may know of; None shows all."""
+    there = [piece for piece in resource.slices.values() if piece.state is not SliceState.RETAINED]
     taken = resource.used + (0 if resource.foreign is None else resource.foreign.amount)
     return DeviceView(
         id=resource.id,
@@ -201,8 +217,31 @@ def device_view(resource: ResourceRecord, shown: Collection[LeaseId] | None) -> 
         free=max(0, resource.device.capacity - taken) if resource.state is SliceState.FREE else 0,
         state=resource.state.value,
         detail=resource.detail or ("" if resource.foreign is None else resource.foreign.detail),
-        leases=sorted({s.lease for s in resource.slices.values() if shown is None or s.lease in shown}),
+        leases=sorted({s.lease for s in there if shown is None or s.lease in shown}),
         suspend=resource.device.suspend.value,
+    )
+
+
+def volume_view(volume: VolumeRecord, state: State, now: Now) -> VolumeView:
+    """A volume as its tenant, or the operator, sees it."""
+    holder = holder_of(state, volume)
+    is_away = state.nodes[volume.node].lost
+    return VolumeView(
+        name=volume.name,
+        tenant=volume.tenant,
+        state=volume.state.value,
+        size=volume.size,
+        node=volume.node,
+        resource=volume.resource,
+        lease=None if holder is None else holder.id,
+        last_lease=volume.lease,
+        epoch=volume.epoch,
+        made_at=rfc3339(volume.made_wall_ns),
+        kept_at=None if volume.kept_wall_ns is None else rfc3339(volume.kept_wall_ns),
+        keep_until=None if volume.until_ns is None else _wall_of(volume.until_ns, now),
+        remaining=None if volume.until_ns is None else max(0.0, seconds(volume.until_ns - now.ns)),
+        retain=seconds(volume.retain_ns),
+        detail=f"{volume.node} does not answer" if is_away and not volume.detail else volume.detail,
     )
 
 

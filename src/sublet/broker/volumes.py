@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "after_grant",
     "expire",
+    "holder_of",
     "in_use",
     "is_removed",
     "listed",
@@ -231,7 +232,7 @@ def remove(step: Step, command: cmd.RemoveVolume) -> Answer:
     name = command.name
     volume = step.state.volumes.get(volume_key(command.owner or command.tenant, name))
     if volume is None:
-        raise NotFound(f"there is no volume {name[:64]!r}", do="`sublet volume ls` shows them.")
+        raise NotFound(f"there is no volume {name[:64]}", do="`sublet volume ls` shows yours.")
     match volume.state:
         case VolumeState.LIVE:
             holder = holder_of(step.state, volume)

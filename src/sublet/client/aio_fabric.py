@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
 from sublet.client.aio_keeper import AioKeeper
@@ -41,6 +42,7 @@ from sublet.client.model import Offer
 from sublet.client.progress import QueueLine
 from sublet.client.queries import bill_path, check_versions, leases_path
 from sublet.client.steps import Program
+from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.lease.policy import RenewalPolicy
@@ -199,23 +201,36 @@ class Fabric:
         """Acquire host memory."""
         return self._acquire(ask_memory(terms, size=size, or_smaller=or_smaller), on_offer)
 
-    def block(self, size: Size | None = None, *, min_blocks: int | None = None, **terms: Unpack[Terms]) -> Acquiring:
-        """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks."""
-        return self._acquire(ask_block(terms, size=size, min_blocks=min_blocks), None)
+    def block(
+        self,
+        size: Size | None = None,
+        *,
+        min_blocks: int | None = None,
+        retain: Duration | None = None,
+        **terms: Unpack[Terms],
+    ) -> Acquiring:
+        """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks.
+
+        With ``name`` what is written there outlives the lease: it stays as a *volume*, for ``retain`` (7 days if that
+        is not said), and the next ``block(name=...)`` goes on with it, whatever its size.
+        """
+        return self._acquire(ask_block(terms, size=size, min_blocks=min_blocks, retain=retain), None)
 
     def attach(
         self,
-        lease: LeaseFacts | LeaseId | str,
+        lease: Attachable,
         *,
         renew: RenewText = RenewMode.WHILE_BUSY,
         renew_every: Duration | None = None,
     ) -> Acquiring:
-        """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused."""
-        lease_id = lease.id if isinstance(lease, LeaseFacts) else LeaseId(lease)
+        """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused.
+
+        A volume that nobody has (itself, or its name) is taken by a new lease.
+        """
         policy = policy_of(renew, renew_every)
 
         async def work() -> Lease:
-            return self._open(await self._run(self._core.attach(lease_id, holder_name())), policy)
+            return self._open(await self._run(volumes.attach(self._core, lease, holder_name())), policy)
 
         return Acquiring(work)
 
@@ -232,6 +247,18 @@ class Fabric:
     async def lease(self, lease: LeaseId | str) -> LeaseView:
         """One lease as the office knows it."""
         return await self._run(self._core.look(LeaseId(lease)))
+
+    async def volumes(self, *, tenant: str | None = None) -> list[Volume]:
+        """What is kept under names, and what block leases with a name have now."""
+        return await self._run(volumes.listed(self._core, tenant))
+
+    async def volume(self, name: str) -> Volume:
+        """The volume of this name."""
+        return await self._run(volumes.find(self._core, name))
+
+    async def remove_volume(self, volume: Volume | str) -> Volume:
+        """Give a volume up now, with all that is in it. Refused while a lease has it."""
+        return await self._run(volumes.remove(self._core, volume))
 
     async def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
         """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""

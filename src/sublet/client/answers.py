@@ -106,6 +106,8 @@ def unavailable(
 def end_of(view: EndView) -> LeaseEnd:
     """The end of a lease as the office tells it."""
     end = LeaseEnd(reason=EndReason(view.reason), at=view.at, detail=view.detail, way=view.way, parked=view.parked)
+    if view.saved_at is not None:
+        end = replace(end, saved_at=view.saved_at)
     return replace(end, resume_hint=view.resume_hint) if view.resume_hint else end
 
 

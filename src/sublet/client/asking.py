@@ -166,17 +166,27 @@ def ask_memory(terms: Terms, *, size: Size, or_smaller: bool | Size) -> Asked:
     return _asked(WantBody(kind=Kind.MEMORY, amount=amount, least=_least(or_smaller, amount)), terms)
 
 
-def ask_block(terms: Terms, *, size: Size | None, min_blocks: int | None) -> Asked:
-    """``fabric.block(...)``: by size, or by number of 4 KiB blocks."""
-    if (size is None) == (min_blocks is None):
+def ask_block(terms: Terms, *, size: Size | None, min_blocks: int | None, retain: Duration | None = None) -> Asked:
+    """``fabric.block(...)``: by size, or by number of 4 KiB blocks; with a name alone, what its volume has."""
+    named = terms.get("name") is not None
+    if (size is not None and min_blocks is not None) or (size is None and min_blocks is None and not named):
         raise InvalidRequest(
-            "a block lease needs a size or min_blocks, and not both", do='Write block("2GiB") or block(min_blocks=512).'
+            "a block lease needs a size or min_blocks, and not both",
+            do='Write block("2GiB") or block(min_blocks=512); block(name="ckpt") goes on with the volume of that name.',
         )
-    if size is not None:
+    if retain is not None and not named:
+        raise InvalidRequest("what has no name is not kept", do="Give it a name, or leave retain= out.")
+    if size is None and min_blocks is None:
+        amount = 0
+    elif size is not None:
         amount = parse_size(size)
     else:
         amount = parse_size(_whole(min_blocks, "min_blocks", BYTES_MAX // BLOCK_BYTES) * BLOCK_BYTES)
-    return _asked(WantBody(kind=Kind.BLOCK, amount=amount), terms)
+    asked = _asked(WantBody(kind=Kind.BLOCK, amount=amount), terms)
+    if retain is None:
+        return asked
+    seconds = parse_duration_ns(retain, "retain", zero_ok=True) / NS_PER_S
+    return replace(asked, request=msgspec.structs.replace(asked.request, retain=seconds))
 
 
 def holder_name() -> str:

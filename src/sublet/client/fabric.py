@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
+from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.asking import (
     Asked,
@@ -44,6 +45,7 @@ from sublet.client.progress import QueueLine
 from sublet.client.queries import bill_path, check_versions, leases_path
 from sublet.client.steps import Call, Program, Reply
 from sublet.client.transport import Transport
+from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.lease.policy import RenewalPolicy
@@ -210,21 +212,34 @@ class Fabric:
         """Acquire host memory."""
         return self._acquire(ask_memory(terms, size=size, or_smaller=or_smaller), on_offer)
 
-    def block(self, size: Size | None = None, *, min_blocks: int | None = None, **terms: Unpack[Terms]) -> Lease:
-        """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks."""
-        return self._acquire(ask_block(terms, size=size, min_blocks=min_blocks), None)
+    def block(
+        self,
+        size: Size | None = None,
+        *,
+        min_blocks: int | None = None,
+        retain: Duration | None = None,
+        **terms: Unpack[Terms],
+    ) -> Lease:
+        """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks.
+
+        With ``name`` what is written there outlives the lease: it stays as a *volume*, for ``retain`` (7 days if that
+        is not said), and the next ``block(name=...)`` goes on with it, whatever its size.
+        """
+        return self._acquire(ask_block(terms, size=size, min_blocks=min_blocks, retain=retain), None)
 
     def attach(
         self,
-        lease: LeaseFacts | LeaseId | str,
+        lease: Attachable,
         *,
         renew: RenewText = RenewMode.WHILE_BUSY,
         renew_every: Duration | None = None,
     ) -> Lease:
-        """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused."""
-        lease_id = lease.id if isinstance(lease, LeaseFacts) else LeaseId(lease)
+        """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused.
+
+        A volume that nobody has (itself, or its name) is taken by a new lease.
+        """
         policy = policy_of(renew, renew_every)
-        return self._open(self._run(self._core.attach(lease_id, holder_name())), policy)
+        return self._open(self._run(volumes.attach(self._core, lease, holder_name())), policy)
 
     # ---- looking
 
@@ -245,6 +260,18 @@ class Fabric:
         from sublet.client.guests import list_guests
 
         return list_guests(self.address, lease.id if isinstance(lease, LeaseFacts) else lease or "", ended=ended)
+
+    def volumes(self, *, tenant: str | None = None) -> list[Volume]:
+        """What is kept under names, and what block leases with a name have now."""
+        return self._run(volumes.listed(self._core, tenant))
+
+    def volume(self, name: str) -> Volume:
+        """The volume of this name."""
+        return self._run(volumes.find(self._core, name))
+
+    def remove_volume(self, volume: Volume | str) -> Volume:
+        """Give a volume up now, with all that is in it. Refused while a lease has it."""
+        return self._run(volumes.remove(self._core, volume))
 
     def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
         """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""

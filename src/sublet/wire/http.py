@@ -32,6 +32,7 @@ from sublet.wire.http_views import (
     ParksView,
     PartView,
     StatusView,
+    VolumeView,
 )
 from sublet.wire.version import WIRE_HEADER, WIRE_OLDEST, WIRE_VERSION
 
@@ -82,6 +83,7 @@ __all__ = [
     "TenantToken",
     "TenantView",
     "TokenView",
+    "VolumeView",
     "WantBody",
 ]
 
@@ -97,7 +99,7 @@ class WantBody(_Request, kw_only=True, forbid_unknown_fields=True):
     kind: str
     """gpu, cpu, memory or block."""
     amount: int
-    """Bytes, or cores."""
+    """Bytes, or cores. 0 of block, with a name: what the volume of that name has."""
     count: int = 1
     exclusivity: str | None = None
     model: str | None = None
@@ -126,6 +128,8 @@ class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """Whether a capability token should come with the grant."""
     resume: str | None = None
     """Go on with what is parked there: the id of a parking lease, or ``ID@EPOCH``. ``wants`` is empty then."""
+    retain: float | None = None
+    """Seconds for which its volume (that of a block with a name) is kept after it; 0 keeps nothing."""
 
 
 class ClaimRequest(_Request, kw_only=True, forbid_unknown_fields=True):

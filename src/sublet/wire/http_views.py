@@ -28,6 +28,7 @@ __all__ = [
     "ParksView",
     "PartView",
     "StatusView",
+    "VolumeView",
 ]
 
 
@@ -60,6 +61,8 @@ class EndView(Message, kw_only=True):
     parked: str = ""
     """Where they live on, as an acquire names it in ``resume``; with that, ``resume_hint`` says what to do."""
     resume_hint: str = ""
+    saved_at: str | None = None
+    """When the last checkpoint was published under it; known once nothing is left of it."""
 
 
 class ParksView(Message, kw_only=True):
@@ -187,6 +190,33 @@ class BillLine(Message, kw_only=True):
     live: bool = False
     way: str = ""
     """How its devices were taken back, where guests were on them: ``suspend`` or ``not saved``."""
+
+
+class VolumeView(Message, kw_only=True):
+    """The storage that a tenant finds again by name."""
+
+    name: str
+    tenant: str
+    state: str
+    """``live``, ``retained``, ``removing``, ``lost``, or (in the answer to its removal) ``removed``."""
+    size: int
+    node: str
+    resource: str
+    lease: str | None
+    """Who has it now."""
+    last_lease: str
+    epoch: Epoch
+    """Under which it is held, or was held last."""
+    made_at: str
+    kept_at: str | None
+    """Since when nobody has it."""
+    keep_until: str | None
+    """When it is removed, unless somebody takes it before."""
+    remaining: float | None
+    """Seconds until then."""
+    retain: float
+    """Seconds for which it is kept after each lease."""
+    detail: str
 
 
 class AuditReport(Message, kw_only=True):

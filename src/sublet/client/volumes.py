@@ -1,0 +1,119 @@
+"""Volumes as a program sees them: what is kept under a name, found again by it, taken, given up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+from urllib.parse import quote, urlencode
+
+from sublet.client.asking import ask_block
+from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks
+from sublet.client.handle import LeaseFacts
+from sublet.client.steps import Program
+from sublet.errors import InvalidRequest, NotFound
+from sublet.lease.states import VolumeState
+from sublet.values import Epoch, LeaseId, TenantId, format_size, valid_name
+from sublet.wire.http import VolumeView
+
+__all__ = ["Attachable", "Volume", "attach", "find", "listed", "remove"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """The storage behind the block leases of one name, as it was when it was looked at."""
+
+    name: str
+    tenant: TenantId
+    state: VolumeState
+    size: int
+    """Bytes. It keeps the size it was made with."""
+    lease: LeaseId | None
+    """Who has it now; None while nobody does."""
+    epoch: Epoch
+    """Under which it is held, or was held last."""
+    node: str
+    made_at: str
+    kept_at: str | None
+    """Since when nobody has it."""
+    keep_until: str | None
+    """When it is removed, unless somebody takes it before."""
+    retain: float
+    """Seconds for which it is kept after each lease."""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        whose = f" ({self.lease} has it)" if self.lease is not None else ""
+        until = f" until {self.keep_until}" if self.keep_until is not None else ""
+        return f"{self.name}: {format_size(self.size)}, {self.state}{until}{whose}"
+
+
+Attachable: TypeAlias = LeaseFacts | Volume | LeaseId | str
+"""What `attach` takes: a lease, a volume, or the id or name of one."""
+
+
+def listed(core: Core, tenant: str | None) -> Program[list[Volume]]:
+    """What there is, by name."""
+    query = f"?{urlencode({'tenant': tenant})}" if tenant is not None else ""
+    views = yield from core.query(f"/v1/volumes{query}", list[VolumeView])
+    return [_volume(view) for view in views]
+
+
+def find(core: Core, name: str) -> Program[Volume]:
+    """The one of this name; ``NotFound`` if there is none."""
+    view = yield from core.query(_path(name), VolumeView)
+    return _volume(view)
+
+
+def remove(core: Core, volume: Volume | str) -> Program[Volume]:
+    """Give it up, whatever is in it."""
+    path = f"{_path(volume.name if isinstance(volume, Volume) else volume)}/remove"
+    if isinstance(volume, Volume):
+        path += f"?{urlencode({'tenant': volume.tenant})}"
+    view = yield from core.command("POST", path, None, VolumeView, REQUEST_TIMEOUT_S)
+    return _volume(view)
+
+
+def attach(core: Core, what: Attachable, holder: str) -> Program[Grant]:
+    """Take over a lease under a new epoch. A volume that nobody has is taken by a new lease."""
+    if isinstance(what, LeaseFacts):
+        return (yield from core.attach(what.id, holder))
+    if isinstance(what, Volume):
+        return (yield from _take(core, what.name, holder))
+    if not isinstance(what, str):
+        raise InvalidRequest(f"{what!r:.40} is neither a lease nor a volume", do="Give one, or its id or name.")
+    try:
+        return (yield from core.attach(LeaseId(what), holder))
+    except NotFound as unknown:
+        try:
+            return (yield from _take(core, valid_name(what, "name"), holder))
+        except InvalidRequest:  # no volume either
+            raise unknown from None
+
+
+def _take(core: Core, name: str, holder: str) -> Program[Grant]:
+    view = yield from core.query(_path(name), VolumeView)
+    if view.lease is not None:
+        return (yield from core.attach(LeaseId(view.lease), holder))
+    asked = ask_block({"name": name}, size=None, min_blocks=None)
+    return (yield from core.acquire(asked.request, Hooks()))
+
+
+def _path(name: str) -> str:
+    return f"/v1/volumes/{quote(valid_name(name, 'name'), safe='')}"
+
+
+def _volume(view: VolumeView) -> Volume:
+    return Volume(
+        name=view.name,
+        tenant=TenantId(view.tenant),
+        state=VolumeState(view.state),
+        size=view.size,
+        lease=None if view.lease is None else LeaseId(view.lease),
+        epoch=view.epoch,
+        node=view.node,
+        made_at=view.made_at,
+        kept_at=view.kept_at,
+        keep_until=view.keep_until,
+        retain=view.retain,
+        detail=view.detail,
+    )
