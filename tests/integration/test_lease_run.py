@@ -26,6 +26,7 @@ import pytest
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
+from sublet.compute import signs_of_life
 from sublet.compute.workers import Options
 from sublet.errors import CallTimeout, RemoteError, Unpicklable, WorkerLost
 from sublet.wire.shared import write_shared
@@ -675,6 +676,25 @@ def test_calls_keep_the_lease(fabric: sublet.Fabric) -> None:
         assert fabric.lease(lease.id).renewals > 0
 
 
+def test_a_worker_that_was_stopped_does_not_keep_the_lease(
+    fabric: sublet.Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It neither answers nor uses a processor. Once it goes on its call counts again."""
+    for name, seconds in (("LOOK_EVERY_S", 0.1), ("ASK_AFTER_S", 0.2), ("STILL_S", 0.6)):
+        monkeypatch.setattr(signs_of_life, name, seconds)
+    with fabric.cpu(1, ttl="20s") as lease:
+        pid = lease.run(os.getpid)
+        future = lease.submit(time.sleep, 1.5)
+        until(future.running)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            until(lambda: not lease.busy)
+            assert not future.done()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        future.result(PATIENCE_S)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -715,7 +735,9 @@ def test_a_worker_that_dies_and_leaves_a_child_behind(lease: sublet.Lease, tmp_p
     assert isinstance(lost, WorkerLost)
     assert "exit code 7" in str(lost)
     assert "below Python" in str(lost)
+    until(lambda: not os.path.exists(f"/proc/{left.read_text()}"))  # it goes with the worker, and not with the lease
     assert lease.run(len, "abc") == 3
+    assert lease.end is None
 
 
 def test_who_uses_too_much_memory_is_told_so(fabric: sublet.Fabric) -> None:

@@ -92,13 +92,16 @@ def test_of_the_office(stage: OfficeStage, fabric: sublet.Fabric, tmp_path: Path
 
 
 def test_of_the_supervisor(stage: OfficeStage, fabric: sublet.Fabric, tmp_path: Path) -> None:
-    """It takes the guests along. The caller is told, and the devices come back."""
+    """It takes the guests along. The caller is told, with what is to be done and not that all is lost, and the devices
+    come back."""
     lease = fabric.gpu(min_vram="64MiB", ttl="10s")
     result = begun(lease, tmp_path / "gate")
     stage.kill_supervisor()
     with pytest.raises(SubletError) as told:
         result()
     assert isinstance(told.value, WorkerLost | sublet.LeaseEnded | sublet.Disconnected)
+    if isinstance(told.value, WorkerLost):
+        assert "the next call gets a fresh worker" in told.value.do
     lease.leave()
     until("both devices back", lambda: can_lease_both(fabric), PATIENCE_S)
     until("nothing left", lambda: not stage.residue)

@@ -21,6 +21,7 @@ from sublet.wire.line import Line
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
+    from sublet.client.volume_line import HasVolume
 
 __all__ = ["KernelGuest"]
 
@@ -36,8 +37,10 @@ class KernelGuest:
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         name: str = "kernel",
+        volume: HasVolume | None = None,
     ) -> None:
-        """Start one and connect. Raises what keeps it from being there."""
+        """Start one and connect. Raises what keeps it from being there. ``volume``: a lease of blocks that it may save
+        to, as long as that lives."""
         check_python(python)
         spec = GuestSpec(
             entry=KERNEL_ENTRY,
@@ -50,7 +53,7 @@ class KernelGuest:
             name=name,
         )
         self.lease = lease
-        self.guest = start_spec(lease, spec, busy=False)
+        self.guest = start_spec(lease, spec, busy=False, volume=volume)
         try:
             self.channels: Conversation = open_line(lease, self.guest.id, Service.JUPYTER)
             """For the messages of the Jupyter protocol; see ``wire.jupyter``."""

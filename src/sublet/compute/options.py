@@ -15,6 +15,7 @@ from sublet.values import parse_duration_ns
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
+    from sublet.client.volume_line import HasVolume
 
 __all__ = ["Calls", "Options", "options_of"]
 
@@ -61,6 +62,7 @@ def options_of(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     name: str = "",
+    volume: HasVolume | None = None,
 ) -> Options:
     """Checked here, so that what is wrong is told at once."""
     given: object = env
@@ -77,4 +79,5 @@ def options_of(
         cwd="" if cwd is None else os.path.abspath(cwd),
         name=name,
         timeout_ns=None if timeout is None else parse_duration_ns(timeout, "timeout"),
+        volume=volume,
     )

@@ -58,7 +58,7 @@ def start_worker(lease: Lease, options: Options) -> Guest:
         serves=True,
         name=options.name or "worker",
     )
-    return start_spec(lease, spec, busy=False)
+    return start_spec(lease, spec, busy=False, volume=options.volume)
 
 
 def end_worker(guest: Guest) -> None:

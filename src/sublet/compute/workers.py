@@ -35,6 +35,7 @@ from sublet.wire.work import Asked, Flag, Message, pack, pack_numbers
 if TYPE_CHECKING:
     from sublet.client.guests import Guest
     from sublet.client.lease import Lease
+    from sublet.client.volume_line import HasVolume
 
 __all__ = ["Job", "Options", "Worker", "Workers", "workers_of"]
 
@@ -47,6 +48,7 @@ class Options(NamedTuple):
     cwd: str = ""
     name: str = ""
     timeout_ns: int | None = None
+    volume: HasVolume | None = None
 
     @property
     def place(self) -> Options:

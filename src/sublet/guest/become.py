@@ -24,7 +24,7 @@ from sublet.guest.program import Program
 from sublet.guest.title import show
 from sublet.wire.zygote import FORK_FDS, GO, ROOM, Fork
 
-__all__ = ["become", "open_stdio", "reseed"]
+__all__ = ["NOT_STARTED", "become", "open_stdio", "reseed"]
 
 NOT_STARTED: Final = 126
 _PR_SET_PDEATHSIG: Final = 1

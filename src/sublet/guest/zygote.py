@@ -5,11 +5,14 @@ For each ``Fork`` it makes a child that makes the guest and ends; so the guest l
 the supervisor, which has declared itself the one orphans come to. The answer names the guest once the child in between
 is gone; and only after the answer does the supervisor let the guest go on, so the guest finds the right parent.
 
+While nobody asks, one copy is made in advance (``standby``), and the next guest is that one.
+
 Arguments: the descriptor of its socket, then the modules to import. Started with ``wire.zygote.python_argv``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.machinery
@@ -19,15 +22,16 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.guest import bootstrap
-from sublet.guest.become import become
+from sublet.guest.become import NOT_STARTED, become
 from sublet.guest.ending import end_forked
 from sublet.guest.program import Program, read_entry
 from sublet.guest.proof import find_fault
+from sublet.guest.standby import Standby, await_request
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
 from sublet.wire.happenings import Called, Over
@@ -39,6 +43,8 @@ __all__ = ["Zygote", "main", "stamps_of"]
 
 _FAREWELL_MS: Final = 5000
 _PLAIN: Final = "Start the guest without a warm interpreter."
+STANDBY_AFTER_MS: Final = 20
+"""So long nobody has asked for anything when one is made in advance: who has just been made is to begin first."""
 _STAMPS_MAX: Final = 64
 """Paths that are looked at before each fork; more would cost more than it tells."""
 
@@ -51,6 +57,9 @@ class Zygote:
         self._link = Link.connecting(b"zygote")
         self._parent = os.getppid()
         self._kept: set[int] = set()
+        self._standby: Standby | None = None
+        self._may_stand_by = True
+        """Once for each guest: one that ended by itself is not made again and again."""
 
     def warm_up(self, modules: Iterable[str]) -> bool:
         """Import, prove, and say how it went; False if no guest may come from here."""
@@ -83,14 +92,24 @@ class Zygote:
 
     def serve(self) -> Program | None:
         """Answer until the supervisor hangs up (None). In a guest it returns what that is to run."""
-        self._kept = _open_descriptors()
+        self._kept = {fd for fd in _open_descriptors() if os.path.exists(f"/proc/self/fd/{fd}")}  # not the listing's own
         while True:
             drained = send_some(self._sock, self._link)
             if self._link.over is not None and drained:
                 return None
             poll = select.poll()
             poll.register(self._sock, select.POLLIN if drained else select.POLLIN | select.POLLOUT)
-            poll.poll()
+            if self._standby is not None:
+                poll.register(self._standby, 0)
+            is_to_come = drained and self._may_stand_by and self._standby is None
+            ready = poll.poll(STANDBY_AFTER_MS if is_to_come else None)
+            if not ready:
+                program = self._stand_by()
+                if program is not None:
+                    return program
+            elif self._standby is not None and any(fd == self._standby.fileno() for fd, _ in ready):
+                self._standby.close()
+                self._standby = None
             for happening in receive_some(self._sock, self._link):
                 if isinstance(happening, Called):
                     program = self._answer(happening)
@@ -102,7 +121,7 @@ class Zygote:
     def _answer(self, called: Called) -> Program | None:
         try:
             fork = _read(called)
-            forked = self._fork(fork, called.fds)
+            forked = self._hand_over(called) or self._fork(fork, called.fds)
         except SubletError as error:
             self._link.refuse(called.call, error)
         except OSError as error:
@@ -114,22 +133,49 @@ class Zygote:
         close_all(called.fds)
         return None
 
+    def _hand_over(self, called: Called) -> Forked | None:
+        """The one that waits becomes this guest; None if there is none."""
+        standby, self._standby = self._standby, None
+        self._may_stand_by = True
+        return None if standby is None else standby.become(called.body, called.fds)
+
+    def _stand_by(self) -> Program | None:
+        """Make one in advance. Here it gives None; in what was made, once it is a guest that may run, its program."""
+        self._may_stand_by = False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(OSError, SubletError):  # then the next guest is forked when it is wanted
+            pid = _fork_twice()
+            if pid == 0:
+                return _in_guest(lambda: self._wait_to_be_one(ours, theirs))
+            self._standby = Standby(ours, Forked(pid=pid, start_ticks=_start_ticks(pid)))
+        theirs.close()
+        if self._standby is None:
+            ours.close()
+        return None
+
+    def _wait_to_be_one(self, ours: socket.socket, theirs: socket.socket) -> Program:
+        ours.close()  # or it would be closed by its number, when that is another's
+        self._sock.close()
+        _close_all_but({*self._kept, theirs.fileno()})
+        request, fds = await_request(theirs)
+        return become(loads(Fork, request), fds, self._parent)
+
     def _fork(self, fork: Fork, fds: tuple[int, ...]) -> Forked | Program:
-        """Twice. Here it gives who the guest is; in the guest, once it may run, what it is to run."""
-        read, write = os.pipe()
-        middle = os.fork()
-        if middle == 0:
-            _make_guest(write)
-            _close_all_but({*self._kept, *fds})
-            self._sock.close()
-            return become(fork, fds, self._parent)
-        os.close(write)
-        said = os.read(read, 32)
-        os.close(read)
-        os.waitpid(middle, 0)  # once it is reaped, its child has its new parent
-        if not said:
-            raise Unsupported("the second fork failed", do=_PLAIN)
-        return Forked(pid=int(said), start_ticks=_start_ticks(int(said)))
+        """Here it gives who the guest is; in the guest, once it may run, what it is to run."""
+        pid = _fork_twice()
+        if pid == 0:
+            return _in_guest(lambda: self._be_one(fork, fds))
+        return Forked(pid=pid, start_ticks=_start_ticks(pid))
+
+    def _be_one(self, fork: Fork, fds: tuple[int, ...]) -> Program:
+        _close_all_but({*self._kept, *fds})
+        self._sock.close()
+        return become(fork, fds, self._parent)
+
+    def close(self) -> None:
+        """Whoever waits is not wanted any more."""
+        if self._standby is not None:
+            self._standby.close()
 
 
 def main(arguments: list[str]) -> None:
@@ -144,6 +190,7 @@ def main(arguments: list[str]) -> None:
             raise SystemExit(1)
         program = zygote.serve()
     if program is None:
+        zygote.close()
         raise SystemExit(0)
     sys.orig_argv[:] = [sys.executable, *program.argv]
     _give_way()
@@ -188,6 +235,30 @@ def _read(called: Called) -> Fork:
     if fork.entry:
         read_entry(fork.entry, fork.args)
     return fork
+
+
+def _fork_twice() -> int:
+    """Who it is; 0 in the one that was made."""
+    read, write = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        _make_guest(write)
+        return 0
+    os.close(write)
+    said = os.read(read, 32)
+    os.close(read)
+    os.waitpid(middle, 0)  # once it is reaped, its child has its new parent
+    if not said:
+        raise Unsupported("the second fork failed", do=_PLAIN)
+    return int(said)
+
+
+def _in_guest(begin: Callable[[], Program]) -> Program:
+    """What is raised here must not come to where the zygote would answer it: this is a copy of it."""
+    try:
+        return begin()
+    except BaseException:  # noqa: BLE001 - who waits for it sees that it ended
+        os._exit(NOT_STARTED)
 
 
 def _make_guest(write: int) -> None:

@@ -1,0 +1,70 @@
+"""A guest in advance: forked, twice, from a warm interpreter before anybody asked for one.
+
+Two forks of an interpreter that has numpy or torch loaded are most of the time a guest takes to begin, and nothing in
+them depends on what the guest is to be. So a zygote that has nothing to do makes one copy of itself that waits: at most
+one, and never while it is asked for guests. It has no lease, no group and no user of its own, it stays in the zygote's
+session (so it is counted as the zygote's, and looks find it to be nobody's guest), and computes nothing. When a guest
+is wanted the zygote hands it the request with all descriptors, and it becomes that guest exactly as a fresh fork would.
+
+It ends with its zygote: the only other end of its socket is there. What it costs is the memory that it does not share:
+page tables and what the forks touched, some MB with torch loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Final, NoReturn
+
+from sublet.wire.zygote import Forked
+
+__all__ = ["Standby", "await_request"]
+
+REQUEST_MAX: Final = 96 * 1024
+"""Bytes of a request in one message, well below what a socket takes; who asks with more gets a fresh fork."""
+FDS_MAX: Final = 64
+
+
+class Standby:
+    """The zygote's end of one that waits."""
+
+    def __init__(self, sock: socket.socket, forked: Forked) -> None:
+        self._sock = sock
+        self._forked = forked
+
+    def fileno(self) -> int:
+        """For ``poll``: it hangs up if it ended."""
+        return self._sock.fileno()
+
+    def become(self, request: bytes, fds: tuple[int, ...]) -> Forked | None:
+        """Let it be this guest; None where it cannot, and then it is not there any more, or was not asked."""
+        if len(request) > REQUEST_MAX or len(fds) > FDS_MAX:
+            return None
+        try:
+            socket.send_fds(self._sock, [request], fds, socket.MSG_DONTWAIT)
+        except OSError:
+            return None
+        finally:
+            self.close()
+        return self._forked
+
+    def close(self) -> None:
+        """It is not wanted any more, or has what it needs: it ends, if it was not asked to be a guest."""
+        self._sock.close()
+
+
+def await_request(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    """In the one that waits: what it is to be. Does not return if it is not wanted."""
+    request, fds = b"", list[int]()
+    with contextlib.suppress(OSError):
+        request, fds, _, _ = socket.recv_fds(sock, REQUEST_MAX + 1, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+    if not request:
+        _leave()
+    sock.close()
+    return request, tuple(fds)
+
+
+def _leave() -> NoReturn:
+    """Not as Python ends: nothing here is ours to put away."""
+    os._exit(0)

@@ -1,0 +1,282 @@
+"""A Ctrl-C at every moment at which one can come: nobody else is left waiting, and nothing is closed twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sublet.compute.calls import Exchange, Pending
+from sublet.compute.functions import Functions, Peer
+from sublet.compute.kept import Kept
+from sublet.errors import Disconnected
+from sublet.values import LeaseId
+from sublet.wire.device import OpenSession
+from sublet.wire.happenings import Called, Event
+from sublet.wire.line import pair
+from sublet.wire.work import Asked, Message, Told, pack, unpack
+from tests.unit.compute.session_pair import EPOCH, SessionPair
+
+PATIENCE_S = 20.0
+
+
+class Interrupting:
+    """A lock at whose n-th letting go, in the main thread, a Ctrl-C comes: Python looks for signals there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.left: int | None = None
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+        if self.left is None or threading.current_thread() is not threading.main_thread():
+            return
+        if self.left == 0:
+            self.left = None
+            raise KeyboardInterrupt
+        self.left -= 1
+
+
+class Two:
+    """The main thread listens, another waits for it; then the answers of both come, or the end."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = pair()
+        self.exchange = Exchange(self.ours, lambda: None)
+        self.first, self.second = Pending(), Pending()
+        self.asked: dict[int, int] = {}
+        for one in (self.first, self.second):
+            self.exchange.send(one, lambda: Message(pack(Told.FAULT, inline=(b'"x"',))))
+        self.calls = [one.call for one in self.heard(Called)]
+        self.thread = threading.Thread(target=self.exchange.wait, args=(self.second,), daemon=True)
+
+    def heard(self, kind: type) -> list[Any]:
+        found: list[Any] = []
+        end_s = time.monotonic() + PATIENCE_S
+        while len(found) < 2 and time.monotonic() < end_s:
+            found += [one for one in self.theirs.hear(0.1) if isinstance(one, kind)]
+        return found
+
+    def answer(self, number: int) -> None:
+        said = Message(pack(Told.FAULT, inline=(json.dumps(number).encode(),)))
+        self.theirs.say(lambda link: link.reply(self.calls[number], said.body))
+
+    def begin(self, come: Callable[[], object], armed: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+        plain = self.ours.hear
+
+        def hear(timeout_s: float | None) -> Any:
+            if threading.current_thread() is threading.main_thread() and self.thread.ident is None:
+                self.thread.start()
+                until(lambda: self.exchange._followers)
+                come()
+                armed()
+            return plain(timeout_s)
+
+        monkeypatch.setattr(self.ours, "hear", hear)
+
+    def close(self) -> None:
+        self.theirs.hang_up()
+        self.exchange.close()
+        self.theirs.close()
+        self.thread.join(PATIENCE_S)
+
+
+def until(what: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+def said(pending: Pending) -> Any:
+    return None if pending.came is None else json.loads(unpack(pending.came.body).blob)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("which", ["of the exchange", "of the line"])
+@pytest.mark.parametrize("how", ["answers", "the end"])
+def test_a_ctrl_c_while_listening_for_others_keeps_nobody_waiting(
+    how: str, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each letting go of a lock in turn, until the last one is behind the end of the wait."""
+    interrupts = 0
+    while True:
+        two, lock = Two(), Interrupting()
+        if which == "of the exchange":
+            two.exchange._lock = lock  # type: ignore[assignment]
+        else:
+            two.ours._lock = lock  # type: ignore[assignment]
+
+        def come(two: Two = two) -> None:
+            if how == "answers":
+                two.answer(1)
+                two.answer(0)
+            else:
+                two.theirs.hang_up()
+
+        def armed(lock: Interrupting = lock, after: int = interrupts) -> None:
+            lock.left = after
+
+        try:
+            two.begin(come, armed, monkeypatch)
+            was_interrupted = False
+            try:
+                two.exchange.wait(two.first)
+            except KeyboardInterrupt:
+                was_interrupted = True
+            lock.left = None
+            two.thread.join(PATIENCE_S)
+            assert not two.thread.is_alive(), f"the other waits on, after interrupt {interrupts}"
+            assert two.exchange.wait(two.first), "and so can who was interrupted"
+            if how == "answers" and two.second.lost is None and two.first.lost is None:
+                assert (said(two.first), said(two.second)) == (0, 1)
+            assert two.first.is_done
+            assert two.second.is_done
+            third = Pending()
+            two.exchange.send(third, lambda: Message(pack(Told.FAULT)))
+            two.theirs.hang_up()
+            assert two.exchange.wait(third)
+            assert two.exchange.under_way == 0 or how == "the end", "whoever listens next puts away what is left"
+        finally:
+            two.close()
+        if not was_interrupted:
+            assert interrupts
+            return
+        interrupts += 1
+        assert interrupts < 200
+
+
+def test_who_follows_and_is_interrupted_does_not_take_the_turn_along() -> None:
+    """What is handed to one who has left must reach the next."""
+    two = Two()
+    left = threading.Event()
+    try:
+        two.exchange._leader = "somebody"
+        signal = two.exchange._lead_or_follow(two.first, object())
+        assert signal is not None
+        two.thread.start()
+        until(lambda: len(two.exchange._followers) == 2)
+        two.exchange._leave(two.first, object())  # by a Ctrl-C
+        two.exchange._pass_on("somebody")
+        two.answer(1)
+        two.thread.join(PATIENCE_S)
+        assert not two.thread.is_alive()
+    finally:
+        left.set()
+        two.close()
+
+
+@pytest.mark.parametrize("when", ["before it is said", "when it is said"])
+def test_a_call_whose_sending_was_interrupted_does_not_run_for_nobody(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pair()
+    exchange = Exchange(ours, lambda: None)
+    plain = ours.say
+
+    def say(*args: Any) -> Any:
+        monkeypatch.setattr(ours, "say", plain)
+        if when == "when it is said":
+            plain(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ours, "say", say)
+    pending = Pending()
+    with pytest.raises(KeyboardInterrupt):
+        exchange.send(pending, lambda: Message(pack(Told.FAULT)))
+    heard: list[Any] = []
+    while when == "when it is said" and len(heard) < 2:
+        heard += theirs.hear(1.0)
+    if heard:
+        assert isinstance(heard[0], Called)
+        assert isinstance(heard[1], Event)
+        cancelled = unpack(heard[1].body)
+        assert (cancelled.kind, cancelled.subject) == (Asked.CANCEL, heard[0].call)
+    else:
+        assert exchange.under_way == 0
+    exchange.close()
+    theirs.close()
+
+
+def test_what_a_worker_may_not_have_is_sent_again() -> None:
+    """After a message that was cut short both sides begin anew with what is kept."""
+    kept = Kept(bytes_max=1 << 24)
+    functions = Functions(Peer((9, 9, 9), "python", cloudpickle=True), kept)
+    data = memoryview(np.ones(1 << 18, np.uint8))
+    fd = os.memfd_create("kept")
+    try:
+        os.write(fd, data)
+        number = kept.took(data, fd)
+        assert kept.find(data) == number
+        first, before = functions.refer(os.path.join)
+        assert before
+        assert functions.refer(os.path.join) == (first, [])
+        kept.forget_all()
+        forget = unpack(functions.forget_all().body)
+        assert forget.kind == Asked.FORGET
+        assert kept.find(data) == 0
+        assert kept.to_forget() == [number]
+        again, before = functions.refer(os.path.join)
+        assert again > first
+        assert before
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_descriptors_are_closed_once_whenever_a_ctrl_c_comes(
+    pair: SessionPair, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """One who closed them twice would close somebody else's, who has got the same number since."""
+    line = pair.line()
+    link = line._talk.link
+    plain = link.call
+
+    def call(*args: Any) -> int:
+        if when == "after":
+            plain(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(link, "call", call)
+    given = os.open(os.devnull, os.O_RDONLY)
+    before = open_descriptors()
+    with pytest.raises(KeyboardInterrupt):
+        line.ask(OpenSession(lease=LeaseId("l-7"), epoch=EPOCH, device=0), (given,))
+    assert (given in open_descriptors()) is (when == "after"), "the link has taken it, or nobody has"
+    somebodys = given if when == "before" else -1
+    if when == "before":
+        assert os.dup2(os.open(os.devnull, os.O_RDONLY), somebodys) == somebodys
+    with pytest.raises(Disconnected):
+        line.answer()
+    line.close()
+    line.close()
+    assert (given in open_descriptors()) is (when == "before")
+    for fd in open_descriptors() - before | ({given} if when == "before" else set()):
+        os.close(fd)
+
+
+def open_descriptors() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+
+
+def test_an_answer_that_nobody_took_is_let_go_of_once(pair: SessionPair) -> None:
+    line = pair.line()
+    fd = os.open(os.devnull, os.O_RDONLY)
+    from sublet.wire.happenings import Replied
+
+    line._come = Replied(1, b"", (fd,))
+    line.close()
+    again = os.open(os.devnull, os.O_RDONLY)
+    try:
+        line.close()
+        os.fstat(again)
+    finally:
+        os.close(again)
