@@ -18,17 +18,18 @@ from sublet.errors import CheckpointFailed, LeaseEnded, SubletError
 from sublet.notebook import holding
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill
-from sublet.notebook.front import Front, StatusLine, failed_cell
+from sublet.notebook.front import Front, StatusLine, failed_cell, say
 from sublet.notebook.going_on import give_up, go_on, is_parked
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.kernel_line import KernelLine, Message
 from sublet.notebook.news import RERUN, session_ended, what_ended
+from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
 from sublet.notebook.reading import Reading, read_cell
 from sublet.notebook.shelf import Shelf
 from sublet.notebook.spaces import NOTEBOOK, Space
-from sublet.notebook.status import CellBill, Ended, Finished, Running, Starting, Waiting
+from sublet.notebook.status import CellBill, Ended, Finished, Running, Starting, Waiting, coarse
 from sublet.notebook.traffic import Traffic, fates_text, number_of
 from sublet.values import GIB, NS_PER_S, Tier
 
@@ -81,6 +82,7 @@ class Cells:
         self._billed_s = 0.0
         self._stood_s = 0.0
         """For so long the cell was suspended."""
+        self._notices = Notices() if self._front.kernel is not None else None
         self._activities = contextlib.ExitStack()
         """What keeps the leases of the cell that runs from being idle."""
 
@@ -90,7 +92,7 @@ class Cells:
         """Run it on a device. What it raises is raised here, with its own traceback. ``is_whole``: no line with
         ``%%gpu`` stands above it."""
         python = self._shell.transform_cell(source)
-        reading = self.reading(python)
+        self.reading(python)
         status = StatusLine(self._shell)
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
         self._stood_s = 0.0
@@ -100,9 +102,9 @@ class Cells:
             with self._activities:
                 self._activities.enter_context(lease.activity())
                 numbered = source if is_whole else _as_numbered(source)
-                ran = self._run(lease, numbered, reading, options, status)
+                ran = self._run(lease, numbered, python, options, status)
         except LeaseEnded as error:
-            handles = {name: one for name, one in self.handles.all().items() if one.is_of(self._kernel)}
+            handles = {name: one for name, one in self.handles.all().items() if one.was_of(self._kernel)}
             self._let_go()
             inside = self.handles.ended(began_wall_ns)
             status.show(Ended(message=what_ended(error), do=RERUN))
@@ -188,6 +190,8 @@ class Cells:
             **terms,
         )
         self._asked = options
+        if self._notices is not None:
+            self._notices.told_for(self.lease.id)
         self._billed_s = time.monotonic()
         return self.lease
 
@@ -205,8 +209,13 @@ class Cells:
             kernel.call(_look_in, options.paths)
         if volume is None:
             self.handles.meet(kernel, {}, None)
-        else:
-            self.handles.meet(kernel, kernel.call(holding.use, volume.folder), Shelf(volume.store))
+            return kernel, line
+        if volume.said:
+            say(self._shell, volume.said)
+            volume.said = ""
+        self.handles.meet(kernel, kernel.call(holding.use, volume.folder), Shelf(volume.store))
+        if news := self.handles.first_sight():
+            say(self._shell, news)
         return kernel, line
 
     def _let_go(self) -> None:
@@ -217,13 +226,13 @@ class Cells:
         if kernel is not None:
             kernel.close()
 
-    def _run(self, lease: Lease, source: str, reading: Reading, options: CellOptions, status: StatusLine) -> _Ran:
+    def _run(self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine) -> _Ran:
         number = number_of(self._shell)
         kernel, line = self._ready(lease, options, status)
         try:
-            resumed = self.handles.go_on()
-            sent, restored = self.traffic.send(kernel, reading, options, number)
-            self._tell(resumed, restored)
+            self._tell(self.handles.go_on())
+            sent, restored = self.traffic.send(kernel, self.reading(python), options, number)
+            self._tell(restored)
             status.show(running(lease), quiet=True)
             began_s = time.monotonic()
             stood_s = self._stood_s
@@ -250,11 +259,10 @@ class Cells:
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         return _Ran(reply, bill, said, failed)
 
-    def _tell(self, *restored: Restored) -> None:
+    def _tell(self, restored: Restored) -> None:
         """One line for what came back."""
-        for one in restored:
-            if one.names:
-                print(f"sublet: {one}", file=sys.stderr)  # noqa: T201
+        if restored.names:
+            say(self._shell, str(restored))
 
     def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:
         error = kernel.why_lost()
@@ -269,13 +277,19 @@ class Cells:
             asked = line.send("shell", "execute_request", content)
             while True:
                 try:
-                    return line.finish(asked, self._front.show, look=lambda: self._stand_still(options, status))
+                    return line.finish(asked, self._front.show, look=lambda: self._look(options, status))
                 except KeyboardInterrupt:
                     if self._line is not line:
                         raise  # it stood still, and was given up
                     line.interrupt()  # the cell stops, the lease stays; the kernel says KeyboardInterrupt by itself
         finally:
             self._between.watch(line)
+
+    def _look(self, options: CellOptions, status: StatusLine) -> None:
+        """Now and then in the middle of a cell."""
+        self._stand_still(options, status)
+        if self.lease is not None and self.lease.end is None:
+            status.show(running(self.lease), quiet=True)
 
     def _stand_still(self, options: CellOptions, status: StatusLine) -> None:
         """In the middle of a cell: if the device was taken and the guest lives on without one, wait for another."""
@@ -296,7 +310,7 @@ class Cells:
     def _go_on(self, lease: Lease, kernel: KernelGuest, options: CellOptions, status: StatusLine) -> Lease:
         assert self._fabric is not None
         began_s = time.monotonic()
-        new = self.lease = go_on(self._fabric, lease, kernel, options, status.show)
+        new = self.lease = go_on(self._fabric, lease, kernel, options, status.show, self.labels)
         stood_s = time.monotonic() - began_s
         self._stood_s += stood_s
         self._billed_s += stood_s
@@ -315,7 +329,10 @@ class Cells:
 def running(lease: Lease) -> Running:
     """How it stands while a cell runs."""
     device = lease.devices[0]
-    return Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=lease.remaining)
+    said = lease.notice
+    why = "" if said is None else f"will be taken: {said.detail or said.reason}"
+    left_s = lease.remaining if said is not None else coarse(lease.remaining)
+    return Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=left_s, notice=why)
 
 
 def _as_numbered(source: str) -> str:
@@ -334,7 +351,6 @@ def _fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:
 def _look_in(paths: tuple[str, ...]) -> None:
     """In the guest: import from there as well."""
     import os
-    import sys
 
     for path in reversed(paths):
         folder = path if os.path.isdir(path) else os.path.dirname(path)

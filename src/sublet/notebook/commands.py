@@ -82,11 +82,12 @@ def _status(cells: Cells, _shell: Any, _rest: str) -> str:
         said = [f"{device.id}{host}, {format_size(device.amount)}, {left} left, {state}"]
         if notice is not None:
             said.append(f"it will be taken: {notice.reason}{f' ({notice.detail})' if notice.detail else ''}")
-    said += [f"{name}: {one.state()}" for name, one in sorted(cells.handles.all().items())]
+    handles = cells.handles.all()
+    said += [f"{name}: {one.state()}" for name, one in sorted(handles.items())]
     volume = cells.owner.volume
-    if volume is not None:
+    if volume is not None and handles:
         said.append(f"what stays on the device is saved {_where(volume)}")
-    elif cells.owner.trouble:
+    elif cells.owner.trouble and handles:
         said.append(f"what stays on the device is NOT saved: {cells.owner.trouble}")
     return "\n".join(said)
 

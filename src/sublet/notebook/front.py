@@ -8,6 +8,7 @@ are: a progress bar updates in place, and a widget talks to its model in the gue
 from __future__ import annotations
 
 import getpass
+import html
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -177,6 +178,16 @@ class StatusLine:
             update=not is_new,
         )
         self._last = text
+
+
+def say(shell: Any, text: str) -> None:
+    """One line beside the output, not in it: a notebook shows it as it shows the status."""
+    line = f"sublet: {text}"
+    if getattr(shell, "kernel", None) is None:
+        print(line, file=sys.stderr)  # noqa: T201
+        return
+    style = 'style="font-family:ui-monospace,monospace;font-size:12px;padding:2px 8px;border-left:3px solid #3b82f6"'
+    shell.display_pub.publish(data={"text/plain": line, "text/html": f"<div {style}>{html.escape(text)}</div>"})
 
 
 def _new_id() -> str:

@@ -43,10 +43,12 @@ def place(
     binds: frozenset[str],
     number: int = 0,
     handles: Mapping[str, str] = NO_HANDLES,
-    alive: Collection[str] = (),
+    alive: Collection[str] | None = None,
+    room: int | None = None,
 ) -> Taken:
     """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
-    ``number``: that of the cell, which tracebacks name; ``handles`` and ``alive``: of what is here (``holding``)."""
+    ``number``: that of the cell, which tracebacks name; ``handles``, ``alive``, ``room``: of what is and will be here
+    (``holding``)."""
     global _before
     space = seen()
     taken = space.take(parcels, gone)
@@ -56,7 +58,7 @@ def place(
     reads |= handles.keys()
     aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
     _before = _Before(reads, {name: _held(value) for name, value in space.names.items()}, aside)
-    holding.begin(number, reads, _before.bound)
+    holding.begin(number, reads, _before.bound, room)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
         shell.execution_count = number

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.durable import rebuild
 from sublet.durable.loading import decode
@@ -17,7 +17,7 @@ from sublet.durable.roots import encode_roots
 from sublet.errors import SubletError, Unpicklable
 from sublet.notebook import holding
 from sublet.notebook.home import HomeRules
-from sublet.notebook.probing import describe, probe
+from sublet.notebook.probing import MODULE, describe, probe
 from sublet.notebook.shelf import About, Key, Part, Saved, Shelf, key_of
 from sublet.notebook.stays import Stays, clock_time, lost_handle
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from sublet.compute.kernel_guest import KernelGuest
 
 __all__ = ["Handles", "Restored"]
+
+
+NAMES_MAX: Final = 12
+"""Names in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +53,19 @@ class Restored:
         if self.newest_ns > self.wall_ns and clock_time(self.newest_ns) != when:
             when += f" to {clock_time(self.newest_ns)}"
         where = f", within cell {self.within}" if self.within else ""
-        text = f"restored {', '.join(self.names)} (saved {when}{where})"
+        text = f"restored {_some(self.names)} (saved {when}{where})"
         if self.apart:
             text += "; " + "; ".join(f"{name} is apart from {', '.join(o)} now" for name, o in self.apart.items())
         if self.kept:
-            text += f"; newer in the notebook: {', '.join(self.kept)}"
+            text += f"; newer in the notebook: {_some(self.kept)}"
         return text
+
+
+def _some(names: Iterable[str]) -> str:
+    """As many names as a line has room for."""
+    found = sorted(names)
+    more = f" and {len(found) - NAMES_MAX} more" if len(found) > NAMES_MAX else ""
+    return f"{', '.join(found[:NAMES_MAX])}{more}"
 
 
 class Handles:
@@ -67,6 +78,8 @@ class Handles:
         self._saved: dict[Key, About] = {}
         """What is in the volume."""
         self._shelf: Shelf | None = None
+        self._is_new = True
+        """Nothing was seen of the volume yet."""
         self._inside: dict[str, bytes] = {}
         """Names that a cell that was ended had saved, with a print of what the notebook has under them."""
 
@@ -93,6 +106,15 @@ class Handles:
     def meet(self, kernel: KernelGuest, saved: Mapping[Key, About], shelf: Shelf | None) -> None:
         """There is a new guest, and this is what it finds saved."""
         self._kernel, self._saved, self._shelf = kernel, dict(saved), shelf
+
+    def first_sight(self) -> str:
+        """What to say of what another kernel saved under this name; once, and nothing where there is nothing."""
+        is_first, self._is_new = self._is_new, False
+        names = {one.name for one in self._saved.values() if one.what != MODULE}
+        if not is_first or not names:
+            return ""
+        when = clock_time(max(one.wall_ns for one in self._saved.values()))
+        return f"{_some(names)} {'is' if len(names) == 1 else 'are'} saved from {when}: %gpu restore brings it here"
 
     def part(self) -> None:
         """The guest is gone."""
@@ -213,7 +235,7 @@ class Handles:
     def restore(self, shelf: Shelf) -> Restored:
         """Into a kernel that is new: what is saved, but for names it has a value of its own for."""
         self._shelf, found = shelf, shelf.found()
-        self._saved = dict(found)
+        self._saved, self._is_new = dict(found), False
         mine = {name for name in self._names if not name.startswith("_")}
         latest: dict[str, Key] = {}
         for key, one in found.items():
@@ -257,7 +279,7 @@ class Handles:
 
 
 def _restored(abouts: Iterable[About]) -> Restored:
-    found = list(abouts)
+    found = [one for one in abouts if one.what != MODULE]
     return Restored(
         names=tuple(sorted(one.name for one in found)),
         wall_ns=min((one.wall_ns for one in found), default=0),

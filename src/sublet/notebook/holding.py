@@ -30,7 +30,8 @@ from sublet.notebook.home import HomeRules
 from sublet.notebook.merging import can_change
 from sublet.notebook.probing import Probe, describe, probe
 from sublet.notebook.shelf import About, Key, Part, Saved, Shelf, key_of
-from sublet.notebook.spaces import GUEST, Space
+from sublet.notebook.spaces import Space
+from sublet.values import format_size
 
 __all__ = [
     "News",
@@ -40,6 +41,7 @@ __all__ = [
     "fetch",
     "finish",
     "found",
+    "hold",
     "look",
     "prepare",
     "restore",
@@ -71,6 +73,7 @@ class _State:
 
     def __init__(self) -> None:
         self.shelf: Shelf | None = None
+        self.space: Space | None = None
         self.held: dict[str, About] = {}
         self.lost: dict[str, str] = {}
         self.dirty: set[str] = set()
@@ -85,11 +88,12 @@ class _State:
         self.reads: frozenset[str] = frozenset()
         self.bound: Mapping[str, Callable[[], object]] = {}
         """What each name had when the cell began."""
+        self.room: int | None = None
 
 
 _state = _State()
 _turn = threading.Lock()
-"""A notice comes on a thread of its own."""
+"""A notice comes on a thread of its own. While it saves no cell begins, and while a cell runs it saves nothing."""
 
 
 def use(place: str) -> dict[Key, About]:
@@ -107,20 +111,23 @@ def found() -> dict[Key, About]:
     return {} if _state.shelf is None else _state.shelf.found()
 
 
-def prepare(space: Space, handles: Mapping[str, str], alive: Collection[str]) -> None:
+def prepare(space: Space, handles: Mapping[str, str], alive: Collection[str] | None) -> None:
     """A cell is to begin. ``handles``: names under which it reads what is here, and the names it has here; ``alive``:
     what of it the notebook still has a handle for. The rest is let go of, and its memory with it."""
-    drop([name for name in _state.held if name not in alive])
+    _state.space = space
+    if alive is not None:
+        drop([name for name in _state.held if name not in alive])
     for alias, name in handles.items():
         if alias != name and name in space.names:
             space.names[alias] = space.names[name]
     _state.touched = frozenset(handles.values())
 
 
-def begin(cell: int, reads: frozenset[str], bound: Mapping[str, Callable[[], object]]) -> None:
-    """It begins. ``bound``: what each name has now."""
-    _state.cell, _state.reads, _state.bound = cell, reads, bound
-    _state.is_running = True
+def begin(cell: int, reads: frozenset[str], bound: Mapping[str, Callable[[], object]], room: int | None) -> None:
+    """It begins. ``bound``: what each name has now; ``room``: bytes of the largest that may come back."""
+    with _turn:
+        _state.cell, _state.reads, _state.bound, _state.room = cell, reads, bound, room
+        _state.is_running = True
 
 
 def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> None:
@@ -134,6 +141,14 @@ def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> Non
     for name in changed:
         why = stays.get(name) or (_state.held[name].why if name in _state.held else "")
         if why and name in space.names:
+            _note(space, name, probe(name, space.names[name]), why)
+
+
+def hold(stays: Mapping[str, str]) -> None:
+    """These could not be put together where the notebook is, and why: they stay after all."""
+    space = _state.space
+    for name, why in stays.items():
+        if space is not None and name in space.names:
             _note(space, name, probe(name, space.names[name]), why)
 
 
@@ -245,7 +260,7 @@ def _save(space: dict[str, Any], *, everything: bool) -> News:
 def _save_inside(space: dict[str, Any]) -> News:
     """Everything the cell read or has bound: as it is now, whatever the notebook has."""
     nothing = object()
-    visible = Space(space, GUEST).visible()
+    visible = set() if _state.space is None else _state.space.visible()
     bound = {name for name in visible if _state.bound.get(name, lambda: nothing)() is not space[name]}
     names = (bound | _state.reads | _state.held.keys()) & space.keys()
     values: dict[Key, Any] = {}
@@ -257,10 +272,9 @@ def _save_inside(space: dict[str, Any]) -> News:
             lost[name] = one.refused
             continue
         old = _state.held.get(name)
-        is_here = old is not None or one.is_elsewhere
-        key = key_of(Part.DEVICE if is_here else Part.CELL, name)
+        why = _why_here(old, one)
+        key = key_of(Part.DEVICE if why else Part.CELL, name)
         values[key] = space[name]
-        why = old.why if old is not None else "memory of the device" if is_here else ""
         about[key] = About(
             name=name,
             what=describe(space[name]),
@@ -272,6 +286,16 @@ def _save_inside(space: dict[str, Any]) -> News:
     gone = _state.gone
     news = _written(values, about, lambda key: key in gone or key.startswith(_CELL), f"within cell {_state.cell}")
     return News(held=news.held, lost=lost, saved=news.saved, took_s=news.took_s, failed=news.failed, do=news.do)
+
+
+def _why_here(old: About | None, one: Probe) -> str:
+    """Why a value can only be here; empty if the notebook could have it."""
+    if old is not None:
+        return old.why
+    if one.is_elsewhere:
+        return "memory of the device"
+    is_large = _state.room is not None and one.nbytes > _state.room
+    return f"{format_size(one.nbytes)}, more than {format_size(_state.room or 0)}" if is_large else ""
 
 
 def _written(values: Mapping[Key, Any], about: Mapping[Key, About], drop: Callable[[Key], bool], note: str) -> News:
@@ -315,7 +339,7 @@ def _names() -> dict[str, Any]:
 def _own_volume() -> Any:
     import sublet
 
-    return store_of(sublet.current().volume)  # type: ignore[attr-defined]
+    return store_of(sublet.current().volume)
 
 
 def _listen() -> None:
@@ -323,4 +347,4 @@ def _listen() -> None:
     import sublet
 
     with contextlib.suppress(SubletError, AttributeError):
-        sublet.current().on_checkpoint(checkpoint)  # type: ignore[attr-defined]
+        sublet.current().on_checkpoint(checkpoint)

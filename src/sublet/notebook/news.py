@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sublet.errors import GpuSessionEnded, LeaseEnded
+from sublet.notebook.probing import MODULE
 from sublet.notebook.stays import Stays, clock_time
 from sublet.values import EndReason
 
@@ -47,12 +48,11 @@ def session_ended(error: LeaseEnded, handles: Mapping[str, Stays], inside: Mappi
     """The news. ``handles``: what stayed on the device; ``inside``: what the cell itself had saved."""
     said = [what_ended(error), "what finished cells left is in the notebook"]
     saved = {name: one.about.wall_ns for name, one in handles.items() if one.is_saved}
-    if inside:
-        first = next(iter(inside.values()))
-        said.append(
-            f"saved within this cell at {clock_time(first.wall_ns)}: {', '.join(sorted(inside))}, which the next cell "
-            "on a device goes on from"
-        )
+    told = {name: one for name, one in inside.items() if one.what != MODULE}
+    if told:
+        when = clock_time(max(one.wall_ns for one in told.values()))
+        names = ", ".join(sorted(told))
+        said.append(f"saved within this cell at {when}: {names}; the next cell on a device goes on from there")
     rest = {name: at for name, at in saved.items() if name not in inside}
     if rest:
         said.append(f"saved on the device's side: {', '.join(f'{n} at {clock_time(at)}' for n, at in rest.items())}")

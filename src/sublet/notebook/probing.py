@@ -13,8 +13,10 @@ from sublet.durable.rules import GpuRule
 from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
 
-__all__ = ["Probe", "describe", "probe"]
+__all__ = ["MODULE", "Probe", "describe", "probe"]
 
+MODULE: Final = "module"
+"""What modules are; they are saved by name, and nobody need be told."""
 WORDS_MAX: Final = 60
 """Letters of a description."""
 

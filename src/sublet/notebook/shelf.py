@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from sublet.clock import Clock, SystemClock
+from sublet.durable.measuring import needed_bytes
 from sublet.durable.opening import Checkpoint
 from sublet.durable.records import Record
 from sublet.durable.roots import Group, encode_roots
@@ -151,10 +152,11 @@ class Shelf:
         told |= {key: _at(one, now_ns) for key, one in about.items() if key in values}
         groups = [*_groups(everything), *encode_roots({ABOUT: {key: asdict(one) for key, one in told.items()}})]
         groups.sort(key=lambda group: group.names[0])
-        staging = self._store.stage()
+        capture = self._saver.capture(groups, base)
+        staging = self._store.stage(needed_bytes(capture, base, self._store.room))
         try:
             staged = self._saver.write(
-                self._saver.capture(groups, base),
+                capture,
                 staging=staging,
                 base=base,
                 who=self._store.who,

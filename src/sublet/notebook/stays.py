@@ -73,6 +73,10 @@ class Stays:
         """Whether it is in this guest."""
         return self._kernel is kernel and self.is_live
 
+    def was_of(self, kernel: Any) -> bool:
+        """Whether it is, or was until that went, in this guest."""
+        return kernel is not None and self._kernel is kernel
+
     def is_now(self, about: About, kernel: Any, *, lost: str = "") -> None:
         """It was saved, changed, or brought to another device."""
         self._about, self._kernel, self._lost = about, kernel, lost

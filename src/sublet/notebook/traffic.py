@@ -72,9 +72,8 @@ class Traffic:
         try:
             handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
             alive = self.handles.live()
-            kernel.call(
-                guest_side.place, sent.parcels, sent.gone, sent.names, reading.binds, number, handles, tuple(alive)
-            )
+            of_the_cell = sent.names, reading.binds, number, handles, tuple(alive), options.room_bytes
+            kernel.call(guest_side.place, sent.parcels, sent.gone, *of_the_cell)
         except BaseException:
             self.space.disagree(sent.names)
             raise
@@ -85,7 +84,10 @@ class Traffic:
         """What it changed; and what stays there is saved."""
         only = None if options.gives is None else frozenset(options.gives)
         out: Outgoing = kernel.call(guest_side.collect, only, options.room_bytes)
-        self.space.take(out.parcels, out.gone)
+        broken = self.space.take(out.parcels, out.gone).broken
+        if broken:  # it is there, and cannot be here
+            kernel.call(holding.hold, broken)
+            out.stays |= broken
         if only is not None:
             self.space.disagree(sent.names - out.names)
         self.handles.left(out.stays, kernel, number)

@@ -1,0 +1,108 @@
+"""One volume that two sides save in: what each leaves alone, and what it replaces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sublet.durable.store import FolderStore
+from sublet.durable.upkeep import verify
+from sublet.errors import CheckpointFailed
+from sublet.notebook.shelf import About, Part, Shelf, key_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "volume"
+
+
+def shelf(folder: Path) -> Shelf:
+    return Shelf(FolderStore(folder))
+
+
+def device(**values: object) -> tuple[dict[str, object], dict[str, About]]:
+    return part(Part.DEVICE, **values)
+
+
+def part(which: Part, **values: object) -> tuple[dict[str, object], dict[str, About]]:
+    keyed = {key_of(which, name): value for name, value in values.items()}
+    return keyed, {key_of(which, name): About(name=name, cell=1) for name in values}
+
+
+def test_each_side_keeps_what_the_other_saved(folder: Path) -> None:
+    guest, notebook = shelf(folder), shelf(folder)
+    guest.save(*device(w=np.arange(1 << 17)))
+    notebook.save(*part(Part.NOTEBOOK, x=[1], y=2))
+    guest.save(*device(w=np.arange(1 << 17) + 1))
+    found = shelf(folder)
+    assert sorted(found.found()) == ["device:w", "notebook:x", "notebook:y"]
+    assert found.load(["device:w"])["device:w"][0] == 1
+    assert found.load(["notebook:x"])["notebook:x"] == [1]
+    assert all(one.wall_ns for one in found.found().values())
+    assert verify(folder).ok
+
+
+def test_what_is_not_touched_is_neither_read_nor_written_again(folder: Path) -> None:
+    one = shelf(folder)
+    rng = np.random.default_rng(1)
+    one.save(*device(large=rng.bytes(4 << 20)))
+    assert one.save(*device(small=1)).written_bytes < 64 << 10
+    assert sorted(one.found()) == ["device:large", "device:small"]
+
+
+def test_who_was_saved_with_one_that_is_replaced_is_kept(folder: Path) -> None:
+    """They stand in one record, which goes as a whole."""
+    one, shared = shelf(folder), [0]
+    one.save(*device(a=shared, b=shared, c=3))
+    shelf(folder).save(*device(a="other"))
+    again = shelf(folder)
+    values = again.load(["device:a", "device:b", "device:c"])
+    assert (values["device:a"], values["device:b"], values["device:c"]) == ("other", [0], 3)
+    assert sorted(again.found()) == ["device:a", "device:b", "device:c"]
+
+
+def test_aliases_come_back_as_aliases(folder: Path) -> None:
+    shared = np.ones(1 << 16)
+    shelf(folder).save(*device(a=shared, b=shared[:10]))
+    values = shelf(folder).load(["device:b"])
+    values["device:a"][0] = 7
+    assert values["device:b"][0] == 7
+
+
+def test_what_is_dropped_is_gone(folder: Path) -> None:
+    one = shelf(folder)
+    one.save(*device(a=[1], b=[2]))
+    one.save({}, {}, drop=lambda key: key == "device:a")
+    assert sorted(one.found()) == ["device:b"]
+    assert one.load(["device:b"])["device:b"] == [2]
+
+
+def test_parts_are_never_loaded_with_each_other(folder: Path) -> None:
+    """The notebook must not load what is for a device, however small."""
+    values, about = device(a=1)
+    more, told = part(Part.CELL, a=2, b=3)
+    shelf(folder).save(values | more, about | told)
+    assert shelf(folder).load(["cell:b"]).keys() == {"cell:a", "cell:b"}
+    assert shelf(folder).load(["device:a"]).keys() == {"device:a"}
+
+
+def test_a_save_that_fails_leaves_what_was_there(folder: Path) -> None:
+    one = shelf(folder)
+    one.save(*device(a=[1]))
+    staging = folder / "staging"
+    staging.rename(folder / "aside")
+    staging.write_text("in the way")
+    with pytest.raises(CheckpointFailed):
+        one.save(*device(a=np.random.default_rng(1).random(1 << 16)))
+    staging.unlink()
+    (folder / "aside").rename(staging)
+    assert shelf(folder).load(["device:a"])["device:a"] == [1]
+    one.save(*device(a=[2]))
+    assert shelf(folder).load(["device:a"])["device:a"] == [2]
+
+
+def test_what_cannot_be_saved_is_named(folder: Path) -> None:
+    with pytest.raises(CheckpointFailed, match="loader cannot be saved: a generator"):
+        shelf(folder).save(*device(loader=(n for n in range(3))))

@@ -1,0 +1,189 @@
+"""What stays on the device outlives the lease: in real kernels, as a person meets it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nbclient.exceptions import CellExecutionError
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.notebook.ownership import FOLDER_VARIABLE
+from tests.notebook.test_cells import Notebook, status, text
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+LARGE = "%%gpu --vram 64MiB --stay-over 1MiB\n"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("home")
+    ensure_office(made, words=("up", "--host-gpus", "1x2GiB", "--foreground"))
+    yield made
+    with sublet.connect(home=made) as fabric:
+        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(made.resolve()), ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def settings(home: Path, folder: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUBLET_HOME", str(home))
+        patch.setenv(FOLDER_VARIABLE, str(folder))
+        patch.setenv("JPY_SESSION_NAME", str(folder / "Story.ipynb"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def nb(settings: None, folder: Path) -> Iterator[Notebook]:
+    made = Notebook(folder)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def plain(error: BaseException) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", str(error))
+
+
+def end_the_lease(home: Path, nb: Notebook) -> None:
+    """As the operator would."""
+    with sublet.connect(home=home) as fabric:
+        for lease in fabric.leases():
+            if any(part.kind == "gpu" for part in lease.parts):
+                fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {}, shape=dict)
+    nb.run("import time\nwhile get_ipython().magics_manager.registry['GpuMagics'].cells.kernel: time.sleep(0.02)")
+
+
+def test_what_stays_is_saved_after_the_cell_and_restored_by_the_next_that_reads_it(nb: Notebook, home: Path) -> None:
+    outputs = nb.run(LARGE + "import numpy as np\nweights = np.ones(1 << 18)\nother = np.ones(1 << 19)\nsmall = 3")
+    assert re.search(r"saved .*weights stays \(2MiB, more than 1MiB; saved \d\d:\d\d:\d\d\)", status(outputs))
+    assert "stays on the device" in text(nb.run("print(weights, small)"))
+    end_the_lease(home, nb)
+    assert "the next cell on a device that reads it has it back" in text(nb.run("print(weights)"))
+    outputs = nb.run(LARGE + "print(weights.sum())\nweights += 1")
+    assert text(outputs) == "262144.0\n"
+    assert re.search(r"sublet: restored weights \(saved \d\d:\d\d:\d\d\)", status(outputs))
+    assert "other" not in status(outputs)
+    assert text(nb.run("print(weights.fetch().sum())")) == "524288.0\n"
+
+
+def test_a_handle_whose_lease_ended_can_be_fetched_from_what_was_saved(nb: Notebook, home: Path) -> None:
+    end_the_lease(home, nb)
+    assert text(nb.run("print(weights.fetch().sum(), other.fetch().sum())")) == "524288.0 524288.0\n"
+    assert "weights is in the notebook now: ndarray" in text(nb.run("%gpu fetch weights"))
+    assert text(nb.run("print(type(weights).__name__, weights[0])")) == "ndarray 2.0\n"
+    assert text(nb.run("%%gpu --vram 64MiB\nprint(weights.sum())")) == "524288.0\n"
+
+
+def test_a_cell_that_is_ended_in_the_middle_leaves_what_finished_cells_left(nb: Notebook, home: Path) -> None:
+    nb.run(LARGE + "deep = np.zeros(1 << 18)\nit = (n for n in range(9))")
+    with pytest.raises(CellExecutionError) as caught:
+        nb.run(LARGE + f"deep += 1\n{REVOKE.format(home=home)}\nimport time\ntime.sleep(60)")
+    said = plain(caught.value)
+    print(said)
+    assert re.search(r"GpuSessionEnded: the GPU session ended at \d\d:\d\d:\d\d: operator", said)
+    assert "what finished cells left is in the notebook" in said
+    assert re.search(r"saved.*deep at \d\d:\d\d:\d\d; lost: it \(a generator\)", said)
+    assert "Rerun this cell to reacquire" in said
+    outputs = nb.run(LARGE + "print(deep[0])")
+    assert text(outputs) == "0.0\n"
+    assert "was lost with its lease (a generator); rerun the cell, cell" in text(nb.run("print(it)"))
+    with pytest.raises(CellExecutionError, match="Rerun the cell that made it"):
+        nb.run(LARGE + "next(it)")
+
+
+REVOKE = """
+import subprocess, sys, sublet
+subprocess.Popen([sys.executable, "-c", '''
+import sublet, sys, time
+time.sleep(1)
+with sublet.connect(home=sys.argv[1]) as fabric:
+    fabric.request("POST", f"/v1/leases/{{sys.argv[2]}}/revoke", {{}}, shape=dict)
+''', "{home}", sublet.current().lease], start_new_session=True)
+"""
+
+
+def test_a_cell_that_asked_for_a_checkpoint_is_gone_on_from(nb: Notebook, home: Path) -> None:
+    nb.run("done, losses = 0, []")
+    source = LARGE + (
+        "import sublet\nbig = np.zeros(1 << 18)\nfor done in range(done, 3):\n    losses.append(done)\n    big += 1\n"
+        "    sublet.current().checkpoint()\n"
+    )
+    with pytest.raises(CellExecutionError) as caught:
+        nb.run(source + f"losses.append('not saved')\n{REVOKE.format(home=home)}\nimport time\ntime.sleep(60)")
+    said = plain(caught.value)
+    print(said)
+    assert re.search(r"saved within this cell at \d\d:\d\d:\d\d: .*big, done, .*losses", said)
+    assert text(nb.run("print(losses)")) == "[]\n"
+    outputs = nb.run(LARGE + "print(done, losses, big[0])")
+    print(status(outputs))
+    assert text(outputs) == "2 [0, 1, 2] 3.0\n"
+    assert re.search(r"restored .*losses.*within cell \d+", status(outputs))
+    assert text(nb.run("print(done, losses)")) == "2 [0, 1, 2]\n"
+
+
+def test_a_new_kernel_is_told_and_restores_when_it_is_asked_to(nb: Notebook, settings: None, folder: Path) -> None:
+    nb.run(LARGE + "deep = np.full(1 << 18, 5.0)")
+    said = text(nb.run("mine = 'the notebook'\nlock = __import__('threading').Lock()\n%gpu checkpoint"))
+    print(said)
+    assert re.search(r"saved at \d\d:\d\d:\d\d as nb-story-\w{8}: .* written", said)
+    assert "lock: cannot be saved (a thread lock)" in said
+    nb.run("%gpu release")
+    fresh = Notebook(folder)
+    try:
+        fresh.start()
+        outputs = fresh.run("%%gpu --vram 64MiB\n1")
+        print(status(outputs))
+        assert re.search(r"deep.* are saved from .*: %gpu restore brings it here", status(outputs))
+        fresh.run("losses = 'own'")
+        said = text(fresh.run("%gpu restore"))
+        print(said)
+        assert re.search(r"restored .*deep.*mine", said)
+        assert "losses" in said.partition("newer in the notebook")[2]
+        assert text(fresh.run("print(mine, losses)")) == "the notebook own\n"
+        assert text(fresh.run("%%gpu --vram 64MiB\nprint(deep[0])")) == "5.0\n"
+        fresh.run("%gpu release")
+    finally:
+        fresh.stop()
+
+
+def test_a_save_that_fails_is_an_error_and_the_results_are_there(nb: Notebook, folder: Path) -> None:
+    nb.run(LARGE + "deep[:] = 6")
+    (state,) = folder.glob("nb-story-*")
+    staging = state / "staging"
+    shutil.rmtree(staging)
+    staging.write_text("in the way")
+    with pytest.raises(CellExecutionError) as caught:
+        nb.run(LARGE + "deep[:] = 7\nfine = 1")
+    said = plain(caught.value)
+    print(said, status(nb.nb.cells[-1].outputs))
+    assert "CheckpointFailed: the state could not be saved in" in said
+    assert text(nb.run("print(fine, deep.fetch()[0])")) == "1 7.0\n"
+    staging.unlink()
+    staging.mkdir()
+    nb.run(LARGE + "deep[0]")
+    nb.run("%gpu release")
+    assert text(nb.run("print(deep.fetch()[0])")) == "7.0\n"
+
+
+def test_words_tell_what_was_meant(nb: Notebook) -> None:
+    with pytest.raises(CellExecutionError, match="did you mean %gpu release"):
+        nb.run("%gpu relase")
+    with pytest.raises(CellExecutionError, match="did you mean deep"):
+        nb.run("%gpu fetch dep")
+    assert "%gpu checkpoint" in text(nb.run("%gpu help"))
+    typed = "get_ipython().Completer.complete(line_buffer='%gpu fetch de', cursor_pos=13)[1]"
+    assert text(nb.run(f"print({typed})")) == "['deep']\n"
