@@ -14,9 +14,9 @@ from sublet.client.guests import connect_data
 from sublet.errors import Disconnected, InvalidRequest
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
-from sublet.wire.guests import HolderReply, LendVolume, VolumeLent
+from sublet.wire.guests import HolderReply
 from sublet.wire.http import TokenView
-from sublet.wire.volumes import Collected, Published, VolumeCall, VolumeOpened, VolumeReply
+from sublet.wire.volumes import Collected, LendVolume, Published, VolumeCall, VolumeLent, VolumeOpened, VolumeReply
 
 if TYPE_CHECKING:
     from sublet.client.address import Address

@@ -39,7 +39,6 @@ from sublet.wire.guests import (
     GuestNews,
     HolderCall,
     HolderReply,
-    LendVolume,
     ListGuests,
     NotStarted,
     Resize,
@@ -48,7 +47,6 @@ from sublet.wire.guests import (
     Start,
     Started,
     Visit,
-    VolumeLent,
 )
 from sublet.wire.guests import (
     Guests as GuestList,
@@ -56,7 +54,7 @@ from sublet.wire.guests import (
 from sublet.wire.happenings import Buffer, Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
 from sublet.wire.link import Link
 from sublet.wire.refusals import Refusal, error_of
-from sublet.wire.volumes import Collect, OpenVolume, Publish, VolumeCall, VolumeReply
+from sublet.wire.volumes import Collect, LendVolume, OpenVolume, Publish, VolumeCall, VolumeLent, VolumeReply
 
 __all__ = ["HolderLink"]
 

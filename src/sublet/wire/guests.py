@@ -17,7 +17,7 @@ from typing import Final
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.cards import CardUse
 from sublet.wire.orders import Inventory, Order, Report
-from sublet.wire.volumes import Collect, Collected, OpenVolume, Publish, Published, VolumeOpened
+from sublet.wire.volumes import HolderVolumeCall, HolderVolumeReply
 
 __all__ = [
     "GUESTS_PAGE",
@@ -42,7 +42,6 @@ __all__ = [
     "Guests",
     "HolderCall",
     "HolderReply",
-    "LendVolume",
     "ListGuests",
     "ListProcesses",
     "NotStarted",
@@ -62,7 +61,6 @@ __all__ = [
     "StdioKind",
     "SupervisorSettings",
     "Visit",
-    "VolumeLent",
 ]
 
 STDOUT: Final = 1
@@ -167,19 +165,6 @@ class NotStarted:
     """What a shell would answer: 127 if there is no such command, 126 otherwise."""
     message: str
     do: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LendVolume:
-    """A guest of another lease is to save to the volume of the connection's (lease, epoch)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeLent:
-    """Who starts a guest of the same tenant and shows this (``Start.volume``) lends it the volume, for as long as the
-    (lease, epoch) lives."""
-
-    ticket: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,23 +318,8 @@ class Done:
     """It was done."""
 
 
-HolderCall = (
-    Start
-    | Attach
-    | Connect
-    | Detach
-    | Resize
-    | SignalGuest
-    | EndGuest
-    | ListGuests
-    | LendVolume
-    | OpenVolume
-    | Publish
-    | Collect
-)
-HolderReply = (
-    Started | NotStarted | Attached | Connected | Guests | Done | VolumeLent | VolumeOpened | Published | Collected
-)
+HolderCall = Start | Attach | Connect | Detach | Resize | SignalGuest | EndGuest | ListGuests | HolderVolumeCall
+HolderReply = Started | NotStarted | Attached | Connected | Guests | Done | HolderVolumeReply
 
 
 # ---- between office and supervisor ----

@@ -9,7 +9,7 @@ Standard library only: the supervisor reads these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.values import Epoch, LeaseId
@@ -25,10 +25,14 @@ __all__ = [
     "VOLUME_VARIABLE",
     "Collect",
     "Collected",
+    "HolderVolumeCall",
+    "HolderVolumeReply",
+    "LendVolume",
     "OpenVolume",
     "Publish",
     "Published",
     "VolumeCall",
+    "VolumeLent",
     "VolumeOpened",
     "VolumeReply",
 ]
@@ -117,5 +121,21 @@ class Collected:
     freed_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendVolume:
+    """A guest of another lease is to save to the volume of the connection's (lease, epoch)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeLent:
+    """Who starts a guest of the same tenant and shows this (``Start.volume``) lends it the volume, for as long as the
+    (lease, epoch) lives."""
+
+    ticket: str = field(repr=False)
+
+
 VolumeCall = OpenVolume | Publish | Collect
 VolumeReply = VolumeOpened | Published | Collected | Refusal
+HolderVolumeCall = LendVolume | OpenVolume | Publish | Collect
+HolderVolumeReply = VolumeLent | VolumeOpened | Published | Collected
+"""On a holder's connection a refusal is the connection's own."""
