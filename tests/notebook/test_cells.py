@@ -125,7 +125,9 @@ def test_output_is_what_it_would_have_been(nb: Notebook) -> None:
     shown = [one["data"] for one in outputs if one["output_type"] == "display_data"]
     assert any(one.get("text/html") == "<b>bold</b>" for one in shown)
     assert any("image/png" in one for one in shown)
-    assert any(one.get("text/plain") == "42" for one in shown)
+    [result] = [one for one in outputs if one["output_type"] == "execute_result"]
+    assert result["data"]["text/plain"] == "42"
+    assert result["execution_count"] == nb.nb.cells[-1].execution_count
 
 
 def test_an_error_points_at_the_cells_own_lines_and_brings_its_changes_back(nb: Notebook) -> None:

@@ -46,7 +46,7 @@ def go_on(
     show(Suspended(why=why, place=0))
 
     def waiting(place: Place) -> None:
-        show(Suspended(why=why, place=place.position, reason=place.reason, estimate_s=place.estimate))
+        show(Suspended(why=why, place=place.position, estimate_s=place.estimate))
 
     terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
     try:

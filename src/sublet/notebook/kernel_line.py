@@ -31,7 +31,8 @@ class KernelLine:
         from jupyter_client.session import Session
 
         self._conversation = conversation
-        self._session: Any = Session(key=b"", username="sublet")
+        self._session: Any = Session(key=b"unused", username="sublet")
+        self._session.key = b""  # from the start, it would warn of what the line makes needless
         link = conversation.link
         self._numbers = {name: link.open_channel(name.encode()) for name in CHANNELS}
         self._names = {number: name for name, number in self._numbers.items()}

@@ -22,12 +22,21 @@ __all__ = [
     "Waiting",
     "as_html",
     "as_text",
+    "coarse",
 ]
 
-_STYLE: Final = "font-family:ui-monospace,monospace;font-size:12px;padding:2px 8px;border-left:3px solid {colour}"
-_GREY, _BLUE, _GREEN, _AMBER = "#8a8f98", "#3b82f6", "#16a34a", "#d97706"
+STYLE: Final = (
+    "font-family:ui-monospace,monospace;font-size:12px;line-height:1.5;padding:2px 8px;border-left:3px solid {colour}"
+)
+"""Of one line. Text has the colour that the page gives it, light or dark."""
+_BLUE, _GREEN, _AMBER = "#3b82f6", "#16a34a", "#d97706"
+_DIM: Final = "opacity:.75"
+WHOLE_MAX: Final = 28
+"""Letters of a part that is not broken over two lines."""
 SHORT_S: Final = 10.0
 """Below this, seconds are shown with a fraction."""
+MS_S: Final = 0.0995
+"""And below this, milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +123,6 @@ class Suspended:
     why: str
     place: int
     """0: it is not known yet."""
-    reason: str = ""
     estimate_s: float | None = None
 
 
@@ -162,8 +170,12 @@ def as_html(status: CellStatus) -> str:
     colour = _COLOURS[type(status)]
     if isinstance(status, Running) and status.notice:
         colour = _AMBER
-    rest_shown = "".join(f'<span style="color:{_GREY}"> · {part}</span>' for part in rest)
-    return f'<div style="{_STYLE.format(colour=colour)}"><b>{first}</b>{rest_shown}</div>'
+    rest_shown = "".join(f'<span style="{_DIM}"> · {_whole(part)}</span>' for part in rest)
+    return f'<div style="{STYLE.format(colour=colour)}"><b>{first}</b>{rest_shown}</div>'
+
+
+def _whole(part: str) -> str:
+    return part if len(part) > WHOLE_MAX else f'<span style="white-space:nowrap">{part}</span>'
 
 
 def _parts(status: CellStatus) -> list[str]:
@@ -184,12 +196,12 @@ def _parts(status: CellStatus) -> list[str]:
         case Suspended():
             where = [f"place {status.place}"] if status.place else []
             about = [] if status.estimate_s is None else [f"about {_seconds(status.estimate_s)}"]
-            because = [status.reason] if status.reason else []
             return [
-                f"{status.why}: the cell stands still, and goes on when there is a device",
+                "suspended, the cell stands still",
+                status.why,
+                "goes on by itself with the next device",
                 *where,
                 *about,
-                *because,
                 "interrupt to give it up",
             ]
         case Finished():
@@ -203,5 +215,13 @@ def _device(name: str, host: bool) -> str:
     return f"{name} (host device, no GPU)" if host else name
 
 
+def coarse(seconds: float) -> float:
+    """As it is shown where it changes all the time: a line need not move every second."""
+    step = 30.0 if seconds >= 60.0 else 5.0 if seconds >= SHORT_S else 1.0
+    return seconds // step * step
+
+
 def _seconds(seconds: float) -> str:
+    if seconds < MS_S:
+        return f"{seconds * 1000:.0f}ms"
     return f"{seconds:.2g}s" if seconds < SHORT_S else format_duration(round(seconds) * NS_PER_S)

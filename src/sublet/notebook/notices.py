@@ -1,0 +1,30 @@
+"""The client logs that a lease will be taken. Of the leases of cells the status line tells it, with the time that is
+left; so in a notebook the log need not, and does not redden the cell's output."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Final
+
+__all__ = ["Notices"]
+
+LEASES_MAX: Final = 64
+"""Leases whose notices may still come."""
+
+
+class Notices(logging.Filter):
+    """Lets everything pass but the notices of these leases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leases: deque[str] = deque(maxlen=LEASES_MAX)
+        logging.getLogger("sublet.client").addFilter(self)
+
+    def told_for(self, lease: str) -> None:
+        """Somebody else tells the notices of this one."""
+        self._leases.append(lease)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_notice = record.msg.startswith("lease %s will be taken") if isinstance(record.msg, str) else False
+        return not (is_notice and isinstance(record.args, tuple) and str(record.args[0]) in self._leases)
