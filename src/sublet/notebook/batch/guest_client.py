@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from queue import Empty
-from typing import Final
+from typing import Final, TypeVar
 
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.errors import SubletError
 from sublet.notebook.kernel_line import KernelLine, Message
 
-__all__ = ["GuestClient"]
+__all__ = ["GuestClient", "beside"]
+
+T = TypeVar("T")
 
 LOOK_S: Final = 0.1
 """How long an interrupt may have to wait until it is sent."""
@@ -43,12 +46,13 @@ class GuestClient:
     ipykernel = True
     allow_stdin = False
 
-    def __init__(self, guest: KernelGuest) -> None:
+    def __init__(self, guest: KernelGuest, look: Callable[[], None]) -> None:
+        """``look`` is called, on another thread, before each wait for what the kernel says."""
         self.shell_channel = _Inbox()
         self.iopub_channel = _Inbox()
         self._guest = guest
         self._line = KernelLine(guest.channels)
-        self._loop = asyncio.get_running_loop()
+        self._look = look
         self._asked = ""
         self._reader: asyncio.Future[None] | None = None
         self._is_interrupted = threading.Event()
@@ -108,12 +112,16 @@ class GuestClient:
                 await self._reader
         self._line.close()
 
+    def _wait(self) -> list[tuple[str, Message]]:
+        self._look()
+        return self._line.wait(LOOK_S)
+
     async def _read(self, asked: str) -> None:
         """Until the request is answered and the kernel is idle again, or gone."""
         has_reply = is_idle = False
         while not (has_reply and is_idle) and not self._is_over:
             try:
-                came = await self._loop.run_in_executor(None, self._line.wait, LOOK_S)
+                came = await beside(self._wait)
                 if self._is_interrupted.is_set():
                     self._is_interrupted.clear()
                     self._line.interrupt()
@@ -128,6 +136,20 @@ class GuestClient:
                     self.shell_channel.queue.put_nowait(message)
                 elif channel == "iopub":
                     self.iopub_channel.queue.put_nowait(message)
+
+
+async def beside(call: Callable[[], T]) -> T:
+    """Run what blocks on a thread that keeps nobody from leaving."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="sublet-job", daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def _here(code: str) -> str:

@@ -7,7 +7,6 @@ notebook. Between cells the kernel is asked for things (``inside``): by name, wi
 from __future__ import annotations
 
 import ast
-import asyncio
 import contextlib
 import inspect
 import json
@@ -16,25 +15,25 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sublet.errors import InvalidRequest, LeaseEnded, RemoteError, SubletError, Unsupported
 from sublet.notebook.batch.asked import Asked
-from sublet.notebook.batch.guest_client import GuestClient
+from sublet.notebook.batch.guest_client import GuestClient, beside
+from sublet.notebook.going_on import give_up, go_on, is_parked
+from sublet.notebook.options import CellOptions
+from sublet.notebook.status import Suspended, as_text
 from sublet.values import GIB, NS_PER_S, Tier
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
-    from sublet.client.model import Place
     from sublet.compute.kernel_guest import KernelGuest
 
 __all__ = ["JobKernel", "OrdinaryKernel", "WholeKernel"]
 
-T = TypeVar("T")
 Notebook = Any
 VRAM_DEFAULT: Final = 1 * GIB
 STARTS_S: Final = 120
@@ -154,7 +153,7 @@ class WholeKernel(_Kernel):
         label: str,
         env: Mapping[str, str],
         connect: Callable[[], Fabric],
-        waiting: Callable[[Place], None],
+        note: Callable[[str], None],
     ) -> None:
         from nbclient import NotebookClient
 
@@ -162,10 +161,10 @@ class WholeKernel(_Kernel):
         self.lease: Lease | None = None
         self._folder = folder
         self._asked = asked
-        self._label = label
+        self._labels = {"program": "notebook", "job": label}
         self._env = dict(env)
         self._connect = connect
-        self._waiting = waiting
+        self._note = note
         self._guest: KernelGuest | None = None
         self._busy = contextlib.ExitStack()
 
@@ -173,7 +172,7 @@ class WholeKernel(_Kernel):
         self.lease = await beside(self._acquired)
         self._busy.enter_context(self.lease.activity("a notebook"))
         self._guest = await beside(self._started)
-        self.client.km = self.client.kc = GuestClient(self._guest)
+        self.client.km = self.client.kc = GuestClient(self._guest, self._look)
 
     def _acquired(self) -> Lease:
         asked = self._asked
@@ -184,8 +183,8 @@ class WholeKernel(_Kernel):
             tier=asked.tier or Tier.INTERACTIVE,
             wait=None if asked.wait_ns is None else asked.wait_ns / NS_PER_S,
             or_smaller=bool(asked.smaller_ok),
-            on_place=self._waiting,
-            labels={"program": "notebook", "job": self._label},
+            on_place=lambda place: self._note(f"waits in line, {place}"),
+            labels=self._labels,
             **terms,
         )
 
@@ -195,9 +194,22 @@ class WholeKernel(_Kernel):
         assert self.lease is not None
         return KernelGuest(self.lease, cwd=self._folder, env=self._env, name="notebook")
 
+    def _look(self) -> None:
+        """Its device was taken and it lives on without one: wait in line for another, and go on where it was."""
+        lease, guest = self.lease, self._guest
+        if lease is None or guest is None or not is_parked(lease):
+            return
+        asked = self._asked
+        options = CellOptions(ttl_ns=asked.ttl_ns, tier=asked.tier)
+        self.lease = new = go_on(self._connect(), lease, guest, options, self._stands, self._labels)
+        self._busy.enter_context(new.activity("a notebook"))
+
+    def _stands(self, status: Suspended) -> None:
+        self._note(as_text(status).removeprefix("sublet: ").removesuffix(" · interrupt to give it up"))
+
     async def lost(self) -> SubletError | None:
         lease, guest = self.lease, self._guest
-        if lease is None or guest is None:
+        if lease is None or guest is None or is_parked(lease):
             return None
         if lease.end is None and lease.notice is None and not guest.is_lost:
             return None
@@ -219,26 +231,12 @@ class WholeKernel(_Kernel):
             self._guest.close()
         if lease is not None:
             with contextlib.suppress(SubletError):
-                await beside(lease.release)
+                await beside(lambda: give_up(self._connect(), lease) if is_parked(lease) else lease.release())
 
 
 async def _awaited(found: Any) -> Any:
     """jupyter_client answers some things at once."""
     return await found if inspect.isawaitable(found) else found
-
-
-async def beside(call: Callable[[], T]) -> T:
-    """Run what blocks on a thread that keeps nobody from leaving."""
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="sublet-job", daemon=True).start()
-    return await asyncio.wrap_future(done)
 
 
 def _ended(lease: Lease) -> None:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sublet.client.fabric import Fabric, connect
-from sublet.client.model import Place
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, QuotaExceeded, RemoteError, SubletError
 from sublet.notebook.batch.asked import cell_options
 from sublet.notebook.batch.jobs import Job
@@ -271,7 +270,7 @@ class Runner:
             code = REFUSED if why["kind"] in ("CapacityExceeded", "QuotaExceeded") else FAILED
             code, do = (LEASE_ENDED if why["is_end"] else code), why["do"] or do
             message = f"{error.ename}: {why['message']}"
-        return _Failed(message.strip(), do, code, traceback=error.traceback)
+        return _Failed(message.strip(), do, code, traceback=_traceback(cell))
 
     async def _died(self) -> _Failed:
         assert self._kernel is not None
@@ -330,8 +329,8 @@ class Runner:
             )
         loop = asyncio.get_running_loop()
 
-        def waiting(place: Place) -> None:
-            loop.call_soon_threadsafe(self._say, f"waits in line, {place}")
+        def note(text: str) -> None:
+            loop.call_soon_threadsafe(self._say, text)
 
         return WholeKernel(
             self._notebook,
@@ -340,7 +339,7 @@ class Runner:
             label=self.spec.label,
             env=env,
             connect=self._office,
-            waiting=waiting,
+            note=note,
         )
 
     async def _asked_of(self, what: str, *arguments: object) -> Any:
@@ -444,6 +443,12 @@ class Runner:
         with contextlib.suppress(SubletError, OSError):
             if self._notebook is not None:
                 self._put_notebook(with_page=True)
+
+
+def _traceback(cell: Any) -> str:
+    """As the notebook has it."""
+    errors = [output for output in cell.outputs if output.output_type == "error"]
+    return "\n".join(errors[-1].traceback) if errors else ""
 
 
 def _give_back(fabric: Fabric, lease: str) -> None:
