@@ -56,6 +56,14 @@ class LiveLine:
                 self._write(visible(text(0.0)) + "\n")
         self._paint()
 
+    def beside(self, write: Callable[[], object]) -> None:
+        """Let others write, above the live line. What they write ends with a line."""
+        with self._lock:
+            if self.live:
+                self._write(_WIPE)
+            write()
+        self._paint()
+
     def say(self, line: str) -> None:
         """A line that stays, above the live one."""
         with self._lock:

@@ -18,6 +18,7 @@ COMMANDS: Final[dict[str, str]] = {
     "top": "top:top",
     "doctor": "doctor:doctor",
     "run": "run:run",
+    "train": "train:train",
     "ps": "guests:ps",
     "logs": "guests:logs",
     "exec": "exec:exec_",
@@ -65,7 +66,7 @@ GROUPS: Final[dict[str, str]] = {
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Start here": ("demo", "doctor"),
     "The office": ("up", "down", "status", "top"),
-    "Commands under a lease": ("run", "ps", "logs", "exec", "stop"),
+    "Commands under a lease": ("run", "train", "ps", "logs", "exec", "stop"),
     "Notebooks": ("nb", "lab", "kernelspec"),
     "Leases": ("lease", "bill"),
     "For the operator": ("tenant", "fence", "drain", "audit", "backup", "restore"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from sublet.errors import InvalidRequest, Unsupported
 from sublet.training.parts import Part, part_of
 from sublet.values import parse_duration_ns
+
+SAVE_EVERY: Final = "SUBLET_SAVE_EVERY"
+"""Set by `sublet train --save-every`."""
 
 __all__ = ["interval_of", "no_steps", "other_loop", "parts_of", "refuse_many_processes"]
 
@@ -23,8 +27,11 @@ def parts_of(
     return found
 
 
-def interval_of(save_every: int | str) -> tuple[int | None, int]:
+def interval_of(save_every: int | str | None) -> tuple[int | None, int]:
     """Every so many steps, or every so many nanoseconds."""
+    if save_every is None:
+        said = os.environ.get(SAVE_EVERY, "")
+        save_every = int(said) if said.isascii() and said.isdigit() else said or "1m"
     if isinstance(save_every, bool) or not isinstance(save_every, int | str):
         raise InvalidRequest(
             f"save_every cannot be {save_every!r}", do='Give a number of steps, or a duration such as "30s".'

@@ -1,23 +1,26 @@
-"""Where a training program saves when it does not say: in the volume it was given, else in the block lease it has."""
+"""Where a training program saves when it does not say: in the volume it was given, or that of its own lease."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, Final
 
-from sublet.errors import InvalidRequest
+from sublet.errors import InvalidRequest, NotFound
 
-__all__ = ["FOLDERS", "place_here"]
+__all__ = ["place_here"]
 
-FOLDERS: Final = ("SUBLET_VOLUME", "SUBLET_BLOCK")
+PAGE: Final = "SUBLET_PAGE"
 
 
 def place_here() -> Any:
     """A place as `sublet.Durable` takes one. Raises ``InvalidRequest`` where there is none."""
-    for name in FOLDERS:
-        folder = os.environ.get(name, "").split(os.pathsep)[0]
-        if folder:
-            return folder
+    if os.environ.get(PAGE):
+        import sublet
+
+        try:
+            return sublet.current().volume
+        except NotFound:
+            pass
     raise InvalidRequest(
         "nobody said where to save",
         do="Give PreemptibleTrainer a folder or a block lease (place=...), or run the program with `sublet train`.",

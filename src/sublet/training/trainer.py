@@ -49,7 +49,8 @@ class PreemptibleTrainer:
     ``state`` is whatever else must survive, by name: anything with ``state_dict`` (another model, a moving average, a
     metric), a generator of random numbers, a dict or a list. ``place`` is a block lease, a volume, a folder or a
     checkpoint store; by default what the program was given by `sublet train`. ``save_every`` is a duration ("30s") or a
-    number of steps; saving happens in the background, and before leaving. The newest ``keep`` checkpoints stay.
+    number of steps, by default a minute or what `sublet train --save-every` says; saving happens in the background, and
+    before leaving. The newest ``keep`` checkpoints stay.
     ``schema`` says what is trained, in your words; a checkpoint of another one is refused.
 
     If there is a checkpoint at the place, the parts are as they were in it when this returns.
@@ -64,7 +65,7 @@ class PreemptibleTrainer:
         scaler: Any = None,
         state: Mapping[str, Any] | None = None,
         place: Any = None,
-        save_every: int | str = "1m",
+        save_every: int | str | None = None,
         keep: int = 3,
         schema: str = "",
         lease: Any = None,

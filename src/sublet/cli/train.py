@@ -1,0 +1,261 @@
+"""``sublet train``: a script that trains, under one lease after the other until it is done, and its bill."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TextIO
+
+from sublet.cli.declare import Opt, UsageError
+from sublet.cli.exits import INTERRUPTED
+from sublet.cli.hosting import CommandWords, Env, Grace
+from sublet.cli.parsing import FOREVER, count, duration, size, wait
+from sublet.cli.parsing import name as valid
+from sublet.cli.show import plural, seconds, visible
+from sublet.values import GIB, Tier, format_size, parse_duration_ns
+
+if TYPE_CHECKING:
+    from sublet.cli.live import LiveLine
+    from sublet.client.lease import Lease
+    from sublet.client.model import Place
+    from sublet.training.progress import Progress
+    from sublet.training.running import TrainingRun
+
+__all__ = ["job_name", "train"]
+
+VRAM: Final = GIB
+STATE: Final = 4 * GIB
+NAME_MAX: Final = 40
+SAVE_EVERY: Final = "SUBLET_SAVE_EVERY"
+
+
+def _interval(text: str) -> str:
+    """As the script will find it: a number of steps, or a duration."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        parse_duration_ns(text, "--save-every")
+    return text
+
+
+def train(
+    *,
+    gpu: Annotated[
+        int, Opt("--gpu", metavar="SIZE", parse=size, help="A GPU with this much memory; 1GiB if not said.")
+    ] = VRAM,
+    gpus: Annotated[int, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine.")] = 1,
+    spot: Annotated[
+        bool, Opt("--spot", help="Take what is left, and yield to anybody at short notice; else the tier is batch.")
+    ] = False,
+    tier: Annotated[
+        str | None, Opt("--tier", choices=[t.value for t in Tier], help="Who goes first; batch where it is not said.")
+    ] = None,
+    ttl: Annotated[
+        float | None,
+        Opt("--ttl", metavar="DURATION", parse=duration, help="Of each lease: without a renewal it ends after this."),
+    ] = None,
+    waiting: Annotated[
+        float | None,
+        Opt("--wait", metavar="DURATION", parse=wait, help="Wait at most so long for each lease; else for ever."),
+    ] = None,
+    save_every: Annotated[
+        str | None,
+        Opt(
+            "--save-every",
+            metavar="STEPS|DURATION",
+            parse=_interval,
+            help="How often it saves, such as 100 or 30s, where the script does not say; else every minute.",
+        ),
+    ] = None,
+    state: Annotated[
+        int, Opt("--state", metavar="SIZE", parse=size, help="Room for its checkpoints, made once; 4GiB if not said.")
+    ] = STATE,
+    name: Annotated[
+        str | None,
+        Opt("--name", metavar="NAME", help="Under which it goes on; made of the script and its arguments if not said."),
+    ] = None,
+    python: Annotated[
+        str | None, Opt("--python", metavar="PATH", help="The Python interpreter that runs it; ours if not said.")
+    ] = None,
+    env: Env = [],  # noqa: B006 - never changed; both parsers make their own
+    grace: Grace = None,
+    command: CommandWords,
+) -> int:
+    """Train until it is done, whatever is taken away meanwhile.
+
+    COMMAND is a Python script with its arguments, which keeps its state with `sublet.training.PreemptibleTrainer`. It
+    runs on a leased GPU; when the lease is taken it finishes its step, saves and leaves, and another lease is waited
+    for. The same command again, also after this one was killed, goes on from what was saved.
+
+    On a terminal one line shows how far it is; at the end comes the bill. Ctrl-C lets the script save and stops; twice
+    ends it at once.
+
+    Exit status: 0 when it is done; the script's own if it failed, which no lease would mend; 75 if no lease was granted
+    within --wait; 130 after Ctrl-C.
+    """
+    if spot and tier not in (None, Tier.SPOT):
+        raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
+    interpreter = sys.executable
+    if python is not None:
+        from sublet.cli.exits import say_error
+        from sublet.cli.hosting import NotStarted
+        from sublet.cli.python import interpreter as found
+
+        try:
+            interpreter = found(python)
+        except NotStarted as failed:
+            say_error(failed, as_json=False)
+            return failed.exit_code
+    from sublet.training.running import Plan, Stopped, TrainingRun
+
+    more = dict(env)
+    if save_every is not None:
+        more[SAVE_EVERY] = save_every
+    plan = Plan(
+        argv=[interpreter, *command],
+        name=job_name(command, os.getcwd()) if name is None else valid(name),
+        vram=gpu,
+        count=gpus,
+        ttl=ttl,
+        tier=Tier.SPOT.value if spot else tier or Tier.BATCH.value,
+        wait=None if waiting in (None, FOREVER) else waiting,
+        state=state,
+        env=more,
+        grace=grace,
+    )
+    import sublet
+    from sublet.cli.live import LiveLine
+
+    with sublet.connect() as fabric, LiveLine() as line, _stopped_by_signals(Stopped):
+        watch = _Watch(line)
+        run = TrainingRun(fabric, plan, watch)
+        try:
+            status = run.run()
+        except Stopped as stop:
+            status = INTERRUPTED if stop.number == signal.SIGINT else 128 + stop.number
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+        finally:
+            watch.finish()
+        _say_bill(run, status)
+    return status
+
+
+class _Watch:
+    """What a person sees: the script's own words as they come, one live line on a terminal, and what happens."""
+
+    def __init__(self, line: LiveLine) -> None:
+        self._line = line
+        self._parts = {"stdout": b"", "stderr": b""}
+
+    def wrote(self, stream: str, data: bytes) -> None:
+        out: TextIO = sys.stdout if stream == "stdout" else sys.stderr
+        if self._line.live:  # whole lines, so that ours is never painted into the middle of one
+            whole, newline, self._parts[stream] = (self._parts[stream] + data).rpartition(b"\n")
+            data = whole + newline
+        if data:
+            self._line.beside(lambda: _put(out, data))
+
+    def news(self, text: str) -> None:
+        self._line.beside(lambda: _put(sys.stderr, f"sublet: {visible(text)}\n".encode()))
+
+    def moved(self, progress: Progress, lease: Lease) -> None:
+        if self._line.live:
+            text = told(progress)
+            self._line.set(lambda _: f"{text} · {lease.id}, {seconds(round(lease.remaining))} left")
+
+    def waits(self, place: Place) -> None:
+        if self._line.live:
+            text = f"waiting for a device: {place}"
+            self._line.set(lambda waited: f"{text} ({seconds(round(waited))})")
+
+    def finish(self) -> None:
+        """What did not end with a line."""
+        for stream, rest in self._parts.items():
+            out: TextIO = sys.stdout if stream == "stdout" else sys.stderr
+            if rest:
+                self._line.beside(lambda out=out, rest=rest: _put(out, rest + b"\n"))  # type: ignore[misc]
+        self._parts = {"stdout": b"", "stderr": b""}
+
+
+def told(progress: Progress) -> str:
+    """How far it is, in a few words."""
+    words = [f"step {progress.steps}"]
+    if progress.epoch is not None and progress.epochs:
+        words.append(f"epoch {min(progress.epoch + 1, progress.epochs)} of {progress.epochs}")
+    if progress.loss is not None:
+        words.append(f"loss {progress.loss:.4g}")
+    if progress.saved_steps >= 0:
+        words.append(f"saved {progress.saved_steps}")
+    return " · ".join(words)
+
+
+def job_name(command: Sequence[str], folder: str) -> str:
+    """The same for the same command in the same folder: what goes on is found again by it."""
+    script = os.path.basename(command[0]).removesuffix(".py")
+    if command[0] == "-m" and len(command) > 1:
+        script = command[1]
+    stem = re.sub(r"[^a-z0-9]+", "-", script.lower()).strip("-")[:NAME_MAX].rstrip("-")
+    digest = hashlib.sha256("\0".join([folder, *command]).encode()).hexdigest()[:8]
+    return f"{stem}-{digest}" if stem else digest
+
+
+def _say_bill(run: TrainingRun, status: int) -> None:
+    progress = run.progress
+    if progress.first_step is None:
+        return
+    here = f", {progress.steps_here} of them now" if progress.first_step else ""
+    said = [
+        f"{plural(progress.steps, 'step')} done{here}",
+        _preempted(run),
+        f"{plural(progress.saves, 'save')} of {format_size(progress.bytes_saved)} in all",
+    ]
+    line = run.bill()
+    if line is not None:
+        said.append(f"{seconds(line.gpu_seconds)} of GPU time and {line.cost:.4f} for all runs of {run.plan.name}")
+    sys.stderr.write(f"sublet: {'; '.join(said)}\n")
+    if status:
+        kept = f"step {progress.saved_steps} is saved" if progress.saved_steps >= 0 else "nothing was saved yet"
+        sys.stderr.write(f"  {kept}; the same command goes on from there (--name {run.plan.name}).\n")
+
+
+def _preempted(run: TrainingRun) -> str:
+    progress = run.progress
+    if not run.preemptions:
+        return "never preempted"
+    lost = max(0.0, progress.lost_seconds - run.waited_seconds) / run.preemptions
+    said = f"preempted {plural(run.preemptions, 'time')}, {lost:.1f} s lost each"
+    if run.waited_seconds >= 1:
+        said += f" besides {seconds(round(run.waited_seconds))} of waiting"
+    if progress.steps_again:
+        said += f", {plural(progress.steps_again, 'step')} done again"
+    return said
+
+
+def _put(stream: TextIO, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        stream.flush()
+        stream.buffer.write(data)
+        stream.flush()
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stopped: Any) -> Iterator[None]:
+    """SIGTERM and SIGHUP are told to the script as Ctrl-C is."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise stopped(number)
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
