@@ -405,7 +405,7 @@ for name in ("BLOCK", "MEMORY"):
     path = os.environ["SUBLET_" + name]
     with open(path + ("/x" if name == "BLOCK" else ""), "r+b" if name == "MEMORY" else "wb") as file:
         file.write(b"mine")
-    found[name] = os.stat(path).st_uid
+    found[name] = os.stat(path + ("/x" if name == "BLOCK" else "")).st_uid
 found["uid"] = os.getuid()
 found["beside"] = os.listdir(os.path.dirname(os.environ["SUBLET_BLOCK"]))
 here = os.statvfs(os.path.dirname(os.environ["SUBLET_MEMORY"]))

@@ -25,6 +25,7 @@ from sublet.supervisor.loop import Loop
 from sublet.supervisor.stores_work import (
     KEPT,
     NOTE,
+    REMOVING,
     Made,
     StoreNote,
     among_errands,
@@ -257,6 +258,7 @@ class Stores:
         for store in tenancy.stores:
             if store.state not in (State.LEAVING, State.GONE):
                 store.state = State.LEAVING
+                store.note = replace(store.note, epoch=tenancy.epoch)
                 self.on_leave(store)
                 self._put_away(store)
 
@@ -330,7 +332,7 @@ class Stores:
 
         def away() -> str:
             with among_errands(self.lock, after_others=store.is_left):
-                return put_away(store.folder, keep=store.is_named)
+                return put_away(store.folder, keep=store.is_named, note=None if store.is_left else store.note)
 
         self._errands.run(away, lambda said: self._was_put_away(store, said))
 
@@ -416,7 +418,9 @@ class Stores:
         for tenant in _names(named):
             for name in _names(os.path.join(named, tenant)):
                 folder = os.path.join(named, tenant, name)
-                if not os.path.exists(os.path.join(folder, KEPT)):
+                if (going := _read(folder, REMOVING)) is not None:
+                    yield Store(folder, replace(going, name=""), State.LEAVING)
+                elif not os.path.exists(os.path.join(folder, KEPT)):
                     begun = StoreNote(lease=LeaseId(""), epoch=Epoch(0, 0), tenant=_NOBODY, parts=(), name=name)
                     yield Store(folder, _read(folder) or begun, State.LEAVING)
 

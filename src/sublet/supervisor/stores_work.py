@@ -22,6 +22,7 @@ from sublet.errors import SubletError
 from sublet.supervisor.isolation.cleaning import remove_tree
 from sublet.supervisor.mounts import detach_loop, loops_of, mount_image, mount_memory, mounts_below, take_down
 from sublet.supervisor.prctl import set_pdeathsig
+from sublet.supervisor.volume_folder import has_files, sweep_staging
 from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId, format_size
 from sublet.wire.codec import dumps, loads
 from sublet.wire.orders import Part
@@ -30,6 +31,7 @@ __all__ = [
     "IMAGE_MIN",
     "KEPT",
     "NOTE",
+    "REMOVING",
     "SEGMENT",
     "Made",
     "StoreNote",
@@ -50,6 +52,8 @@ JOURNAL_MIN: Final = 64 * MIB
 NOTE: Final = "note"
 KEPT: Final = "kept"
 """What the note is called once its lease has ended and the folder stays."""
+REMOVING: Final = "removing"
+"""What that is called once the folder is to go for good."""
 SEGMENT: Final = "segment"
 NAMES_MAX: Final = 64
 """Files that a segment's folder has room for: the segment, and a few."""
@@ -170,14 +174,18 @@ def make_memory(folder: str, note: StoreNote, ids: tuple[int, int] | None) -> Ma
 def _begin(folder: str, note: StoreNote) -> bool:
     """The note comes first: whatever is made after it is found by it. Whether the folder was kept until now."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    path = os.path.join(folder, NOTE)
-    with open(path + "~", "wb") as file:
-        file.write(dumps(note))
-    os.replace(path + "~", path)
+    _write_note(folder, note)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, KEPT))
         return True
     return False
+
+
+def _write_note(folder: str, note: StoreNote) -> None:
+    path = os.path.join(folder, NOTE)
+    with open(path + "~", "wb") as file:
+        file.write(dumps(note))
+    os.replace(path + "~", path)
 
 
 def _make_block(place: str, size: int, ids: tuple[int, int] | None) -> tuple[str, str]:
@@ -191,8 +199,11 @@ def _make_block(place: str, size: int, ids: tuple[int, int] | None) -> tuple[str
         why = "it was made without an image"
     else:
         why = _make_image(image, place, size)
-    os.chmod(place, 0o700)
-    _give(ids, place)
+    if ids is None:
+        os.chmod(place, 0o700)
+    else:  # they may make names in it, and not move away what is ours there: the folder of what is published
+        os.chown(place, os.geteuid(), ids[1])
+        os.chmod(place, 0o1770)
     return place, why
 
 
@@ -284,9 +295,11 @@ def _in_words(error: OSError, size: int) -> str:
 # --------------------------------------------------------------------------------------------------------- taking away
 
 
-def put_away(folder: str, *, keep: bool) -> str:
+def put_away(folder: str, *, keep: bool, note: StoreNote | None = None) -> str:
     """Take down what is mounted below the folder, and the folder with it, or keep it read-only. What is still there, in
-    words; empty if nothing is. Twice is once."""
+    words; empty if nothing is. Twice is once. ``note``: who had it last, if that is not what its note says."""
+    if keep and os.path.exists(os.path.join(folder, NOTE)):
+        keep = _is_worth_keeping(folder)
     for mount in mounts_below(folder):
         try:
             take_down(mount.point, unwritten=not keep)
@@ -302,9 +315,37 @@ def put_away(folder: str, *, keep: bool) -> str:
     if not os.path.lexists(folder):
         return ""
     if keep:
-        return _keep(folder)
+        return _keep(folder, note)
+    return _removed(folder)
+
+
+def _removed(folder: str) -> str:
+    """What is left of it. Its note goes last, so until then it is known again; and what was kept is from the first
+    moment on something that is being removed, and never again a volume with less in it."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(os.path.join(folder, KEPT), os.path.join(folder, REMOVING))
+    for name in os.listdir(folder):
+        if name not in (NOTE, REMOVING):
+            left = remove_tree(os.path.join(folder, name))
+            if not left.is_clean:
+                return str(left)
     left = remove_tree(folder)
     return "" if left.is_clean else str(left)
+
+
+def _is_worth_keeping(folder: str) -> bool:
+    """Whether there is any file in it that is somebody's. What was only staged is nobody's, and goes. Of an image that
+    cannot be looked into nobody knows, so it is."""
+    mounted = {mount.point for mount in mounts_below(folder)}
+    for name in os.listdir(folder):
+        place = os.path.join(folder, name)
+        if name.endswith(".img") and os.path.realpath(place.removesuffix(".img")) not in mounted:
+            return True
+        if os.path.isdir(place):
+            sweep_staging(place)
+            if has_files(place):
+                return True
+    return False
 
 
 def _may_have_loops(folder: str) -> bool:
@@ -324,11 +365,12 @@ def _still_used(folder: str, *, loops: bool) -> str:
     return f"{', '.join(left)} is in use still" if left else ""
 
 
-def _keep(folder: str) -> str:
-    """From here on it is nobody's to write to. What was never used, or only begun, is not worth keeping."""
+def _keep(folder: str, note: StoreNote | None) -> str:
+    """From here on it is nobody's to write to. What was only begun is not worth keeping."""
     if not any(name.endswith(".img") or _has_any(os.path.join(folder, name)) for name in os.listdir(folder)):
-        left = remove_tree(folder)
-        return "" if left.is_clean else str(left)
+        return _removed(folder)
+    if note is not None and os.path.exists(os.path.join(folder, NOTE)):
+        _write_note(folder, note)
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if name.endswith("~"):

@@ -33,6 +33,7 @@ __all__ = [
     "Place",
     "bytes_in",
     "collect",
+    "has_files",
     "lay_out",
     "locked",
     "manifest_at",
@@ -43,6 +44,7 @@ __all__ = [
     "sweep_staging",
 ]
 
+FOLDERS_MAX: Final = 10_000
 LOCKED_S: Final = 3.0
 """How long somebody else may be at work in the folder. Only who writes there by himself ever is."""
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -131,6 +133,27 @@ def sweep_staging(folder: str) -> None:
             _sweep(folder, top, before=None)
         finally:
             os.close(top)
+
+
+def has_files(folder: str) -> bool:
+    """Whether anything but folders lies there, the lock aside. Of very many folders only the first are looked at, and
+    what is beyond counts as a file."""
+    waiting, looked = [folder], 0
+    while waiting:
+        looked += 1
+        try:
+            entries = os.scandir(waiting.pop())
+        except OSError:  # too deep, or somebody's who hides it: who knows what is in it
+            return True
+        with entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.name != LOCK:
+                    return True
+        if looked > FOLDERS_MAX:
+            return True
+    return False
 
 
 def _sweep(folder: str, top: int, *, before: Epoch | None) -> None:
