@@ -11,6 +11,7 @@ from sublet.notebook.status import (
     Finished,
     Running,
     Starting,
+    Suspended,
     Waiting,
     as_html,
     as_text,
@@ -32,7 +33,12 @@ LINES: list[tuple[CellStatus, str]] = [
     ),
     (
         Running(device="node/gpu0", host=False, vram_bytes=GIB, left_s=4.9, notice="preempted by another tenant"),
-        "sublet: node/gpu0 · running · VRAM 1GiB · preempted by another tenant · 4.9s left",
+        "sublet: node/gpu0 · running · VRAM 1GiB · will be taken in 4.9s · preempted by another tenant",
+    ),
+    (
+        Suspended(why="preempted", place=1, estimate_s=60.0),
+        "sublet: suspended, the cell stands still · preempted · goes on by itself with the next device · place 1"
+        " · about 1m · interrupt to give it up",
     ),
     (
         Finished(device="node/gpu0", host=False, bill=BILL, moved="x came"),

@@ -140,14 +140,21 @@ def _serve(folder: Path, opened: str, *, port: int | None, no_browser: bool) -> 
         words += [f"--port={port}", "--ServerApp.port_retries=0"]
     if os.geteuid() == 0:
         words.append("--allow-root")
-    # A session of its own: Ctrl-C is for us, and JupyterLab would ask whether it was meant.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jupyterlab", *words], cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    log = _log()
+    with open(log, "wb") as said:
+        # A session of its own: Ctrl-C is for us, and JupyterLab would ask whether it was meant.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *words],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
     with _ended(process), _told_to_stop():
         try:
-            address = _address(process, opened)
-            print(f"JupyterLab is up: {address}\n  Ctrl-C ends it and its kernels.", flush=True)
+            address = _address(process, opened, log)
+            print(f"JupyterLab is up: {address}\n  Ctrl-C ends it and its kernels. It logs to {log}.", flush=True)
             if not no_browser:
                 import webbrowser
 
@@ -159,11 +166,18 @@ def _serve(folder: Path, opened: str, *, port: int | None, no_browser: bool) -> 
     return DONE if status == 0 else FAILED
 
 
-def _address(process: subprocess.Popen[bytes], opened: str) -> str:
-    """Where it says it is, once it does."""
+def _log() -> Path:
+    """What JupyterLab and its kernels say beside what is shown in the browser."""
     from jupyter_core.paths import jupyter_runtime_dir
 
-    facts = Path(jupyter_runtime_dir()) / f"jpserver-{process.pid}.json"
+    folder = Path(jupyter_runtime_dir())
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / f"sublet-lab-{os.getpid()}.log"
+
+
+def _address(process: subprocess.Popen[bytes], opened: str, log: Path) -> str:
+    """Where it says it is, once it does."""
+    facts = log.parent / f"jpserver-{process.pid}.json"
     until_s = time.monotonic() + START_S
     while True:
         with contextlib.suppress(OSError, ValueError):  # not there, or not yet whole
@@ -171,13 +185,16 @@ def _address(process: subprocess.Popen[bytes], opened: str) -> str:
             path = f"lab/tree/{quote(opened)}" if opened else "lab"
             return f"{said['url']}{path}?token={said['token']}"
         if process.poll() is not None:
-            raise Disconnected(
-                f"JupyterLab ended as it began (status {process.returncode})",
-                do="What it said stands above; with --port, another program may be there.",
-            )
+            raise Disconnected(f"JupyterLab ended as it began{_last(log)}", do=f"All it said is in {log}.")
         if time.monotonic() > until_s:
-            raise Disconnected(f"JupyterLab has not begun after {START_S:.0f} s", do="Try again.")
+            raise Disconnected(f"JupyterLab has not begun after {START_S:.0f} s", do=f"What it said is in {log}.")
         time.sleep(_LOOK_EVERY_S)
+
+
+def _last(log: Path) -> str:
+    """The last of what it said."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f": {visible(lines[-1])}" if lines else ""
 
 
 @contextlib.contextmanager

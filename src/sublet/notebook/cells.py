@@ -203,7 +203,9 @@ class Cells:
         device = lease.devices[0]
         status.show(Starting(device=device.id, host=device.host), quiet=True)
         volume = self.owner.take(self.fabric())
-        kernel = self._kernel = KernelGuest(lease, python=options.python, name="notebook")
+        kernel = self._kernel = KernelGuest(
+            lease, python=options.python, name="notebook", volume=None if volume is None else volume.lease
+        )
         line = self._line = KernelLine(kernel.channels)
         if options.paths:
             kernel.call(_look_in, options.paths)
@@ -330,7 +332,7 @@ def running(lease: Lease) -> Running:
     """How it stands while a cell runs."""
     device = lease.devices[0]
     said = lease.notice
-    why = "" if said is None else f"will be taken: {said.detail or said.reason}"
+    why = "" if said is None else said.detail or said.reason
     left_s = lease.remaining if said is not None else coarse(lease.remaining)
     return Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=left_s, notice=why)
 

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sublet.notebook.options import CellOptions, parse_line
+from sublet.notebook.plain import said_plainly
 from sublet.notebook.routing import MAGIC, routed
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class KernelMode:
         self.is_users = False
 
     def _run(self, line: str, cell: str) -> None:
-        self._cells.run(cell, self._options, is_whole=True)
+        with said_plainly():
+            self._cells.run(cell, self._options, is_whole=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:

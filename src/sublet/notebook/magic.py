@@ -11,6 +11,7 @@ from sublet.notebook.cells import Cells
 from sublet.notebook.commands import completions, run_command
 from sublet.notebook.explain import explain
 from sublet.notebook.options import CellOptions, help_text, parse_line
+from sublet.notebook.plain import said_plainly
 
 __all__ = ["GpuMagics", "load"]
 
@@ -34,12 +35,14 @@ class GpuMagics(Magics):
         if line.strip() == "explain":
             print(explain(self.cells.space, self.cells.reading(self.cells.python(cell))))  # noqa: T201
             return
-        self.cells.run(cell, parse_line(line, self.defaults))
+        with said_plainly():
+            self.cells.run(cell, parse_line(line, self.defaults))
 
     @line_magic("gpu")  # type: ignore[arg-type]  # IPython takes a name as well
     def gpu_line(self, line: str) -> None:
         """How it stands, and what can be done: ``%gpu help``."""
-        print(run_command(self.cells, self.shell, line))  # noqa: T201
+        with said_plainly():
+            print(run_command(self.cells, self.shell, line))  # noqa: T201
 
     def complete(self, _shell: Any, event: Any) -> list[str]:
         """For TAB behind ``%gpu``."""

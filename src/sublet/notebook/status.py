@@ -113,7 +113,7 @@ class Running:
     vram_bytes: int
     left_s: float
     notice: str = ""
-    """That the lease will be taken, and why; empty while nobody said so."""
+    """Why the lease will be taken when the time is over; empty while nobody said so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +190,8 @@ def _parts(status: CellStatus) -> list[str]:
                 _device(status.device, status.host),
                 "running",
                 f"VRAM {format_size(status.vram_bytes)}",
-                *([status.notice] if status.notice else []),
-                f"{_seconds(status.left_s)} left",
+                *([f"will be taken in {_seconds(status.left_s)}", status.notice] if status.notice else []),
+                *([] if status.notice else [f"{_seconds(status.left_s)} left"]),
             ]
         case Suspended():
             where = [f"place {status.place}"] if status.place else []

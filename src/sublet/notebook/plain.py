@@ -1,0 +1,36 @@
+"""Errors of Sublet's own, as a person at a notebook reads them: what happened, and what to do now.
+
+A traceback through our files says nothing to whoever wrote the cell, and losing a device is news, not a crash. The cell
+fails all the same, with the same class and the same attributes; only what is shown is short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+from sublet.errors import LeaseEnded, SubletError
+
+__all__ = ["said_plainly", "short"]
+
+_RED, _AMBER, _BOLD, _END = "\x1b[31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"
+SHOWN_BY_IPYTHON: Final = "_render_traceback_"
+"""Where an exception has this, IPython shows what it returns."""
+
+
+@contextlib.contextmanager
+def said_plainly() -> Iterator[None]:
+    """What is raised in here is shown without its traceback."""
+    try:
+        yield
+    except SubletError as error:
+        setattr(error, SHOWN_BY_IPYTHON, lambda: short(error))
+        raise
+
+
+def short(error: SubletError) -> list[str]:
+    """The lines that are shown."""
+    colour = _AMBER if isinstance(error, LeaseEnded) else _RED
+    said = f"{_BOLD}{colour}{type(error).__name__}{_END}: {error.message}"
+    return [said, *error.do.splitlines()]
