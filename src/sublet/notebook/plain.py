@@ -7,6 +7,7 @@ fails all the same, with the same class and the same attributes; only what is sh
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Final
 
@@ -25,7 +26,7 @@ def said_plainly() -> Iterator[None]:
     try:
         yield
     except SubletError as error:
-        setattr(error, SHOWN_BY_IPYTHON, lambda: short(error))
+        setattr(error, SHOWN_BY_IPYTHON, functools.partial(short, error))
         raise
 
 
