@@ -203,6 +203,18 @@ def test_a_zygote_that_died_is_missed_by_nobody_and_comes_back() -> None:
     assert code == 0
 
 
+def test_one_copy_waits_in_advance_and_is_nobodys_guest() -> None:
+    """It becomes the next guest; where it cannot, because it was killed or the request is too large for its socket, the
+    guest is forked as before. There is never more than one, and it ends with its zygote."""
+    seen = play("in_advance")
+    assert seen["counts"] == [1, 1, 1, 1]
+    assert seen["strangers"] == 0, "it counts as the zygote's"
+    assert seen["became"]
+    assert seen["said"] == ["1\n", "here\n", "100000\n"]
+    assert seen["codes"] == [0, 0, 0, 0]
+    assert len([link for link in seen["fds"] if link.startswith("socket:")]) == 1, "and not the zygote's own"
+
+
 def test_a_guest_that_ignores_everything_ends_with_the_keeper() -> None:
     with subprocess.Popen([*STAGE, "orphan"], cwd=ROOT, stdout=subprocess.PIPE) as keeper:
         assert keeper.stdout is not None

@@ -18,7 +18,9 @@ from sublet.clock import SystemClock
 from sublet.errors import SubletError
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.prctl import set_child_subreaper
+from sublet.supervisor.procs import Procs
 from sublet.supervisor.spawn import Child
+from sublet.supervisor.tree import Trees
 from sublet.supervisor.zygote_policy import State, ZygoteKey, fingerprint
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
@@ -331,6 +333,53 @@ def killed() -> object:
 
     stage.until(back)
     return line, str(refused[0]), os.waitstatus_to_exitcode(status)
+
+
+@scene
+def in_advance() -> object:
+    """The copy that waits: who it is, whose it counts as, and what becomes of it."""
+    stage = Stage("decimal")
+    stage.settled()
+    zygote = stage.zygotes._running[stage.key]._child.pid
+    trees = Trees(Procs(), os.getpid())
+    identity = trees.procs.identity(zygote)
+    assert identity is not None
+    trees.help(identity)
+
+    def waiting() -> list[int]:
+        return [
+            stat.pid
+            for stat in trees.procs.table().children(os.getpid())
+            if stat.session == zygote != stat.pid and not stat.is_gone
+        ]
+
+    stage.until(waiting)
+    first = waiting()
+    strangers = len(trees.look().strangers)
+    fds = [os.readlink(f"/proc/{first[0]}/fd/{name}") for name in sorted(os.listdir(f"/proc/{first[0]}/fd"))]
+    begun = stage.run("-c", "import sys; print(len(sys.argv))")
+    stage.until(waiting)
+    second = waiting()
+    os.kill(second[0], signal.SIGKILL)
+    os.waitpid(second[0], 0)
+    after_its_death = stage.run("-c", "print('here')")
+    stage.until(waiting)
+    third = waiting()
+    large = stage.run("-c", "import os; print(len(os.environ['LARGE']))", env={**stage.env, "LARGE": "x" * 100_000})
+    _, status, _ = os.wait4(third[0], 0)  # it was no use, and has left
+    stage.until(waiting)
+    last = waiting()
+    os.kill(zygote, signal.SIGKILL)
+    os.waitpid(zygote, 0)
+    os.wait4(last[0], 0)
+    return {
+        "counts": [len(one) for one in (first, second, third, last)],
+        "strangers": strangers,
+        "fds": fds,
+        "became": begun["pid"] == first[0],
+        "said": [begun["out"], after_its_death["out"], large["out"]],
+        "codes": [begun["code"], after_its_death["code"], large["code"], os.waitstatus_to_exitcode(status)],
+    }
 
 
 @scene

@@ -7,7 +7,7 @@ session (so it is counted as the zygote's, and looks find it to be nobody's gues
 is wanted the zygote hands it the request with all descriptors, and it becomes that guest exactly as a fresh fork would.
 
 It ends with its zygote: the only other end of its socket is there. What it costs is the memory that it does not share:
-page tables and what the forks touched, some MB with torch loaded.
+page tables and what the forks touched, 1.5 MB with numpy and 2.5 MB with torch loaded.
 """
 
 from __future__ import annotations
