@@ -13,29 +13,59 @@ from typing import Final
 import msgspec
 
 from sublet.broker import events as ev
-from sublet.broker.records import EndRecord
+from sublet.broker.records import EndRecord, volume_key
 from sublet.errors import JournalError
 from sublet.observe import audit
 from sublet.observe.bills import Bill, Charge, Holding, Line, Usage
-from sublet.values import NS_PER_S, Kind, LeaseId, ResourceId
+from sublet.values import NS_PER_S, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.http import BillLine
-from sublet.wire.orders import Metered, Part
+from sublet.wire.orders import Metered, Part, Saved
 
 __all__ = ["History", "wire_lines"]
 
-_Told = ev.NodeJoined | ev.Queued | ev.Granted | ev.Ungranted | ev.Ending | ev.Ended | ev.Metered | ev.Rebased
+_Told = (
+    ev.NodeJoined
+    | ev.Queued
+    | ev.Granted
+    | ev.Ungranted
+    | ev.Ending
+    | ev.Ended
+    | ev.Metered
+    | ev.Saved
+    | ev.Rebased
+    | ev.VolumeTaken
+    | ev.VolumeKept
+    | ev.VolumeFound
+    | ev.VolumeLost
+    | ev.VolumeRemoved
+)
 _KINDS: Final = frozenset(str(fact.__struct_config__.tag) for fact in _Told.__args__)
 _decode: Final = msgspec.json.Decoder(_Told).decode
 
 
 class _Lease:
-    """One lease on its way through the past."""
+    """One lease on its way through the past; or a volume, for as long as it takes room without one."""
 
-    __slots__ = ("busy_ns", "charges", "done", "end", "labels", "metered", "start_ns", "tenant", "wall_ns", "way")
+    __slots__ = (
+        "busy_ns",
+        "charges",
+        "done",
+        "end",
+        "is_volume",
+        "labels",
+        "metered",
+        "saved",
+        "start_ns",
+        "tenant",
+        "wall_ns",
+        "way",
+    )
 
-    def __init__(self, queued: ev.Queued) -> None:
-        self.tenant = queued.lease.tenant
-        self.labels = queued.lease.labels
+    def __init__(self, tenant: TenantId, labels: Mapping[str, str], *, is_volume: bool = False) -> None:
+        self.tenant = tenant
+        self.labels = labels
+        self.is_volume = is_volume
+        self.saved: Saved | None = None
         self.done: tuple[Holding, ...] = ()
         self.charges: tuple[Charge, ...] | None = None
         """What it holds now; None between grants."""
@@ -90,7 +120,7 @@ class History:
             case ev.NodeJoined():
                 self._models.update((device.id, device.model) for device in event.inventory.devices)
             case ev.Queued():
-                self._leases[event.lease.id] = _Lease(event)
+                self._leases[event.lease.id] = _Lease(event.lease.tenant, event.lease.labels)
             case ev.Granted():
                 self._start(event.lease, event.parts, ns, wall_ns)
             case ev.Ungranted():
@@ -106,11 +136,26 @@ class History:
                 self._ends(event.lease, event.end)
             case ev.Metered():
                 self._leases[event.lease].metered = event.counts
+            case ev.Saved():
+                self._leases[event.lease].saved = event.saved
+            case ev.VolumeKept() | ev.VolumeFound():
+                self._keeps(event, ns, wall_ns)
+            case ev.VolumeTaken() | ev.VolumeLost() | ev.VolumeRemoved():
+                self._stop(_of_volume(event.tenant, event.name), ns)
             case ev.Rebased():
                 for lease_id in self._holding:
                     self._leases[lease_id].start_ns += event.shift_ns
                 for place, level in self._levels.items():
                     self._edges[place] -= level * event.shift_ns
+
+    def _keeps(self, event: ev.VolumeKept | ev.VolumeFound, ns: int, wall_ns: int) -> None:
+        """Its tenant pays for it from here on, as it did for the lease before. Kept again, it is kept still."""
+        key = _of_volume(event.tenant, event.name)
+        volume = self._leases.setdefault(key, _Lease(event.tenant, {}, is_volume=True))
+        if isinstance(event, ev.VolumeFound):
+            self._stop(key, ns)
+        if volume.charges is None:
+            self._start(key, (Part(resource=event.resource, kind=Kind.BLOCK, amount=event.size),), ns, wall_ns)
 
     def _start(self, lease_id: LeaseId, parts: tuple[Part, ...], ns: int, wall_ns: int) -> None:
         lease = self._leases[lease_id]
@@ -130,8 +175,8 @@ class History:
             self._levels[charge.resource, charge.kind] += charge.units
 
     def _stop(self, lease_id: LeaseId, ns: int) -> None:
-        lease = self._leases[lease_id]
-        if lease.charges is None:
+        lease = self._leases.get(lease_id)  # a volume that was never kept has none
+        if lease is None or lease.charges is None:
             return
         stop_ns = max(ns, lease.start_ns)
         lease.done += lease.holding(stop_ns)
@@ -164,6 +209,9 @@ class History:
                 end=lease.end,
                 live=lease.charges is not None,
                 way=lease.way,
+                is_volume=lease.is_volume,
+                saved_bytes=0 if lease.saved is None else lease.saved.size,
+                saves=0 if lease.saved is None else lease.saved.count,
             )
             for lease_id, lease in self._leases.items()
             if lease.done or lease.charges is not None
@@ -172,6 +220,11 @@ class History:
     def devices(self, now_ns: int) -> dict[tuple[ResourceId, Kind], int]:
         """Units times nanoseconds that were held of each resource, up to now."""
         return {place: edge + self._levels[place] * now_ns for place, edge in self._edges.items()}
+
+
+def _of_volume(tenant: TenantId, name: str) -> LeaseId:
+    """Under what a volume stands among the leases: no lease is called so."""
+    return LeaseId(f"volume/{volume_key(tenant, name)}")
 
 
 def wire_lines(bill: Bill) -> list[BillLine]:
@@ -194,6 +247,8 @@ def _wire_line(line: Line) -> BillLine:
         launches=line.launches,
         launch_errors=line.failures,
         bytes_moved=line.bytes_moved,
+        bytes_saved=line.bytes_saved,
+        saves=line.saves,
         uncounted=line.uncounted,
         cost=float(line.cost),
         end=line.end,

@@ -83,6 +83,11 @@ class Usage:
     live: bool = False
     way: str = ""
     """How its devices were taken back, where guests were on them."""
+    is_volume: bool = False
+    """It is no lease, but what was kept of one."""
+    saved_bytes: int = 0
+    """Written by the checkpoints that were published under it."""
+    saves: int = 0
 
 
 # ---- what it costs ----
@@ -186,6 +191,9 @@ class Line:
     failures: int = 0
     bytes_moved: int = 0
     """Between programs and devices."""
+    bytes_saved: int = 0
+    """By checkpoints."""
+    saves: int = 0
     uncounted: int = 0
     """Leases of devices on which something ran that nobody counts (a framework, a command), or of which nothing was
     told yet: the four numbers before this one leave that out."""
@@ -272,7 +280,14 @@ def fold(
 
 
 def _row(usage: Usage, rates: Rates, since_ns: int | None, until_ns: int | None) -> Line | None:
-    row = Line(key=usage.lease, tenant=usage.tenant, leases=1, end=usage.end, live=usage.live, way=usage.way)
+    row = Line(
+        key=usage.lease,
+        tenant=usage.tenant,
+        leases=0 if usage.is_volume else 1,
+        end=usage.end,
+        live=usage.live,
+        way=usage.way,
+    )
     held_ns = sum(holding.held_ns for holding in usage.holdings)
     busy_ns = min(usage.busy_ns, held_ns)
     inside, before_ns = False, 0
@@ -306,10 +321,10 @@ def _count(row: Line, usage: Usage, low_ns: int, high_ns: int, held_ns: int) -> 
     has_device = any(charge.kind is Kind.GPU for holding in usage.holdings for charge in holding.charges)
     counts = usage.counts
     row.uncounted = int(has_device and (counts is None or not counts.is_whole))
-    if counts is None:
-        return
-    for name, of in _COUNTED.items():
-        amount = of(counts)
+    amounts = {"bytes_saved": usage.saved_bytes, "saves": usage.saves}
+    if counts is not None:
+        amounts |= {name: of(counts) for name, of in _COUNTED.items()}
+    for name, amount in amounts.items():
         share = _share(amount, high_ns, held_ns) - _share(amount, low_ns, held_ns)
         setattr(row, name, getattr(row, name) + share)
 
@@ -335,7 +350,7 @@ def _sum(line: Line, row: Line) -> None:
     line.busy_ns += row.busy_ns
     line.grains += row.grains
     line.uncounted += row.uncounted
-    for name in _COUNTED:
+    for name in (*_COUNTED, "bytes_saved", "saves"):
         setattr(line, name, getattr(line, name) + getattr(row, name))
     line.live = line.live or row.live
     for kind in Kind:
@@ -382,7 +397,7 @@ def _scaled(amount: int, decimals: int) -> Decimal:
 _COLUMNS: Final = (
     *("key", "tenant", "leases", "held_seconds", "busy_seconds", "gpu_seconds", "core_seconds"),
     *("memory_byte_seconds", "block_byte_seconds", "vram_byte_seconds", "launches", "launch_errors", "bytes_moved"),
-    *("uncounted", "cost", "currency", "end", "live", "way"),
+    *("uncounted", "cost", "currency", "end", "live", "way", "bytes_saved", "saves"),
 )
 
 
@@ -413,6 +428,8 @@ def to_csv(bill: Bill) -> str:
                 line.end or "",
                 "yes" if line.live else "no",
                 line.way,
+                line.bytes_saved,
+                line.saves,
             )
         )
     return out.getvalue()

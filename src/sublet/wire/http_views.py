@@ -167,7 +167,7 @@ class BillLine(Message, kw_only=True):
     """One row of a bill: a lease, or a sum over leases."""
 
     key: str
-    """Lease id, tenant, or label value, as asked."""
+    """Lease id (of what is kept without one: ``volume/TENANT/NAME``), tenant, or label value, as asked."""
     tenant: str | None
     leases: int
     held_seconds: float
@@ -190,6 +190,9 @@ class BillLine(Message, kw_only=True):
     live: bool = False
     way: str = ""
     """How its devices were taken back, where guests were on them: ``suspend`` or ``not saved``."""
+    bytes_saved: int = 0
+    """Written by checkpoints that were published."""
+    saves: int = 0
 
 
 class VolumeView(Message, kw_only=True):

@@ -1,0 +1,159 @@
+"""``sublet volume``: what is kept under names, whether it is whole, and giving it up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Annotated, Any
+
+from sublet.cli.call import Office
+from sublet.cli.declare import Arg, Opt
+from sublet.cli.exits import DONE, FAILED, REFUSED
+from sublet.cli.parsing import AsJson, name
+from sublet.cli.show import Json, document, epoch, paint, plural, seconds, table, visible
+from sublet.errors import CapacityExceeded, CheckpointFailed, SubletError
+from sublet.values import format_size
+
+__all__ = ["ls", "rm", "show", "verify"]
+
+_Name = Annotated[str, Arg("NAME", parse=name, help="The name that its leases were asked for with.")]
+_Names = Annotated[list[str], Arg("NAME...", parse=name, help="The names that their leases were asked for with.")]
+_Tenant = Annotated[
+    str | None, Opt("--tenant", metavar="NAME", parse=name, help="Whose it is, for operators; else yours.")
+]
+
+
+def ls(
+    *,
+    tenant: Annotated[
+        str | None, Opt("--tenant", metavar="NAME", parse=name, help="Only this tenant's (operators see all).")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """List what is kept, and what block leases with a name have now."""
+    found: list[Json] = Office.reach().get("/v1/volumes", tenant=tenant)
+    if as_json:
+        document(found)
+        return DONE
+    if not found:
+        print("No volumes.")
+        print("  Make one: sublet run --block 1GiB --name results -- COMMAND")
+        return DONE
+    heads = ["NAME", "SIZE", "STATE", "LEASE", "KEPT FOR ANOTHER", "TENANT"]
+    rows = [
+        [
+            view["name"],
+            format_size(view["size"]),
+            view["state"] + (f" ({view['detail']})" if view["detail"] else ""),
+            view["lease"] or "-",
+            "-" if view["remaining"] is None else seconds(view["remaining"]),
+            view["tenant"],
+        ]
+        for view in found
+    ]
+    print(table(heads, rows, right=["SIZE"]))
+    return DONE
+
+
+def show(*, volume: _Name, tenant: _Tenant = None, as_json: AsJson = False) -> int:
+    """Everything about one volume."""
+    view: Json = Office.reach().get(_path(volume), tenant=tenant)
+    if as_json:
+        document(view)
+        return DONE
+    facts = [
+        ("volume", view["name"]),
+        ("state", view["state"] + (f": {view['detail']}" if view["detail"] else "")),
+        ("size", format_size(view["size"])),
+        ("tenant", view["tenant"]),
+        ("lease", view["lease"] or f"none now, {view['last_lease']} was the last"),
+        ("epoch", epoch(view["epoch"])),
+        ("on", view["resource"]),
+        ("made at", view["made_at"]),
+        ("kept since", view["kept_at"] or "-"),
+        ("kept until", view["keep_until"] or f"{seconds(view['retain'])} after its lease"),
+    ]
+    width = max(len(fact) for fact, _ in facts)
+    for fact, value in facts:
+        print(f"{paint(fact.ljust(width), 'dim')}  {visible(str(value))}")
+    return DONE
+
+
+def rm(*, volumes: _Names, tenant: _Tenant = None, as_json: AsJson = False) -> int:
+    """Give volumes up, with all that is in them. Refused for one that a lease has."""
+    office, found = Office.reach(), []
+    for volume in volumes:
+        view: Json = office.post(f"{_path(volume)}/remove", {}, tenant=tenant)
+        found.append(view)
+        if not as_json:
+            print(f"Volume {view['name']} is {'removed' if view['state'] == 'removed' else 'being removed'}.")
+    if as_json:
+        document(found)
+    return DONE
+
+
+def verify(*, volumes: _Names, as_json: AsJson = False) -> int:
+    """Read everything in volumes and compare it with its checksums. It loads nothing and changes nothing.
+
+    A volume that nobody has is taken for it, which begins the time it is kept for anew; in one that a lease has it runs
+    under that lease.
+
+    Exit status: 0 if all is whole, 1 if something is not, 75 if a volume cannot be read now.
+    """
+    office, found, status = Office.reach(), [], DONE
+    for volume in volumes:
+        view: Json = office.get(_path(volume))
+        try:
+            said = {"name": volume, **_looked_at(view)}
+        except CapacityExceeded as error:
+            said, status = {"name": volume, "ok": None, "problems": [f"{error}"]}, REFUSED
+        else:
+            status = status or (DONE if said["ok"] else FAILED)
+        found.append(said)
+        if not as_json:
+            _say(said)
+    if as_json:
+        document(found)
+    return status
+
+
+def _looked_at(view: Json) -> Json:
+    """What the verifier says that runs under the lease that has it, or under one that takes it."""
+    if view["state"] not in ("live", "retained"):
+        raise CapacityExceeded(f"volume {view['name']} is {view['state']}", do="There is nothing to look at.")
+    looks = [sys.executable, "-m", "sublet.durable.verifying"]
+    if view["lease"] is not None:
+        under = ["exec", "--no-tty", view["lease"], "--", *looks]
+    else:
+        wants = ["--block", str(view["size"]), "--name", view["name"]]
+        under = ["run", *wants, "--no-wait", "--no-tty", "--", *looks]
+    argv = [sys.executable, "-m", "sublet", *under]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    line = done.stdout.strip().rpartition("\n")[2]
+    if line.startswith("{"):
+        said: Json = json.loads(line)
+        return said
+    error: type[SubletError] = CapacityExceeded if done.returncode == REFUSED else CheckpointFailed
+    first = done.stderr.strip().removeprefix("sublet: ").partition("\n")[0]
+    raise error(f"volume {view['name']} could not be looked at: {first or f'exit status {done.returncode}'}")
+
+
+def _say(said: dict[str, Any]) -> None:
+    if said["ok"] is None:
+        sys.stderr.write(f"sublet: {visible(said['problems'][0])}\n")
+        return
+    counts = f"{plural(len(said['checkpoints']), 'checkpoint')}, {format_size(said['read_bytes'])} read"
+    if said["ok"] and not said["checkpoints"]:
+        print(f"Volume {said['name']} has no checkpoints; other files carry no checksums.")
+        return
+    if said["ok"]:
+        print(f"Volume {said['name']} is whole: {counts}.")
+        return
+    print(f"Volume {said['name']} is not whole: {counts}, {plural(len(said['problems']), 'problem')}.")
+    for problem in said["problems"]:
+        print(f"  {visible(problem)}")
+
+
+def _path(volume: str) -> str:
+    return f"/v1/volumes/{Office.quote(volume)}"
