@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sublet.compute.kernel_guest import KernelGuest
-from sublet.errors import CheckpointFailed, LeaseEnded, SubletError
+from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, SubletError
 from sublet.notebook import holding
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill
@@ -27,7 +27,6 @@ from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
 from sublet.notebook.reading import Reading, read_cell
-from sublet.notebook.shelf import Shelf
 from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Running, Starting, Waiting, coarse
 from sublet.notebook.traffic import Traffic, fates_text, number_of
@@ -103,6 +102,9 @@ class Cells:
                 self._activities.enter_context(lease.activity())
                 numbered = source if is_whole else _as_numbered(source)
                 ran = self._run(lease, numbered, python, options, status)
+        except GpuSessionEnded as error:  # what it reads went with an earlier lease; this one is as it was
+            status.show(Ended(message=error.message, do=error.do))
+            raise
         except LeaseEnded as error:
             handles = {name: one for name, one in self.handles.all().items() if one.was_of(self._kernel)}
             self._let_go()
@@ -215,7 +217,8 @@ class Cells:
         if volume.said:
             say(self._shell, volume.said)
             volume.said = ""
-        self.handles.meet(kernel, kernel.call(holding.use, volume.folder), Shelf(volume.store))
+        self.handles.meet(kernel, kernel.call(holding.use, volume.folder, volume.is_empty), volume)
+        volume.is_empty = False
         if news := self.handles.first_sight():
             say(self._shell, news)
         return kernel, line

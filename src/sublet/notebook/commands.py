@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
 from sublet.notebook import holding
 from sublet.notebook.explain import explain
-from sublet.notebook.shelf import Shelf
 from sublet.notebook.stays import Stays, clock_time
 from sublet.notebook.traffic import fates_text, number_of
 from sublet.values import NS_PER_S, format_duration, format_size
@@ -17,6 +16,7 @@ from sublet.values import NS_PER_S, format_duration, format_size
 if TYPE_CHECKING:
     from sublet.notebook.cells import Cells
     from sublet.notebook.ownership import Volume
+    from sublet.notebook.shelf import Shelf
 
 __all__ = ["COMMANDS", "Command", "completions", "run_command"]
 
@@ -111,11 +111,7 @@ def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
     news = _saved_first(cells, everything=True)
     if news is not None and news.failed:
         raise CheckpointFailed(news.failed, do=news.do)
-    shelf = Shelf(volume.store)
-    try:
-        saved, lost = cells.handles.checkpoint(sorted(cells.space.visible()), shelf, number)
-    finally:
-        shelf.close()
+    saved, lost = cells.handles.checkpoint(sorted(cells.space.visible()), _shelf(cells, volume), number)
     held = [] if news is None else sorted(news.held.keys() - news.lost.keys())
     if saved is None and not held:
         return "there is nothing to save"
@@ -130,7 +126,7 @@ def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
 
 def _restore(cells: Cells, _shell: Any, _rest: str) -> str:
     volume = _volume(cells)
-    restored = cells.handles.restore(Shelf(volume.store))
+    restored = cells.handles.restore(_shelf(cells, volume))
     if restored.names:
         return str(restored)
     if restored.kept:
@@ -223,6 +219,12 @@ def _volume(cells: Cells) -> Volume:
             f"there is no volume to save to: {cells.owner.trouble}", do="Save files of your own, or ask for more disk."
         )
     return volume
+
+
+def _shelf(cells: Cells, volume: Volume) -> Shelf:
+    shelf = cells.handles.save_in(volume)
+    assert shelf is not None
+    return shelf
 
 
 def _where(volume: Volume) -> str:

@@ -73,11 +73,12 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     rebound = {name for name in space.visible() if _before.bound.get(name, lambda: nothing)() is not space.names[name]}
     space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
     if only is not None:
-        found = space.outgoing(only, new=only, room=room)
+        found = space.outgoing(only, new=only, room=room, stuck=holding.stuck())
         found.gone = ()
         holding.finish(space, found.stays, found.names)
         return found
-    found = space.outgoing(_before.reads | rebound, lost_of=_before.reads, new=rebound, room=room)
+    stuck = {name: why for name, why in holding.stuck().items() if name not in rebound}
+    found = space.outgoing(_before.reads | rebound, lost_of=_before.reads, new=rebound, room=room, stuck=stuck)
     gone = [name for name in _before.reads if name not in space.names]
     found.gone = tuple(sorted({*found.gone, *gone}))
     holding.finish(space, found.stays, {*found.names, *found.gone})

@@ -23,6 +23,7 @@ from sublet.notebook.stays import Stays, clock_time, lost_handle
 
 if TYPE_CHECKING:
     from sublet.compute.kernel_guest import KernelGuest
+    from sublet.notebook.ownership import Volume
 
 __all__ = ["Handles", "Restored"]
 
@@ -77,7 +78,8 @@ class Handles:
         self._kernel: KernelGuest | None = None
         self._saved: dict[Key, About] = {}
         """What is in the volume."""
-        self._shelf: Shelf | None = None
+        self._volume: Volume | None = None
+        self._open: Shelf | None = None
         self._is_new = True
         """Nothing was seen of the volume yet."""
         self._inside: dict[str, bytes] = {}
@@ -103,9 +105,23 @@ class Handles:
 
     # ---- a guest comes and goes
 
-    def meet(self, kernel: KernelGuest, saved: Mapping[Key, About], shelf: Shelf | None) -> None:
+    def meet(self, kernel: KernelGuest, saved: Mapping[Key, About], volume: Volume | None) -> None:
         """There is a new guest, and this is what it finds saved."""
-        self._kernel, self._saved, self._shelf = kernel, dict(saved), shelf
+        self._kernel, self._saved = kernel, dict(saved)
+        self.save_in(volume)
+
+    def save_in(self, volume: Volume | None) -> Shelf | None:
+        """The notebook's own hand on the volume."""
+        if volume is not self._volume:
+            self._volume, self._open = volume, None
+        return self._shelf
+
+    @property
+    def _shelf(self) -> Shelf | None:
+        """Opened when it is first needed."""
+        if self._open is None and self._volume is not None:
+            self._open = Shelf(self._volume.store)
+        return self._open
 
     def first_sight(self) -> str:
         """What to say of what another kernel saved under this name; once, and nothing where there is nothing."""
@@ -234,7 +250,7 @@ class Handles:
 
     def restore(self, shelf: Shelf) -> Restored:
         """Into a kernel that is new: what is saved, but for names it has a value of its own for."""
-        self._shelf, found = shelf, shelf.found()
+        found = shelf.found()
         self._saved, self._is_new = dict(found), False
         mine = {name for name in self._names if not name.startswith("_")}
         latest: dict[str, Key] = {}

@@ -46,6 +46,7 @@ __all__ = [
     "prepare",
     "restore",
     "save",
+    "stuck",
     "use",
 ]
 
@@ -72,10 +73,14 @@ class _State:
     """What this guest knows. There is one."""
 
     def __init__(self) -> None:
+        self.place: str | None = None
+        """Where to save; None: nowhere."""
         self.shelf: Shelf | None = None
         self.space: Space | None = None
         self.held: dict[str, About] = {}
         self.lost: dict[str, str] = {}
+        self.elsewhere: dict[str, bool] = {}
+        """Whether some of it is in memory of a device."""
         self.dirty: set[str] = set()
         """Names that a cell since the last save could have changed."""
         self.mates: dict[str, frozenset[str]] = {}
@@ -96,19 +101,17 @@ _turn = threading.Lock()
 """A notice comes on a thread of its own. While it saves no cell begins, and while a cell runs it saves nothing."""
 
 
-def use(place: str) -> dict[Key, About]:
-    """Save there: a folder, or with "" the volume that this guest was given. What is there already."""
-    if place:
-        _state.shelf = Shelf(store_of(place))
-    else:
-        _state.shelf = Shelf(_own_volume())
+def use(place: str, is_empty: bool = False) -> dict[Key, About]:
+    """Save there: a folder, or with "" the volume that this guest was given. What is there already; with ``is_empty``
+    nothing is, and nobody looks."""
+    _state.place = place
     _listen()
-    return _state.shelf.found()
+    return {} if is_empty else _shelf().found()
 
 
 def found() -> dict[Key, About]:
     """Everything that is saved."""
-    return {} if _state.shelf is None else _state.shelf.found()
+    return {} if _state.place is None else _shelf().found()
 
 
 def prepare(space: Space, handles: Mapping[str, str], alive: Collection[str] | None) -> None:
@@ -128,6 +131,12 @@ def begin(cell: int, reads: frozenset[str], bound: Mapping[str, Callable[[], obj
     with _turn:
         _state.cell, _state.reads, _state.bound, _state.room = cell, reads, bound, room
         _state.is_running = True
+
+
+def stuck() -> dict[str, str]:
+    """What could travel and stays all the same, and why: because it is large. Until it is bound anew, or fetched."""
+    elsewhere = _state.elsewhere
+    return {n: one.why for n, one in _state.held.items() if n not in _state.lost and not elsewhere.get(n)}
 
 
 def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> None:
@@ -177,6 +186,7 @@ def restore(names: Iterable[str], handles: Collection[str]) -> dict[str, About]:
             continue
         space[name] = value
         _state.held[name] = restored[name] = known[key]
+        _state.elsewhere[name] = probe(name, value).is_elsewhere
         _state.mates[name] = together
         _state.dirty.discard(name)
     return restored
@@ -224,6 +234,7 @@ def checkpoint() -> News:
 
 def _note(space: Space, name: str, one: Probe, why: str) -> None:
     _state.lost.pop(name, None)
+    _state.elsewhere[name] = one.is_elsewhere
     old = _state.held.get(name)
     _state.held[name] = About(
         name=name,
@@ -250,7 +261,7 @@ def _shared_with(space: Space, one: Probe) -> tuple[str, ...]:
 def _save(space: dict[str, Any], *, everything: bool) -> News:
     dirty = {name for name in (_state.held if everything else _state.dirty) if name not in _state.lost}
     dirty &= space.keys()
-    if _state.shelf is None or not (dirty or _state.gone):
+    if _state.place is None or not (dirty or (_state.gone and _state.shelf is not None)):
         return look()
     about = {key_of(Part.DEVICE, name): _state.held[name] for name in dirty}
     values = {key_of(Part.DEVICE, name): space[name] for name in dirty}
@@ -262,7 +273,10 @@ def _save_inside(space: dict[str, Any]) -> News:
     nothing = object()
     visible = set() if _state.space is None else _state.space.visible()
     bound = {name for name in visible if _state.bound.get(name, lambda: nothing)() is not space[name]}
-    names = (bound | _state.reads | _state.held.keys()) & space.keys()
+    names = bound | _state.reads
+    for name in list(names):
+        names |= _state.mates.get(name, frozenset())
+    names &= space.keys()
     values: dict[Key, Any] = {}
     about: dict[Key, About] = {}
     lost = {}
@@ -300,8 +314,8 @@ def _why_here(old: About | None, one: Probe) -> str:
 
 def _written(values: Mapping[Key, Any], about: Mapping[Key, About], drop: Callable[[Key], bool], note: str) -> News:
     began_s = time.monotonic()
-    shelf = _shelf()
     try:
+        shelf = _shelf()
         saved = shelf.save(values, about, drop=drop, note=note)
     except SubletError as error:
         return News(held=dict(_state.held), lost=dict(_state.lost), failed=error.message, do=error.do)
@@ -320,15 +334,18 @@ def _let_go(name: str) -> None:
     if _state.held.pop(name, None) is not None:
         _state.gone.add(key_of(Part.DEVICE, name))
     _state.lost.pop(name, None)
+    _state.elsewhere.pop(name, None)
     _state.mates.pop(name, None)
     _state.dirty.discard(name)
 
 
 def _shelf() -> Shelf:
-    if _state.shelf is None:
+    if _state.place is None:
         raise CheckpointFailed(
             "there is no volume to save to", do="Fetch what is worth keeping (%gpu fetch NAME), or see %gpu."
         )
+    if _state.shelf is None:
+        _state.shelf = Shelf(store_of(_state.place) if _state.place else _own_volume())
     return _state.shelf
 
 

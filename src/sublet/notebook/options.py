@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, NoReturn
 
 from sublet.errors import InvalidRequest
-from sublet.values import GIB, Tier, format_duration, format_size, parse_duration_ns, parse_size
+from sublet.values import GIB, MIB, Tier, format_duration, format_size, parse_duration_ns, parse_size
 
 __all__ = ["CellOptions", "help_text", "parse_line"]
 
@@ -86,6 +86,13 @@ def _names(text: str, what: str) -> tuple[str, ...]:
     return names
 
 
+def _room(text: str) -> int:
+    size = parse_size(text, "--stay-over")
+    if size < MIB:
+        raise InvalidRequest(f"--stay-over {text} is less than 1MiB", do="Small variables always travel.")
+    return size
+
+
 def _path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
@@ -104,7 +111,7 @@ OPTIONS: Final = (
     _Option(
         "--stay-over",
         "SIZE",
-        lambda v: {"room_bytes": parse_size(v, "--stay-over")},
+        lambda v: {"room_bytes": _room(v)},
         f"new variables larger than this stay on the device; {format_size(ROOM_BYTES)}",
     ),
     _Option("--no-save", "", lambda _: {"saves": False}, "do not save what stays on the device after this cell"),

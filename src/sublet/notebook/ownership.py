@@ -1,22 +1,27 @@
 """Whose state it is: (tenant, name), in a volume of that name.
 
 The name is the path of the notebook, where Jupyter or VS Code gives it; otherwise it is what ``%gpu name X`` says. A
-notebook without a name saves all the same, for as long as its kernel lives.
+notebook without a name saves all the same, for as long as its kernel lives. So does a second kernel of a name that
+another one has: it gets a volume of its own, empty and without a name, and its person is told.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import re
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.durable.durable import store_of
-from sublet.durable.store import CheckpointStore
-from sublet.errors import InvalidRequest, SubletError
-from sublet.values import GIB, parse_size, valid_name
+from sublet.durable.store import CheckpointStore, FolderStore
+from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, SubletError
+from sublet.values import GIB, MIB, LeaseId, parse_size, valid_name
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -26,13 +31,19 @@ __all__ = ["FOLDER_VARIABLE", "Owner", "Volume", "notebook_path", "volume_name"]
 
 FOLDER_VARIABLE: Final = "SUBLET_NOTEBOOK_STATE"
 """A folder to save in instead of a volume: where the office lends no disk."""
-SIZE: Final = 4 * GIB
-"""Of a volume that is made, unless ``%gpu name X SIZE`` says otherwise."""
+SIZES: Final = (4 * GIB, 1 * GIB, 256 * MIB)
+"""Of a volume that is made: the first there is room for, unless ``%gpu name X SIZE`` says otherwise."""
+TTL: Final = "5m"
+"""Renewed as long as the kernel lives; so long a kernel that was killed keeps others from its volume."""
+WAIT_S: Final = 5.0
+"""For a lease of this name that is just ending."""
 NAME_MAX: Final = 40
 """Letters of the notebook's own name in that of its volume."""
+HOLDER: Final = re.compile(r".*\[(\d+)\]@(.*)")
+"""As clients call themselves."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Volume:
     """Where this kernel saves."""
 
@@ -43,16 +54,31 @@ class Volume:
     """Instead of a lease."""
     said: str = ""
     """What the person should know of it."""
+    lock: int = -1
+    """Held on the folder."""
+    is_empty: bool = False
+    """It was made just now: to look into it would cost the time to set it up, before anything is saved."""
+    _store: CheckpointStore | None = None
 
     @property
     def store(self) -> CheckpointStore:
-        """For this process."""
-        return store_of(self.folder if self.lease is None else self.lease)  # type: ignore[arg-type]
+        """For this process. The first look at a volume may set it up, which takes a moment."""
+        if self._store is None:
+            self._store = FolderStore(self.folder) if self.lease is None else store_of(self.lease)
+        return self._store
+
+    @property
+    def is_over(self) -> bool:
+        return self.lease is not None and self.lease.end is not None
 
     def release(self) -> None:
         """What is in it stays, if it has a name."""
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
         if self.lease is not None:
-            self.lease.release()
+            with contextlib.suppress(SubletError):  # it ends by its time to live
+                self.lease.release()
 
 
 class Owner:
@@ -70,10 +96,7 @@ class Owner:
     @property
     def name(self) -> str:
         """As the volume is called; empty where nobody gave one."""
-        if self._name:
-            return self._name
-        path = notebook_path(self._user_ns, self._environ)
-        return volume_name(path) if path else ""
+        return self._name or (volume_name(path) if (path := self.path) else "")
 
     @property
     def path(self) -> str:
@@ -95,7 +118,7 @@ class Owner:
     def take(self, fabric: Fabric) -> Volume | None:
         """The volume, taken when it is first asked for. None where none is to be had, and ``trouble`` says why: cells
         run all the same."""
-        if self.volume is not None and (self.volume.lease is None or self.volume.lease.end is None):
+        if self.volume is not None and not self.volume.is_over:
             return self.volume
         self.trouble = ""
         folder = self._environ.get(FOLDER_VARIABLE, "")
@@ -105,12 +128,107 @@ class Owner:
             self.volume, self.trouble = None, error.message
         return self.volume
 
+    # ---- a folder
+
     def _in_folder(self, folder: str) -> Volume:
         name = self.name
-        return Volume(name=name, folder=os.path.join(folder, name or f"kernel-{os.getpid()}"))
+        if name:
+            path = os.path.join(folder, name)
+            lock = _locked(path)
+            if lock >= 0:
+                return Volume(name=name, folder=path, lock=lock)
+        own = os.path.join(folder, f"kernel-{os.getpid()}")
+        return Volume(name="", folder=own, said=_second(name) if name else "", lock=_locked(own))
+
+    # ---- a lease of blocks
 
     def _leased(self, fabric: Fabric) -> Volume:
-        raise InvalidRequest("volumes are not lent yet")
+        name = self.name
+        if not name:
+            return self._made(fabric, "")
+        return self._of_name(fabric, name) or self._made(fabric, "", said=_second(name))
+
+    def _of_name(self, fabric: Fabric, name: str) -> Volume | None:
+        """The volume of this name, found or made; None where another kernel has it."""
+        until_s = time.monotonic() + WAIT_S
+        while True:
+            is_late = time.monotonic() > until_s
+            try:
+                found = fabric.volume(name)
+            except NotFound:
+                return self._made(fabric, name)
+            try:
+                if found.lease is None:
+                    return Volume(name=name, lease=fabric.block(name=name, **_terms()))
+                if _is_gone(fabric, found.lease):
+                    return Volume(name=name, lease=fabric.attach(found.lease, renew="always"))
+            except (CapacityExceeded, NotFound, LeaseEnded):  # it is being put away, or was in this moment
+                if is_late:
+                    raise
+            else:
+                if is_late or not _is_ending(fabric, found.lease):
+                    return None
+            time.sleep(0.1)
+
+    def _made(self, fabric: Fabric, name: str, *, said: str = "") -> Volume:
+        sizes = (self._size,) if self._size else SIZES
+        for size in sizes:
+            try:
+                lease = fabric.block(size, name=name or None, **_terms())
+            except CapacityExceeded:
+                if size == sizes[-1]:
+                    raise
+            else:
+                return Volume(name=name, lease=lease, said=said, is_empty=True)
+        raise AssertionError
+
+
+def _terms() -> dict[str, Any]:
+    return {"ttl": TTL, "wait": 0, "renew": "always", "labels": {"program": "notebook"}}
+
+
+def _is_gone(fabric: Fabric, lease: LeaseId) -> bool:
+    """Whether who holds it was a process of this machine that is no more: then it is ours to go on with."""
+    holder = HOLDER.fullmatch(fabric.lease(lease).holder)
+    if holder is None or holder[2] != socket.gethostname():
+        return False
+    if int(holder[1]) == os.getpid():  # of this very kernel, before it was called otherwise
+        return False
+    try:
+        os.kill(int(holder[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _is_ending(fabric: Fabric, lease: LeaseId) -> bool:
+    """Whether its holder has let go of it."""
+    view = fabric.lease(lease)
+    return view.status in ("ending", "ended") or view.notice is not None
+
+
+def _locked(path: str) -> int:
+    """A lock on a folder, -1 if somebody has it. It goes with the process."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        fd = os.open(os.path.join(path, "in-use"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot hold what is saved: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _second(name: str) -> str:
+    return (
+        f"another kernel has {name} open, so this one saves for itself and keeps nothing when it ends; %gpu name X "
+        "gives it a name of its own"
+    )
 
 
 def notebook_path(user_ns: Mapping[str, Any], environ: Mapping[str, str]) -> str:

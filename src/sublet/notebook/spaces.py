@@ -12,6 +12,7 @@ it is held, and a new object replaces none (``merging``).
 from __future__ import annotations
 
 import hashlib
+import sys
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from sublet.durable.roots import Group, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities, Tag
-from sublet.notebook.memories import is_memory
+from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.merging import can_change, merge
 from sublet.notebook.stays import Stays
 from sublet.values import format_size
@@ -42,6 +43,11 @@ HIDDEN: Final = frozenset(
 LOST: Final = "\0"
 """Begins what stands in a parcel in place of a name, for an object that has none any more."""
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
+NO_WHYS: Final[Mapping[str, str]] = types.MappingProxyType({})
+SMALL_BYTES: Final = 256 * 1024
+"""This much always travels: names that have less stand together in one group."""
+ALONE: Final = 2
+"""References to an object that only a dict holds: the dict's, and that of whoever asks."""
 ROUNDS_MAX: Final = 64
 """Functions that read functions that read functions: each step finds more names; nobody has more steps than that."""
 
@@ -105,6 +111,15 @@ class _Came:
         self.met: dict[int, Any] = {}
         views = [memoryview(buffer) for buffer in parcel.buffers]
         self.values: dict[str, Any] = decode(parcel.head, views, met=self.met)
+        _without_scaffolding(self.met)
+
+
+def _without_scaffolding(met: dict[int, Any]) -> None:
+    """Let go of what was made only to take the values apart or to put them together, such as the state that an object
+    is given: nobody else holds it, and on the other side its number may stand for something that lives."""
+    while alone := [n for n in met if sys.getrefcount(met[n]) <= ALONE]:
+        for n in alone:
+            del met[n]
 
 
 class Space:
@@ -132,6 +147,7 @@ class Space:
         lost_of: Iterable[str] = (),
         new: Iterable[str] = (),
         room: int | None = None,
+        stuck: Mapping[str, str] = NO_WHYS,
     ) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
@@ -139,7 +155,7 @@ class Space:
         names and that nothing holds any more go as well, if they were changed before they were let go of: on the other
         side somebody else may hold them. ``new``: names that were bound anew, and go even if they stand for what was
         agreed on before: the other side may have bound them otherwise since. ``room``: bytes; what has more stays,
-        unless the other side has it already.
+        unless the other side has it already, and so does what is ``stuck``, which stayed before, and why.
         """
         found = Outgoing()
         names = self._without_handles(wanted, found)
@@ -157,7 +173,7 @@ class Space:
         if lost:
             groups = self._encoded(names, rules, found, must=must, beside=lost)
         if room is not None:
-            groups = [group for group in groups if self._has_room(group, room, found)]
+            groups = [group for group in groups if self._has_room(group, room, stuck, found)]
         found.names = frozenset(names - found.stays.keys())
         found.opaque = tuple(sorted(rules.opaque))
         found.gone = tuple(sorted(name for name in self._shared if name not in self.names))
@@ -249,12 +265,14 @@ class Space:
             left |= {name for name in needs if name in self.names and name not in found.handles}
         return left
 
-    def _has_room(self, group: Group, room: int, found: Outgoing) -> bool:
+    def _has_room(self, group: Group, room: int, stuck: Mapping[str, str], found: Outgoing) -> bool:
         nbytes = group.encoded.nbytes
-        if nbytes <= room or not self._shared.isdisjoint(group.names):
+        stayed = [stuck[name] for name in group.names if name in stuck]
+        if nbytes <= SMALL_BYTES or (not stayed and (nbytes <= room or not self._shared.isdisjoint(group.names))):
             return True
         names = [name for name in group.names if not name.startswith(LOST)]
-        found.stays |= dict.fromkeys(names, f"{format_size(nbytes)}, more than {format_size(room)}")
+        why = stayed[0] if stayed else f"{format_size(nbytes)}, more than {format_size(room)}"
+        found.stays |= dict.fromkeys(names, why)
         return False
 
     def _lost(self, groups: Iterable[Group], names: Iterable[str]) -> dict[str, Any]:
@@ -264,7 +282,7 @@ class Space:
 
     def _is_untouched(self, value: Any) -> bool:
         """Of an array or a tensor: its memory is all there is to it, and costs too much to send for nothing."""
-        if not is_memory(value):
+        if not is_memory(value) or (is_array(value) and value.dtype.hasobject):
             return False
         changed = [self._finder.changed(buffer) for buffer in encode(value, gpu="copy").buffers]
         return not any(changed)
@@ -275,9 +293,13 @@ class Space:
         left = {name: self.names[name] for name in names if name not in found.stays} | dict(beside)
         while True:
             try:
-                return encode_roots(left, rules=rules)
+                groups = encode_roots(left, rules=rules)
+                for group in groups:
+                    if isinstance(group.encoded.met, dict):
+                        _without_scaffolding(group.encoded.met)
+                return groups
             except Unpicklable as error:
-                name = _root_of(error, left)
+                name = _root_of(error, left) or _first_alone(left)
                 if name is None or (must and not name.startswith(LOST)):
                     raise
                 if not name.startswith(LOST):
@@ -326,6 +348,16 @@ def _root_of(error: Unpicklable, roots: Mapping[str, object]) -> str | None:
     called = {name: repr(name)[1:-1] if name.startswith(LOST) else name for name in roots}
     fitting = [n for n, said in called.items() if path == said or path.startswith((said + ".", said + "[", said + "("))]
     return max(fitting, key=len, default=None)
+
+
+def _first_alone(roots: Mapping[str, object]) -> str | None:
+    """The first that cannot travel, where the error does not say."""
+    for name, value in roots.items():
+        try:
+            encode_roots({name: value}, rules=HomeRules())
+        except Unpicklable:
+            return name
+    return None
 
 
 def _is_the_shells(name: str) -> bool:
