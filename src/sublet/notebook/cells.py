@@ -93,6 +93,7 @@ class Cells:
         python = self._shell.transform_cell(source)
         self.reading(python)
         status = StatusLine(self._shell)
+        self._front.on_cleared = status.cleared
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
         self._stood_s = 0.0
         try:
@@ -109,7 +110,8 @@ class Cells:
             handles = {name: one for name, one in self.handles.all().items() if one.was_of(self._kernel)}
             self._let_go()
             inside = self.handles.ended(began_wall_ns)
-            status.show(Ended(message=what_ended(error), do=RERUN))
+            bill = self._bill_so_far(began_s)
+            status.show(Ended(message=what_ended(error), do=RERUN, bill=bill))
             raise session_ended(error, handles, inside) from error
         bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0)
         lease = self.lease or lease
@@ -122,6 +124,19 @@ class Cells:
             raise failed_cell(ran.reply["content"])
         if ran.failed is not None:
             raise ran.failed
+
+    def _bill_so_far(self, began_s: float) -> CellBill | None:
+        """Of a cell that was ended: the lease is to be paid for all the same."""
+        lease = self.lease
+        if lease is None or not lease.devices or not self._billed_s:
+            return None
+        now_s = time.monotonic()
+        held_s, self._billed_s = now_s - self._billed_s, 0.0
+        amount = sum(one.amount for one in lease.devices)
+        busy_s = min(held_s, now_s - began_s - self._stood_s)
+        bill = CellBill(held_s=held_s, busy_s=busy_s, vram_byte_s=held_s * amount, stood_s=self._stood_s)
+        self.bills.add(number_of(self._shell), lease.devices[0].id, bill)
+        return bill
 
     @property
     def bill(self) -> CellBill:

@@ -11,12 +11,16 @@ import getpass
 import html
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from sublet.notebook.kernel_line import Message
-from sublet.notebook.status import CellStatus, as_html, as_text
+from sublet.notebook.status import CellStatus, as_html, as_text, line_of_html
 
 __all__ = ["CellFailed", "Front", "StatusLine", "failed_cell", "number_of_cell"]
+
+
+_SHOWN: Final = frozenset({"stream", "display_data", "execute_result", "error"})
+"""What takes the place of an output that is to be cleared."""
 
 
 class CellFailed(Exception):
@@ -56,6 +60,9 @@ class Front:
         """Gives what was typed to the guest."""
         self.to_guest: Callable[[Message], None] = lambda _message: None
         """Passes on what a widget's view says."""
+        self.on_cleared: Callable[[], None] = lambda: None
+        """Told when a cell has wiped its output, and the status line with it."""
+        self._clears_next = False
 
     @property
     def kernel(self) -> Any:
@@ -65,6 +72,9 @@ class Front:
     def show(self, channel: str, message: Message) -> None:
         """Anything that a cell says while it runs."""
         content, kind = message["content"], message["header"]["msg_type"]
+        if self._clears_next and kind in _SHOWN:
+            self._clears_next = False
+            self.on_cleared()
         match kind:
             case "stream":
                 stream = sys.stderr if content["name"] == "stderr" else sys.stdout
@@ -81,6 +91,10 @@ class Front:
                 )
             case "clear_output":
                 self._shell.display_pub.clear_output(wait=bool(content.get("wait")))
+                if content.get("wait"):
+                    self._clears_next = True
+                else:
+                    self.on_cleared()
             case "input_request":
                 self.answer(message, self._ask(content.get("prompt", ""), bool(content.get("password"))))
             case "comm_open" | "comm_msg" | "comm_close":
@@ -157,6 +171,12 @@ class StatusLine:
         self._stream = stream
         self._id = ""
         self._last = ""
+        self._was_cleared = False
+
+    def cleared(self) -> None:
+        """The cell wiped it away. What only passes is not shown again between its frames; what stays is."""
+        self._id = self._last = ""
+        self._was_cleared = True
 
     def show(self, status: CellStatus, *, quiet: bool = False) -> None:
         """It stands like this now. ``quiet``: only where it can take the place of what was there."""
@@ -167,6 +187,8 @@ class StatusLine:
             if not quiet:
                 print(text, file=self._stream or sys.stderr)
                 self._last = text
+            return
+        if quiet and self._was_cleared and not getattr(status, "notice", ""):
             return
         is_new = not self._id
         if is_new:
@@ -186,8 +208,7 @@ def say(shell: Any, text: str) -> None:
     if getattr(shell, "kernel", None) is None:
         print(line, file=sys.stderr)  # noqa: T201
         return
-    style = 'style="font-family:ui-monospace,monospace;font-size:12px;padding:2px 8px;border-left:3px solid #3b82f6"'
-    shell.display_pub.publish(data={"text/plain": line, "text/html": f"<div {style}>{html.escape(text)}</div>"})
+    shell.display_pub.publish(data={"text/plain": line, "text/html": line_of_html(html.escape(text))})
 
 
 def _new_id() -> str:

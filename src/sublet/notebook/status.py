@@ -23,9 +23,10 @@ __all__ = [
     "as_html",
     "as_text",
     "coarse",
+    "line_of_html",
 ]
 
-STYLE: Final = (
+_STYLE: Final = (
     "font-family:ui-monospace,monospace;font-size:12px;line-height:1.5;padding:2px 8px;border-left:3px solid {colour}"
 )
 """Of one line. Text has the colour that the page gives it, light or dark."""
@@ -171,7 +172,12 @@ def as_html(status: CellStatus) -> str:
     if isinstance(status, Running) and status.notice:
         colour = _AMBER
     rest_shown = "".join(f'<span style="{_DIM}"> · {_whole(part)}</span>' for part in rest)
-    return f'<div style="{STYLE.format(colour=colour)}"><b>{first}</b>{rest_shown}</div>'
+    return line_of_html(f"<b>{first}</b>{rest_shown}", colour)
+
+
+def line_of_html(markup: str, colour: str = _BLUE) -> str:
+    """One line beside the cell's own output."""
+    return f'<div style="{_STYLE.format(colour=colour)}">{markup}</div>'
 
 
 def _whole(part: str) -> str:
