@@ -10,11 +10,9 @@ from typing import Any, Final
 from sublet.agent.starting import package_folder
 from sublet.durable.store import FolderStore
 from sublet.durable.volume import VolumeStore
-from sublet.errors import SubletError
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import GuestSpec, HolderReply, Start, Started
-from sublet.wire.refusals import refusal_of
 from sublet.wire.volumes import VolumeCall, VolumeReply
 from tests.integration.supervisor_stage import PATH, HolderLine, SupervisorStage
 from tests.traces import until
@@ -92,10 +90,8 @@ class StageLine:
         return self._pair
 
     def ask(self, call: VolumeCall) -> VolumeReply:
-        try:
-            reply: VolumeReply = loads(HolderReply, self._line.talk.call(dumps(call), timeout_s=30.0).body)
-        except SubletError as error:
-            return refusal_of(error)
+        """Raises what it is refused with."""
+        reply: VolumeReply = loads(HolderReply, self._line.talk.call(dumps(call), timeout_s=30.0).body)
         return reply
 
 

@@ -22,7 +22,7 @@ from sublet.durable.files import read_whole
 from sublet.durable.format import MANIFEST_MAX
 from sublet.durable.saving import Staged, Who
 from sublet.durable.store import FolderStore
-from sublet.errors import Disconnected
+from sublet.errors import CheckpointFailed, Disconnected
 from sublet.values import Epoch, LeaseId
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.volumes import (
@@ -96,11 +96,13 @@ class VolumeStore(FolderStore):
         return found.f_bavail * found.f_frsize
 
     def stage(self, needed: int = 0) -> Path:
-        staging = Path(self._current().staging)
-        self.check_room(needed)
-        folder = staging / secrets.token_hex(8)
+        folder = Path(self._current().staging) / secrets.token_hex(8)
         try:
+            self.check_room(needed)
             folder.mkdir(mode=0o700)
+        except FileNotFoundError:  # the volume is put away, or somebody else's by now: the supervisor knows
+            self._opened = self._open()
+            raise CheckpointFailed("the folder to write into is gone", do="Save again.") from None
         except OSError as error:
             raise self._failed(error) from error
         self._began_ns[folder] = time.monotonic_ns()
