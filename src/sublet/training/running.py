@@ -15,11 +15,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sublet.client.core import new_request_id
+from sublet.client.guests import command_spec, start_spec
 from sublet.client.home import runtime_dir
 from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.lease.value import LeaseEnd
@@ -41,6 +42,8 @@ LABEL: Final = "train"
 """Of every lease of such a run: its name, for the bill and for whoever runs it again."""
 NOT_THE_LEASE: Final = frozenset({EndReason.OUT_OF_MEMORY, EndReason.GUEST_FAILED, EndReason.RELEASED})
 """Ends that another lease would not mend."""
+IMPORTS: Final = ("torch?", "sublet.training.trainer?")
+"""What a warm interpreter has for the second life and all after it: to import PyTorch takes seconds."""
 LEASE_ENDED: Final = 76
 STATE_TTL: Final = "10m"
 """Of the volume: for so long after this command was killed nobody else has it."""
@@ -170,15 +173,17 @@ class TrainingRun:
         plan = self.plan
         ours = os.environ if self.fabric.lease(lease.id).tenant == LOCAL else {}  # others begin with an empty one
         env = {"PYTHONUNBUFFERED": "1", **ours, **plan.env}
-        guest = lease.start(
+        spec = command_spec(
             plan.argv,
             env=env | {VARIABLE: "1"},
             cwd=plan.cwd,
             stdio="null",
+            rows=24,
+            cols=80,
             name=plan.name,
             grace=plan.grace,
-            volume=storage,
         )
+        guest = start_spec(lease, replace(spec, imports=IMPORTS), volume=storage)
         self.progress.new_life()
         with contextlib.closing(guest):
             return _Attendance(self, lease, guest).run()

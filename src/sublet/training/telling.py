@@ -39,8 +39,6 @@ class Account:
     """How often it went on from a checkpoint."""
     lost_seconds: float = 0.0
     """Between the last step that was saved and the first one after it, all in all; waiting for hardware included."""
-    steps_again: int = 0
-    """Steps that were done, not saved, and done again; known only where `sublet train` was told of them."""
 
 
 class Teller:

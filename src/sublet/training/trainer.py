@@ -21,24 +21,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from sublet.clock import Clock, SystemClock
-from sublet.durable.durable import Durable
-from sublet.durable.saving import SaveReport
-from sublet.errors import CheckpointFailed, InvalidRequest, NotFound
+from sublet.errors import CheckpointFailed, InvalidRequest
 from sublet.training.beginning import interval_of, no_steps, other_loop, parts_of, refuse_many_processes
 from sublet.training.chance import chance_now, set_chance, set_generators
 from sublet.training.leaving import Preempted, Told, Watchman
 from sublet.training.parts import put_back
 from sublet.training.place import place_here
 from sublet.training.position import Source, source_of
+from sublet.training.saves import Saves
 from sublet.training.telling import Account, Teller
 from sublet.values import NS_PER_S
 
 __all__ = ["PreemptibleTrainer"]
 
-FORMAT: Final = "sublet.training/1"
+SAVE: Final = "save"
+_NOTHING: Final = object()
 STEPLESS_MAX: Final = 10_000
 """Batches without a step after which somebody has forgotten to call it."""
 
@@ -76,12 +76,10 @@ class PreemptibleTrainer:
         self.metrics: dict[str, Any] = {}
         """Yours: what you put here is saved and restored with the rest. ``step(loss, accuracy=...)`` puts in those."""
         self._parts = parts_of(model, optimizer, scheduler, scaler, state, self.metrics)
-        self._every, self._every_ns = interval_of(save_every)
         self._clock: Clock = SystemClock() if clock is None else clock
         self._watchman = Watchman(lease)
         self._teller = Teller()
         self._sources: dict[int, tuple[Any, Source]] = {}
-        self._account = Account()
         self._epoch = 0
         self._epochs: int | None = None
         self._epoch_chance: Any = None
@@ -94,18 +92,16 @@ class PreemptibleTrainer:
         self._whole = True
         """Nothing was begun since the last step."""
         self._stepless = 0
-        self._asked = False
         self._resume: dict[str, Any] | None = None
         """The position to go on from, until it is reached."""
-        self._saved_steps = 0
-        self._saved_ns = self._clock.now_ns()
-        self._seen: SaveReport | None = None
-        self._in_flight = False
-        self._dirty = False
+        self._generators: list[Any] = []
+        """Of the loader, where it stands between two passes."""
         self._stopped_wall_ns: int | None = None
         self._loss: Any = None
         self._closed = False
-        self._durable = self._opened(place_here() if place is None else place, f"{FORMAT} {schema}".strip(), keep)
+        where = place_here() if place is None else place
+        self._saves = Saves(where, schema=schema, keep=keep, every=interval_of(save_every), clock=self._clock)
+        self._restore()
         self._tell(began=True)
 
     # ---- what it knows ----
@@ -113,7 +109,7 @@ class PreemptibleTrainer:
     @property
     def steps(self) -> int:
         """Done so far, in all lives of the program."""
-        return self._account.steps
+        return self.account.steps
 
     @property
     def epoch(self) -> int:
@@ -123,12 +119,12 @@ class PreemptibleTrainer:
     @property
     def resumed(self) -> bool:
         """Whether it goes on from a checkpoint."""
-        return self._account.resumed > 0
+        return self.account.resumed > 0
 
     @property
     def account(self) -> Account:
         """What it has come to: steps, saves, bytes, seconds."""
-        return self._account
+        return self._saves.account
 
     # ---- the loop ----
 
@@ -162,8 +158,10 @@ class PreemptibleTrainer:
                 )
             self._epoch += 1
             self._pass, self._pass_over, self._epoch_chance = None, False, None
-            self._dirty = True
-            self._boundary()
+            self._saves.is_dirty = True
+            due = self._due()
+            if due is not None:
+                self._act(due, self._position())
         if self._resume is not None:  # all was done before; what comes behind the loop finds what it would have found
             set_chance(self._resume["chance"][0])
         self._finish()
@@ -196,21 +194,38 @@ class PreemptibleTrainer:
         batches = self._begun(source, resume if resume is not None and resume["in_pass"] else None)
         before = self.steps
         try:
-            for batch in batches:
+            batch = next(batches, _NOTHING)
+            while batch is not _NOTHING:
                 self._whole = False
                 self._going_on()
                 yield batch
-                self._boundary()
+                batch = self._next_but_for(batches)
         finally:  # also where the program broke the loop off: it wanted no more of this pass
             self._pass_over = True
+            self._generators = [one.get_state() for one in source.generators()]
             getattr(batches, "close", list)()  # the workers of a loader end now, and not when somebody collects them
         if before == self.steps and self._stepless:
             raise no_steps()
         if self._epochs is None:
             self._finish()
 
+    def _next_but_for(self, batches: Iterator[Any]) -> Any:
+        """The next batch, unless it is time to leave. Behind the last one nobody leaves, and it is saved only in need:
+        a program that goes on there would find its loop empty, and what the loop's body names undefined."""
+        due = self._due()
+        if due is None:
+            return next(batches, _NOTHING)
+        position = self._position()
+        batch = next(batches, _NOTHING)
+        if batch is not _NOTHING:
+            self._act(due, position)
+        elif isinstance(due, Told):
+            self._settle(position)
+        return batch
+
     def _begun(self, source: Source, resume: Mapping[str, Any] | None) -> Iterator[Any]:
         if resume is None:
+            set_generators(source.generators(), self._generators)
             self._pass_chance = [chance_now(), [one.get_state() for one in source.generators()]]
             return source.begin(self._epoch, None, lambda: None)
         if resume["kind"] != source.kind:
@@ -242,8 +257,8 @@ class PreemptibleTrainer:
         if loss is not None:
             self._descend(loss)
         self.metrics.update(metrics)
-        self._account.steps += 1
-        self._whole = self._dirty = True
+        self.account.steps += 1
+        self._whole = self._saves.is_dirty = True
         self._stepless = 0
         if self._teller.is_due():
             self._tell()
@@ -264,79 +279,44 @@ class PreemptibleTrainer:
     def save(self) -> None:
         """Save behind this step, whether it is time or not."""
         self._check_open()
-        self._asked = self._dirty = True
+        self._saves.ask()
 
     # ---- between two steps ----
 
-    def _boundary(self) -> None:
-        """Behind a body: save if it is time, leave if it is."""
-        saving = self._is_saving()
+    def _due(self) -> Told | str | None:
+        """Behind a body: whether to leave, or to save."""
+        due = self._saves.is_due()
         if not self._whole:
             self._stepless += 1
             if self._stepless > STEPLESS_MAX or (self.steps == 0 and self._watchman.told() is not None):
                 raise no_steps()
-            return
+            return None
         told = self._watchman.told()
         if told is not None:
-            self._leave(told)
-        if self._dirty and not saving and self._is_time():
-            self._write(wait=False)
+            return told
+        return SAVE if due else None
+
+    def _act(self, due: Told | str, position: dict[str, Any]) -> None:
+        if isinstance(due, Told):
+            self._leave(due, position)
+        self._saves.write(self._snapshot(position), wait=False)
 
     def _going_on(self) -> None:
         """Before the first thing that is done after a resume: up to here it was lost."""
         if self._stopped_wall_ns is not None:
             lost_ns = self._clock.wall_ns() - self._stopped_wall_ns
-            self._account.lost_seconds += max(0.0, lost_ns / NS_PER_S)
+            self.account.lost_seconds += max(0.0, lost_ns / NS_PER_S)
             self._stopped_wall_ns = None
 
-    def _is_time(self) -> bool:
-        if self._asked:
-            return True
-        if self._every is not None:
-            return self.steps - self._saved_steps >= self._every
-        return self._clock.now_ns() - self._saved_ns >= self._every_ns
-
-    def _is_saving(self) -> bool:
-        """Whether the last save is still being written. Raises if it failed: nothing is trained that cannot be kept."""
-        if self._in_flight:
-            self._durable.value  # noqa: B018 - this is where the error of a save in the background is raised
-            if self._durable.last is not self._seen:
-                self._note_saved()
-        return self._in_flight
-
-    def _settle(self) -> None:
+    def _settle(self, position: dict[str, Any] | None = None) -> None:
         """Everything that was done is durable when this returns, or it raises why not."""
-        if self._dirty:
-            self._write(wait=True)
-        elif self._in_flight:
-            self._durable.flush()
-            self._is_saving()
+        if self._saves.is_dirty:
+            self._saves.write(self._snapshot(self._position() if position is None else position), wait=True)
+        self._saves.wait()
 
-    def _write(self, *, wait: bool) -> None:
-        began_ns = self._clock.now_ns()
-        self._saved_steps, self._saved_ns = self.steps, began_ns
-        if self._in_flight:
-            self._durable.flush()
-            self._is_saving()
-        self._durable.value = self._snapshot()
-        self._in_flight = True
-        self._durable.checkpoint(wait=wait, note=f"step {self.steps}")
-        self._dirty = self._asked = False
-        self._account.save_seconds += (self._clock.now_ns() - began_ns) / NS_PER_S
-        if wait:
-            self._note_saved()
-
-    def _note_saved(self) -> None:
-        report = self._durable.last
-        assert report is not None
-        self._in_flight, self._seen = False, report
-        self._account.saves += 1
-        self._account.bytes_saved += report.written_bytes
-        self._tell()
-
-    def _leave(self, told: Told) -> None:
+    def _leave(self, told: Told, position: dict[str, Any]) -> NoReturn:
         """Everything is whole: save it, and end the program."""
-        self._settle()
+        self._settle(position)
         self._tell(left=str(told.reason))
         self.close()
         status = {"status": 143} if told.by_signal else {}
@@ -352,49 +332,46 @@ class PreemptibleTrainer:
         if self._teller.listens:
             shown = {} if self._loss is None else {"loss": float(self._loss)}
             of = {} if self._epochs is None else {"epoch": self._epoch, "epochs": self._epochs}
-            self._teller.tell(self._account, saved_steps=self._durable_steps(), **of, **shown, **more)
-
-    def _durable_steps(self) -> int:
-        return self._saved_steps if not self._in_flight and self._seen is not None else -1
+            self._teller.tell(self.account, saved_steps=self._saves.durable_steps, **of, **shown, **more)
 
     # ---- the state ----
 
-    def _snapshot(self) -> dict[str, Any]:
-        source = self._pass
-        generators = [] if source is None else [one.get_state() for one in source.generators()]
+    def _position(self) -> dict[str, Any]:
+        """Where it stands, in the data and among the random numbers; before anything is drawn for what comes next."""
+        source, generators = self._pass, self._generators
+        if source is not None:
+            generators = [one.get_state() for one in source.generators()]
+        return {
+            "epoch": self._epoch,
+            "epoch_chance": self._epoch_chance,
+            "in_pass": source is not None,
+            "pass_over": self._pass_over,
+            "pass_chance": self._pass_chance,
+            "kind": None if source is None else source.kind,
+            "position": None if source is None else source.state(),
+            "chance": [chance_now(), generators],
+        }
+
+    def _snapshot(self, position: dict[str, Any]) -> dict[str, Any]:
+        saves = self.account.saves + 1  # whoever reads it knows of this one
         return {
             "parts": {name: part.get() for name, part in self._parts.items()},
-            "position": {
-                "epoch": self._epoch,
-                "epoch_chance": self._epoch_chance,
-                "in_pass": source is not None,
-                "pass_over": self._pass_over,
-                "pass_chance": self._pass_chance,
-                "kind": None if source is None else source.kind,
-                "position": None if source is None else source.state(),
-                "chance": [chance_now(), generators],
-            },
-            "account": asdict(self._account) | {"saves": self._account.saves + 1},  # whoever reads it knows of this one
+            "position": position,
+            "account": asdict(self.account) | {"saves": saves},
             "wall_ns": self._clock.wall_ns(),
         }
 
-    def _opened(self, place: Any, schema: str, keep: int) -> Durable[Any]:
-        try:
-            durable: Durable[Any] = Durable.restore(place, schema=schema, keep=keep)
-        except NotFound:
-            return Durable({}, place, schema=schema, keep=keep)
-        saved = durable.value
+    def _restore(self) -> None:
+        """Go on from what was found, if something was."""
+        saved, self._saves.found = self._saves.found, None
+        if saved is None:
+            return
         put_back(self._parts, saved["parts"])
-        self._resume = saved["position"]
-        self._epoch = self._resume["epoch"]
-        self._account = Account(**saved["account"])
-        self._account.resumed += 1
-        self._saved_steps = self.steps
+        resume = self._resume = saved["position"]
+        self._epoch, self._generators = resume["epoch"], resume["chance"][1]
         self._stopped_wall_ns = saved["wall_ns"]
-        if not self._resume["in_pass"]:
-            self._resume["epoch_chance"] = self._resume["chance"][0]
-        durable.value = {}  # the parts have copies of their own
-        return durable
+        if not resume["in_pass"]:
+            resume["epoch_chance"] = resume["chance"][0]
 
     # ---- the end ----
 
@@ -404,7 +381,7 @@ class PreemptibleTrainer:
             return
         self._closed = True
         self._watchman.end()
-        self._durable.close(save=False)
+        self._saves.close()
 
     def __enter__(self) -> Self:
         return self

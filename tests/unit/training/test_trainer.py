@@ -259,7 +259,7 @@ def test_workers_go_on_where_they_were(tmp_path: Path, deterministic: bool) -> N
         from torch.utils.data import DataLoader
 
         rows = [np.full(4, n, np.float32) for n in range(SAMPLES)]
-        return DataLoader(rows if deterministic else Rows(), 4, shuffle=True, **workers)  # type: ignore[arg-type]
+        return DataLoader(rows if deterministic else Rows(), 4, shuffle=True, **workers)
 
     keywords = {"deterministic": True} if deterministic else {}
     alone = Program(tmp_path / "alone", make, keywords=keywords)

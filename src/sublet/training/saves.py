@@ -1,0 +1,101 @@
+"""Saving while training goes on: when it is time, one in the background at once, and no failure that is not raised."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sublet.clock import Clock
+from sublet.durable.durable import Durable
+from sublet.durable.saving import SaveReport
+from sublet.errors import NotFound
+from sublet.training.telling import Account
+from sublet.values import NS_PER_S
+
+__all__ = ["Saves"]
+
+FORMAT: Final = "sublet.training/1"
+
+
+class Saves:
+    """The checkpoints of one trainer, at one place."""
+
+    def __init__(self, place: Any, *, schema: str, keep: int, every: tuple[int | None, int], clock: Clock) -> None:
+        """``every``: so many steps, or else so many nanoseconds."""
+        self._every, self._every_ns = every
+        self._clock = clock
+        self.account = Account()
+        self.found: dict[str, Any] | None = None
+        """What is saved there; whoever has taken it lets go of it."""
+        self.is_dirty = False
+        """There is something that is not saved."""
+        self.durable_steps = -1
+        """So many are known to be durable; -1 if none are."""
+        self._is_asked = False
+        self._in_flight = False
+        self._steps = 0
+        """Of the last save that was begun."""
+        self._began_ns = clock.now_ns()
+        self._seen: SaveReport | None = None
+        whole = f"{FORMAT} {schema}".strip()
+        try:
+            self._durable: Durable[Any] = Durable.restore(place, schema=whole, keep=keep)
+        except NotFound:
+            self._durable = Durable(None, place, schema=whole, keep=keep)
+            return
+        found: dict[str, Any] = self._durable.value
+        self._durable.value = None  # the parts get copies of their own
+        self.found, self.account = found, Account(**found["account"])
+        self.account.resumed += 1
+        self._steps = self.durable_steps = self.account.steps
+
+    def ask(self) -> None:
+        """At the next occasion, whether it is time or not."""
+        self._is_asked = self.is_dirty = True
+
+    def is_due(self) -> bool:
+        """Whether to save now. Not while the last one is still being written: training does not wait for it."""
+        if self.is_running() or not self.is_dirty:
+            return False
+        if self._is_asked:
+            return True
+        if self._every is not None:
+            return self.account.steps - self._steps >= self._every
+        return self._clock.now_ns() - self._began_ns >= self._every_ns
+
+    def is_running(self) -> bool:
+        """Whether the last save is still being written. Raises if it failed: nothing is trained that cannot be kept."""
+        if self._in_flight:
+            self._durable.value  # noqa: B018 - this is where the error of a save in the background is raised
+            if self._durable.last is not self._seen:
+                self._note()
+        return self._in_flight
+
+    def write(self, state: dict[str, Any], *, wait: bool) -> None:
+        """Save this. Without ``wait`` it is only copied now. Raises what went wrong, also with the one before."""
+        began_ns = self._clock.now_ns()
+        self.wait()
+        self._steps, self._began_ns = self.account.steps, began_ns
+        self._durable.value = state
+        self._in_flight = True
+        self._durable.checkpoint(wait=wait, note=f"step {self._steps}")
+        self.is_dirty = self._is_asked = False
+        self.account.save_seconds += (self._clock.now_ns() - began_ns) / NS_PER_S
+        if wait:
+            self._note()
+
+    def wait(self) -> None:
+        """Until what was begun is durable. Raises why it is not."""
+        if self._in_flight:
+            self._durable.flush()
+            self.is_running()
+
+    def close(self) -> None:
+        """Finish what was begun. Raises what went wrong with it."""
+        self._durable.close(save=False)
+
+    def _note(self) -> None:
+        report = self._durable.last
+        assert report is not None
+        self._in_flight, self._seen, self.durable_steps = False, report, self._steps
+        self.account.saves += 1
+        self.account.bytes_saved += report.written_bytes
