@@ -1,0 +1,149 @@
+"""JupyterLab in a real browser: ``sublet lab`` behind it, Debian's Chromium in front."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+__all__ = ["Page", "lab", "notebook", "opened"]
+
+PATIENCE_MS = 90_000
+QUIET = {
+    "notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
+    "themes": {"adaptive-theme": False},
+}
+
+
+def notebook(path: Path, *cells: str) -> Path:
+    """A notebook of code cells; of text, where one begins with ``#`` and a blank."""
+    new: Any = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
+    new.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    for source in cells:
+        make: Any = nbformat.v4.new_markdown_cell if source.startswith("# ") else nbformat.v4.new_code_cell
+        new.cells.append(make(source))
+    nbformat.write(new, path)  # type: ignore[no-untyped-call]
+    return path
+
+
+@contextmanager
+def lab(home: Path, opened: Path, *, dark: bool = False, path: str = "") -> Iterator[str]:
+    """``sublet lab``, and the address it prints. Configuration is its own and nobody else's."""
+    places = opened.parent / ".jupyter"
+    settings = places / "config" / "lab" / "user-settings" / "@jupyterlab"
+    _write(settings / "apputils-extension" / "notification.jupyterlab-settings", QUIET["notification"])
+    theme = {"theme": "JupyterLab Dark" if dark else "JupyterLab Light"}
+    _write(settings / "apputils-extension" / "themes.jupyterlab-settings", theme)
+    _write(settings / "notebook-extension" / "tracker.jupyterlab-settings", {"windowingMode": "none"})
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+    env |= {f"JUPYTER_{name.upper()}_DIR": str(places / name) for name in ("config", "data", "runtime")}
+    env |= {"SUBLET_HOME": str(home), "IPYTHONDIR": str(places / "ipython"), "JUPYTER_PATH": path}
+    with open(opened.parent / ".lab.log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sublet", "lab", "--no-browser", str(opened)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdout is not None
+    said: list[str] = []
+    timer = threading.Timer(PATIENCE_MS / 1000, process.kill)
+    timer.start()
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"https?://\S+", line):
+                break
+        else:
+            raise AssertionError("".join(said) + (opened.parent / ".lab.log").read_text())
+        yield found[0]
+    finally:
+        timer.cancel()
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def _write(path: Path, settings: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(settings))
+
+
+@contextmanager
+def opened(address: str, *, width: int = 1100, height: int = 1500) -> Iterator[Page]:
+    """The notebook at this address, in a browser of its own."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
+        )
+        try:
+            yield Page(browser.new_page(viewport={"width": width, "height": height}), address)
+        finally:
+            browser.close()
+
+
+class Page:
+    """One notebook, as somebody sees it."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page = page
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(address)
+        page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+        page.get_by_text("| Idle").first.wait_for()  # a cell that is run before asks which kernel is meant
+
+    def cell(self, number: int) -> Any:
+        """A code cell, counted from 0."""
+        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+
+    def run(self, number: int) -> None:
+        """Click into a cell and press Shift-Enter."""
+        self.cell(number).locator(".cm-content").click()
+        self.page.keyboard.press("Shift+Enter")
+
+    def said(self, number: int) -> str:
+        """What stands below a cell."""
+        return str(self.cell(number).locator(".jp-Cell-outputArea").inner_text())
+
+    def wait_said(self, number: int, text: str) -> str:
+        """Until this stands there."""
+        self.cell(number).locator(".jp-Cell-outputArea", has_text=re.compile(text)).wait_for()
+        return self.said(number)
+
+    def wait_done(self, number: int) -> str:
+        """Until the cell has its number; what stands below it."""
+        self.cell(number).locator(".jp-InputPrompt", has_text=re.compile(r"\[\d+\]")).first.wait_for()
+        return self.said(number)
+
+    def interrupt(self) -> None:
+        """Press ``I`` twice, as one does."""
+        self.page.keyboard.press("Escape")
+        self.page.keyboard.press("i")
+        self.page.keyboard.press("i")
+
+    def picture(self, path: Path, *, upto: int | None = None) -> None:
+        """Of the notebook alone; of the page, if no cell is named."""
+        if upto is None:
+            self.page.screenshot(path=path)
+            return
+        self.page.locator(".jp-NotebookPanel").first.screenshot(path=path)

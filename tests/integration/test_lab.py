@@ -1,0 +1,97 @@
+"""``sublet lab``: an office and a JupyterLab that are there together, and gone together."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet.cli import main
+from sublet.client.home import runtime_dir, socket_path
+from sublet.client.office import answers
+from tests.traces import until
+
+
+def env_of(folder: Path) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+    env |= {f"JUPYTER_{name.upper()}_DIR": str(folder / name) for name in ("config", "data", "runtime")}
+    return env | {"SUBLET_HOME": str(folder / "home"), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    home = (tmp_path / "home").resolve()
+    if answers(socket_path(home)):
+        subprocess.run([sys.executable, "-m", "sublet", "down", "--now"], env=env_of(tmp_path), check=False)
+
+
+@pytest.mark.slow
+def test_what_it_started_ends_with_it(folder: Path) -> None:
+    """It says where it is, answers there, and after SIGTERM (or Ctrl-C) neither it nor the office is left."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    lab = subprocess.Popen(
+        [sys.executable, "-m", "sublet", "lab", "--no-browser", "--port", str(port), str(folder)],
+        env=env_of(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert lab.stdout is not None
+    said = ""
+    try:
+        while (match := re.search(r"(http://localhost:\d+)/lab\?(token=\w+)", said)) is None:
+            line = lab.stdout.readline()
+            assert line, said
+            said += line
+        assert f":{port}" in match[1]
+        with urllib.request.urlopen(f"{match[1]}/api/status?{match[2]}", timeout=30) as answer:
+            assert answer.status == 200
+        assert answers(socket_path((folder / "home").resolve()))
+        lab.send_signal(signal.SIGTERM)
+        said += lab.communicate(timeout=60)[0]
+    finally:
+        lab.kill()
+        lab.wait()
+        lab.stdout.close()
+    assert lab.returncode == 0, said
+    assert "The office has ended." in said
+    until("the office is gone", lambda: not runtime_dir((folder / "home").resolve()).joinpath("office.sock").exists())
+    with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.1", port)):
+        pass
+
+
+def test_what_is_missing_is_said_with_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.util.find_spec
+    missing: Any = lambda name, *rest: None if name == "jupyterlab" else real(name, *rest)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
+    assert main(["lab"]) == 1
+    said = capsys.readouterr().err
+    assert "jupyterlab is not installed" in said
+    assert f"{sys.executable} -m pip install jupyterlab" in said
+
+
+def test_what_is_no_notebook_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SUBLET_HOME", str(tmp_path / "home"))
+    (tmp_path / "notes.txt").write_text("words")
+    assert main(["lab", str(tmp_path / "nobody.ipynb")]) == 1
+    assert main(["lab", str(tmp_path / "notes.txt")]) == 2
+    assert "no notebook" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
