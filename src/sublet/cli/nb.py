@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sublet.cli.declare import Arg, Opt, UsageError
+from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE, FAILED
+from sublet.cli.nb_job import asked_for, made, target_of, tier_of
 from sublet.cli.parsing import AsJson, count, duration, size, wait
 from sublet.cli.show import document, paint, visible
 from sublet.errors import InvalidRequest, NotFound, SubletError
-from sublet.values import NS_PER_S, Tier
+from sublet.values import Tier
 
 if TYPE_CHECKING:
-    from sublet.notebook.batch.asked import Asked
     from sublet.notebook.batch.jobs import Job
     from sublet.notebook.batch.law import JobRecord
 
@@ -91,9 +91,9 @@ def run(
     from sublet.cli.nb_show import Teller
     from sublet.notebook.batch.runner import Runner
 
-    target = _target(notebook, out)
-    asked = _asked(gpu, gpus, ttl, _tier(tier, spot=spot), waiting, no_wait=no_wait, smaller_ok=smaller_ok)
-    job = _made(notebook, asked, lease, param, name, kernel, out=str(target), waits_its_turn=False)
+    target = target_of(notebook, out)
+    asked = asked_for(gpu, gpus, ttl, tier_of(tier, spot=spot), waiting, no_wait=no_wait, smaller_ok=smaller_ok)
+    job = made(notebook, asked, lease, param, name, kernel, out=str(target), waits_its_turn=False)
     with Teller(job) as teller:
         record = Runner(job, teller).run()
         teller.end(record)
@@ -127,8 +127,8 @@ def submit(
     from sublet.cli.nb_show import as_document
     from sublet.notebook.batch.detached import launch
 
-    asked = _asked(gpu, gpus, ttl, _tier(tier, spot=spot), waiting, no_wait=no_wait, smaller_ok=smaller_ok)
-    job = _made(notebook, asked, lease, param, name, kernel, out="", waits_its_turn=True)
+    asked = asked_for(gpu, gpus, ttl, tier_of(tier, spot=spot), waiting, no_wait=no_wait, smaller_ok=smaller_ok)
+    job = made(notebook, asked, lease, param, name, kernel, out="", waits_its_turn=True)
     launch(job)
     if as_json:
         document(as_document(job))
@@ -246,114 +246,6 @@ def open_(
     return DONE
 
 
-# --------------------------------------------------------------------------------------------------------- to the job
-
-
-def _made(
-    path: str,
-    asked: Asked,
-    lease: str | None,
-    params: list[str],
-    name: str | None,
-    kernel: str | None,
-    *,
-    out: str,
-    waits_its_turn: bool,
-) -> Job:
-    """The job, on disk. What cannot work is said before anything is written."""
-    _needs_the_extra()
-    from sublet.notebook.batch.asked import Asked, from_cell
-    from sublet.notebook.batch.jobs import JobSpec, make_job
-    from sublet.notebook.batch.page import written
-    from sublet.notebook.batch.preparing import code_cells, has_gpu_cells, read_notebook, with_parameters
-
-    source = Path(path).absolute()
-    notebook = read_notebook(source)
-    in_cell, notes = from_cell(notebook.cells[code_cells(notebook)[0]].source)
-    for note in notes:
-        sys.stderr.write(f"sublet: {visible(note)}\n")
-    found = asked.over(in_cell.over(Asked(tier=Tier.BATCH if waits_its_turn else None)))
-    prepared = with_parameters(notebook, params)
-    wants_whole = found.vram_bytes is not None and not has_gpu_cells(notebook)
-    spec = JobSpec(
-        notebook=str(source),
-        folder=str(source.parent),
-        name=name or found.name or source.stem,
-        kernel=kernel or "",
-        lease=lease or found.lease or ("whole" if wants_whole else "cells"),
-        asked=found.as_json(),
-        parameters=tuple(params),
-        out=out,
-        label=f"nb-{os.urandom(5).hex()}",
-        submitted_wall_ns=time.time_ns(),
-        waits_its_turn=waits_its_turn,
-    )
-    return make_job(spec, written(prepared), len(code_cells(prepared)), wall_ns=time.time_ns())
-
-
-def _needs_the_extra() -> None:
-    try:
-        import ipykernel  # noqa: F401
-        import nbclient  # noqa: F401
-        import nbconvert  # noqa: F401
-    except ImportError as error:
-        from sublet.errors import Unsupported
-
-        raise Unsupported(
-            f"notebooks cannot be run: {error}", do='Install it: pip install "sublet[notebook]".'
-        ) from None
-
-
-def _asked(
-    gpu: int | None,
-    gpus: int | None,
-    ttl: float | None,
-    tier: Tier | None,
-    waiting: float | None,
-    *,
-    no_wait: bool,
-    smaller_ok: bool,
-) -> Asked:
-    from sublet.notebook.batch.asked import Asked
-
-    if no_wait and waiting is not None:
-        raise UsageError("--wait and --no-wait contradict each other", do="Give one of them.")
-    wait_ns = 0 if no_wait else None if waiting in (None, float("inf")) else round((waiting or 0) * NS_PER_S)
-    return Asked(
-        vram_bytes=gpu,
-        gpus=gpus,
-        ttl_ns=None if ttl is None else round(ttl * NS_PER_S),
-        tier=tier,
-        wait_ns=wait_ns,
-        smaller_ok=True if smaller_ok else None,
-    )
-
-
-def _tier(tier: str | None, *, spot: bool) -> Tier | None:
-    if spot and tier not in (None, Tier.SPOT):
-        raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
-    return Tier.SPOT if spot else None if tier is None else Tier(tier)
-
-
-def _target(notebook: str, out: str | None) -> Path:
-    source = Path(notebook)
-    if out is None:
-        return source.with_name(f"{source.stem}.executed.ipynb")
-    target = Path(out)
-    if target.is_dir() or out.endswith("/"):
-        target = target / f"{source.stem}.ipynb"
-    if target.suffix != ".ipynb":
-        raise UsageError(f"--out: {out} is not the name of a notebook", do="Let it end in .ipynb, or name a folder.")
-    if target.exists() and source.exists() and target.samefile(source):
-        raise UsageError("--out is the notebook itself", do="Name another file: the notebook is not written over.")
-    if not target.parent.is_dir():
-        try:
-            target.parent.mkdir(parents=True)
-        except OSError as error:
-            raise UsageError(f"--out: {target.parent} cannot be made: {error.strerror}", do="Name another.") from None
-    return target
-
-
 # ------------------------------------------------------------------------------------------------- from the job
 
 
@@ -425,13 +317,18 @@ def _stopped(job: Job) -> Any:
 
     job.ask_to_stop()
     until = time.monotonic() + 30
-    while time.monotonic() < until and not job.record().is_over:
-        runner = job.runner
+    asked = 0
+    while time.monotonic() < until:
+        runner, is_over = job.runner, job.record().is_over
         if runner > 0:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(runner, signal.SIGTERM)
-            time.sleep(0.2)
+            if runner != asked and not is_over:
+                asked = runner
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(runner, signal.SIGTERM)
+            time.sleep(0.05)
             continue
+        if is_over:
+            break
         with contextlib.suppress(InvalidRequest), job.taken():
             record = job.record()
             if not record.is_over:

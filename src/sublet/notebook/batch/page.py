@@ -1,12 +1,13 @@
 """What a run leaves to look at: the executed notebook, and an HTML page of it with the bill.
 
-The page needs no network: its style is in it, and scripts that Jupyter would fetch are left out.
+The page needs no network: its style is in it, and scripts that Jupyter would fetch are left out where they do nothing.
 """
 
 from __future__ import annotations
 
 import copy
 import html
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -90,15 +91,25 @@ def page_of(notebook: Any, spec: JobSpec, record: JobRecord, bill: JobBill | Non
             f"the HTML page cannot be made: {error}", do='Install it: pip install "sublet[notebook]".'
         ) from error
     shown = copy.deepcopy(notebook)
-    exporter: Any = HTMLExporter(  # type: ignore[no-untyped-call]
-        template_name="lab", exclude_input_prompt=False, mathjax_url="", require_js_url="", jquery_url=""
-    )
+    # Formulas are the one thing that is set by a script from elsewhere; without it they are shown as they are written.
+    named = {} if _has_formulas(notebook) else {"mathjax_url": ""}
+    exporter: Any = HTMLExporter(template_name="lab", require_js_url="", **named)  # type: ignore[no-untyped-call]
     body: str
     body, _ = exporter.from_notebook_node(shown, resources={"metadata": {"name": spec.name}})
     head, tail = _head(spec, record, bill), _bill_table(notebook, bill)
+    body = re.sub(r'<script src="">\s*</script>', "", body)
     opening = body.find(">", body.find("<body")) + 1
     closing = body.rfind("</body>")
     return body[:opening] + head + body[opening:closing] + tail + body[closing:]
+
+
+def _has_formulas(notebook: Any) -> bool:
+    return any(
+        "$" in cell.source
+        if cell.cell_type == "markdown"
+        else any("text/latex" in output.get("data", {}) for output in cell.get("outputs", []))
+        for cell in notebook.cells
+    )
 
 
 _BOX: Final = "font-family:system-ui,sans-serif;font-size:14px;margin:24px auto;max-width:1000px;padding:0 24px"

@@ -16,35 +16,36 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from sublet.client.fabric import Fabric, connect
-from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, QuotaExceeded, RemoteError, SubletError
+from sublet.errors import LeaseEnded, RemoteError, SubletError
 from sublet.notebook.batch.asked import cell_options
+from sublet.notebook.batch.failures import (
+    FAILED,
+    LEASE_ENDED,
+    OURS_TO_BLAME,
+    REFUSED,
+    Failed,
+    exit_of,
+    lost_with,
+    traceback_of,
+)
 from sublet.notebook.batch.jobs import Job
 from sublet.notebook.batch.kernels import JobKernel, OrdinaryKernel, WholeKernel
-from sublet.notebook.batch.law import Happening, JobRecord, after
+from sublet.notebook.batch.law import Happening, JobRecord, JobState, after
 from sublet.notebook.batch.page import JobBill, page_of, written
 from sublet.notebook.batch.preparing import code_cells, read_notebook
 from sublet.notebook.batch.turns import Turn
-from sublet.values import EndReason
 
-__all__ = ["LEASE_ENDED", "REFUSED", "Progress", "Runner"]
+__all__ = ["Progress", "Runner"]
 
-FAILED: Final = 1
-USAGE: Final = 2
-REFUSED: Final = 75
-LEASE_ENDED: Final = 76
 AGAIN_MAX: Final = 20
 """How often one cell is run again. A lease that is lost more often under the same cell is lost because of the cell."""
 STOP_PATIENCE_S: Final = 5.0
 """How long a cell that is to stop has to do so before its kernel is ended."""
 TURN_LOOK_S: Final = 0.5
-OURS_TO_BLAME: Final = frozenset(
-    map(str, (EndReason.OUT_OF_MEMORY, EndReason.GUEST_FAILED, EndReason.QUOTA, EndReason.BUDGET, EndReason.REFUSED))
-)
-"""Ends that would come again."""
 
 
 class Progress:
@@ -63,19 +64,6 @@ class Progress:
     def again(self, number: int, why: str) -> None: ...
 
     def failed(self, number: int, traceback: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """Why a cell did not finish."""
-
-    message: str
-    do: str
-    exit_code: int
-    is_lost: bool = False
-    """Its lease was; it may be run again."""
-    needs_kernel: bool = False
-    traceback: str = ""
 
 
 class Runner:
@@ -108,6 +96,8 @@ class Runner:
             self.record = self.job.record()
             if self.record.is_over:
                 return self.record
+            if self.record.state is JobState.RUNNING:  # whoever had it before us did not live to say so
+                self._write(Happening.CUT, message="its runner was killed")
             try:
                 asyncio.run(self._run())
             finally:
@@ -153,10 +143,10 @@ class Runner:
             if self.stopping:
                 self._cut()
             else:
-                self._fail(_Failed(error.message, error.do, _exit_of(error)))
+                self._fail(Failed(error.message, error.do, exit_of(error)))
         except OSError as error:
             await self._closed(now=True)
-            self._fail(_Failed(f"the job cannot go on: {error}", "Make room or mend it, and submit it again.", FAILED))
+            self._fail(Failed(f"the job cannot go on: {error}", "Make room or mend it, and submit it again.", FAILED))
         finally:
             await self._closed(now=True)
         self._point("over")
@@ -210,7 +200,7 @@ class Runner:
         self._write(Happening.FINISHED)
         return None
 
-    async def _cell(self, at: int) -> _Failed | None:
+    async def _cell(self, at: int) -> Failed | None:
         """One cell, and everything that makes it count."""
         cell, number = self._notebook.cells[at], self.record.done + 1
         self._progress.cell(number, cell.source)
@@ -233,14 +223,14 @@ class Runner:
             lost = await self._kernel.lost()
             if lost is None:
                 raise
-            return _lost(lost)  # a cell whose results are not saved has not run
+            return lost_with(lost)  # a cell whose results are not saved has not run
         self._point("saved")
         self._write(Happening.CELL_DONE, checkpoint=saved["checkpoint"], unsaved=tuple(saved["unsaved"]))
         self._point("counted")
         self._progress.cell_done(number, seconds, bill)
         return None
 
-    async def _executed(self, cell: Any, at: int) -> _Failed | None:
+    async def _executed(self, cell: Any, at: int) -> Failed | None:
         from nbclient.exceptions import CellExecutionError, DeadKernelError
 
         assert self._kernel is not None
@@ -252,35 +242,35 @@ class Runner:
             return await self._died()
         return None
 
-    async def _raised(self, cell: Any, error: Any) -> _Failed:
+    async def _raised(self, cell: Any, error: Any) -> Failed:
         """A cell that raised: because of its lease, or by itself."""
         assert self._kernel is not None
         lost = await self._kernel.lost()
         if lost is not None:
-            return _lost(lost)
+            return lost_with(lost)
         message = f"{error.ename}: {error.evalue}" if error.evalue else str(error.ename)
         why: dict[str, Any] | None = None
         with contextlib.suppress(SubletError):
             why = await self._asked_of("why")
         if why is not None and why["is_end"] and why["reason"] not in OURS_TO_BLAME:
             on_device_only = cell.source.lstrip().startswith("%%gpu")
-            return _Failed(why["message"], why["do"], LEASE_ENDED, is_lost=True, needs_kernel=not on_device_only)
+            return Failed(why["message"], why["do"], LEASE_ENDED, is_lost=True, needs_kernel=not on_device_only)
         code, do = FAILED, "Mend the cell, and submit the notebook again."
         if why is not None:
             code = REFUSED if why["kind"] in ("CapacityExceeded", "QuotaExceeded") else FAILED
             code, do = (LEASE_ENDED if why["is_end"] else code), why["do"] or do
             message = f"{error.ename}: {why['message']}"
-        return _Failed(message.strip(), do, code, traceback=_traceback(cell))
+        return Failed(message.strip(), do, code, traceback=traceback_of(cell))
 
-    async def _died(self) -> _Failed:
+    async def _died(self) -> Failed:
         assert self._kernel is not None
         lost = await self._kernel.lost()
         if lost is None:
             do = "It ran out of memory, perhaps, or a library crashed; run the cell by hand to see."
-            return _Failed("the kernel died", do, FAILED)
-        return _lost(lost)
+            return Failed("the kernel died", do, FAILED)
+        return lost_with(lost)
 
-    async def _again(self, failed: _Failed) -> None:
+    async def _again(self, failed: Failed) -> None:
         """The lease was lost under the cell: it is run again, from what the last finished cell left."""
         number = self.record.done + 1
         self._progress.again(number, failed.message)
@@ -294,13 +284,13 @@ class Runner:
             await self._closed(now=True)
             await self._ready()
 
-    async def _failed(self, failed: _Failed) -> None:
+    async def _failed(self, failed: Failed) -> None:
         self._progress.failed(self.record.done + 1, failed.traceback)
         with contextlib.suppress(SubletError):
             await self._asked_of("give_back")
         await self._closed(now=False)
         message = f"cell {self.record.done + 1} of {self.record.cells} failed: {failed.message}"
-        self._fail(_Failed(message, failed.do, failed.exit_code))
+        self._fail(Failed(message, failed.do, failed.exit_code))
 
     # ---- the kernel
 
@@ -434,7 +424,7 @@ class Runner:
             do = f"`sublet nb resume {self.job.id}` goes on with it."
             self._write(Happening.CUT, message="its runner was ended", do=do)
 
-    def _fail(self, failed: _Failed) -> None:
+    def _fail(self, failed: Failed) -> None:
         self._write(Happening.FAILED, message=failed.message, do=failed.do, exit_code=failed.exit_code)
         self._put_what_there_is()
 
@@ -445,30 +435,5 @@ class Runner:
                 self._put_notebook(with_page=True)
 
 
-def _traceback(cell: Any) -> str:
-    """As the notebook has it."""
-    errors = [output for output in cell.outputs if output.output_type == "error"]
-    return "\n".join(errors[-1].traceback) if errors else ""
-
-
 def _give_back(fabric: Fabric, lease: str) -> None:
     fabric.request("POST", f"/v1/leases/{lease}/release", {"request_id": f"nb-{os.urandom(8).hex()}"}, shape=dict)
-
-
-def _lost(error: SubletError) -> _Failed:
-    """The kernel itself went with its lease."""
-    end = error.end if isinstance(error, LeaseEnded) else None
-    may_again = end is None or str(end.reason) not in OURS_TO_BLAME
-    return _Failed(error.message, error.do, LEASE_ENDED, is_lost=may_again, needs_kernel=True)
-
-
-def _exit_of(error: SubletError) -> int:
-    match error:
-        case CapacityExceeded() | QuotaExceeded():
-            return REFUSED
-        case LeaseEnded():
-            return LEASE_ENDED
-        case InvalidRequest():
-            return USAGE
-        case _:
-            return FAILED

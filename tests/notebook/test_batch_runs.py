@@ -1,0 +1,375 @@
+"""Whole notebooks with real kernels and a real office: run, killed at any point, preempted, stopped, gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+import sublet
+from sublet.cli import main
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.notebook.batch.detached import launch
+from sublet.notebook.batch.jobs import Job, JobSpec, find_job, make_job
+from sublet.notebook.batch.law import JobState
+from sublet.notebook.batch.runner import Progress, Runner
+
+pytestmark = [
+    pytest.mark.slow,  # real kernels: one second each
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning", "ignore::ResourceWarning"),
+]
+PATIENCE_S = 60.0
+POINTS = ("begun", "before", "ran", "outputs", "saved", "counted")
+V4: Any = nbformat.v4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("home")
+    before = os.environ.get("SUBLET_HOME")
+    os.environ["SUBLET_HOME"] = str(made)
+    ensure_office(made, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    yield made
+    with sublet.connect(home=made) as fabric:
+        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(made.resolve()), ignore_errors=True)
+    os.environ.pop("SUBLET_HOME")
+    if before is not None:
+        os.environ["SUBLET_HOME"] = before
+
+
+@pytest.fixture(autouse=True)
+def _no_loop_is_left() -> Iterator[None]:
+    """nbclient and tornado ask for the thread's loop; ours are closed by ``asyncio.run``."""
+    yield
+    asyncio.set_event_loop(None)
+
+
+def write(path: Path, *cells: str) -> Path:
+    made = V4.new_notebook()
+    for source in cells:
+        tags = ["parameters"] if source.startswith("# defaults") else []
+        made.cells.append(V4.new_code_cell(source, metadata={"tags": tags} if tags else {}))
+    nbformat.write(made, path)  # type: ignore[no-untyped-call]
+    return path
+
+
+def texts(path: Path) -> list[str]:
+    """What each cell says, all of its outputs as one text."""
+    found = []
+    for cell in nbformat.read(path, as_version=4).cells:  # type: ignore[no-untyped-call]
+        said = ""
+        for output in cell.outputs:
+            said += output.get("text", "") or output.get("data", {}).get("text/plain", "")
+        found.append(said)
+    return found
+
+
+def until(holds: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        found = holds()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"nothing came of: {what}")
+
+
+def job_of(folder: Path, *cells: str, lease: str = "cells", **asked: Any) -> Job:
+    path = write(folder / "work.ipynb", *cells)
+    spec = JobSpec(
+        notebook=str(path),
+        folder=str(folder),
+        name="work",
+        lease=lease,
+        asked=asked,
+        label=f"nb-{os.urandom(4).hex()}",
+    )
+    return make_job(spec, path.read_bytes(), len(cells), wall_ns=0)
+
+
+# --------------------------------------------------------------------------------------------------------------- run
+
+
+def test_a_notebook_runs_with_parameters_on_a_device_and_is_written_with_its_bill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a person sees it, and what lies on disk afterwards."""
+    path = write(
+        tmp_path / "work.ipynb",
+        "#SUBLET --vram 256MiB\nimport os",
+        "# defaults\nfactor = 2",
+        "base = [1, 2]; same = base; stuck = (n for n in base)",
+        "%%gpu\nscaled = [factor * n for n in base]\nprint('on', __import__('sublet').device())",
+        "scaled, same is base, os.getcwd()",
+    )
+    before = path.read_bytes()
+    out = tmp_path / "new" / "done.ipynb"
+    assert main(["nb", "run", str(path), "-o", str(out), "--param", "factor=10"]) == 0
+    said = capsys.readouterr().out
+    assert "ok   [6/6]" in said
+    assert "%%gpu: scaled" in said
+    assert "busy" in said
+    assert "stuck: a generator" in said
+    assert str(out) in said
+    assert path.read_bytes() == before
+    found = texts(out)
+    assert "on cpu" in found[4]
+    assert found[5].split() == ["([10,", "20],", "True,", f"'{tmp_path}')"]
+    page = out.with_suffix(".html").read_text()
+    for word in ("The bill", "6 of 6 cells", "1 lease", "<b>work</b>", "scaled = [factor"):
+        assert word in page
+    assert "<script src=" not in page
+    with sublet.connect() as fabric:
+        assert fabric.leases() == []
+
+
+def test_a_failing_cell_stops_the_run_with_its_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "bad.ipynb", "x = 1", "def f():\n    return x / 0\nf()", "open('never', 'w')")
+    assert main(["nb", "run", str(path)]) == 1
+    said = capfd.readouterr()
+    assert "fail [2/3]" in said.out
+    assert "return x / 0" in said.err
+    assert "sublet: cell 2 of 3 failed: ZeroDivisionError: division by zero" in said.err
+    assert "\x1b" not in said.err
+    assert not (tmp_path / "never").exists()
+    written = nbformat.read(tmp_path / "bad.executed.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    assert written.cells[1].outputs[0].ename == "ZeroDivisionError"
+    assert "failed" in (tmp_path / "bad.executed.html").read_text()
+
+
+def test_what_is_not_to_be_had_ends_with_75_and_a_command_line_that_is_wrong_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "much.ipynb", "x = 1", "%%gpu --vram 64GiB --no-wait\nx")
+    assert main(["nb", "run", str(path)]) == 75
+    assert "64GiB" in capsys.readouterr().err
+    assert main(["nb", "run", str(path), "--gpu", "64GiB", "--lease", "whole", "--no-wait"]) == 75
+    assert "sublet:" in capsys.readouterr().err
+    for words, says in (
+        (["nb", "run", str(tmp_path / "none.ipynb")], "cannot be read"),
+        (["nb", "run", str(path), "--param", "x"], "not a parameter"),
+        (["nb", "run", str(path), "-o", str(path)], "the notebook itself"),
+        (["nb", "run", str(path), "--kernel", "no-such"], "no kernel"),
+        (["nb", "run", str(path), "--wait", "1m", "--no-wait"], "contradict"),
+    ):
+        assert main(words) == 2, words
+        assert says in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------ killed
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sublet.notebook.batch.jobs import Job
+from sublet.notebook.batch.runner import Runner
+folder, name, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+def point(here):
+    if here == name and runner.record.done == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+runner = Runner(Job(folder), point=point)
+runner.run()
+"""
+CELLS = (
+    "import random; random.seed(7); class_made = 0\nlog = open('ran', 'a'); print('a', file=log, flush=True)",
+    (
+        "class Thing:\n    pass\nthing = Thing(); thing.values = [random.random()]; same = thing\n"
+        "print('b', file=open('ran', 'a')); print(len(thing.values))"
+    ),
+    (
+        "same.values.append(random.random()); print('c', file=open('ran', 'a'))\n"
+        "print(len(thing.values), thing is same, type(thing) is Thing)"
+    ),
+    "thing.values == [random.Random(7).random(), thing.values[1]], round(sum(thing.values), 9)",
+)
+
+
+def run_killed(job: Job, point: str, at: int) -> int:
+    words = [sys.executable, "-c", KILLED, str(job.folder), point, str(at)]
+    return subprocess.run(words, capture_output=True, timeout=PATIENCE_S, check=False).returncode
+
+
+def check_whole(job: Job) -> None:
+    """What a dead runner leaves can be gone on with: the record, the outputs and the variables agree."""
+    record = job.record()
+    assert record.state in (JobState.RUNNING, JobState.QUEUED)
+    if record.done:
+        assert (job.state / "checkpoints" / f"{record.checkpoint:016d}.manifest").exists()
+        nbformat.read(job.executed, as_version=4)  # type: ignore[no-untyped-call]
+    assert job.runner == 0
+
+
+def the_story(folder: Path, kills: list[tuple[str, int]]) -> None:
+    job = job_of(folder, *CELLS)
+    for point, at in kills:
+        assert run_killed(job, point, at) == -signal.SIGKILL, (point, at)
+        check_whole(job)
+    assert run_killed(job, "never", 0) == 0
+    record = job.record()
+    assert (record.state, record.done, record.runs) == (JobState.DONE, len(CELLS), len(kills) + 1)
+    assert texts(job.executed)[1:3] == ["1\n", "2 True True\n"]
+    assert texts(job.executed)[3].startswith("(True, ")
+    ran = (folder / "ran").read_text().split()
+    for number, name in enumerate("abc"):
+        again = sum(point in ("ran", "outputs", "saved") and at == number for point, at in kills)
+        assert ran.count(name) == 1 + again, f"cell {name} is run again only if it was not counted: {ran}"
+    shutil.rmtree(folder)
+
+
+def test_a_runner_that_is_killed_at_any_point_is_gone_on_with_from_the_last_finished_cell(tmp_path: Path) -> None:
+    """SIGKILL between the durable acts of a cell, one after the other, in one job; then it finishes, and everything is
+    as if nothing had been. With SUBLET_CRASH_ALL: twice at every point of every cell."""
+    if os.environ.get("SUBLET_CRASH_ALL"):
+        for number, (point, at) in enumerate((point, at) for point in POINTS for at in range(len(CELLS))):
+            if point in ("begun", "counted") and not at:
+                continue
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            the_story(folder, [(point, at), (point, at)] if point != "counted" else [(point, at)])
+        return
+    folder = tmp_path / "one"
+    folder.mkdir()
+    the_story(folder, [("ran", 1), ("saved", 1), ("counted", 2)])
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+# --------------------------------------------------------------------------------------------------------- preempted
+
+
+class Taking(Progress):
+    """Ends every lease there is while a cell runs, once."""
+
+    def __init__(self, at: int, mark: Path) -> None:
+        self.at, self.mark, self.told = at, mark, list[str]()
+
+    def cell(self, number: int, source: str) -> None:
+        if number == self.at and not self.told:
+            self.told.append("begun")
+            words = [sys.executable, "-c", REVOKE, str(self.mark)]
+            self.other = subprocess.Popen(words)
+
+    def again(self, number: int, why: str) -> None:
+        self.told.append(why)
+
+
+REVOKE = """
+import sys, time, sublet
+from pathlib import Path
+with sublet.connect() as fabric:
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.05)
+    for lease in fabric.leases():
+        if lease.status == "active" and lease.wants[0].kind == "gpu":
+            fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {}, shape=dict)
+"""
+LOSES = (
+    "kept = [1]",
+    (
+        "{gpu}import time\nfrom pathlib import Path\nfirst = not Path('mark').exists()\nPath('mark').touch()\n"
+        "kept.append(2)\nif first: time.sleep(60)"
+    ),
+    "kept",
+)
+
+
+@pytest.mark.parametrize("lease", ["cells", "whole"])
+def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_left(tmp_path: Path, lease: str) -> None:
+    """In a guest of one lease as in an ordinary kernel whose cells have their own."""
+    cells = [cell.format(gpu="%%gpu\n" if lease == "cells" else "") for cell in LOSES]
+    job = job_of(tmp_path, *cells, lease=lease, vram_bytes=256 << 20)
+    taking = Taking(2, tmp_path / "mark")
+    record = Runner(job, taking).run()
+    taking.other.wait(PATIENCE_S)
+    assert (record.state, record.done, record.again, record.runs) == (JobState.DONE, 3, 1, 1), record
+    assert texts(job.executed)[2] == "[1, 2]"
+    assert "operator" in taking.told[1]
+    assert "2 leases" in job.page.read_text()
+    with sublet.connect() as fabric:
+        until(lambda: not fabric.leases(), "nothing is held any more")
+
+
+# --------------------------------------------------------------------------------------------------- in the background
+
+
+def test_a_submitted_notebook_survives_its_runner_and_its_state_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Submitted, killed in the middle of a cell, gone on with by itself; then fetched, and opened as a notebook."""
+    monkeypatch.chdir(tmp_path)
+    write(
+        tmp_path / "long.ipynb",
+        "numbers = [1, 2, 3]",
+        "import os, time\nfrom pathlib import Path\nPath('pid').write_text(f'{os.getpid()} ')\n"
+        "while not Path('enough').exists(): time.sleep(0.05)",
+        "numbers.append(4); print(numbers)",
+    )
+    assert main(["nb", "submit", "long.ipynb", "--json"]) == 0
+    number = json.loads(capsys.readouterr().out)["id"]
+    job = find_job(number)
+    until(lambda: job.record().done == 1, "the first cell is done")
+    first = job.runner
+    kernel = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the second runs"))
+    assert first > 0
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not _is_alive(kernel), "its kernel does not outlive it: every cell would be done twice")
+    until(lambda: job.runner not in (0, first) and job.record().runs == 2, "another runner has it")
+    (tmp_path / "enough").touch()
+    until(lambda: job.record().is_over, "it is over")
+    assert main(["nb", "status", number, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["state"], shown["done"], shown["runs"], shown["exit_code"]) == ("done", 3, 2, 0)
+    assert main(["nb", "status"]) == 0
+    assert "long" in capsys.readouterr().out
+    assert main(["nb", "fetch", number, "here"]) == 0
+    assert texts(tmp_path / "here" / "long.executed.ipynb")[2] == "[1, 2, 3, 4]\n"
+    assert (tmp_path / "here" / "long.executed.html").exists()
+    assert main(["nb", "open", number]) == 0
+    opened = nbformat.read(tmp_path / "long.continued.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    assert main(["nb", "open", number]) == 2, "it is not written over"
+    again = job_of(tmp_path / "here", opened.cells[1].source, "sum(numbers)")
+    assert Runner(again).run().state is JobState.DONE
+    assert "restored" in texts(again.executed)[0]
+    assert texts(again.executed)[1] == "10"
+
+
+def test_a_job_can_be_stopped_and_one_that_nobody_runs_is_started_by_whoever_asks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "ever.ipynb", "x = 1", "import time\nwhile True: time.sleep(0.1)")
+    assert main(["nb", "submit", str(tmp_path / "ever.ipynb"), "--name", "ever", "--json"]) == 0
+    job = find_job(json.loads(capfd.readouterr().out)["id"])
+    until(lambda: job.record().done == 1, "the first cell is done")
+    runner = job.runner
+    minder = int(Path(f"/proc/{runner}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(minder, signal.SIGKILL)
+    os.kill(runner, signal.SIGKILL)
+    until(lambda: not job.runner, "nobody has it")
+    assert job.record().state is JobState.RUNNING
+    assert main(["nb", "status", job.id]) == 0
+    assert "had lost its runner" in capfd.readouterr().err
+    until(lambda: job.runner and job.record().runs == 2, "another runner has it")
+    assert launch(job) == job.runner, "a second one finds it taken and leaves"
+    assert main(["nb", "stop", job.id]) == 0
+    assert f"Job {job.id} is stopped: 1 of 2 cells ran." in capfd.readouterr().out
+    assert (job.record().state, job.runner) == (JobState.STOPPED, 0)
+    assert main(["nb", "stop", job.id]) == 0
+    assert main(["nb", "resume", job.id]) == 2
