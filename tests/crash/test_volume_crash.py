@@ -1,0 +1,187 @@
+"""Kill the supervisor's work on a volume, or fail it, at every system call that writes; then look at what the next
+finds.
+
+After each point:
+
+- what was answered is there: the newest checkpoint is the last that was published, or the one after it;
+- every checkpoint that can be found is exactly what its number says, and ``verify`` finds nothing;
+- the next supervisor knows the folder as what it is (kept, in use, being removed), and the next holder takes it, saves,
+  collects, and nothing stays that nobody needs;
+- a volume whose removal began is never taken for one again, and goes.
+
+A sample runs with the suite; ``SUBLET_CRASH_ALL=1`` runs every point, ``SUBLET_CRASH_SEED`` draws another sample.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from sublet.durable.store import FolderStore
+from sublet.durable.upkeep import verify
+from sublet.supervisor.stores_work import KEPT, NOTE, REMOVING, make_blocks, put_away
+from sublet.supervisor.volume_folder import collect
+from sublet.values import Epoch
+from sublet.wire.volumes import Collect
+from tests.crash import volume_program as program
+from tests.crash.journal_program import Diary
+from tests.crash.points import Point, Zygote, zygote
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.needs("strace")]
+
+ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
+SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "20265"))
+SAMPLE: Final = {"saves": 30, "copies": 10, "removes": 12}
+SAMPLE_TWICE: Final = 5
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Zygote]:
+    with zygote("tests.crash.volume_program") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """In memory if possible: a kill loses nothing that was written, so only the calls count."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        program.prepare(Path(folder) / "start" / "home")
+        yield Path(folder) / "place"
+
+
+@pytest.fixture(scope="module")
+def points(runner: Zygote, place: Path) -> dict[str, list[Point]]:
+    found = {}
+    for name in SAMPLE:
+        set_out(place)
+        found[name] = runner.points(name, place)
+    return found
+
+
+def set_out(place: Path) -> None:
+    if place.exists():
+        open_up(place / "home")
+        shutil.rmtree(place)
+    shutil.copytree(place.parent / "start", place)
+
+
+def open_up(home: Path) -> None:
+    """What is kept is read-only, also for who sets out anew and is not root."""
+    if (home / "0").exists():
+        (home / "0").chmod(0o700)
+
+
+def drawn(points: list[Point], count: int) -> list[Point]:
+    return points if ALL else sorted(random.Random(SEED).sample(points, min(count, len(points))))
+
+
+@pytest.mark.parametrize("name", ["saves", "copies"])
+def test_after_any_kill_or_failed_write_the_checkpoints_are_right(
+    name: str, runner: Zygote, points: dict[str, list[Point]], place: Path
+) -> None:
+    chosen = drawn(points[name], SAMPLE[name])
+    for point in chosen:
+        set_out(place)
+        status = runner.run_point(point, place)
+        try:
+            judge(place, 3, status)
+        except AssertionError as error:
+            raise AssertionError(f"{point} (SUBLET_CRASH_SEED={SEED}): {error}") from error
+    print(f"{name}: {len(chosen)} of {len(points[name])} points")
+
+
+def test_a_removal_goes_on_wherever_it_broke_off(runner: Zygote, points: dict[str, list[Point]], place: Path) -> None:
+    """Kept and whole until it begins; from then on nothing that anybody is given."""
+    chosen = drawn(points["removes"], SAMPLE["removes"])
+    for point in chosen:
+        set_out(place)
+        runner.run_point(point, place)
+        home = place / "home"
+        if (home / KEPT).exists():
+            open_up(home)
+            assert newest_of(home) == 3, str(point)
+            look(home)
+        elif home.exists() and os.listdir(home):
+            assert (home / REMOVING).exists(), f"{point}: {os.listdir(home)}"
+        assert put_away(str(home), keep=False) == "", str(point)
+        assert not home.exists()
+    print(f"removes: {len(chosen)} of {len(points['removes'])} points")
+
+
+def test_a_second_kill_while_the_next_goes_on_changes_nothing(
+    runner: Zygote, points: dict[str, list[Point]], place: Path
+) -> None:
+    chance = random.Random(SEED)
+    kills = [point for point in points["saves"] if point.fault == "kill"]
+    for _ in range(1000 if ALL else SAMPLE_TWICE):
+        first, second = chance.choice(kills), chance.choice(kills)
+        set_out(place)
+        runner.run_point(first, place)
+        saved = answered(place, 3)
+        recover(place / "home")
+        (place / "diary").unlink()
+        status = runner.run("saves", place, trace=second.call, inject=second.inject)
+        assert status in (0, -9), f"{first}, then {second}"
+        try:
+            judge(place, saved, status, at_most_more=2)
+        except AssertionError as error:
+            raise AssertionError(f"{first}, then {second} (SUBLET_CRASH_SEED={SEED}): {error}") from error
+
+
+def answered(place: Path, before: int) -> int:
+    return max([before, *(int(str(note["saved"])) for note in Diary.read(place / "diary") if "saved" in note)])
+
+
+def recover(home: Path) -> None:
+    """What the next supervisor does with a folder that is not kept: it is put away."""
+    assert (home / KEPT).exists() or (home / NOTE).exists()
+    if not (home / KEPT).exists():
+        assert put_away(str(home), keep=True) == ""
+    assert (home / KEPT).exists()
+
+
+def judge(place: Path, before: int, status: int, *, at_most_more: int = 1) -> None:
+    home = place / "home"
+    saved = answered(place, before)
+    kept = any("kept" in note for note in Diary.read(place / "diary"))
+    recover(home)
+    if kept:
+        assert not (home / "0").stat().st_mode & 0o222
+    open_up(home)
+    more = 0 if status == 0 else at_most_more
+    assert saved <= newest_of(home) <= saved + more, f"checkpoint {saved} was answered, the newest is {newest_of(home)}"
+    look(home)
+    epoch = Epoch(1, 20)
+    newest = newest_of(home)
+    assert not make_blocks(str(home), program.note_of(epoch), None).refused
+    program.save(home, lambda _: None, epoch, 1)
+    assert newest_of(home) == newest + 1
+    look(home)
+    collect(program.place_of(home), Collect(lease=program.A, epoch=epoch, keep=program.KEEP))
+    store = FolderStore(home / "0", create=False)
+    needed = {ref.name.hex() + ".pack" for number in store.numbers() for ref in store.manifest(number).packs}
+    assert set(os.listdir(store.packs)) == needed, "there are packs that nobody needs"
+    assert {store.manifest_path(number).name for number in store.numbers()} == set(os.listdir(store.checkpoints))
+    assert os.listdir(store.staging) == [str(epoch)], "what earlier epochs staged is there still"
+
+
+def newest_of(home: Path) -> int:
+    return FolderStore(home / "0", create=False).newest()
+
+
+def look(home: Path) -> None:
+    """Everything that can be found is whole and is what it says."""
+    store = FolderStore(home / "0", create=False)
+    verdict = verify(store.folder)
+    assert verdict.ok, verdict.problems
+    for number in store.numbers():
+        with store.open(number) as checkpoint:
+            assert checkpoint.load("value") == program.state_at(number), f"checkpoint {number} is another state"
