@@ -51,7 +51,7 @@ def plain(text: str) -> str:
 
 def live(fabric: sublet.Fabric) -> list[Any]:
     """Leases of devices; a notebook's state may have one of its own."""
-    return [lease for lease in fabric.leases() if any(part.kind == "gpu" for part in lease.devices)]
+    return [lease for lease in fabric.leases() if any(part.kind == "gpu" for part in lease.parts)]
 
 
 def test_text_comes_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:

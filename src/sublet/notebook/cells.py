@@ -21,6 +21,7 @@ from sublet.notebook.bill import NotebookBill
 from sublet.notebook.front import Front, StatusLine, failed_cell, say
 from sublet.notebook.going_on import give_up, go_on, is_parked
 from sublet.notebook.handles import Handles, Restored
+from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.kernel_line import KernelLine, Message
 from sublet.notebook.news import RERUN, session_ended, what_ended
 from sublet.notebook.notices import Notices
@@ -226,6 +227,8 @@ class Cells:
         line = self._line = KernelLine(kernel.channels)
         if options.paths:
             kernel.call(_look_in, options.paths)
+        if self._front.is_terminal:
+            kernel.call(be_plain)
         if volume is None:
             self.handles.meet(kernel, {}, None)
             return kernel, line

@@ -82,6 +82,9 @@ class Front:
                 stream.flush()
             case "execute_result" if self._has_numbers:
                 self._say_result(content)
+            case "execute_result" if self.is_terminal:
+                self._shell.displayhook.write_output_prompt()
+                print(content["data"].get("text/plain", ""))  # noqa: T201
             case "display_data" | "update_display_data" | "execute_result":
                 self._shell.display_pub.publish(
                     data=content["data"],
@@ -101,6 +104,11 @@ class Front:
                 self._pass_comm(kind, message)
             case _:
                 pass  # status, execute_input, replies to others: nothing for a person
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether what is shown is text, line after line; not while ``%%capture`` takes it."""
+        return self.kernel is None and not hasattr(self._shell.display_pub, "outputs")
 
     @property
     def _has_numbers(self) -> bool:
