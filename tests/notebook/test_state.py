@@ -156,7 +156,9 @@ def test_after_a_kernel_was_killed_a_new_one_is_told_and_restores_when_asked(
     nb: Notebook, second: Notebook, folder: Path, home: Path
 ) -> None:
     second.run("%gpu name lab-1")
-    second.run(LARGE + "import numpy as np\ndeep = np.full(1 << 18, 5.0)")
+    nb.run("%gpu release")
+    brief = LARGE.replace("%%gpu", "%%gpu --ttl 3s")  # nobody ends the lease of a killed kernel before its time
+    second.run(brief + "import numpy as np\ndeep = np.full(1 << 18, 5.0)")
     said = text(second.run("mine, own = 'saved', 1\nlock = __import__('threading').Lock()\n%gpu checkpoint"))
     assert re.search(r"saved at \d\d:\d\d:\d\d as lab-1: .* written", said)
     assert "lock: cannot be saved (a thread lock)" in said
@@ -179,7 +181,7 @@ def test_a_volume_that_is_too_small_is_an_error_and_the_results_are_there(nb: No
     nb.run("%gpu release")
     nb.run("%gpu name small-1 32MiB")
     with pytest.raises(CellExecutionError) as caught:
-        nb.run(LARGE + "noise = np.random.default_rng(1).bytes(64 << 20)\nfine = 1")
+        nb.run(LARGE + "import numpy as np\nnoise = np.random.default_rng(1).bytes(64 << 20)\nfine = 1")
     said = plain(caught.value)
     assert re.search(r"CheckpointFailed: the checkpoint needs up to 64.*MiB, and .* left", said)
     assert "NOT SAVED" in status(nb.nb.cells[-1].outputs)

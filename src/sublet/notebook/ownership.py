@@ -39,6 +39,8 @@ WAIT_S: Final = 5.0
 """For a lease of this name that is just ending."""
 NAME_MAX: Final = 40
 """Letters of the notebook's own name in that of its volume."""
+DEAD: Final = ("Z", "X")
+"""States of a process that only waits for its parent to look."""
 HOLDER: Final = re.compile(r".*\[(\d+)\]@(.*)")
 """As clients call themselves."""
 
@@ -195,12 +197,13 @@ def _is_gone(fabric: Fabric, lease: LeaseId) -> bool:
     if int(holder[1]) == os.getpid():  # of this very kernel, before it was called otherwise
         return False
     try:
-        os.kill(int(holder[1]), 0)
-    except ProcessLookupError:
+        with open(f"/proc/{holder[1]}/stat", encoding="utf-8", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
         return True
-    except PermissionError:
+    except (OSError, IndexError):
         return False
-    return False
+    return state in DEAD
 
 
 def _is_ending(fabric: Fabric, lease: LeaseId) -> bool:
