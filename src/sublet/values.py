@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 import re
 from typing import Final, NamedTuple, NewType
 
@@ -38,8 +39,11 @@ __all__ = [
     "format_size",
     "parse_duration_ns",
     "parse_size",
+    "shown",
     "valid_labels",
     "valid_name",
+    "valid_path",
+    "valid_text",
 ]
 
 LeaseId = NewType("LeaseId", str)
@@ -61,6 +65,8 @@ BYTES_MAX: Final = 1 << 60
 CORES_MAX: Final = 1 << 20
 DURATION_MAX_NS: Final = 10 * 365 * 86_400 * NS_PER_S
 LABELS_MAX: Final = 16
+SHOWN_MAX: Final = 40
+PATH_MAX: Final = 4096
 TEXT_MAX: Final = 128
 
 
@@ -79,9 +85,11 @@ class Epoch(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Epoch:
-        match = re.fullmatch(r"(\d{1,18})\.(\d{1,18})", text)
+        match = re.fullmatch(r"(\d{1,18})\.(\d{1,18})", text) if isinstance(text, str) else None
         if match is None:
-            raise InvalidRequest(f"{text!r} is not an epoch", do="Write it as two numbers with a dot, such as 1.42.")
+            raise InvalidRequest(
+                f"{shown(text)} is not an epoch", do="Write it as two numbers and a dot, such as 1.42."
+            )
         return cls(int(match[1]), int(match[2]))
 
 
@@ -200,7 +208,7 @@ def valid_name(text: object, what: str) -> str:
     """A tenant, node or volume name: it goes into paths, metrics and messages, so it is kept dull."""
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
         raise InvalidRequest(
-            f"{_short(text)} is not a valid {what}",
+            f"{shown(text)} is not a valid {what}",
             do="Use 1 to 63 lower-case letters, digits, dots, dashes or underscores, beginning and ending with a "
             "letter or digit.",
         )
@@ -213,10 +221,10 @@ def valid_labels(labels: object) -> dict[str, str]:
         raise InvalidRequest("labels must be a mapping of text to text", do=f"Give at most {LABELS_MAX} labels.")
     for key, value in labels.items():
         if not isinstance(key, str) or not isinstance(value, str) or not key:
-            raise InvalidRequest(f"label {_short(key)} is not text", do="Give every label as text = text.")
+            raise InvalidRequest(f"label {shown(key)} is not text", do="Give every label as text = text.")
         if len(key) > TEXT_MAX or len(value) > TEXT_MAX or not (key + value).isprintable():
             raise InvalidRequest(
-                f"label {_short(key)} is too long or has control characters",
+                f"label {shown(key)} is too long or has control characters",
                 do=f"Keep keys and values to {TEXT_MAX} printable characters.",
             )
     return dict(labels)
@@ -252,25 +260,25 @@ _DURATION_DO = 'Write seconds as a number or a text such as "90s", "5m", "1h30m"
 def parse_size(value: int | str, what: str = "size") -> int:
     """Bytes from ``"2GiB"`` (2³⁰), ``"2GB"`` (10⁹) or a whole number. Zero, negative and unparsable are refused."""
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise InvalidRequest(f"{_short(value)} is not a {what}", do=_SIZE_DO)
+        raise InvalidRequest(f"{shown(value)} is not a {what}", do=_SIZE_DO)
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value.strip())
         if match is None or match[2].lower() not in _SIZE_UNITS:
-            raise InvalidRequest(f"{_short(value)} is not a {what}", do=_SIZE_DO)
+            raise InvalidRequest(f"{shown(value)} is not a {what}", do=_SIZE_DO)
         amount = _scaled(match[1], _SIZE_UNITS[match[2].lower()])
     else:
         amount = value
     if amount < 1:
-        raise InvalidRequest(f"the {what} must be at least one byte, not {_short(value)}", do=_SIZE_DO)
+        raise InvalidRequest(f"the {what} must be at least one byte, not {shown(value)}", do=_SIZE_DO)
     if amount > BYTES_MAX:
-        raise InvalidRequest(f"the {what} {_short(value)} is more than any machine has", do=_SIZE_DO)
+        raise InvalidRequest(f"the {what} {shown(value)} is more than any machine has", do=_SIZE_DO)
     return amount
 
 
 def parse_duration_ns(value: float | str, what: str = "duration", *, zero_ok: bool = False) -> int:
     """Nanoseconds from seconds or from ``"5m"``, ``"1h30m"``. NaN, negative, unparsable and absurd are refused."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise InvalidRequest(f"{_short(value)} is not a {what}", do=_DURATION_DO)
+        raise InvalidRequest(f"{shown(value)} is not a {what}", do=_DURATION_DO)
     if isinstance(value, str):
         ns = _duration_text_ns(value, what)
     elif not math.isfinite(value):
@@ -278,9 +286,9 @@ def parse_duration_ns(value: float | str, what: str = "duration", *, zero_ok: bo
     else:
         ns = round(max(-1.0, min(value, DURATION_MAX_NS)) * NS_PER_S)  # bounded first: 1e300 s would become infinity
     if ns < 0 or (ns == 0 and not zero_ok):
-        raise InvalidRequest(f"the {what} must be more than zero, not {_short(value)}", do=_DURATION_DO)
+        raise InvalidRequest(f"the {what} must be more than zero, not {shown(value)}", do=_DURATION_DO)
     if ns > DURATION_MAX_NS:
-        raise InvalidRequest(f"the {what} {_short(value)} is longer than ten years", do=_DURATION_DO)
+        raise InvalidRequest(f"the {what} {shown(value)} is longer than ten years", do=_DURATION_DO)
     return ns
 
 
@@ -293,7 +301,7 @@ def _duration_text_ns(text: str, what: str) -> int:
     while rest:
         match = re.match(r"(\d{1,20}(?:\.\d{1,9})?)([a-z]+)", rest, re.ASCII)
         if match is None or match[2] not in _DURATION_UNITS_NS:
-            raise InvalidRequest(f"{_short(text)} is not a {what}", do=_DURATION_DO)
+            raise InvalidRequest(f"{shown(text)} is not a {what}", do=_DURATION_DO)
         ns += _scaled(match[1], _DURATION_UNITS_NS[match[2]])
         rest = rest[match.end() :]
     return ns
@@ -328,6 +336,40 @@ def format_duration(ns: int) -> str:
     return " ".join(said[:2])
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "…'"
+def shown(value: object) -> str:
+    """What somebody handed over, as an error shows it: never long, whatever it was."""
+    if isinstance(value, int) and abs(value) >= 10**SHOWN_MAX:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to write the longest ones out
+    text = repr(value[:SHOWN_MAX] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "…'"
+
+
+def valid_text(value: object, what: str, *, most: int = 4096) -> str:
+    """A text that can be sent and shown: no half characters, no zero bytes, not longer than ``most`` characters."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{what} must be a text, not {shown(value)}", do="Give a str.")
+    if len(value) > most or "\0" in value or not _is_whole(value):
+        raise InvalidRequest(f"{what} {shown(value)} cannot be sent", do=f"Give at most {most} whole characters.")
+    return value
+
+
+def valid_path(value: object, what: str) -> str:
+    """A path, given as text or as a ``pathlib.Path``. Names that are no text (``os.fsdecode``) are names as well."""
+    if not isinstance(value, str | os.PathLike):
+        raise InvalidRequest(f"{what} must be a path, not {shown(value)}", do="Give a str or a pathlib.Path.")
+    path = os.fsdecode(os.fspath(value))
+    try:
+        is_path = bool(path) and "\0" not in path and len(os.fsencode(path)) <= PATH_MAX
+    except UnicodeEncodeError:
+        is_path = False
+    if not is_path:
+        raise InvalidRequest(f"{what} {shown(path)} is not a path", do="Give a str or a pathlib.Path.")
+    return path
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

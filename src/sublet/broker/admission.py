@@ -212,8 +212,16 @@ def _beyond(want: Want | None, lease: LeaseRecord, rooms: RoomsByNode) -> Refusa
     most = max((largest(want, lease.tenant, here, mix=True) for here in rooms.values()), default=0)
     has = amount_text(want.kind, most) if most else "none"
     if want.kind is Kind.GPU and most:
-        count = max(sum(room in alike for room in here) for here in rooms.values())
+        fitting = [room for room in alike if want.model is None or is_model(want.model, room)]
+        count = max(sum(room in fitting for room in here) for here in rooms.values())
         has = f"the largest has {count} with {has} each" if count > 1 else f"the largest has {has}"
+        if want.count > count:
+            has = has if count > 1 else f"the largest has one, with {amount_text(want.kind, most)}"
+            return Refusal(
+                code=RefusalCode.TOO_BIG,
+                reason=f"{want.count} GPUs are more than any node has ({has})",
+                do=f"Ask for at most {count} at once; `sublet status` shows what there is.",
+            )
     return Refusal(
         code=RefusalCode.TOO_BIG,
         reason=f"{describe(want)} is more than any node has ({has})",

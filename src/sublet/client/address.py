@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from sublet.client.home import home_dir, socket_path
 from sublet.errors import InvalidRequest
+from sublet.values import shown
 
 __all__ = ["Address", "find_address"]
 
@@ -60,15 +61,15 @@ def _parse(url: str, token: str | None) -> Address:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except (ValueError, AttributeError, TypeError):
-        raise InvalidRequest(f"{url!r} is not the address of an office", do=_URL_DO) from None
+        raise InvalidRequest(f"{shown(url)} is not the address of an office", do=_URL_DO) from None
     if parts.scheme == "unix" and not parts.netloc and parts.path.startswith("/"):
         return Address(url=url, socket=Path(parts.path), token=token)
     if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
-        raise InvalidRequest(f"{url!r} is not the address of an office", do=_URL_DO)
+        raise InvalidRequest(f"{shown(url)} is not the address of an office", do=_URL_DO)
     tls = parts.scheme == "https"
     if not tls and host not in _LOOPBACK:
         raise InvalidRequest(
-            f"{url!r} would send leases and tokens in the clear", do="Use https, or http only to this machine."
+            f"{shown(url)} would send leases and tokens in the clear", do="Use https, or http only to this machine."
         )
     return Address(
         url=url, host=host, port=port or (443 if tls else 80), tls=tls, prefix=parts.path.rstrip("/"), token=token

@@ -46,7 +46,7 @@ from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.lease.policy import RenewalPolicy
-from sublet.values import LeaseId, RenewMode
+from sublet.values import LeaseId, RenewMode, valid_path, valid_text
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
 
@@ -68,7 +68,7 @@ async def connect(
     start: bool = True,
 ) -> Fabric:
     """A fabric, on the office of this machine or on the one at ``url``; see `sublet.connect`."""
-    address = find_address(url, token, None if home is None else os.fspath(home), os.environ)
+    address = find_address(url, token, None if home is None else valid_path(home, "home"), os.environ)
     fabric = Fabric(address, client_clock(), ca=ca, start=start)
     try:
         await fabric._greet()
@@ -286,7 +286,7 @@ class Fabric:
         """The commands that run under leases of yours; with ``ended`` also those whose output is still kept."""
         from sublet.client.guests import list_guests
 
-        asked = lease.id if isinstance(lease, LeaseFacts) else lease or ""
+        asked = lease.id if isinstance(lease, LeaseFacts) else "" if lease is None else valid_text(lease, "lease")
         return await asyncio.to_thread(list_guests, self.address, asked, ended=ended)
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sublet.client import guests
 from sublet.client.guests import Output, StdioText, attach, connect_data, piece_of
+from sublet.client.volume_line import lend
 from sublet.errors import Disconnected, NotFound, SubletError
 from sublet.values import EndReason, GuestId, LeaseId
 from sublet.wire.channels import WINDOW
@@ -158,6 +159,7 @@ async def start_guest(
     cols: int,
     name: str,
     grace: float | str | None,
+    volume: Lease | None = None,
 ) -> Guest:
     """Run a command under the lease, and count it as being in use until the command has ended. If the task is cancelled
     meanwhile, the command is stopped as soon as it runs."""
@@ -167,6 +169,7 @@ async def start_guest(
     )
     fabric, loop = lease._fabric, asyncio.get_running_loop()
     token = (await fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView))).token
+    ticket = "" if volume is None else await _lent(volume)
     ended, running = asyncio.Event(), contextlib.ExitStack()
     running.enter_context(lease.activity())
 
@@ -182,7 +185,7 @@ async def start_guest(
         def in_use() -> Callable[[], None]:
             return told
 
-        return guests.begin(fabric.address, token, lease.id, spec, fabric._watch, in_use)
+        return guests.begin(fabric.address, token, lease.id, spec, fabric._watch, in_use, volume=ticket)
 
     beginning = loop.run_in_executor(None, work)
     try:
@@ -193,6 +196,12 @@ async def start_guest(
     except BaseException:
         running.close()
         raise
+
+
+async def _lent(volume: Lease) -> str:
+    fabric = volume._fabric
+    token = (await fabric._run(fabric._core.query(f"/v1/leases/{volume.id}/token", TokenView))).token
+    return await asyncio.to_thread(lend, fabric.address, token)
 
 
 def _stopped(beginning: asyncio.Future[guests.Guest]) -> None:

@@ -82,6 +82,7 @@ class Lease(LeaseFacts):
 
     def on_notice(self, callback: Callable[[Notice], Any]) -> Callable[[Notice], Any]:
         """Call this (a function or a coroutine function) when it is announced that the lease will be taken."""
+        self._callable(callback)
         fabric = self._fabric  # and not the lease: who listens must not keep it from being dropped
         self._listen(lambda change: None if change.notice is None else fabric._deliver(callback, change.notice))
         if self._held.notice is not None:
@@ -90,6 +91,7 @@ class Lease(LeaseFacts):
 
     def on_end(self, callback: Callable[[LeaseEnd], Any]) -> Callable[[LeaseEnd], Any]:
         """Call this (a function or a coroutine function) once, when it is over, or soon if it is."""
+        self._callable(callback)
         fabric = self._fabric
         self._listen(lambda change: None if change.end is None else fabric._deliver(callback, change.end))
         return callback
@@ -113,6 +115,7 @@ class Lease(LeaseFacts):
         cols: int = 80,
         name: str = "",
         grace: float | str | None = None,
+        volume: Lease | None = None,
     ) -> Guest:
         """Start a command under it; see `sublet.Lease.start`. It is in use while the command runs."""
         from sublet.client.aio_guests import start_guest
@@ -120,7 +123,7 @@ class Lease(LeaseFacts):
         self._own()
         self.check()
         return await start_guest(
-            self, argv, env=env, cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace
+            self, argv, env=env, cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace, volume=volume
         )
 
     # ---- Python functions under it

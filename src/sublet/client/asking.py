@@ -33,6 +33,7 @@ from sublet.values import (
     format_size,
     parse_duration_ns,
     parse_size,
+    shown,
     valid_labels,
     valid_name,
 )
@@ -204,7 +205,7 @@ def _asked(want: WantBody | None, terms: Terms) -> Asked:
     tier = None if terms.get("tier") is None else _member(Tier, terms.get("tier"), "a tier")
     spot = terms.get("spot", False)
     if spot not in (True, False):
-        raise InvalidRequest(f"spot={_shown(spot)} is neither True nor False", do="Write spot=True, or leave it out.")
+        raise InvalidRequest(f"spot={shown(spot)} is neither True nor False", do="Write spot=True, or leave it out.")
     if spot and tier not in (None, Tier.SPOT):
         raise InvalidRequest(
             f'tier="{tier}" and spot=True contradict each other',
@@ -263,7 +264,7 @@ def _least(or_smaller: bool | Size, amount: int) -> int | None:
 
 def _whole(value: object, what: str, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidRequest(f"{what} must be a whole number from 1 on, not {_shown(value)}", do=f"The most is {most}.")
+        raise InvalidRequest(f"{what} must be a whole number from 1 on, not {shown(value)}", do=f"The most is {most}.")
     return value
 
 
@@ -271,7 +272,7 @@ def _text(value: object, what: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= 128 or not value.isprintable():
-        raise InvalidRequest(f"{what} {_shown(value)} is not a name", do="Write it as `sublet status` shows it.")
+        raise InvalidRequest(f"{what} {shown(value)} is not a name", do="Write it as `sublet status` shows it.")
     return value
 
 
@@ -280,9 +281,4 @@ def _member(choices: type[_E], value: object, what: str) -> _E:
         return choices(value)  # type: ignore[arg-type]
     except ValueError:
         names = ", ".join(member.value for member in choices)
-        raise InvalidRequest(f"{_shown(value)} is not {what}", do=f"Use one of: {names}.") from None
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+        raise InvalidRequest(f"{shown(value)} is not {what}", do=f"Use one of: {names}.") from None

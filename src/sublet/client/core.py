@@ -21,7 +21,7 @@ from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
 from sublet.clock import Clock
 from sublet.errors import Disconnected, LeaseEnded, LeaseNotActive, NotFound, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, format_duration
+from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, format_duration, shown, valid_text
 from sublet.wire.http import (
     AcquireRequest,
     ActivityRequest,
@@ -269,8 +269,9 @@ def _post(path: str, body: object, *, timeout_s: float = REQUEST_TIMEOUT_S) -> C
 
 def _path(lease: LeaseId) -> str:
     """An id is used as it is in a path, so it must be one: letters, digits and dashes."""
+    valid_text(lease, "the id of a lease")
     if not lease or not lease.replace("-", "").replace("_", "").isalnum() or not lease.isascii():
-        raise NotFound(f"there is no lease {lease!r}", do="See `sublet lease ls`.")
+        raise NotFound(f"there is no lease {shown(lease)}", do="See `sublet lease ls`.")
     return f"/v1/leases/{lease}"
 
 

@@ -49,7 +49,7 @@ from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.lease.policy import RenewalPolicy
-from sublet.values import NS_PER_S, LeaseId, RenewMode
+from sublet.values import NS_PER_S, LeaseId, RenewMode, parse_duration_ns, valid_path, valid_text
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
 
@@ -82,7 +82,7 @@ def connect(
     ``SUBLET_TOKEN``) says which tenant is calling; without one, the office of this machine knows you as its owner.
     ``ca`` is a file of certificates to trust instead of the system's.
     """
-    address = find_address(url, token, None if home is None else os.fspath(home), os.environ)
+    address = find_address(url, token, None if home is None else valid_path(home, "home"), os.environ)
     fabric = Fabric(address, client_clock(), ca=ca, start=start)
     try:
         fabric._greet()
@@ -138,8 +138,9 @@ class Fabric:
         """Give back all leases, for at most ``patience`` seconds, and stop. Twice is harmless."""
         if self._closed:
             return
+        patience_ns = parse_duration_ns(patience, "patience", zero_ok=True)
         self._closed = True
-        until_ns = self._clock.now_ns() + round(patience * NS_PER_S)
+        until_ns = self._clock.now_ns() + patience_ns
         with self._lock:
             held = self._book.live
             for one in held:
@@ -259,7 +260,8 @@ class Fabric:
         """The commands that run under leases of yours; with ``ended`` also those whose output is still kept."""
         from sublet.client.guests import list_guests
 
-        return list_guests(self.address, lease.id if isinstance(lease, LeaseFacts) else lease or "", ended=ended)
+        wanted = lease.id if isinstance(lease, LeaseFacts) else "" if lease is None else valid_text(lease, "lease")
+        return list_guests(self.address, wanted, ended=ended)
 
     def volumes(self, *, tenant: str | None = None) -> list[Volume]:
         """What is kept under names, and what block leases with a name have now."""

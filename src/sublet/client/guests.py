@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from sublet.client.address import Address
+from sublet.client.command_words import StdioText, checked_env, command_spec
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
 from sublet.lease.states import GuestState
 from sublet.values import EndReason, GuestId, LeaseId, parse_duration_ns
@@ -42,15 +43,14 @@ from sublet.wire.guests import (
     SignalGuest,
     Start,
     Started,
-    StdioKind,
 )
 from sublet.wire.happenings import Closed, Data, Event, Happening, Over
-from sublet.wire.http import TokenView
 
 if TYPE_CHECKING:
     from sublet.client.guest_watch import Watch
     from sublet.client.handle import LeaseFacts
     from sublet.client.lease import Lease
+    from sublet.client.volume_line import HasVolume
 
 __all__ = [
     "Guest",
@@ -68,7 +68,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-StdioText = StdioKind | Literal["pipes", "pty", "null"]
 _STREAMS: Final = {STDOUT: "stdout", STDERR: "stderr"}
 _LOCAL: Final = "local"
 PAUSE_MAX_S: Final = 0.1
@@ -285,46 +284,22 @@ def start_guest(
     cols: int,
     name: str,
     grace: float | str | None,
+    volume: HasVolume | None = None,
 ) -> Guest:
     """Run a command under the lease, and count it as being in use until the command has ended."""
     spec = command_spec(
         argv, env=environment(lease, env), cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace
     )
-    return start_spec(lease, spec)
+    return start_spec(lease, spec, volume=volume)
 
 
-def command_spec(
-    argv: Sequence[str | os.PathLike[str]],
-    *,
-    env: dict[str, str],
-    cwd: str | os.PathLike[str] | None,
-    stdio: StdioText,
-    rows: int,
-    cols: int,
-    name: str,
-    grace: float | str | None,
-) -> GuestSpec:
-    """A command as it is asked for, with this program's folder and umask."""
-    if isinstance(argv, str | bytes) or not argv:
-        raise InvalidRequest("a command is a sequence of words", do='Write it as ["python", "train.py"].')
-    return GuestSpec(
-        argv=tuple(os.fspath(word) for word in argv),
-        cwd=os.path.abspath(os.getcwd() if cwd is None else cwd),
-        env=env,
-        stdio=StdioKind(stdio),
-        rows=rows,
-        cols=cols,
-        name=name,
-        grace_ns=0 if grace is None else parse_duration_ns(grace, "grace"),
-        umask=_umask(),
-    )
+def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True, volume: HasVolume | None = None) -> Guest:
+    """Run this under the lease. ``busy``: the lease counts as being in use until the guest's program has ended.
+    ``volume``: a lease of blocks that it may save to."""
+    from sublet.client.volume_line import lease_token, ticket_for
 
-
-def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True) -> Guest:
-    """Run this under the lease. ``busy``: the lease counts as being in use until the guest's program has ended."""
-    fabric = lease._fabric
-    token = fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView)).token
-    return begin(fabric.address, token, lease.id, spec, fabric._watch, lease._in_use if busy else None)
+    fabric, in_use, ticket = lease._fabric, lease._in_use if busy else None, ticket_for(volume)
+    return begin(fabric.address, lease_token(lease), lease.id, spec, fabric._watch, in_use, volume=ticket)
 
 
 def begin(
@@ -334,11 +309,14 @@ def begin(
     spec: GuestSpec,
     watch: Watch,
     in_use: Callable[[], Callable[[], None]] | None,
+    *,
+    volume: str = "",
 ) -> Guest:
-    """Run this with the lease's token. ``in_use`` is called when it runs; what it returns, when its program ended."""
+    """Run this with the lease's token. ``in_use`` is called when it runs; what it returns, when its program ended.
+    ``volume``: a ticket for one."""
     conversation = connect_data(address, token)
     try:
-        started = _start(conversation, spec)
+        started = _start(conversation, spec, volume)
         guest = Guest(started.guest, started.pid, lease, address)
         if in_use is not None:
             guest._on_exit = in_use()
@@ -383,8 +361,8 @@ def connect_data(address: Address, capability: str) -> Conversation:
     return Conversation.connect(os.fspath(address.socket.with_name("data.sock")), dumps(greeting))
 
 
-def _start(conversation: Conversation, spec: GuestSpec) -> Started:
-    body = dumps(Start(spec=spec))
+def _start(conversation: Conversation, spec: GuestSpec, volume: str = "") -> Started:
+    body = dumps(Start(spec=spec, volume=volume))
     if len(body) > CONTROL_MAX:
         raise InvalidRequest(
             f"arguments and environment take {len(body)} bytes together, and {CONTROL_MAX} is the most",
@@ -434,11 +412,5 @@ def _reason_of(view: GuestView) -> EndReason | None:
 def environment(lease: LeaseFacts, env: Mapping[str, str] | None) -> dict[str, str]:
     """Ours, where the guest runs as the same user; that of another tenant begins with an empty one."""
     if env is not None:
-        return dict(env)
+        return checked_env(env)
     return dict(os.environ) if lease._held.view.tenant == _LOCAL else {}
-
-
-def _umask() -> int:
-    found = os.umask(0o077)
-    os.umask(found)
-    return found

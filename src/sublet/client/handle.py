@@ -28,7 +28,7 @@ from sublet.errors import (
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, parse_duration_ns
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, parse_duration_ns, shown
 from sublet.wire.http import LeaseView
 
 __all__ = ["DroppedLease", "LeaseFacts", "ended_error"]
@@ -149,6 +149,8 @@ class LeaseFacts:
 
     def use(self, policy: RenewalPolicy) -> None:
         """Renew by another policy from now on."""
+        if not isinstance(policy, RenewalPolicy):
+            raise InvalidRequest(f"{shown(policy)} is not a policy", do="Give a sublet.RenewalPolicy(...).")
         policy.check(self._held.holder.ttl_ns)
         with self._lock:
             self._held.holder.use(policy)
@@ -171,6 +173,11 @@ class LeaseFacts:
             with self._lock:
                 self._book.finish(self._held)
             self._wake()
+
+    @staticmethod
+    def _callable(callback: object) -> None:
+        if not callable(callback):
+            raise InvalidRequest(f"{shown(callback)} cannot be called", do="Hand over a function of one argument.")
 
     def _own(self) -> None:
         if os.getpid() != self._pid:

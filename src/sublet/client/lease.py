@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sublet.client.fabric import Fabric
     from sublet.client.guests import Guest, StdioText
+    from sublet.client.volume_line import HasVolume, HolderLine
     from sublet.compute.options import Calls
 
 __all__ = ["Lease"]
@@ -48,6 +49,7 @@ class Lease(LeaseFacts):
         self._fabric = fabric
         self._workers: Any = None
         """What runs Python functions under it (``compute.workers``), from the first call on."""
+        self._volume_line: HolderLine | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -91,6 +93,8 @@ class Lease(LeaseFacts):
         finally:
             if self._workers is not None:
                 self._workers.close()
+            if self._volume_line is not None:
+                self._volume_line.close()
 
     def leave(self) -> LeaseId:
         """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id."""
@@ -98,6 +102,7 @@ class Lease(LeaseFacts):
 
     def on_notice(self, callback: Callable[[Notice], object]) -> Callable[[Notice], object]:
         """Call this when it is announced that the lease will be taken. It runs on a thread of its own."""
+        self._callable(callback)
         courier = self._fabric._courier  # and not the lease: who listens must not keep it from being dropped
 
         def listen(change: LeaseChange) -> None:
@@ -112,6 +117,7 @@ class Lease(LeaseFacts):
 
     def on_end(self, callback: Callable[[LeaseEnd], object]) -> Callable[[LeaseEnd], object]:
         """Call this once, when it is over, or at once if it is. It runs on a thread of its own."""
+        self._callable(callback)
         courier = self._fabric._courier
 
         def listen(change: LeaseChange) -> None:
@@ -141,20 +147,35 @@ class Lease(LeaseFacts):
         cols: int = 80,
         name: str = "",
         grace: float | str | None = None,
+        volume: HasVolume | None = None,
     ) -> Guest:
         """Start a command under it. While the command runs the lease is in use, so it is renewed; when the lease ends,
         so do the command and everything it has started.
 
         It gets this program's folder, environment and umask, unless ``cwd`` and ``env`` (the whole environment) say
         otherwise. ``stdio`` is ``"pipes"``, ``"pty"`` (a terminal of ``rows`` and ``cols``) or ``"null"`` (nothing to
-        read). ``grace`` is how long it may take to leave when it is stopped alone. Raises ``InvalidRequest`` if there
-        is no such command, or it may not be run.
+        read). ``grace`` is how long it may take to leave when it is stopped alone. ``volume`` is a lease of
+        blocks that it may save to, as long as that lives (``sublet.current().volume``); one that it starts under needs
+        no naming. Raises ``InvalidRequest`` if there is no such command, or it may not be run.
         """
         from sublet.client.guests import start_guest
 
         self._own()
         self.check()
-        return start_guest(self, argv, env=env, cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace)
+        return start_guest(
+            self, argv, env=env, cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace, volume=volume
+        )
+
+    def volume_line(self) -> HolderLine:
+        """The way to its volume, for a lease of blocks: `Durable(state, lease)` saves over it."""
+        from sublet.client.volume_line import HolderLine, lease_token
+
+        with self._lock:
+            if self._volume_line is None:
+                self._volume_line = HolderLine(
+                    self._fabric.address, lambda: lease_token(self), lambda: (self.id, self.epoch)
+                )
+            return self._volume_line
 
     # ---- Python functions under it
 
@@ -199,16 +220,18 @@ class Lease(LeaseFacts):
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         name: str = "",
+        volume: HasVolume | None = None,
     ) -> Calls:
         """``run``, ``submit`` and ``map`` with options: ``lease.options(timeout="1m").run(f, x)``.
 
         ``timeout`` is how long one call may run once it has begun; then it is interrupted, and `CallTimeout` is raised.
         ``python`` is another interpreter, ``env`` the whole environment and ``cwd`` the folder of the worker: each
-        combination has a worker of its own. ``name`` is for people.
+        combination has a worker of its own. ``name`` is for people. ``volume`` is a lease of blocks that the worker may
+        save to (``sublet.current().volume``).
         """
         from sublet.compute.options import options_of
 
-        return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name))
+        return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name, volume=volume))
 
     def _calls(self, options: Any = None) -> Calls:
         from sublet.compute.options import Calls, Options

@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlencode
 
 from sublet.errors import InvalidRequest, Unsupported
+from sublet.values import shown, valid_text
 from sublet.wire.http import Hello
 
 __all__ = ["bill_path", "check_versions", "leases_path"]
@@ -14,14 +15,18 @@ def leases_path(ended_too: bool, tenant: str | None) -> str:
     """GET /v1/leases."""
     query = {"all": "1"} if ended_too else {}
     if tenant is not None:
-        query["tenant"] = tenant
+        query["tenant"] = valid_text(tenant, "tenant")
     return _path("/v1/leases", query)
 
 
 def bill_path(by: str, since: str | None, until: str | None, *, csv: bool = False) -> str:
     """GET /v1/bill."""
+    valid_text(by, "by")
     if by not in ("lease", "tenant") and not by.startswith("label:"):
-        raise InvalidRequest(f"a bill by {by!r} is not known", do='Use "lease", "tenant" or "label:KEY".')
+        raise InvalidRequest(f"a bill by {shown(by)} is not known", do='Use "lease", "tenant" or "label:KEY".')
+    for name, moment in (("since", since), ("until", until)):
+        if moment is not None:
+            valid_text(moment, name)
     asked = {"by": by, "since": since, "until": until, "format": "csv" if csv else None}
     return _path("/v1/bill", {name: value for name, value in asked.items() if value is not None})
 

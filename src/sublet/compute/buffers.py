@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from sublet.errors import InvalidRequest, NotFound
-from sublet.values import format_size
+from sublet.values import format_size, shown
 from sublet.wire.device import ModuleKind
 
 __all__ = ["Buffer", "Module"]
@@ -99,7 +99,7 @@ class Module:
         found = self.kernels.get(name)
         if found is None:
             names = ", ".join(sorted(self.kernels)) or "none"
-            raise NotFound(f"launch: this module has no kernel {name!r}", do=f"It has: {names}.")
+            raise NotFound(f"launch: this module has no kernel {shown(name)}", do=f"It has: {names}.")
         return found
 
     def end(self, why: str = _UNLOADED) -> None:

@@ -25,7 +25,7 @@ from sublet.compute.options import Calls, options_of
 from sublet.compute.workers import Options
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded
 from sublet.guest.desk import is_worker
-from sublet.values import NS_PER_S, parse_duration_ns
+from sublet.values import NS_PER_S, parse_duration_ns, shown
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -163,7 +163,9 @@ class GpuFunction(Generic[P, R]):
             if callable(terms.get(name)):
                 terms[name] = terms[name](*self._bound, *args, **kwargs)
         options = Options() if timeout is None else options_of(timeout=timeout)
-        with _pool.lease(fabric or _default_fabric(), terms) as lease:
+        if fabric is not None and not hasattr(fabric, "gpu"):
+            raise InvalidRequest(f"fabric={shown(fabric)} is none", do="Give what sublet.connect() returns.")
+        with _pool.lease(_default_fabric() if fabric is None else fabric, terms) as lease:
             yield Calls(lease, options)
 
     def _submit(self, outer: concurrent.futures.Future[Any], args: Any, kwargs: Any) -> None:
@@ -332,7 +334,13 @@ def _is_importable(function: GpuFunction[..., Any]) -> bool:
 
 
 def _frozen(value: object) -> object:
-    return tuple(sorted(value.items())) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return tuple(sorted(value.items(), key=repr))
+    try:
+        hash(value)
+    except TypeError:  # whatever it is, it will be told that it is wrong
+        return repr(value)
+    return value
 
 
 if hasattr(os, "register_at_fork"):

@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+from sublet.client.command_words import absolute, checked_env
 from sublet.compute.posting import map_calls, run_call, submit_call
 from sublet.compute.workers import Options
-from sublet.errors import InvalidRequest
-from sublet.values import parse_duration_ns
+from sublet.values import parse_duration_ns, valid_path, valid_text
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
@@ -65,19 +65,11 @@ def options_of(
     volume: HasVolume | None = None,
 ) -> Options:
     """Checked here, so that what is wrong is told at once."""
-    given: object = env
-    if given is not None and not (
-        isinstance(given, Mapping) and all(isinstance(text, str) for pair in given.items() for text in pair)
-    ):
-        raise InvalidRequest("env= must map texts to texts", do='Write env={**os.environ, "NAME": "value"}.')
-    for what, path in (("python", python), ("cwd", cwd)):
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise InvalidRequest(f"{what}= must be a path, not {path!r}", do="Give a text or a pathlib.Path.")
     return Options(
-        python="" if python is None else os.fspath(python),
-        env=None if env is None else tuple(sorted(env.items())),
-        cwd="" if cwd is None else os.path.abspath(cwd),
-        name=name,
+        python="" if python is None else valid_path(python, "python="),
+        env=None if env is None else tuple(sorted(checked_env(env).items())),
+        cwd="" if cwd is None else absolute(cwd),
+        name=valid_text(name, "name"),
         timeout_ns=None if timeout is None else parse_duration_ns(timeout, "timeout"),
         volume=volume,
     )

@@ -21,7 +21,7 @@ from sublet.compute.outcomes import Cancelled, GeneratorBegun, Many, Unlike, rea
 from sublet.compute.workers import Job, Options, Worker, workers_of
 from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
 from sublet.guest.desk import is_worker
-from sublet.values import NS_PER_S, format_duration
+from sublet.values import NS_PER_S, format_duration, shown
 
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
@@ -80,8 +80,15 @@ def map_calls(
     checked_callable(function)
     if not iterables:
         raise InvalidRequest("there is nothing to map over", do="Give at least one iterable.")
+    for one in iterables:
+        _check_iterable(one)
     check_call(lease, options)
     return _mapped(lease, options, function, zip(*iterables, strict=False))
+
+
+def _check_iterable(one: object) -> None:
+    if not isinstance(one, Iterable) and not hasattr(one, "__getitem__"):
+        raise InvalidRequest(f"{shown(one)} cannot be mapped over", do="Give lists, arrays or other iterables.")
 
 
 def check_call(lease: Lease, options: Options) -> None:

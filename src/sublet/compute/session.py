@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -27,7 +27,7 @@ from sublet.compute.session_data import Buffery, KindText, Sources, SourceText, 
 from sublet.compute.session_engine import Engine
 from sublet.devices.grids import whole_extent
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError
-from sublet.values import MIB, format_size
+from sublet.values import MIB, format_size, shown
 from sublet.wire.device import (
     Alloc,
     Copy,
@@ -56,6 +56,7 @@ INLINE_MAX: Final = 64 * 1024
 CHUNK: Final = 64 * MIB
 """Bytes that cross at a time: while one piece is copied on the other side the next is being filled."""
 SHAPES_KEPT: Final = 4096
+DEVICES_MAX: Final = 1024
 
 Extent: TypeAlias = int | Sequence[int]
 Shape: TypeAlias = tuple[LaunchShape, Callable[..., bytes]]
@@ -70,6 +71,7 @@ class GpuSession:
 
     def __init__(self, lease: Lease, device: int = 0) -> None:
         """``device``: by its place in the lease. Raises ``LeaseEnded`` if the lease is over."""
+        _check_place(lease, device)
         self._engine = Engine.open(lease, device)
         self._begin()
 
@@ -154,6 +156,7 @@ class GpuSession:
 
     def mem_free(self, buffer: Buffer) -> None:
         """Give it back, once what was launched before is done with it."""
+        _a_buffer(buffer, "mem_free")
         with self._engine.lock:
             buffer.check(self, "mem_free")
             self._engine.put(Free(buffer=buffer.number))
@@ -162,6 +165,7 @@ class GpuSession:
     def mem_write(self, buffer: Buffer, offset: int, data: Buffery) -> None:
         """Bytes of this program into the buffer: of ``bytes``, numpy arrays, whatever has any. They may be changed
         again at once."""
+        _a_buffer(buffer, "mem_write")
         offset = whole(offset, "mem_write", "offset")
         with bytes_of(data, "mem_write") as view, self._engine.lock:
             buffer.span(self, offset, len(view), "mem_write")
@@ -172,9 +176,9 @@ class GpuSession:
 
     def mem_read(self, buffer: Buffer, offset: int = 0, length: int | None = None) -> bytes:
         """What everything before it left in the buffer (to its end, if no length is given). Waits for it."""
-        length = buffer.size - offset if length is None else length
+        offset, length = _part(buffer, offset, length, "mem_read")
         with self._engine.lock:
-            buffer.span(self, whole(offset, "mem_read", "offset"), whole(length, "mem_read", "length"), "mem_read")
+            buffer.span(self, offset, length, "mem_read")
             pieces = []
             for start in range(0, length, CHUNK):
                 count = min(CHUNK, length - start)
@@ -205,15 +209,17 @@ class GpuSession:
 
     def mem_fill(self, buffer: Buffer, offset: int = 0, length: int | None = None, pattern: int | bytes = 0) -> None:
         """A byte, or a pattern of one, two or four, over and over."""
-        length = buffer.size - offset if length is None else length
+        offset, length = _part(buffer, offset, length, "mem_fill")
         if isinstance(pattern, int):
             if not 0 <= pattern <= 255:
-                raise InvalidRequest(f"mem_fill: {pattern} is no byte", do="Give 0 to 255, or bytes.")
+                raise InvalidRequest(f"mem_fill: {shown(pattern)} is no byte", do="Give 0 to 255, or bytes.")
             pattern = bytes((pattern,))
+        if not isinstance(pattern, bytes | bytearray):
+            raise InvalidRequest(f"mem_fill: {shown(pattern)} is no pattern", do="Give 0 to 255, or bytes.")
         if len(pattern) not in (1, 2, 4):
             raise InvalidRequest(f"mem_fill: a pattern of {len(pattern)} bytes", do="Give one, two or four.")
         with self._engine.lock:
-            buffer.span(self, whole(offset, "mem_fill", "offset"), whole(length, "mem_fill", "length"), "mem_fill")
+            buffer.span(self, offset, length, "mem_fill")
             self._engine.put(Fill(buffer=buffer.number, offset=offset, length=length, pattern=bytes(pattern)))
 
     # ---- modules and launches ----
@@ -239,6 +245,7 @@ class GpuSession:
 
     def module_unload(self, module: Module) -> None:
         """What was launched before runs to its end."""
+        _a_module(module, "module_unload")
         with self._engine.lock:
             module.check(self, "module_unload")
             self._engine.put(Unload(module=module.number))
@@ -248,6 +255,8 @@ class GpuSession:
 
     def launch(self, module: Module, kernel: str, grid: Extent, block: Extent, args: Sequence[Argument] = ()) -> None:
         """Run a kernel after everything before it. Waits for nothing."""
+        if type(module) is not Module or type(kernel) is not str or type(args) is not list:
+            _check_launch(module, kernel, args)
         with self._engine.lock:
             shown = module.kernel(self, kernel)
             kinds, values = kinds_and_values(self, module, shown, args)
@@ -337,6 +346,37 @@ class GpuSession:
         self._taken = 0
 
 
+def _a_buffer(buffer: object, call: str) -> None:
+    if not isinstance(buffer, Buffer):
+        raise InvalidRequest(f"{call}: {shown(buffer)} is no buffer", do="Give what mem_alloc returned.")
+
+
+def _a_module(module: object, call: str) -> None:
+    if not isinstance(module, Module):
+        raise InvalidRequest(f"{call}: {shown(module)} is no module", do="Give what module_load returned.")
+
+
+def _part(buffer: Buffer, offset: int, length: int | None, call: str) -> tuple[int, int]:
+    _a_buffer(buffer, call)
+    offset = whole(offset, call, "offset")
+    return offset, buffer.size - offset if length is None else whole(length, call, "length")
+
+
+def _check_place(lease: object, device: object) -> None:
+    if not hasattr(lease, "_held"):
+        raise InvalidRequest(f"GpuSession: {shown(lease)} is no lease", do="Give what fabric.gpu(...) returns.")
+    if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < DEVICES_MAX:
+        raise InvalidRequest(f"GpuSession: device={shown(device)} is no place in a lease", do="Give 0, 1, …")
+
+
+def _check_launch(module: object, kernel: object, args: object) -> None:
+    _a_module(module, "launch")
+    if not isinstance(kernel, str):
+        raise InvalidRequest(f"launch: {shown(kernel)} is no name of a kernel", do="Give its name as a text.")
+    if isinstance(args, str | bytes | Mapping) or not isinstance(args, Iterable):
+        raise InvalidRequest(f"launch: {shown(args)} are no arguments", do="Give a list: [sublet.u32(n), x].")
+
+
 def _load_shared(number: int, sources: Mapping[ModuleKind, bytes], starts: Sequence[int]) -> Load:
     shared = tuple(
         SharedSource(kind=kind, start=start, length=len(data))
@@ -348,4 +388,9 @@ def _load_shared(number: int, sources: Mapping[ModuleKind, bytes], starts: Seque
 def _hashable(extent: Extent) -> int | tuple[int, ...]:
     if type(extent) is int:
         return extent
-    return tuple(map(index, extent)) if isinstance(extent, Sequence) else index(extent)
+    try:
+        return tuple(map(index, extent)) if isinstance(extent, Sequence) else index(extent)
+    except TypeError:
+        raise InvalidRequest(
+            f"launch: {shown(extent)} is not one to three whole numbers", do="Give grid and block as (x, y, z)."
+        ) from None

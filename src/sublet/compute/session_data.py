@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from operator import index
 from pickle import PickleBuffer
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from sublet.errors import InvalidRequest
+from sublet.values import shown, valid_text
 from sublet.wire.device import ModuleKind
 
 __all__ = ["Buffery", "KindText", "SourceText", "Sources", "bytes_of", "sources_of", "whole", "writable"]
 
+SOURCE_MAX: Final = 64 << 20
 KindText: TypeAlias = ModuleKind | Literal["warp", "cuda", "ptx", "cubin"]
 SourceText: TypeAlias = str | bytes
 Sources: TypeAlias = Mapping[Any, SourceText]
@@ -22,9 +25,9 @@ Buffery: TypeAlias = Any
 
 def whole(value: int, call: str, what: str) -> int:
     try:
-        return value.__index__()
-    except AttributeError:
-        raise InvalidRequest(f"{call}: {value!r} is no {what} in bytes", do="Give a whole number.") from None
+        return index(value)
+    except TypeError:
+        raise InvalidRequest(f"{call}: {shown(value)} is no {what} in bytes", do="Give a whole number.") from None
 
 
 @contextlib.contextmanager
@@ -93,13 +96,13 @@ def _kind(kind: str) -> ModuleKind:
         return ModuleKind(kind)
     except ValueError:
         raise InvalidRequest(
-            f"module_load: there is no kind {kind!r}", do=f"Give one of: {', '.join(ModuleKind)}."
+            f"module_load: there is no kind {shown(kind)}", do=f"Give one of: {', '.join(ModuleKind)}."
         ) from None
 
 
 def _encoded(source: SourceText) -> bytes:
     if isinstance(source, str):
-        return source.encode()
+        return valid_text(source, "module_load: the source", most=SOURCE_MAX).encode()
     try:
         return bytes(memoryview(source))
     except TypeError:

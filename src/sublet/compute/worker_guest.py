@@ -11,6 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from sublet.client.command_words import own_folder
 from sublet.client.guests import environment, start_spec
 from sublet.client.handle import ended_error
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, WorkerLost
@@ -52,7 +53,7 @@ def start_worker(lease: Lease, options: Options) -> Guest:
         entry=ENTRY,
         imports=IMPORTS,
         python=options.python or ("" if is_local else sys.executable),  # what is named is shown to a tenant's guest
-        cwd=options.cwd or (os.getcwd() if is_local else "/"),
+        cwd=options.cwd or (own_folder() if is_local else "/"),
         env=environment(lease, None if options.env is None else dict(options.env)),
         stdio=StdioKind.NULL,
         serves=True,
@@ -118,8 +119,8 @@ def _why_lost(lease: Lease, guest: Guest, when: str) -> SubletError:
     if view is None or view.exit_code < 0:
         return WorkerLost(
             "the connection to the worker broke, and nobody could say what became of it (was the supervisor ended?)",
-            do="Call again: while the lease lives, the next call gets a fresh worker; what functions had kept in memory "
-            "is gone. If that fails as well, see `sublet status`.",
+            do="Call again: while the lease lives, the next call gets a fresh worker; what functions had kept in "
+            "memory is gone. If that fails as well, see `sublet status`.",
         )
     tail = _tail(guest, view)
     return WorkerLost(

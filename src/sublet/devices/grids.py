@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sublet.errors import InvalidRequest
+from sublet.values import shown
 
 __all__ = ["AXES", "BLOCK_MAX", "BLOCK_THREADS_MAX", "GRID_MAX", "Extent", "warp_dim", "whole_extent"]
 
@@ -22,13 +23,15 @@ INDEX_MAX: Final = (1 << 31) - 1
 
 def whole_extent(given: int | Sequence[int], what: str) -> Extent:
     """Grid or block with all three axes, each within its limit. ``what`` is ``"grid"`` or ``"block"``."""
-    axes = (given,) if isinstance(given, int) else tuple(given)
+    axes: tuple[int, ...] = tuple(given) if isinstance(given, Sequence) else (given,)
     limits = GRID_MAX if what == "grid" else BLOCK_MAX
     if not 1 <= len(axes) <= 3 or not all(type(n) is int for n in axes):
-        raise InvalidRequest(f"launch: {what} {given!r} is not one to three whole numbers", do="Give (x, y, z).")
+        raise InvalidRequest(f"launch: {what} {shown(given)} is not one to three whole numbers", do="Give (x, y, z).")
     for axis, count, limit in zip(AXES, axes, limits, strict=False):
         if not 1 <= count <= limit:
-            raise InvalidRequest(f"launch: {what} has {count} in {axis}, and 1 to {limit} are possible", do=_DO[what])
+            raise InvalidRequest(
+                f"launch: {what} has {shown(count)} in {axis}, and 1 to {limit} are possible", do=_DO[what]
+            )
     x, y, z = (*axes, 1, 1)[:3]
     if what == "block" and x * y * z > BLOCK_THREADS_MAX:
         raise InvalidRequest(

@@ -92,7 +92,8 @@ class Zygote:
 
     def serve(self) -> Program | None:
         """Answer until the supervisor hangs up (None). In a guest it returns what that is to run."""
-        self._kept = {fd for fd in _open_descriptors() if os.path.exists(f"/proc/self/fd/{fd}")}  # not the listing's own
+        there = _open_descriptors()
+        self._kept = {fd for fd in there if os.path.exists(f"/proc/self/fd/{fd}")}  # without the listing's own
         while True:
             drained = send_some(self._sock, self._link)
             if self._link.over is not None and drained:

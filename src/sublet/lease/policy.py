@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.errors import InvalidRequest
-from sublet.values import NS_PER_S, LeaseId, RenewMode, format_duration, parse_duration_ns
+from sublet.values import NS_PER_S, LeaseId, RenewMode, format_duration, parse_duration_ns, shown
 
 __all__ = ["ATTEMPTS_LEAST", "RenewalPlan", "RenewalPolicy", "lead_ns"]
 
@@ -101,7 +101,8 @@ class RenewalPolicy:
     def __post_init__(self) -> None:
         if self.mode not in tuple(RenewMode):
             raise InvalidRequest(
-                f"{self.mode!r} is not a way to renew", do=f"Use one of: {', '.join(mode.value for mode in RenewMode)}."
+                f"{shown(self.mode)} is not a way to renew",
+                do=f"Use one of: {', '.join(mode.value for mode in RenewMode)}.",
             )
         object.__setattr__(self, "mode", RenewMode(self.mode))
         _within(self, "renew_at_fraction", 0.0, 1.0)
@@ -225,6 +226,6 @@ def _ppm(fraction: float) -> int:
 def _within(policy: RenewalPolicy, name: str, low: float, high: float, *, low_ok: bool = False) -> None:
     value = getattr(policy, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (low < value or (low_ok and low == value)):
-        raise InvalidRequest(f"{name} is {value!r}", do=f"Give a number above {low:g} and below {high:g}.")
+        raise InvalidRequest(f"{name} is {shown(value)}", do=f"Give a number above {low:g} and below {high:g}.")
     if value >= high:
-        raise InvalidRequest(f"{name} is {value!r}", do=f"Give a number above {low:g} and below {high:g}.")
+        raise InvalidRequest(f"{name} is {shown(value)}", do=f"Give a number above {low:g} and below {high:g}.")

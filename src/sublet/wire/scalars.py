@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import enum
 import struct
+from operator import index
 from typing import Final, NamedTuple
 
 from sublet.errors import InvalidRequest
+from sublet.values import shown
 
 __all__ = ["ARGUMENTS_MAX", "ArgKind", "Scalar", "f32", "f64", "i32", "i64", "packing", "u32", "u64"]
 
@@ -112,15 +114,15 @@ def f64(value: float) -> Scalar:
 
 def _whole(kind: ArgKind, value: object) -> Scalar:
     try:
-        number = value.__index__() if not isinstance(value, bool) else None  # type: ignore[attr-defined]
-    except AttributeError:
+        number = index(value) if not isinstance(value, bool) else None  # type: ignore[call-overload]
+    except TypeError:
         number = None
     if number is None:
-        raise InvalidRequest(f"{kind}({value!r}): not a whole number", do=f"Give {kind} an int.")
+        raise InvalidRequest(f"{kind}({shown(value)}): not a whole number", do=f"Give {kind} an int.")
     low, high = _RANGES[kind]
     if not low <= number <= high:
         raise InvalidRequest(
-            f"{kind}({number}): outside {low} to {high}", do="Use a wider type, in the kernel as well."
+            f"{kind}({shown(number)}): outside {low} to {high}", do="Use a wider type, in the kernel as well."
         )
     return Scalar(kind, number)
 
@@ -131,4 +133,4 @@ def _fraction(kind: ArgKind, value: object) -> float:
             raise TypeError
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise InvalidRequest(f"{kind}({value!r}): not a number", do=f"Give {kind} a float.") from None
+        raise InvalidRequest(f"{kind}({shown(value)}): not a number", do=f"Give {kind} a float.") from None
