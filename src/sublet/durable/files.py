@@ -52,8 +52,9 @@ def name_once(temporary: Path, path: Path) -> None:
 
 
 def read_whole(path: Path, limit: int) -> bytes:
-    """A small file. One that is larger than it could rightly be is not read into memory first."""
-    with _opened(path, os.O_RDONLY) as fd:
+    """A small file. One that is larger than it could rightly be is not read into memory first, and what is no file (a
+    pipe that nobody writes to) is not waited for."""
+    with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         parts, room = [], limit + 1
         while room > 0 and (part := os.read(fd, room)):
             parts.append(part)

@@ -272,7 +272,7 @@ class PackFile:
     def __init__(self, path: Path, ref: PackRef) -> None:
         self.ref = ref
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise damaged(f"the pack {path.name} cannot be read: {error.strerror}") from error
         try:

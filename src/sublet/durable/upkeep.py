@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from sublet.errors import CheckpointFailed, InvalidRequest, SubletError
 
 __all__ = ["Collected", "Verdict", "collect", "verify"]
 
+MANIFEST_NAME: Final = re.compile(r"\d{16}\.manifest", re.ASCII)
+PACK_NAME: Final = re.compile(r"[0-9a-f]{40}\.pack")
 KEEP: Final = 3
 """Checkpoints that a collection leaves, the newest ones."""
 
@@ -45,14 +48,29 @@ class Verdict:
 
 
 def verify(folder: str | os.PathLike[str]) -> Verdict:
-    """Read everything and compare it with its checksums and with everything else. Loads nothing, changes nothing."""
+    """Read everything and compare it with its checksums and with everything else. Loads nothing, changes nothing. What
+    lies there and is nobody's (a file with another name, a link, a pipe) is named as well."""
     store = FolderStore(folder, create=False)
-    problems: list[str] = []
+    problems = [*_foreign(store.checkpoints, MANIFEST_NAME), *_foreign(store.packs, PACK_NAME)]
     seen: dict[PackRef, int] = {}
     numbers = store.numbers()
     for number in numbers:
         problems += [f"checkpoint {number}: {problem}" for problem in _problems(store, number, seen)]
     return Verdict(problems=problems, checkpoints=numbers, packs=len(seen), read_bytes=sum(seen.values()))
+
+
+def _foreign(folder: Path, name: re.Pattern[str]) -> Iterator[str]:
+    """What is there and should not be. Names with a ``~`` are what is being written, or what a crash left."""
+    try:
+        found = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        yield f"{folder.name} cannot be read: {error.strerror}"
+        return
+    for entry in found:
+        if not entry.name.startswith("~") and not name.fullmatch(entry.name):
+            yield f"{folder.name}/{entry.name} is nothing that belongs there"
+        elif not entry.is_file(follow_symlinks=False):
+            yield f"{folder.name}/{entry.name} is no plain file"
 
 
 def _problems(store: FolderStore, number: int, seen: dict[PackRef, int]) -> Iterator[str]:

@@ -1,0 +1,218 @@
+"""Saving into a volume, over a line that answers as the supervisor does; and how much room a save needs."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sublet.durable.durable import Durable, store_of
+from sublet.durable.measuring import needed_bytes
+from sublet.durable.roots import encode_roots
+from sublet.durable.saving import Base, Saver
+from sublet.durable.store import FolderStore
+from sublet.durable.upkeep import verify
+from sublet.durable.volume import VolumeStore
+from sublet.errors import CheckpointFailed, Disconnected, StaleEpoch, SubletError, VersionConflict
+from sublet.supervisor.publishing_work import publish, said_of
+from sublet.supervisor.volume_folder import Place, collect, lay_out
+from sublet.values import MIB, Epoch, LeaseId
+from sublet.wire.codec import loads
+from sublet.wire.refusals import refusal_of
+from sublet.wire.volumes import Collect, OpenVolume, Publish, VolumeCall, VolumeOpened, VolumeReply
+
+A = LeaseId("l-a")
+E5, E6 = Epoch(1, 5), Epoch(1, 6)
+
+
+@dataclass
+class Desk:
+    """A supervisor with one volume: ``VolumeLine`` and what is behind it."""
+
+    folder: Path
+    epoch: Epoch = E5
+    """What lives."""
+    mine: Epoch = E5
+    """What the asker believes."""
+    size: int = 64 * MIB
+    counted: bool = False
+    silent: str = ""
+    """No answer comes: ``before`` or ``after`` it was done."""
+    asked: list[str] = field(default_factory=list)
+
+    def volume_line(self) -> Desk:
+        return self
+
+    def pair(self) -> tuple[LeaseId, Epoch]:
+        return A, self.mine
+
+    def ask(self, call: VolumeCall) -> VolumeReply:
+        self.asked.append(type(call).__name__)
+        if call.epoch != self.epoch:
+            return refusal_of(StaleEpoch(f"epoch {call.epoch} of lease {A} is not live; {self.epoch} is"))
+        if self.silent == "before" and isinstance(call, Publish):
+            raise Disconnected("the supervisor hung up")
+        answer: VolumeReply = loads(VolumeReply, said_of(lambda: self._done(call)).encode())
+        if self.silent == "after" and isinstance(call, Publish):
+            raise Disconnected("the supervisor hung up")
+        return answer
+
+    def _done(self, call: VolumeCall) -> object:
+        place = Place(
+            folder=str(self.folder), size=self.size, counted=self.counted, owner=os.geteuid(), group=os.getegid()
+        )
+        match call:
+            case OpenVolume():
+                self.folder.mkdir(exist_ok=True)
+                said = VolumeOpened(
+                    lease=A,
+                    epoch=self.epoch,
+                    name="ckpt",
+                    folder=str(self.folder),
+                    staging=str(self.folder / "staging" / str(self.epoch)),
+                    size=self.size,
+                    counted=self.counted,
+                )
+                return lay_out(place, said)
+            case Publish():
+                return publish(place, call)
+            case Collect():
+                return collect(place, call)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path / "volume")
+
+
+def test_a_durable_saves_into_what_has_a_volume(desk: Desk) -> None:
+    state = Durable({"n": 0}, desk, keep=2)
+    for n in range(5):
+        state.value["n"] = n
+        state.checkpoint()
+    state.close()
+    assert Durable.restore(desk).value == {"n": 4}
+    store = store_of(desk)
+    assert isinstance(store, VolumeStore)
+    assert (store.name, store.size) == ("ckpt", 64 * MIB)
+    assert store.numbers() == [4, 5]
+    assert store.manifest().epoch == E5
+    assert os.listdir(desk.folder / "staging" / "1.5") == []
+    assert verify(desk.folder).ok
+
+
+def test_who_goes_on_under_a_newer_epoch_saves_under_that(desk: Desk) -> None:
+    state = Durable(1, desk)
+    state.checkpoint()
+    desk.epoch = desk.mine = E6
+    state.value = 2
+    state.checkpoint()
+    assert FolderStore(desk.folder).manifest().epoch == E6
+
+
+def test_who_believes_in_an_older_epoch_saves_nothing(desk: Desk) -> None:
+    state = Durable(1, desk)
+    state.checkpoint()
+    desk.epoch = E6
+    for call in (state.checkpoint, lambda: Durable(3, desk)):
+        with pytest.raises(StaleEpoch):
+            call()
+    assert FolderStore(desk.folder).newest() == 1
+
+
+def test_an_answer_that_never_came_is_looked_up(desk: Desk) -> None:
+    state = Durable(1, desk)
+    desk.silent = "after"
+    state.checkpoint()
+    assert state.last is not None
+    assert state.last.number == 1
+    desk.silent = "before"
+    state.value = 2
+    with pytest.raises(Disconnected):
+        state.checkpoint()
+    desk.silent = ""
+    state.checkpoint()
+    assert Durable.restore(desk).value == 2
+    assert FolderStore(desk.folder).newest() == 2
+
+
+def test_of_two_who_save_one_is_told_that_the_other_did(desk: Desk) -> None:
+    one, other = Durable(1, desk), Durable(2, desk)
+    one.checkpoint()
+    with pytest.raises(VersionConflict):
+        other.checkpoint()
+    assert Durable.restore(desk).value == 1
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    counted: bool, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.size, desk.counted = 300_000, counted
+    if not counted:
+        real = os.statvfs(desk.folder.parent)
+        few = os.statvfs_result((*real[:4], 300_000 // real.f_frsize, *real[5:]))
+        monkeypatch.setattr("sublet.durable.store.os.statvfs", lambda _: few)
+        monkeypatch.setattr("sublet.durable.volume.os.statvfs", lambda _: few)
+    state = Durable(random.Random(1).randbytes(200_000), desk)
+    state.checkpoint()
+    asked = len(desk.asked)
+    state.value = random.Random(2).randbytes(400_000)
+    with pytest.raises(CheckpointFailed, match=r"needs up to 39\d\.\dKiB|needs up to \d+"):
+        state.checkpoint()
+    assert desk.asked[asked:] == []
+    assert os.listdir(desk.folder / "staging" / "1.5") == []
+    state.value = bytes(8 * MIB)
+    assert state.checkpoint() is not None, "it is all one chunk, and shrinks"
+
+
+def test_room_is_measured_closely_only_where_it_is_short(tmp_path: Path) -> None:
+    """What the base has, and what is there twice, needs no room."""
+    np = pytest.importorskip("numpy")
+    store = FolderStore(tmp_path / "f")
+    saver = Saver()
+    once = np.random.default_rng(1).integers(0, 255, 1 << 20, dtype="u1")
+    capture = saver.capture(encode_roots({"x": [once, once.copy()]}), Base())
+    most = needed_bytes(capture, Base(), 1 << 40)
+    assert most > 2 << 20
+    closely = needed_bytes(capture, Base(), 0)
+    assert 1 << 20 < closely < (1 << 20) + 40_000
+    staging = store.stage()
+    staged = saver.write(capture, staging=staging, base=store.base(), who=store.who, wall_ns=0)
+    assert staged.report.written_bytes <= closely
+    store.publish(staged)
+    once[5] += 1
+    again = saver.capture(encode_roots({"x": [once, once.copy()]}), store.base())
+    assert needed_bytes(again, store.base(), 0) < 400_000
+
+
+def test_what_is_nobodys_is_named_by_the_verifier_and_waited_for_by_nobody(desk: Desk) -> None:
+    state = Durable(random.Random(1).randbytes(9000), desk)
+    state.checkpoint()
+    state.value = random.Random(2).randbytes(9000)
+    state.checkpoint()
+    (desk.folder / "checkpoints" / "notes.txt").write_text("mine")
+    (desk.folder / "packs" / "~half").write_text("what a crash left")
+    os.mkfifo(desk.folder / "checkpoints" / "0000000000000007.manifest")
+    first = min(desk.folder.glob("packs/[0-9a-f]*.pack"))
+    first.unlink()
+    os.mkfifo(first)
+    verdict = verify(desk.folder)
+    assert not verdict.ok
+    text = "\n".join(verdict.problems)
+    assert "checkpoints/notes.txt is nothing that belongs there" in text
+    assert "0000000000000007.manifest is no plain file" in text
+    assert f"packs/{first.name} is no plain file" in text
+    assert "~half" not in text
+
+
+def test_a_lease_without_blocks_says_so(desk: Desk) -> None:
+    class Refusing(Desk):
+        def ask(self, call: VolumeCall) -> VolumeReply:
+            raise SubletError("lease l-a has no blocks to save in")
+
+    with pytest.raises(SubletError, match="no blocks"):
+        Durable(1, Refusing(desk.folder))

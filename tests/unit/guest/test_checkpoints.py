@@ -1,0 +1,113 @@
+"""What a program registers to be saved by: called by hand, and when its page says that it is time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sublet.errors import Unsupported
+from sublet.guest.checkpoints import Checkpoints
+from sublet.values import EndReason, Epoch, LeaseId
+from sublet.wire.page import PageReader, PageState, PageView, PageWriter
+from tests.traces import until
+
+LIVE = PageView(lease=LeaseId("l-a"), epoch=Epoch(1, 5), deadline_ns=1 << 60, now_ns=0)
+NOTICED = replace(LIVE, state=PageState.NOTICED, reason=EndReason.PREEMPTED, take_at_ns=1 << 50)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Callable[[PageView], None]:
+    writer = PageWriter.create(str(tmp_path / "page"), LIVE)
+    return writer.write
+
+
+@pytest.fixture
+def saves(tmp_path: Path, page: Callable[[PageView], None]) -> Checkpoints:
+    return Checkpoints(PageReader(str(tmp_path / "page")))
+
+
+def test_by_hand_it_is_called_and_what_it_returns_is_returned(saves: Checkpoints) -> None:
+    with pytest.raises(Unsupported, match="has not said how it is saved"):
+        saves.save()
+    saves.register(lambda: 5)
+    assert saves.save() == 5
+    saves.register(lambda: 6)
+    assert saves.save() == 6, "the newest counts"
+
+
+def test_each_notice_is_answered_once(saves: Checkpoints, page: Callable[[PageView], None]) -> None:
+    count: list[str] = []
+    saves.register(lambda: count.append(threading.current_thread().name))
+    page(NOTICED)
+    until("a save", lambda: bool(count))
+    page(replace(NOTICED, now_ns=5))
+    page(replace(NOTICED, state=PageState.OVER))
+    saves.wait(5)
+    assert count == ["sublet-notice"]
+
+
+def test_a_notice_that_was_taken_back_and_made_again_is_another(
+    saves: Checkpoints, page: Callable[[PageView], None]
+) -> None:
+    count: list[int] = []
+    saves.register(lambda: count.append(1))
+    page(NOTICED)
+    until("a save", lambda: len(count) == 1)
+    page(LIVE)
+    until("that it was seen", lambda: not saves._is_answered)
+    page(NOTICED)
+    until("another", lambda: len(count) == 2)
+
+
+def test_an_end_without_a_notice_is_saved_by_who_is_about_to_leave(
+    saves: Checkpoints, page: Callable[[PageView], None]
+) -> None:
+    count: list[int] = []
+    page(replace(LIVE, state=PageState.OVER, reason=EndReason.OPERATOR))
+    saves.register(lambda: count.append(1))
+    saves.wait(5)
+    assert count == [1]
+
+
+def test_what_its_holder_gave_back_is_not_saved(saves: Checkpoints, page: Callable[[PageView], None]) -> None:
+    page(replace(LIVE, state=PageState.OVER, reason=EndReason.RELEASED))
+    saves.register(lambda: pytest.fail("nobody wants it"))
+    saves.wait(5)
+
+
+def test_leaving_waits_for_a_save_that_is_under_way(saves: Checkpoints, page: Callable[[PageView], None]) -> None:
+    begun, done, order = threading.Event(), threading.Event(), list[str]()
+
+    def save() -> None:
+        begun.set()
+        done.wait(10)
+        order.append("saved")
+
+    saves.register(save)
+    page(NOTICED)
+    assert begun.wait(10)
+    saves.wait(0.01)
+    assert order == [], "no longer than it may"
+    threading.Timer(0.05, done.set).start()
+    saves.wait(10)
+    assert order == ["saved"]
+
+
+def test_a_save_that_fails_is_told_and_ends_nothing(
+    saves: Checkpoints, page: Callable[[PageView], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[int] = []
+
+    def save() -> None:
+        calls.append(1)
+        raise ValueError("no room")
+
+    saves.register(save)
+    page(NOTICED)
+    until("a save", lambda: bool(calls))
+    saves.wait(5)
+    assert "no room" in capfd.readouterr().err
