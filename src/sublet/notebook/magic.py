@@ -51,7 +51,8 @@ class GpuMagics(Magics):
 
 def load(shell: Any) -> str:
     """Make the magics known to a shell; the line that says so."""
-    magics = GpuMagics(shell)
-    shell.register_magics(magics)
-    shell.set_hook("complete_command", magics.complete, str_key="%gpu")
+    if "GpuMagics" not in shell.magics_manager.registry:  # a job has them before the notebook asks for them
+        magics = GpuMagics(shell)
+        shell.register_magics(magics)
+        shell.set_hook("complete_command", magics.complete, str_key="%gpu")
     return "sublet: %%gpu runs a cell on a leased device; nothing is held in between (%%gpu --help)"
