@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from sublet.errors import CapacityExceeded
 from sublet.notebook.front import CellFailed, Front, StatusLine, failed_cell
-from sublet.notebook.status import Starting, Waiting
+from sublet.notebook.status import CellBill, Finished, Running, Starting, Waiting
 
 
 class Publisher:
@@ -45,6 +46,7 @@ class Kernel:
 class Shell:
     def __init__(self, kernel: Kernel | None = None) -> None:
         self.display_pub = Publisher()
+        self.displayhook = type("Hook", (), {"write_output_prompt": lambda _: print("Out[3]: ", end="")})()
         if kernel is not None:
             self.kernel = kernel
 
@@ -63,10 +65,10 @@ def test_text_and_pictures(capsys: pytest.CaptureFixture[str]) -> None:
     front.show("iopub", message("update_display_data", data={"text/plain": "2"}, transient={"display_id": "d"}))
     front.show("iopub", message("clear_output", wait=True))
     front.show("iopub", message("status", execution_state="busy"))
-    assert capsys.readouterr() == ("out\n", "err\n")
-    assert [what for what, _ in shell.display_pub.said] == ["publish"] * 3 + ["clear"]
-    assert [said.get("update") for _, said in shell.display_pub.said] == [False, False, True, None]
-    assert shell.display_pub.said[1][1]["transient"] == {"display_id": "d"}
+    assert capsys.readouterr() == ("out\nOut[3]: 1\n", "err\n")
+    assert [what for what, _ in shell.display_pub.said] == ["publish"] * 2 + ["clear"]
+    assert [said.get("update") for _, said in shell.display_pub.said] == [False, True, None]
+    assert shell.display_pub.said[0][1]["transient"] == {"display_id": "d"}
 
 
 def test_questions_are_asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +111,33 @@ def test_the_status_changes_in_place_in_a_notebook() -> None:
     assert [what["update"] for what in said] == [False, True, True]
     assert len({what["transient"]["display_id"] for what in said}) == 1
     assert all({"text/plain", "text/html"} == set(what["data"]) for what in said)
+
+
+def test_a_cell_that_wipes_its_output_does_not_keep_the_bill_from_being_seen() -> None:
+    """What only passes is left out between its frames; what stays is shown anew."""
+    shell = Shell(Kernel())
+    front, line = Front(shell), StatusLine(shell)
+    front.on_cleared = line.cleared
+    line.show(Starting(device="gpu0", host=True), quiet=True)
+    front.show("iopub", message("clear_output", wait=True))
+    line.show(Running(device="gpu0", host=True, vram_bytes=1, left_s=9.0), quiet=True)  # nothing is wiped yet
+    front.show("iopub", message("display_data", data={"text/plain": "frame"}))
+    line.show(Running(device="gpu0", host=True, vram_bytes=1, left_s=8.0), quiet=True)
+    line.show(Finished(device="gpu0", host=True, bill=CellBill()))
+    said = [(what["update"], what["data"]["text/plain"]) for name, what in shell.display_pub.said if name == "publish"]
+    assert [update for update, _ in said] == [False, True, False, False]
+    assert said[2][1] == "frame"
+    assert "lease" in said[3][1]
+
+
+def test_who_left_the_line_does_not_seem_to_stand_in_it() -> None:
+    shell = Shell(Kernel())
+    for error, seen in ((KeyboardInterrupt(), "not in line any more"), (CapacityExceeded("all are taken"), "all are")):
+        line = StatusLine(shell)
+        line.show(Waiting(place=1, reason="held"))
+        with pytest.raises(type(error)), line.left_behind():
+            raise error
+        assert seen in shell.display_pub.said[-1][1]["data"]["text/plain"]
 
 
 def test_on_a_terminal_the_same_line_is_never_written_twice() -> None:

@@ -98,7 +98,8 @@ class Cells:
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
         self._stood_s = 0.0
         try:
-            lease = self._leased(options, status)
+            with status.left_behind():
+                lease = self._leased(options, status)
             waited_s = time.monotonic() - began_s - self._stood_s
             with self._activities:
                 self._activities.enter_context(lease.activity())

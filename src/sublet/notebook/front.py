@@ -7,14 +7,16 @@ are: a progress bar updates in place, and a widget talks to its model in the gue
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import html
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from sublet.errors import SubletError
 from sublet.notebook.kernel_line import Message
-from sublet.notebook.status import CellStatus, as_html, as_text, line_of_html
+from sublet.notebook.status import CellStatus, Ended, as_html, as_text, line_of_html
 
 __all__ = ["CellFailed", "Front", "StatusLine", "failed_cell", "number_of_cell"]
 
@@ -180,6 +182,22 @@ class StatusLine:
         self._id = ""
         self._last = ""
         self._was_cleared = False
+
+    @contextlib.contextmanager
+    def left_behind(self) -> Iterator[None]:
+        """Nobody who is not in line any more shall seem to be."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._leave(Ended(message="interrupted, and not in line any more", do="Rerun this cell to ask again."))
+            raise
+        except SubletError as error:
+            self._leave(Ended(message=error.message, do=error.do))
+            raise
+
+    def _leave(self, status: Ended) -> None:
+        if self._last:
+            self.show(status, quiet=True)
 
     def cleared(self) -> None:
         """The cell wiped it away. What only passes is not shown again between its frames; what stays is."""

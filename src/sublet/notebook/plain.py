@@ -25,6 +25,9 @@ def said_plainly() -> Iterator[None]:
     """What is raised in here is shown without its traceback."""
     try:
         yield
+    except KeyboardInterrupt as error:
+        setattr(error, SHOWN_BY_IPYTHON, lambda: [f"{_BOLD}{_RED}KeyboardInterrupt{_END}"])
+        raise
     except SubletError as error:
         setattr(error, SHOWN_BY_IPYTHON, functools.partial(short, error))
         raise
