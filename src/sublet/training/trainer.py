@@ -288,7 +288,7 @@ class PreemptibleTrainer:
         due = self._saves.is_due()
         if not self._whole:
             self._stepless += 1
-            if self._stepless > STEPLESS_MAX or (self.steps == 0 and self._watchman.told() is not None):
+            if self._stepless > STEPLESS_MAX:
                 raise no_steps()
             return None
         told = self._watchman.told()
@@ -310,9 +310,9 @@ class PreemptibleTrainer:
 
     def _settle(self, position: dict[str, Any] | None = None) -> None:
         """Everything that was done is durable when this returns, or it raises why not."""
+        self._saves.wait()
         if self._saves.is_dirty:
             self._saves.write(self._snapshot(self._position() if position is None else position), wait=True)
-        self._saves.wait()
 
     def _leave(self, told: Told, position: dict[str, Any]) -> NoReturn:
         """Everything is whole: save it, and end the program."""
