@@ -97,7 +97,8 @@ def _check_volume(state: State, volume: VolumeRecord) -> None:
         case VolumeState.RETAINED:
             assert piece.state is not SliceState.LEASED, f"{name} is in use by {piece.lease} (V2)"
         case VolumeState.REMOVING:
-            assert piece.state in (SliceState.TEARDOWN, SliceState.LOST), f"{name} is {piece.state} (V3)"
+            away = (SliceState.TEARDOWN, SliceState.LOST, SliceState.QUARANTINED)
+            assert piece.state in away, f"{name} is {piece.state} (V3)"
         case _:
             raise AssertionError(f"{name}: not a state of the books")
 

@@ -146,7 +146,8 @@ def clear_fence(step: Step, command: cmd.ClearFence) -> Answer:
         )
     for piece in held:
         if command.vouch:
-            step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, epoch=piece.epoch))
+            if not volumes.vouched(step, piece):
+                step.emit(ev.Cleared(resource=resource.id, lease=piece.lease, epoch=piece.epoch))
         else:
             step.orders.append(orders.Verify(lease=piece.lease, epoch=piece.epoch, parts=(piece.part,)))
     if at_fault:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from sublet.broker.records import SliceRecord, volume_key
 from sublet.broker.state import State
 from sublet.broker.step import Step, extend_order, grant_order, notify_order
-from sublet.broker.volumes import is_removed, ref_of, remove_order
+from sublet.broker.volumes import is_open, is_removed, ref_of, remove_order
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
 from sublet.wire import orders
@@ -156,8 +156,9 @@ class Unconfirmed:
                 return False  # asked for by a person, once
             case orders.RemoveVolume():
                 volume = self._state.volumes.get(volume_key(order.volume.tenant, order.volume.name))
-                is_open = volume is not None and volume.state is VolumeState.REMOVING
-                return is_open and volume is not None and volume.epoch == order.epoch
+                if volume is None or volume.state is not VolumeState.REMOVING or volume.epoch != order.epoch:
+                    return False
+                return is_open(self._state.resources[volume.resource].slices[str(volume.epoch)])
             case _:  # a newer epoch replaced what is held, and is to be told what the old one was
                 lease = self._state.leases.get(order.lease)
                 return lease is not None and lease.status in LIVE_STATES

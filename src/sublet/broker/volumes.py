@@ -47,6 +47,7 @@ __all__ = [
     "expire",
     "holder_of",
     "in_use",
+    "is_open",
     "is_removed",
     "listed",
     "migrate",
@@ -55,6 +56,7 @@ __all__ = [
     "remove_order",
     "removed",
     "verified",
+    "vouched",
     "wanting",
 ]
 
@@ -179,11 +181,8 @@ def ref_of(state: State, parts: tuple[orders.Part, ...], epoch: str) -> orders.V
 def verified(step: Step, resource: ResourceRecord, piece: SliceRecord, *, kept: bool) -> None:
     """The agent looked: nobody is on the slice of this volume, and it is kept or not."""
     volume = step.state.volumes[volume_key(piece.tenant, piece.volume)]
-    is_late = piece.state is SliceState.QUARANTINED and not piece.hard
-    if piece.state is not SliceState.TEARDOWN and not is_late:
+    if not is_open(piece) or volume.state is VolumeState.REMOVING:  # then another question is open by now
         return
-    if volume.state is VolumeState.REMOVING:
-        return  # it is another question that is open by now
     if kept:
         step.emit(
             ev.VolumeKept(
@@ -200,6 +199,20 @@ def verified(step: Step, resource: ResourceRecord, piece: SliceRecord, *, kept: 
         step.emit(ev.VolumeLost(**_fields(volume), size=volume.size, detail=detail))
     else:
         step.emit(ev.VolumeRemoved(**_fields(volume), size=volume.size, detail="nothing was in it"))
+
+
+def vouched(step: Step, piece: SliceRecord) -> bool:
+    """An operator's word for what is being removed: then it is. Whether that was so."""
+    if not piece.volume or not is_removed(step.state, piece):
+        return False
+    volume = step.state.volumes[volume_key(piece.tenant, piece.volume)]
+    step.emit(ev.VolumeRemoved(**_fields(volume), size=volume.size, detail="an operator vouches for it"))
+    return True
+
+
+def is_open(piece: SliceRecord) -> bool:
+    """Whether it waits for an agent's word: it is being taken down, or that was only late."""
+    return piece.state is SliceState.TEARDOWN or (piece.state is SliceState.QUARANTINED and not piece.hard)
 
 
 def is_removed(state: State, piece: SliceRecord) -> bool:
@@ -256,7 +269,7 @@ def removed(step: Step, report: orders.VolumeRemoved) -> None:
     if volume is None or volume.state is not VolumeState.REMOVING or volume.epoch > report.epoch:
         return
     piece = step.state.resources[volume.resource].slices[str(volume.epoch)]
-    if volume.node == report.node and piece.state is SliceState.TEARDOWN:
+    if volume.node == report.node and is_open(piece):
         step.emit(ev.VolumeRemoved(**_fields(volume), size=volume.size, detail=volume.detail))
 
 
@@ -292,7 +305,10 @@ def _fields(volume: VolumeRecord) -> _Which:
 
 
 def listed(step: Step, report: orders.Volumes) -> None:
-    """What an agent keeps, against what the books say it keeps."""
+    """What an agent keeps, against what the books say it keeps. A node that is lost is asked when it is back."""
+    node = step.state.nodes.get(report.node)
+    if node is None or node.lost:
+        return
     for stored in report.volumes:
         _found(step, report, stored)
     if not report.is_all:

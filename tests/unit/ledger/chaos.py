@@ -9,7 +9,7 @@ import random
 from dataclasses import replace
 
 from sublet.broker import commands as cmd
-from sublet.broker.answers import Outcome
+from sublet.broker.answers import Granted, Outcome
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Quota, ResourceRecord, Want
@@ -20,8 +20,8 @@ from sublet.errors import (
     QuotaExceeded,
     SubletError,
 )
-from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, Suspend, Tier
+from sublet.lease.states import LIVE_STATES, LeaseStatus, VolumeState
+from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, ResourceId, Suspend, Tier
 from sublet.wire.orders import (
     End,
     EndedHere,
@@ -31,11 +31,18 @@ from sublet.wire.orders import (
     Inventory,
     Metered,
     NotHeld,
+    Order,
     Parkable,
     Report,
+    Saved,
+    StoredVolume,
     TornDown,
+    VolumeRef,
+    VolumeRemoved,
+    Volumes,
 )
 from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, answers_to, device, inventory, seconds
+from tests.unit.ledger.disk import Disk
 from tests.unit.ledger.watch import OF_ITSELF, Watch
 
 __all__ = ["Chaos"]
@@ -67,6 +74,7 @@ class Chaos:
         self.air: list[Report] = []
         """Reports on their way."""
         self.asked: list[cmd.Acquire] = []
+        self.disk = Disk()
         self.incarnation = 1
         self.boots = 1
 
@@ -114,6 +122,8 @@ class Chaos:
             for resource in list(state.resources.values()):
                 if resource.detail or any(piece.state == "quarantined" for piece in resource.slices.values()):
                     self.do(cmd.ClearFence(resource=resource.id, vouch=True))
+            for volume in list(state.volumes.values()):
+                self.do(cmd.RemoveVolume(tenant=volume.tenant, name=volume.name))
             for lease in list(state.leases.values()):
                 if lease.status is LeaseStatus.GRANTED:
                     self.do(cmd.Claim(tenant=lease.tenant, lease=lease.id))
@@ -122,12 +132,14 @@ class Chaos:
             bench.now_ns += seconds(1)
             self.do(cmd.Tick())
             bench.unsent += bench.ledger.orders_due(bench.now)
-            if all(lease.status is LeaseStatus.ENDED for lease in state.leases.values()) and not bench.unsent:
+            gone = all(lease.status is LeaseStatus.ENDED for lease in state.leases.values())
+            if gone and not bench.unsent and not state.volumes:
                 break
         left = [
             f"{lease.id} {lease.status}" for lease in state.leases.values() if lease.status is not LeaseStatus.ENDED
         ]
         assert not left, f"S3: {left} after everybody went home"
+        assert not state.volumes, f"{list(state.volumes)} are left after all were given up"
         for resource in state.resources.values():
             assert not resource.slices, f"L14: {resource.slices} is left of {resource.id}"
             assert resource.state == "free", f"L14: {resource.id} is {resource.state}"
@@ -153,6 +165,50 @@ class Chaos:
         )
         self.asked.append(command)
         self.do(command)
+
+    def keep(self, number: int) -> None:
+        """Disk under a name: made, taken, asked for in another size, or with none."""
+        rng = self.rng
+        command = cmd.Acquire(
+            tenant=rng.choice(TENANTS),
+            lease=LeaseId(f"V{number}"),
+            request_id=RequestId(f"r{number}"),
+            wants=(Want(kind=Kind.BLOCK, amount=rng.choice((0, 0, 1, 1, 2)) * GIB, least=None),),
+            ttl_ns=seconds(rng.choice((2, 10, 30))),
+            wait_ns=rng.choice((None, 0, seconds(20))),
+            name=rng.choice("ab"),
+            retain_ns=rng.choice((None, None, 0, seconds(30))),
+        )
+        known = self.bench.state.volumes.get(f"{command.tenant}/{command.name}")
+        has, was = (known.state, known.size) if known is not None else (None, 0)
+        answer = self.do(command).answer
+        if isinstance(answer, Granted) and has is VolumeState.RETAINED:
+            assert answer.lease.parts[0].amount == was, "a volume changed its size"
+            self.watch.met["taken again"] += 1
+        if has in (None, VolumeState.LOST) and not command.wants[0].amount:
+            assert isinstance(answer, NotFound), f"a volume out of nothing: {answer}"
+
+    def give_up(self, number: int) -> None:
+        found = list(self.bench.state.volumes.values())
+        if found:
+            volume = self.rng.choice(found)
+            was = volume.state
+            answer = self.do(cmd.RemoveVolume(tenant=volume.tenant, name=volume.name)).answer
+            assert isinstance(answer, SubletError) == (was is VolumeState.LIVE), f"{volume} was given up: {answer}"
+
+    def name_disk(self, number: int) -> None:
+        """An agent names what it keeps; rarely somebody has taken something away by hand, or put it there."""
+        rng, disk = self.rng, self.disk
+        if disk.stored and rng.random() < 0.4:
+            del disk.stored[rng.choice(list(disk.stored))]
+        node = rng.choice(self.nodes)
+        if rng.random() < 0.1:
+            ref = VolumeRef(tenant=rng.choice(TENANTS), name="found")
+            block = ResourceId(f"{node.node}-block")
+            disk.stored[node.node, ref] = StoredVolume(
+                volume=ref, resource=block, size=GIB, lease=LeaseId("old"), epoch=Epoch(0, 1)
+            )
+        self.air.append(disk.listing(node.node, lambda _: True))
 
     def resume(self, number: int) -> None:
         """Go on with what is parked, or with what is not; by the epoch that is live, or by an old one."""
@@ -253,6 +309,7 @@ class Chaos:
                 cmd.NoteActivity(tenant=other, lease=name, epoch=epoch, active=True),
                 cmd.Attach(tenant=other, lease=name, request_id=RequestId("x")),
                 cmd.Release(tenant=other, lease=name),
+                cmd.RemoveVolume(tenant=other, name=f"of-{name}"),
             ]
 
         nobody = LeaseId("never-was")
@@ -265,6 +322,8 @@ class Chaos:
     def quota(self, number: int) -> None:
         rng = self.rng
         quota = rng.choice((Quota(), Quota(gpus=1), Quota(cores=2, leases=2), Quota(gpu_seconds=20), Quota(gpus=0)))
+        if rng.random() < 0.3:
+            quota = Quota(block_bytes=GIB)
         self.do(cmd.SetTenant(tenant=rng.choice(TENANTS), quota=quota))
 
     def node(self, number: int) -> None:
@@ -337,7 +396,7 @@ class Chaos:
         orders, bench.unsent = bench.unsent, []
         for order in orders:
             if well or rng.random() < 0.8:
-                self.air += self._words(answers_to(order, bench.ledger.node_of), well=well)
+                self.air += self._words(self._obeyed(order), well=well)
         if not well:
             self.air += [self._need(lease) for lease in bench.state.leases.values() if self._says_need(lease)]
             rng.shuffle(self.air)
@@ -351,6 +410,15 @@ class Chaos:
             assert not told, f"the same report twice: {report} led to {told}"
             if not well and rng.random() < 0.1:
                 self.air.append(report)
+
+    def _obeyed(self, order: Order) -> list[Report]:
+        node = self.bench.ledger.node_of(order)
+        if node is None or self.bench.state.nodes[node].lost:
+            return []
+        said = self.disk.obey(order, node, writes=self.rng.random() < 0.7)
+        if said is not None:
+            return [said]
+        return [self.disk.told(report, order, node) for report in answers_to(order, self.bench.ledger.node_of)]
 
     def _says_need(self, lease: LeaseRecord) -> bool:
         return lease.status is LeaseStatus.NOTICED and self.rng.random() < 0.5
@@ -368,13 +436,17 @@ class Chaos:
         for index, report in enumerate(reports):
             if isinstance(report, TornDown) and report.epoch.n % 3 == 0:
                 reports[index] = replace(report, metered=Metered(launches=report.epoch.n, is_whole=True))
+            if isinstance(report, TornDown) and report.epoch.n % 5 == 0:
+                reports[index] = replace(report, saved=Saved(version=1, wall_ns=report.epoch.n))
             if isinstance(report, TornDown) and report.parked and rng.random() < 0.2:
                 reports[index] = replace(report, parked=False)
         if well or rng.random() < 0.8:
             return reports
         changed: list[Report] = []
         for report in reports:
-            if isinstance(report, TornDown):
+            if isinstance(report, VolumeRemoved | Volumes):
+                changed.append(report)
+            elif isinstance(report, TornDown):
                 hard = rng.random() < 0.3
                 changed += [
                     Failed(
@@ -413,8 +485,11 @@ DEEDS = (
     Chaos.drain,
     Chaos.hardware,
     Chaos.restart,
+    Chaos.keep,
+    Chaos.give_up,
+    Chaos.name_disk,
 )
-WEIGHTS = (30, 6, 3, 14, 2, 14, 6, 3, 8, 4, 1, 2, 2, 2, 3, 2)
+WEIGHTS = (30, 6, 3, 14, 2, 14, 6, 3, 8, 4, 1, 2, 2, 2, 3, 2, 14, 2, 4)
 
 
 def _with(command: cmd.Acquire, **changes: object) -> cmd.Acquire:
@@ -428,7 +503,11 @@ def _node(rng: random.Random, index: int) -> Inventory:
         device(f"n{index}-gpu{i}", capacity=rng.choice((8, 16)) * GIB, suspend=able)
         for i in range(rng.choice((1, 2, 2)))
     ]
-    rest = (device(f"n{index}-cpu", Kind.CPU), device(f"n{index}-memory", Kind.MEMORY, capacity=8 * GIB))
+    rest = (
+        device(f"n{index}-cpu", Kind.CPU),
+        device(f"n{index}-memory", Kind.MEMORY, capacity=8 * GIB),
+        device(f"n{index}-block", Kind.BLOCK, capacity=4 * GIB),
+    )
     return inventory(f"n{index}", *gpus, *rest, zone=f"z{index}")
 
 

@@ -12,8 +12,9 @@ from sublet.broker.answers import Granted, Offer, Outcome, Place, Refusal
 from sublet.broker.placement import fit
 from sublet.broker.policy import Policy
 from sublet.broker.promises import rooms_for
-from sublet.broker.records import LeaseRecord
+from sublet.broker.records import KEPT_STATES, LeaseRecord
 from sublet.broker.state import State
+from sublet.broker.volume_rooms import held_beside
 from sublet.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -211,7 +212,7 @@ class Watch:
         """What strangers use is lent to nobody, and who wants a device for himself finds nobody there."""
         for part in event.parts:
             resource = state.resources[part.resource]
-            if resource.foreign is not None:
+            if resource.foreign is not None and not state.leases[event.lease].takes:  # a volume has its room already
                 self.met["granted beside strangers"] += 1
                 assert resource.used + resource.foreign.amount <= resource.device.capacity, f"{event}: it is in use"
                 alone = part.kind is Kind.GPU and part.exclusivity is not Exclusivity.SHARED
@@ -227,6 +228,9 @@ class Watch:
         gpus = sum(part.kind is Kind.GPU for part in parts)
         assert quota.gpus is None or Kind.GPU not in kinds or gpus <= quota.gpus, f"{tenant} has {gpus} GPUs"
         cores = sum(part.amount for part in parts if part.kind is Kind.CPU)
+        block = sum(part.amount for part in parts if part.kind is Kind.BLOCK)
+        block += sum(one.size for one in state.volumes.values() if one.tenant == tenant and one.state in KEPT_STATES)
+        assert quota.block_bytes is None or Kind.BLOCK not in kinds or block <= quota.block_bytes, f"{tenant}: {block}"
         assert quota.cores is None or Kind.CPU not in kinds or cores <= quota.cores, f"{tenant} has {cores} cores"
 
     def _notices_have_a_reason(self, state: State) -> None:
@@ -263,7 +267,7 @@ class Watch:
             return
         for lease in waiting:
             quota = state.tenants[lease.tenant].quota
-            if over_quota(lease.wants, quota, state.held_by(lease.tenant)) or over_seconds(state, lease, bench.now):
+            if over_quota(lease.wants, quota, held_beside(state, lease)) or over_seconds(state, lease, bench.now):
                 continue
             if quota.gpu_seconds is not None:
                 continue  # the window rolls on between two looks
