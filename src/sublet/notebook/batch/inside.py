@@ -46,7 +46,9 @@ def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: i
         _end_with(parent)
     shell = _shell()
     if "GpuMagics" not in shell.magics_manager.registry:
-        shell.run_line_magic("load_ext", "sublet")
+        from sublet.notebook.magic import load
+
+        load(shell)
     magics = shell.magics_manager.registry["GpuMagics"]
     if cell_options or label:
         from sublet.notebook.options import parse_line
