@@ -296,9 +296,9 @@ def start_guest(
 def start_spec(lease: Lease, spec: GuestSpec, *, busy: bool = True, volume: HasVolume | None = None) -> Guest:
     """Run this under the lease. ``busy``: the lease counts as being in use until the guest's program has ended.
     ``volume``: a lease of blocks that it may save to."""
-    from sublet.client.volume_line import lease_token, ticket_for
+    from sublet.client.volume_line import in_use_of, lease_token, ticket_for
 
-    fabric, in_use, ticket = lease._fabric, lease._in_use if busy else None, ticket_for(volume)
+    fabric, in_use, ticket = lease._fabric, in_use_of(lease if busy else None, volume), ticket_for(volume)
     return begin(fabric.address, lease_token(lease), lease.id, spec, fabric._watch, in_use, volume=ticket)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import warnings
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
@@ -49,7 +50,8 @@ class Lease(LeaseFacts):
         self._fabric = fabric
         self._workers: Any = None
         """What runs Python functions under it (``compute.workers``), from the first call on."""
-        self._volume_line: HolderLine | None = None
+        self._volume_line: Callable[[], HolderLine | None] = lambda: None
+        """The line holds the lease, and not the other way round, so that a lease nobody has is noticed."""
 
     def __enter__(self) -> Self:
         return self
@@ -93,8 +95,8 @@ class Lease(LeaseFacts):
         finally:
             if self._workers is not None:
                 self._workers.close()
-            if self._volume_line is not None:
-                self._volume_line.close()
+            if (line := self._volume_line()) is not None:
+                line.close()
 
     def leave(self) -> LeaseId:
         """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id."""
@@ -171,11 +173,13 @@ class Lease(LeaseFacts):
         from sublet.client.volume_line import HolderLine, lease_token
 
         with self._lock:
-            if self._volume_line is None:
-                self._volume_line = HolderLine(
-                    self._fabric.address, lambda: lease_token(self), lambda: (self.id, self.epoch)
+            line = self._volume_line()
+            if line is None:
+                line = HolderLine(
+                    self._fabric.address, lambda: lease_token(self), lambda: (self.id, self.epoch), self._in_use
                 )
-            return self._volume_line
+                self._volume_line = weakref.ref(line)
+            return line
 
     # ---- Python functions under it
 

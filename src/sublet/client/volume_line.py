@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.wire.conversation import Conversation
 
-__all__ = ["HasVolume", "HolderLine", "lease_token", "lend", "ticket_for"]
+__all__ = ["HasVolume", "HolderLine", "in_use_of", "lease_token", "lend", "ticket_for"]
 
 ANSWER_S: Final = 900.0
 """A publication takes as long as the disk does."""
@@ -32,8 +32,16 @@ ANSWER_S: Final = 900.0
 class HolderLine:
     """``durable.volume.VolumeLine`` for a holder."""
 
-    def __init__(self, address: Address, token: Callable[[], str], pair: Callable[[], tuple[LeaseId, Epoch]]) -> None:
-        """``token`` fetches one, ``pair`` is the lease and its epoch."""
+    def __init__(
+        self,
+        address: Address,
+        token: Callable[[], str],
+        pair: Callable[[], tuple[LeaseId, Epoch]],
+        in_use: Callable[[], Callable[[], None]],
+    ) -> None:
+        """``token`` fetches one, ``pair`` is the lease and its epoch; ``in_use`` is called when something is asked, and
+        what it returns when it was answered: to save is to use the lease."""
+        self._in_use = in_use
         self._address = address
         self._token = token
         self._of = pair
@@ -45,6 +53,13 @@ class HolderLine:
 
     def ask(self, call: VolumeCall) -> VolumeReply:
         """Raises what it is refused with."""
+        is_over = self._in_use()
+        try:
+            return self._ask(call)
+        finally:
+            is_over()
+
+    def _ask(self, call: VolumeCall) -> VolumeReply:
         with self._lock:
             if self._conversation is not None and self._conversation.link.over is not None:
                 self._drop()
@@ -84,6 +99,23 @@ class HasVolume(Protocol):
     """A lease of blocks."""
 
     def volume_line(self) -> HolderLine: ...
+
+
+def in_use_of(lease: Lease | None, volume: HasVolume | None) -> Callable[[], Callable[[], None]] | None:
+    """Both are in use as long as a guest runs under the one that may save to the other; None: neither."""
+    found = [getattr(one, "_in_use", None) for one in (lease, volume)]
+    uses = [use for use in found if use is not None]
+
+    def begin() -> Callable[[], None]:
+        ends = [use() for use in uses]
+
+        def end() -> None:
+            for one in ends:
+                one()
+
+        return end
+
+    return begin if uses else None
 
 
 def lease_token(lease: Lease) -> str:

@@ -184,10 +184,17 @@ class Trees:
         return [stat.pid for stat in self.look([tree]).of(tree)]
 
     def guest_of(self, pid: int, uid: int) -> GuestId | None:
-        """Whose process this is, by a look of its own; None if it is nobody's, or not of its guest's user."""
-        members = self.look().members.items()
-        found = next((guest for guest, stats in members if any(stat.pid == pid for stat in stats)), None)
-        return found if found is not None and self.trees[found].uid in (None, uid) else None
+        """Whose process this is; None if it is nobody's, or not of its guest's user. By a look of its own, if the last
+        one has not shown it."""
+        identity = self.procs.identity(pid)
+        if identity is None:
+            return None
+        tree = next((tree for tree in self._all() if identity == tree.root or identity in tree.known), None)
+        if tree is None:
+            members = self.look().members.items()
+            found = next((guest for guest, stats in members if any(stat.identity == identity for stat in stats)), None)
+            tree = None if found is None else self.trees[found]
+        return None if tree is None or tree.uid not in (None, uid) else tree.guest
 
     def signal(self, tree: Tree, number: int) -> int:
         """This signal to every process of the guest; how many it reached. What is forked meanwhile may miss it."""
