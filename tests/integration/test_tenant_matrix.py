@@ -99,6 +99,8 @@ async def furnish(b: Bench) -> Office:
         "offered": offered["lease"]["id"],
         "queued": queued["lease"]["id"],
     }
+    await b.volume(ANN, "ann-live", live=True)
+    await b.volume(ANN, "ann-kept")
     states = {name: str(b.driver.ledger.state.leases[lease].status) for name, lease in leases.items()}
     assert states == {"active": "active", "ended": "ended", "offered": "granted", "queued": "queued"}
     return Office(b, leases, active["token"])
@@ -111,6 +113,8 @@ def name_of(route: Route) -> str:
 GUARDED: Final = [route for route in ROUTES if route.right is not Right.OPEN]
 OF_OPERATORS: Final = [route for route in ROUTES if route.right is Right.OPERATOR]
 OF_A_LEASE: Final = [route for route in ROUTES if route.of == "lease" and route.right is Right.TENANT]
+OF_A_VOLUME: Final = [route for route in ROUTES if route.of == "volume"]
+VOLUMES: Final = ("ann-live", "ann-kept")
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=name_of)
@@ -198,6 +202,33 @@ def test_another_tenants_lease_is_as_unknown_with_a_query_or_an_epoch_that_fits(
     run(story)
 
 
+@pytest.mark.parametrize("route", OF_A_VOLUME, ids=name_of)
+def test_another_tenants_volume_and_no_volume_are_answered_alike(route: Route) -> None:
+    """By its name, whoever's it is said to be; what is no name at all is no volume either. Nothing happened."""
+
+    async def story() -> None:
+        async with bench(local_rule=False) as b:
+            office = await furnish(b)
+            before = b.driver.commits
+            for query in ("", "?tenant=bob", "?tenant=ann", "?tenant=nobody"):
+                path = route.path + query
+                unknown = await exchange(b.app, route.method, path.replace("{id}", "none"), [b""], token=BOB)
+                assert unknown.status == 404, f"{path}: {unknown.body!r}"
+                for name in (*VOLUMES, *BAD_NAMES):
+                    other = await exchange(b.app, route.method, path.replace("{id}", name), [b""], token=BOB)
+                    assert (other.status, other.headers["content-type"]) == (404, unknown.headers["content-type"]), name
+                    if name in VOLUMES:
+                        assert other.body == unknown.body.replace(b"none", name.encode())
+            assert b.driver.commits == before
+            assert set(b.driver.ledger.state.volumes) == {f"ann/{name}" for name in VOLUMES}
+            assert office.leases
+
+    run(story)
+
+
+BAD_NAMES: Final = ("%C3%9Cn%C3%AF", "%2e%2e%2fann-kept", "ann%2fann-kept", "x" * 5000, "%20")
+
+
 LISTS: Final = [route for route in ROUTES if route.right is Right.TENANT and not route.of and route.request is None]
 
 
@@ -219,7 +250,7 @@ def test_no_list_or_stream_tells_of_another_tenant(route: Route) -> None:
                 gone.set()
                 answer = await asking
                 told = (answer.body + b"".join(heard)).decode().replace(query, "")
-                for secret in (*office.leases.values(), "ann"):
+                for secret in (*office.leases.values(), *VOLUMES, "ann"):
                     asked = secret in query  # an error may repeat what was asked for
                     assert asked or not re.search(rf"\b{secret}\b", told), f"{route.path}{query} tells of {secret}"
                 if answer.status == 200 and "lease=" in query:
@@ -280,7 +311,7 @@ def test_a_request_id_of_another_tenant_is_ones_own() -> None:
 def test_the_matrix_has_every_route() -> None:
     """What is open to everybody is so on purpose, and is listed here by name."""
     assert {name_of(route) for route in ROUTES if route.right is Right.OPEN} == {"GET /v1/hello", "GET /openapi.json"}
-    assert {route.of for route in ROUTES} <= {"", "lease", "tenant", "node"}
+    assert {route.of for route in ROUTES} <= {"", "lease", "tenant", "node", "volume"}
 
 
 def test_the_owner_of_the_matrix_may_do_what_others_may_not() -> None:
@@ -291,7 +322,9 @@ def test_the_owner_of_the_matrix_may_do_what_others_may_not() -> None:
             async with bench(local_rule=False, gpus=2) as b:
                 office = await furnish(b)
                 token = ROOT if route.right is Right.OPERATOR else ANN
-                of = {"lease": office.leases["active"], "tenant": "ann", "node": "n1"}.get(route.of, "")
+                of = {"lease": office.leases["active"], "tenant": "ann", "node": "n1", "volume": "ann-kept"}.get(
+                    route.of, ""
+                )
                 if route.path.endswith(("/claim", "/decline")):
                     of = office.leases["offered"]
                 body = example(route)

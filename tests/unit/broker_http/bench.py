@@ -26,7 +26,7 @@ from sublet.broker.service import Identity, Reply, Service
 from sublet.broker.signing import Signer
 from sublet.observe.audit import Record
 from sublet.testing import HeldClock
-from sublet.values import GIB, Kind, NodeId, ResourceId
+from sublet.values import GIB, Epoch, Kind, NodeId, ResourceId
 from sublet.wire.http import AuditReport
 from sublet.wire.orders import Device, Inventory
 
@@ -128,6 +128,15 @@ class Bench:
         body: dict[str, object] = {"request_id": f"r{self.service.requests}", "wants": [{"kind": "gpu", "amount": GIB}]}
         return (await self.ask("POST", "/v1/leases", {**body, **fields}, token=caller)).json
 
+    async def volume(self, caller: str | None, name: str, *, size: int = GIB, live: bool = False) -> Any:
+        """A volume with something in it; the lease that made it."""
+        lease = (await self.acquire(caller, request_id=f"{caller}{name}", wants=_block(size), name=name))["lease"]
+        self.agent.touch(lease["id"], Epoch(*lease["epoch"]))
+        if not live:
+            await self.ask("POST", f"/v1/leases/{lease['id']}/release", {}, token=caller)
+            await self.pass_time("1s")
+        return lease
+
     async def tenant(self, name: str, **fields: object) -> str:
         """A new tenant; its access token."""
         answer = await self.ask("POST", "/v1/tenants", {"id": name, **fields})
@@ -142,6 +151,10 @@ class Bench:
         await turns()
         self.driver._flush()
         await turns()
+
+
+def _block(size: int) -> list[dict[str, object]]:
+    return [{"kind": "block", "amount": size}]
 
 
 async def turns(count: int = 20) -> None:
@@ -200,13 +213,14 @@ async def exchange(
 
 
 def inventory(gpus: int = 2) -> Inventory:
-    """Host devices of 4 GiB, four cores, 8 GiB of memory."""
+    """Host devices of 4 GiB, four cores, 8 GiB of memory, 10 GiB of disk."""
     node = NodeId("n1")
     devices = [
         Device(id=ResourceId(f"n1/gpu{i}"), kind=Kind.GPU, capacity=4 * GIB, model="m", host=True) for i in range(gpus)
     ]
     devices.append(Device(id=ResourceId("n1/cpu"), kind=Kind.CPU, capacity=4))
     devices.append(Device(id=ResourceId("n1/memory"), kind=Kind.MEMORY, capacity=8 * GIB))
+    devices.append(Device(id=ResourceId("n1/block"), kind=Kind.BLOCK, capacity=10 * GIB))
     return Inventory(node=node, domain="d1", devices=tuple(devices))
 
 
