@@ -42,8 +42,9 @@ LABEL: Final = "train"
 """Of every lease of such a run: its name, for the bill and for whoever runs it again."""
 NOT_THE_LEASE: Final = frozenset({EndReason.OUT_OF_MEMORY, EndReason.GUEST_FAILED, EndReason.RELEASED})
 """Ends that another lease would not mend."""
-IMPORTS: Final = ("torch?", "sublet.training.trainer?")
-"""What a warm interpreter has for the second life and all after it: to import PyTorch takes seconds."""
+IMPORTS: Final = ("torch?", "torch.utils.data?", "torch._dynamo?", "sublet.training.trainer?")
+"""What a warm interpreter has for the second life and all after it: importing PyTorch takes seconds, and as many again
+with the first optimizer, which wants its compiler."""
 LEASE_ENDED: Final = 76
 STATE_TTL: Final = "10m"
 """Of the volume: for so long after this command was killed nobody else has it."""

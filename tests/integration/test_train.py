@@ -1,0 +1,242 @@
+"""`sublet train`: a real office, a real script with PyTorch, leases that are taken, and commands that are killed."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.training.progress import Progress
+from sublet.training.running import Plan, TrainingRun
+from sublet.values import MIB
+
+pytestmark = pytest.mark.needs("torch")
+
+ROOT: Final = Path(__file__).parents[2]
+EXAMPLE: Final = ROOT / "examples" / "preemptible_training.py"
+EPOCHS: Final = 10
+STEPS: Final = EPOCHS * 8
+PREEMPTIONS: Final = 20
+PATIENCE_S: Final = 90.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of an office with one host device, in a folder where state may be kept."""
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    yield home
+    with sublet.connect(home=home) as fabric:
+        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+@pytest.fixture
+def fabric(home: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=home) as made:
+        yield made
+
+
+class Audience:
+    """Keeps what it is shown; ``on_move`` may take the lease away."""
+
+    def __init__(self, on_move: Callable[[Progress, sublet.Lease], object] = lambda *_: None) -> None:
+        self.out, self.err, self.heard = b"", b"", list[str]()
+        self.on_move = on_move
+
+    def wrote(self, stream: str, data: bytes) -> None:
+        if stream == "stdout":
+            self.out += data
+        else:
+            self.err += data
+
+    def news(self, text: str) -> None:
+        self.heard.append(text)
+
+    def moved(self, progress: Progress, lease: sublet.Lease) -> None:
+        self.on_move(progress, lease)
+
+    def waits(self, place: sublet.errors.SubletError) -> None:
+        """Nobody else is here."""
+
+
+def plan(name: str, *words: object, script: Path = EXAMPLE, **more: Any) -> Plan:
+    env = {"PYTHONPATH": str(ROOT / "src")}
+    argv = [sys.executable, str(script), *map(str, words)]
+    return Plan(argv=argv, name=name, vram=64 * MIB, ttl="20s", state=64 * MIB, env=env, **more)
+
+
+def weights(out: bytes) -> str:
+    found = re.search(rb"done: (\d+) steps, weights (\S+)", out)
+    assert found is not None, out
+    return found[2].decode()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home: Path) -> str:
+    """The weights that everybody must come to."""
+    audience = Audience()
+    with sublet.connect(home=home) as fabric:
+        assert TrainingRun(fabric, plan("alone", EPOCHS), audience).run() == 0
+    return weights(audience.out)
+
+
+@pytest.mark.timeout(300)
+def test_a_network_is_trained_to_the_end_through_twenty_forced_preemptions(
+    fabric: sublet.Fabric, undisturbed: str
+) -> None:
+    """By an operator, at whatever moment: every life leaves in good order, no step is done twice, the bill knows."""
+    taken: dict[str, int] = {}
+
+    def take(progress: Progress, lease: sublet.Lease) -> None:
+        if len(taken) < PREEMPTIONS and lease.id not in taken and progress.steps > max(taken.values(), default=0):
+            taken[lease.id] = progress.steps
+            fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "a test"}, shape=dict)
+
+    audience = Audience(take)
+    run = TrainingRun(fabric, plan("twenty", EPOCHS, 0.02), audience)
+    assert run.run() == 0, audience.err + b"".join(map(str.encode, audience.heard))
+    assert weights(audience.out) == undisturbed
+    assert len(taken) == PREEMPTIONS
+    assert run.preemptions == PREEMPTIONS
+    assert run.progress.steps == run.progress.steps_here == STEPS
+    assert run.progress.is_done
+    assert run.progress.saves >= PREEMPTIONS
+    assert 0 < run.progress.bytes_saved < 64 * MIB
+    epochs = [int(n) for n in re.findall(rb"epoch (\d+):", audience.out)]
+    assert epochs == sorted(epochs)
+    line = run.bill()
+    assert line.leases == PREEMPTIONS + 2  # and the volume
+    assert line.gpu_seconds > 0
+    assert b"\x1e" not in audience.err
+    until(lambda: fabric.volume("train-twenty").state.value == "retained")
+
+
+def command(home: Path, *words: object, script: Path = EXAMPLE) -> subprocess.Popen[str]:
+    env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": str(ROOT / "src")}
+    options = ["--gpu", "64MiB", "--ttl", "5s", "--state", "64MiB"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "sublet", "train", *options, str(script), *map(str, words)],
+        env=env,
+        cwd=home,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(what: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end_s, "it did not come to be"
+        time.sleep(0.05)
+
+
+def has_said(process: subprocess.Popen[str], word: str) -> None:
+    """Read what it prints until it says this."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if word in line:
+            return
+    raise AssertionError(f"it ended without saying {word!r}")
+
+
+@pytest.mark.timeout(300)
+def test_a_command_that_was_killed_goes_on_when_it_is_run_again(
+    home: Path, fabric: sublet.Fabric, undisturbed: str
+) -> None:
+    """SIGKILL while its script trains on: the script is told, saves, and the next command has all of it. One that was
+    interrupted with Ctrl-C has saved, and says how to go on; a second one beside it is refused."""
+    words = (EPOCHS, 0.01)
+    first = command(home, *words)
+    has_said(first, "epoch 2:")
+    second = command(home, *words)
+    _, said = second.communicate(timeout=PATIENCE_S)
+    assert second.returncode == 2
+    assert "is being trained by another `sublet train`" in said
+    first.kill()
+    first.communicate(timeout=PATIENCE_S)
+    [left] = [view for view in fabric.leases() if view.end is None and not view.name]
+
+    again = command(home, *words)
+    has_said(again, "epoch 5:")
+    again.send_signal(signal.SIGINT)
+    out, said = again.communicate(timeout=PATIENCE_S)
+    assert again.returncode == 130, said
+    assert f"lease {left.id} of an earlier run" in said
+    assert "the same command goes on from there" in said
+
+    last = command(home, *words)
+    out, said = last.communicate(timeout=PATIENCE_S)
+    assert last.returncode == 0, said
+    assert weights(out.encode()) == undisturbed
+    assert "epoch 2:" not in out
+    assert f"{STEPS} steps done, " in said
+    until(lambda: not [view for view in fabric.leases() if view.end is None])
+
+
+@pytest.mark.timeout(120)
+def test_a_script_that_fails_is_not_run_again(home: Path, tmp_path: Path) -> None:
+    """Its status is the command's, and what it said is there."""
+    script = tmp_path / "wrong.py"
+    script.write_text("import sys\nprint('begins')\nsys.stderr.write('it is wrong\\n')\nsys.exit(7)\n")
+    failed = command(home, script=script)
+    out, said = failed.communicate(timeout=PATIENCE_S)
+    assert (failed.returncode, out, said) == (7, "begins\n", "it is wrong\n")
+
+
+LONG: Final = """
+import time, torch
+from sublet.training import PreemptibleTrainer
+model = torch.nn.Linear(1, 1)
+with PreemptibleTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1)) as trainer:
+    for n in trainer.batches(range(2)):
+        print("begins", n)
+        for _ in range(1 if n else 62):
+            time.sleep(0.1)
+        trainer.step(model(torch.ones(1)).sum())
+print("done", trainer.steps)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_step_that_is_longer_than_the_notice_is_parked_and_goes_on(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """Somebody interactive wants the device. What cannot be finished and saved in time stands still in the middle, and
+    goes on there: the step is made once."""
+    script = tmp_path / "long.py"
+    script.write_text(LONG)
+    came = threading.Event()
+
+    def other() -> None:
+        came.wait(PATIENCE_S)
+        fabric.gpu(min_vram="1GiB", ttl="20s").release()
+
+    class Waiting(Audience):
+        def wrote(self, stream: str, data: bytes) -> None:
+            super().wrote(stream, data)
+            came.set()
+
+    audience = Waiting()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(other)
+        run = TrainingRun(fabric, plan("long", script=script, tier="spot"), audience)
+        assert run.run() == 0, audience.err
+        asked.result(PATIENCE_S)
+    assert audience.out.split() == [b"begins", b"0", b"begins", b"1", b"done", b"2"]
+    assert run.preemptions == 1
+    assert any("parked" in said for said in audience.heard)
