@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -89,17 +92,50 @@ def test_a_call_in_flight_goes_on_under_another_lease(fabric: sublet.Fabric, tmp
     again.release()
 
 
-def test_an_idle_worker_waits_where_it_is_and_answers_afterwards(fabric: sublet.Fabric) -> None:
-    """It is not stopped; its next call finds what the last one left."""
+OTHER_PROGRAM = """
+import sys, sublet
+from tests.integration import parked_functions
+with sublet.connect(home=sys.argv[1], start=False) as fabric:
+    with fabric.gpu(resume=sys.argv[2], ttl="60s", wait="60s") as lease:
+        print(lease.run(parked_functions.pid), lease.run(parked_functions.remembered))
+"""
+
+
+def test_another_program_goes_on_with_the_worker_that_was_parked(fabric: sublet.Fabric) -> None:
+    """It was idle and is not stopped; the other has but the id. The process is the same, and its modules remember."""
     lease = spot(fabric)
     pid = lease.run(parked_functions.pid)
+    lease.run(parked_functions.remember, "what was learned")
     other = taken(fabric, lease)
     assert lease.end is not None
-    parked = lease.end.parked
     other.release()
-    again = fabric.gpu(resume=parked, ttl="60s", renew="always")
-    assert [guest.pid for guest in fabric.guests(again.id)] == [pid]
-    again.release()
+    home = fabric.address.home
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_PROGRAM, str(home), lease.end.parked],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == f"{pid} what was learned", done.stderr
+
+
+def test_an_asyncio_program_goes_on_with_its_workers(fabric: sublet.Fabric) -> None:
+    async def program() -> tuple[int, int, str]:
+        async with await sublet.aio.connect(home=fabric.address.home, start=False) as mine:
+            lease = await mine.gpu(min_vram="64MiB", ttl="60s", spot=True, renew="always")
+            first = await lease.run(parked_functions.pid)
+            await lease.run(parked_functions.remember, "here")
+            other = await mine.gpu(min_vram="64MiB", ttl="60s", wait="60s", renew="always")
+            assert lease.end is not None
+            await other.release()
+            async with await mine.gpu(resume=lease, ttl="60s", wait="60s") as again:
+                assert again._ground is not None
+                second = await again.run(parked_functions.pid)
+                return first, second, await again.run(parked_functions.remembered)
+
+    first, second, said = asyncio.run(program())
+    assert (second, said) == (first, "here")
 
 
 def test_what_is_parked_can_be_let_go(fabric: sublet.Fabric) -> None:

@@ -171,7 +171,8 @@ class Fabric:
         """Acquire GPU memory on ``count`` devices of one machine, all or nothing; see `sublet.Fabric.gpu`."""
         if resume is not None:
             alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and or_smaller is False
-            return self._acquire(ask_resume(terms, resume=parked_at(resume, alone=alone)), on_offer)
+            asked = ask_resume(terms, resume=parked_at(resume, alone=alone))
+            return self._acquire(asked, on_offer, goes_on=resume)
         if min_vram is None:
             raise InvalidRequest("a GPU lease needs min_vram", do='Write gpu(min_vram="2GiB"), or gpu(resume=...).')
         asked = ask_gpu(
@@ -296,7 +297,9 @@ class Fabric:
             self._guest_watch = Watch()
         return self._guest_watch
 
-    def _acquire(self, asked: Asked, on_offer: Callable[[Offer], bool] | None) -> Acquiring:
+    def _acquire(
+        self, asked: Asked, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
+    ) -> Acquiring:
         async def work() -> Lease:
             line = QueueLine()
             on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
@@ -304,7 +307,11 @@ class Fabric:
                 grant = await self._run(self._core.acquire(asked.request, Hooks(on_place=on_place, on_offer=on_offer)))
             finally:
                 line.clear()
-            return self._open(grant, asked.policy)
+            lease = self._open(grant, asked.policy)
+            if isinstance(goes_on, Lease):
+                lease._go_on_from(goes_on)
+            lease._takes_up = goes_on is not None and lease._ground is None
+            return lease
 
         return Acquiring(work)
 

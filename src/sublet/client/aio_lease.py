@@ -166,6 +166,17 @@ class Lease(LeaseFacts):
             self._ground = new_ground(self)
         return Calls(self, Options() if options is None else options)
 
+    def _go_on_from(self, old: Lease) -> None:
+        """What ran under that one was parked, and is under this one now; see `sublet.Lease`."""
+        from sublet.compute.aio_calls import new_ground
+
+        workers = None if old._ground is None else old._ground._workers
+        if workers is not None:
+            old._ground._workers = None
+            self._ground = new_ground(self)
+            self._ground._workers = workers
+            workers.now_under(self._ground)
+
     async def _take_events(self, changes: asyncio.Queue[LeaseChange]) -> AsyncIterator[LeaseChange]:
         try:
             while True:

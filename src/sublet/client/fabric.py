@@ -313,6 +313,7 @@ class Fabric:
         lease = self._open(grant, asked.policy)
         if isinstance(goes_on, Lease):
             lease._go_on_from(goes_on)
+        lease._takes_up = goes_on is not None and lease._workers is None
         return lease
 
     def _open(self, grant: Grant, policy: RenewalPolicy) -> Lease:

@@ -49,6 +49,8 @@ class LeaseFacts:
         self._lock = lock
         self._pid = os.getpid()
         self._left = False
+        self._takes_up = False
+        """Whether what runs under it was begun by another program, and is to be gone on with."""
 
     def __repr__(self) -> str:
         devices = ", ".join(str(device) for device in self.devices)

@@ -133,6 +133,14 @@ class _Ground:
         self.devices = lease.devices
 
     @property
+    def _takes_up(self) -> bool:
+        return self._lease._takes_up
+
+    @_takes_up.setter
+    def _takes_up(self, value: bool) -> None:
+        self._lease._takes_up = value
+
+    @property
     def end(self) -> Any:
         return self._in_loop(lambda: self._lease.end)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.compute.workers import Options
 
-__all__ = ["IMPORTS", "check_python", "end_worker", "start_worker", "why_lost"]
+__all__ = ["IMPORTS", "check_python", "end_worker", "parked_worker", "start_worker", "why_lost"]
 
 ENTRY: Final = "sublet.guest.worker:main"
 IMPORTS: Final = ("sublet.guest.worker", "asyncio", "cloudpickle?", "numpy?", "torch?", "warp?")
@@ -60,6 +60,21 @@ def start_worker(lease: Lease, options: Options) -> Guest:
         name=options.name or "worker",
     )
     return start_spec(lease, spec, busy=False, volume=options.volume)
+
+
+def parked_worker(lease: Lease) -> Guest | None:
+    """The worker that another program left parked, where this lease goes on with it; once. With it come the state of
+    its modules and what its functions kept; None where there is none, and then one is started."""
+    from sublet.client.guests import Guest, list_guests
+
+    if not lease._takes_up:
+        return None
+    lease._takes_up = False
+    address = lease._fabric.address
+    for view in list_guests(address, lease.id, ended=False):
+        if view.argv == (ENTRY,) and view.exit_code < 0:
+            return Guest(view.id, view.pid, lease.id, address)
+    return None
 
 
 def end_worker(guest: Guest) -> None:

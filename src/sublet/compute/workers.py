@@ -23,7 +23,7 @@ from sublet.compute.housekeeper import Housekeeper
 from sublet.compute.kept import Kept
 from sublet.compute.outcomes import read
 from sublet.compute.signs_of_life import SignsOfLife
-from sublet.compute.worker_guest import end_worker, start_worker, why_lost
+from sublet.compute.worker_guest import end_worker, parked_worker, start_worker, why_lost
 from sublet.errors import Disconnected, SubletError
 from sublet.guest.cargo import encode, stow
 from sublet.lease.value import LeaseEnd
@@ -260,7 +260,8 @@ def _hang_up(workers: Workers | None, end: LeaseEnd) -> None:
 
 
 def _started(lease: Lease, options: Options) -> Worker:
-    guest = start_worker(lease, options)
+    guest = parked_worker(lease) if options.place == Options() else None
+    guest = guest or start_worker(lease, options)
     try:
         line = Line(open_line(lease, guest.id, Service.WORK))
         return Worker(line, lease.id, guest, lambda: end_worker(guest))

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from sublet.errors import SubletError, Unsupported
+from sublet.guest.frameworks import free_caches
 from sublet.guest.inbox import Inbox
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
@@ -40,6 +41,10 @@ def _accept(inbox: Inbox, services: Mapping[Service, ServeOne]) -> None:
 
 
 def _serve(visit: Visit, sock: socket.socket, services: Mapping[Service, ServeOne]) -> None:
+    if visit.service is Service.CACHES:
+        with sock:
+            free_caches()
+        return
     conversation = Conversation(sock, Link.accepting())
     try:
         conversation.welcome()

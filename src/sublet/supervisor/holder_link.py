@@ -245,6 +245,10 @@ class HolderLink:
 
     def _connect(self, call: int, asked: Connect) -> None:
         """The guest gets its descriptor first: if that fails the holder is told, and nothing has changed."""
+        if asked.service not in OPERATIONS:
+            raise Unsupported(
+                f"a holder cannot connect for {asked.service.value!r}", do="Connect for calls or a device."
+            )
         guest = self._mine(asked.guest, OPERATIONS[asked.service])
         lease, epoch = self._live()
         if not guest.main_runs:

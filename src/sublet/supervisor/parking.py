@@ -1,9 +1,10 @@
 """Guests that leave their device and live on: stopped, moved under another lease, and set going again.
 
 Three steps, of which the law (``lease.parking``) is told when all of them are done: everything of the guests stands
-still; what they have on cards is copied by the driver (``suspending``), which on a host device is nothing, since its
-memory is theirs; and page, folder and groups become the parking lease's. A guest in the middle of work goes on standing
-still. One that serves calls and has none to answer is let go: it reads on its page that it has no device, and refuses.
+still; what they have on cards is copied by the driver (``suspending``), less what frameworks only keep (``caches``),
+which on a host device is nothing, since its memory is theirs; and page, folder and groups become the parking lease's.
+A guest in the middle of work goes on standing still. One that serves calls and has none to answer is let go: it reads
+on its page that it has no device, and refuses.
 
 Between the first step and the last nothing of a guest runs, so no instant is left at which it could act under a lease
 that is over, or see two.
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from sublet.lease.hardware import Need
 from sublet.lease.states import GuestEvent, GuestState
+from sublet.supervisor.caches import Caches
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.loop import Loop, confess
 from sublet.supervisor.notes import Notes, note_of
@@ -64,6 +66,7 @@ class Parker:
         self._trees = trees
         self._notes = notes
         self._standstill = Standstill(trees)
+        self._caches = Caches(loop)
         self._leaving: dict[LeaseId, _Leaving] = {}
 
     def need(self, tenancy: Tenancy) -> Need:
@@ -111,8 +114,11 @@ class Parker:
             leaving.until_ns = self._loop.now_ns() + STAND_NS
             self._stop(leaving)
 
-        left_ms = max(1, (until_ns - self._loop.now_ns()) // 2_000_000)  # half of it is for the copying
-        self._suspending.suspend(self._pids(guests), left_ms, told)
+        def freed() -> None:
+            left_ms = max(1, (until_ns - self._loop.now_ns()) // 2_000_000)  # half of it is for the copying
+            self._suspending.suspend(self._pids(guests), left_ms, told)
+
+        self._caches.free(guests, max(0, until_ns - self._loop.now_ns()) / 4 / NS_PER_S, freed)
 
     def is_leaving(self, lease: LeaseId) -> bool:
         """Whether it is being parked."""

@@ -138,6 +138,8 @@ class Service(enum.StrEnum):
     """Device memory, modules, launches."""
     JUPYTER = "jupyter"
     """The channels of a Jupyter kernel."""
+    CACHES = "caches"
+    """Nothing is said on it: the guest gives back what its frameworks keep of a device for later, and hangs up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,90 @@
+"""What frameworks keep of a device is given back, by their own calls, and only where they have begun to use it."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sublet.guest import frameworks, serving
+from sublet.guest.frameworks import free_caches
+from sublet.guest.inbox import Inbox
+from sublet.values import Epoch, LeaseId, TenantId
+from sublet.wire.codec import dumps
+from sublet.wire.guests import Service, Visit
+
+
+def torch(calls: list[str], *, begun: bool) -> Any:
+    cuda = SimpleNamespace(is_initialized=lambda: begun, empty_cache=lambda: calls.append("torch"))
+    return SimpleNamespace(cuda=cuda)
+
+
+def cupy(calls: list[str]) -> Any:
+    pool = SimpleNamespace(free_all_blocks=lambda: calls.append("cupy"))
+    return SimpleNamespace(get_default_memory_pool=lambda: pool, get_default_pinned_memory_pool=lambda: pool)
+
+
+def warp(calls: list[str], *, pools: bool = True, begun: bool = True) -> Any:
+    return SimpleNamespace(
+        context=SimpleNamespace(runtime=object() if begun else None),
+        get_cuda_devices=lambda: ["cuda:0"],
+        is_mempool_enabled=lambda device: pools,
+        get_mempool_release_threshold=lambda device: 7,
+        set_mempool_release_threshold=lambda device, most: calls.append(f"{device} keeps {most}"),
+        synchronize_device=lambda device: calls.append(f"{device} waited for"),
+    )
+
+
+def test_each_that_is_loaded_and_has_begun_is_asked() -> None:
+    calls: list[str] = []
+    loaded = {"torch": torch(calls, begun=True), "cupy": cupy(calls), "warp": warp(calls)}
+    assert free_caches(loaded) == ("torch", "cupy", "warp")
+    assert calls == ["torch", "cupy", "cupy", "cuda:0 keeps 0", "cuda:0 waited for", "cuda:0 keeps 7"]
+
+
+@pytest.mark.parametrize("which", ["torch", "warp", "without pools"])
+def test_asking_does_not_begin_anything(which: str) -> None:
+    calls: list[str] = []
+    loaded = {
+        "torch": {"torch": torch(calls, begun=False)},
+        "warp": {"warp": warp(calls, begun=False)},
+        "without pools": {"warp": warp(calls, pools=False)},
+    }[which]
+    assert free_caches(loaded) == ()
+    assert not calls
+
+
+def test_one_that_fails_does_not_keep_the_others_from_it() -> None:
+    calls: list[str] = []
+    broken = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: 1 / 0))
+    assert free_caches({"torch": broken, "cupy": cupy(calls)}) == ("cupy",)
+
+
+def test_a_guest_that_serves_frees_them_and_hangs_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[bool] = []
+    monkeypatch.setattr(serving, "free_caches", lambda: freed.append(True))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asking, given = socket.socketpair()
+    inbox = Inbox(theirs)
+    visit = Visit(
+        service=Service.CACHES, tenant=TenantId("local"), lease=LeaseId("l-1"), epoch=Epoch(1, 1), operations=()
+    )
+    thread = serving.start_serving(inbox, {})
+    with ours, asking:
+        socket.send_fds(ours, [dumps(visit)], [given.fileno()])
+        given.close()
+        asking.settimeout(20)
+        assert asking.recv(1) == b""
+        assert freed
+    thread.join(20)
+    inbox.close()
+
+
+def test_the_frameworks_that_are_here_answer_to_these_names() -> None:
+    """So that a version that has renamed one of the calls is noticed where there is no GPU."""
+    warp_here = pytest.importorskip("warp", reason="warp is not installed")
+    for name in ("get_cuda_devices", "is_mempool_enabled", "get_mempool_release_threshold", "synchronize_device"):
+        assert callable(getattr(warp_here, name))
+    assert set(frameworks._FREE) == {"torch", "cupy", "warp"}
