@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from sublet.errors import SubletError
 from sublet.notebook import guest_side
 from sublet.notebook.reading import read_cell
-from sublet.notebook.spaces import NOTEBOOK, Outgoing, Space
+from sublet.notebook.spaces import BESIDE, NOTEBOOK, Outgoing, Space
 
 
 class Other:
@@ -67,6 +68,8 @@ def serve() -> None:
                 if isinstance(answer, Outgoing):
                     answer = _copied(answer)
             said: tuple[bool, Any] = (True, answer)
+        except SubletError as error:
+            said = (False, error)
         except Exception as error:  # whatever it is, whoever asked is told
             said = (False, RuntimeError(f"{type(error).__name__}: {error}"))
         pickle.dump(said, answers, 5)
@@ -81,7 +84,7 @@ def _copied(found: Outgoing) -> Outgoing:
 def run(source: str, space: dict[str, Any]) -> str | None:
     """The name of what it raised, if it did."""
     try:
-        exec(compile(source, "<cell>", "exec"), space)  # noqa: S102
+        exec(compile(source, "<cell>", "exec", dont_inherit=True), space)  # noqa: S102
     except Exception as error:
         return type(error).__name__
     return None
@@ -118,11 +121,20 @@ class Notebook:
             reads = self.space.visible() if reading.opaque else reading.reads
             self.sent = self.space.outgoing(reads, must=True)
             parcels = [replace(one, buffers=tuple(map(pickle.PickleBuffer, one.buffers))) for one in self.sent.parcels]
-            self._other.ask("place", parcels, self.sent.gone, self.sent.names, reading.binds)
+            try:
+                self._other.ask("place", parcels, self.sent.gone, self.sent.names, reading.binds)
+            except BaseException:
+                self.space.disagree(self.sent.names)
+                raise
             self.space.sent(self.sent)
             raised: str | None = self._other.ask("run", source)
             self.came: Outgoing = self._other.ask("collect", only)
             self.taken = self.space.take(self.came.parcels, self.came.gone)
+            if beside := frozenset(name for name, why in self.taken.broken.items() if why == BESIDE):
+                stuck = {name: why for name, why in self.taken.broken.items() if name not in beside}
+                more: Outgoing = self._other.ask("again", beside, stuck)
+                self.came.stays |= stuck | more.stays | self.space.take(more.parcels).broken
+            self.came.stays |= {name: why for name, why in self.taken.broken.items() if name not in beside}
             if only is not None:
                 self.space.disagree(self.sent.names - self.came.names)
             return raised

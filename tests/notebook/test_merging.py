@@ -106,7 +106,7 @@ KEPT_APART: list[tuple[Any, Any]] = [
     (1, 2),
     ("a", "b"),
     (None, []),
-    (ValueError("a"), ValueError("b")),
+    (OSError(1, "a"), OSError(2, "b")),
 ]
 
 

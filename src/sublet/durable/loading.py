@@ -6,6 +6,7 @@ the same tenant, and nowhere else: broker, agent, supervisor and stores keep the
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pickle
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from sublet.durable.encoded import NO_BUFFER, Encoded, Head
 from sublet.durable.memory import copy_bytes, fresh_memory
+from sublet.durable.rules import MAINS
 from sublet.errors import InvalidRequest
 
 __all__ = ["decode", "decode_encoded"]
@@ -43,19 +45,36 @@ def decode(
             own = fresh_memory(view.nbytes)
             copy_bytes(own, view)
             view = own
-        memory.append(view if writable else view.toreadonly())
+        memory.append(_ours(view) if writable else view.toreadonly())
     windows = (
         memory[one.buffer][one.offset : one.offset + one.length] if one.buffer != NO_BUFFER else memoryview(b"")
         for one in parsed.windows
     )
     if parsed.splices or met is not None:
         source = _Spliced(parsed, memory) if parsed.splices else io.BytesIO(parsed.stream)
-        unpickler = pickle.Unpickler(source, buffers=windows)  # noqa: S301 - in a guest, or the holder's own process
-        value = unpickler.load()
-        if met is not None:
-            met.update(unpickler.memo.copy())
-        return value
+        unpickler = _Unpickler(source, buffers=windows)
+        try:
+            return unpickler.load()
+        finally:
+            if met is not None:  # of what cannot be loaded it tells how far it came
+                met.update(unpickler.memo.copy())
     return pickle.loads(parsed.stream, buffers=windows)  # noqa: S301 - in a guest, or the holder's own process
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes nothing of ``__main__`` by its name: what stands there under that name here may be something else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in MAINS:
+            raise InvalidRequest(f"{name} of the program itself travels by name only", do="Make it in a module.")
+        return super().find_class(module, name)
+
+
+def _ours(view: memoryview) -> memoryview:
+    """Memory whose owner nobody takes for an object of the program: of a ``bytearray`` one could think so."""
+    if type(view.obj) is not bytearray or view.readonly or not view.nbytes:
+        return view
+    return memoryview((ctypes.c_char * view.nbytes).from_buffer(view)).cast("B")
 
 
 def decode_encoded(encoded: Encoded, *, writable: bool = True) -> Any:

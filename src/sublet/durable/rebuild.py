@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import importlib
 import sys
 import types
 import typing
@@ -21,12 +22,15 @@ __all__ = [
     "array_of_kind",
     "array_on",
     "cell",
+    "file_map",
     "fill_cell",
     "fill_function",
     "home",
     "itself",
+    "map_view",
     "memory_view",
     "memory_view_on",
+    "module_globals",
     "new_type",
     "object_view",
     "on_host",
@@ -168,7 +172,7 @@ def remembering(function: Any, maxsize: int | None, typed: bool) -> Any:
 
 def new_type(name: str, of: Any, module: str) -> Any:
     """What ``typing.NewType`` makes."""
-    made = typing.NewType(name, of)  # type: ignore[valid-newtype,misc]
+    made = typing.NewType(name, of)  # type: ignore[misc]
     made.__module__ = module
     return made
 
@@ -194,6 +198,25 @@ def set_chain(error: BaseException, state: tuple[Any, Any, Any, bool]) -> None:
 def itself(value: Any) -> Any:
     """The same object again."""
     return value
+
+
+def module_globals(name: str) -> dict[str, Any]:
+    """The namespace of a module."""
+    return vars(importlib.import_module(name))
+
+
+def file_map(file: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any) -> Any:
+    """A file that is mapped as an array."""
+    import numpy as np
+
+    return np.memmap(file, dtype, mode, offset, shape, order)
+
+
+def map_view(root: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], at: int) -> Any:
+    """A part of one."""
+    import numpy as np
+
+    return np.ndarray.__new__(np.memmap, shape, dtype, root, at, strides)
 
 
 def home() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from sublet.durable.encoded import Encoded
 from sublet.durable.records import begin_leaves
 from sublet.durable.rules import GpuRule, Rules, found_by_name
 
-__all__ = ["Group", "encode_roots"]
+__all__ = ["IDENTITY_FREE", "Group", "encode_roots"]
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""

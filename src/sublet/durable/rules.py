@@ -7,18 +7,22 @@ none is imported. What each rule makes is put together again by ``rebuild``.
 
 from __future__ import annotations
 
+import array
+import dataclasses
+import functools
 import importlib
 import sys
 import types
+import typing
 import weakref
 from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import Any, ClassVar, Final, Literal
 
 from sublet.durable import rebuild
-from sublet.durable.memory import memory_at
+from sublet.durable.memory import address_of, memory_at
 
-__all__ = ["GpuRule", "Refused", "Rules", "found_by_name"]
+__all__ = ["GpuRule", "Refused", "Rules", "behind", "found_by_name"]
 
 GpuRule = Literal["copy", "refuse"]
 Rule = Callable[[Any], Any]
@@ -26,7 +30,7 @@ Rule = Callable[[Any], Any]
 MAINS: Final = frozenset(("__main__", "__mp_main__"))
 """Modules that another process does not have under that name: what they define travels by value."""
 BY_CLOUDPICKLE: Final[tuple[type, ...]] = (
-    *(types.ModuleType, types.CodeType, types.CellType, types.MethodType, types.MappingProxyType),
+    *(types.ModuleType, types.CodeType, types.MethodType),
     *(classmethod, staticmethod, property, weakref.WeakSet),
     *(type({}.keys()), type({}.values()), type({}.items())),
 )
@@ -36,6 +40,10 @@ UNNAMED: Final = frozenset(kind for kind in vars(types).values() if isinstance(k
     *(type(None), type(...), type(NotImplemented))
 }
 """Types of the interpreter that stand in no module under their own name; cloudpickle knows where."""
+SENTINELS: Final = (type(dataclasses.MISSING), type(dataclasses._FIELD))  # type: ignore[attr-defined]
+"""Without these a data class would have no fields where it arrives."""
+OWNERS: Final = (bytearray, array.array)
+"""Whoever looks at their memory does so after loading as well. (Exactly these: what ours is has types of its own.)"""
 HEAP_TYPE: Final = 1 << 9
 """The flag of classes that were made while the program ran."""
 
@@ -61,6 +69,8 @@ class Rules:
         self.keep: list[object] = []
         """What was made for this encoding and must live as long."""
         self._rules: dict[type, Rule | None] = {}
+        self._cells: set[int] = set()
+        """Ids of variables around functions that are encoded: what they hold goes with the functions."""
         self._storages: dict[int, Any] = {}
         self._blocks: set[int] = set()
         self._helper: Any = None
@@ -83,12 +93,31 @@ class Rules:
             return self._class
         if kind is types.FunctionType:
             return self._function
+        if kind is types.CellType:
+            return self._cell
+        if kind in SENTINELS:
+            return self._sentinel
+        if kind is types.MappingProxyType:
+            return self._mapping_proxy
         if kind is memoryview:
             return self._memoryview
+        if issubclass(kind, BaseException):
+            return self._exception
+        if kind is functools._lru_cache_wrapper:
+            return self._remembering
+        if kind is functools.cached_property:
+            return self._cached_property
+        if kind is typing.NewType:
+            return self._new_type
         if issubclass(kind, BY_CLOUDPICKLE) or kind.__module__ == "typing":
             return self._by_table(kind)
-        if (numpy := sys.modules.get("numpy")) is not None and (kind is numpy.ndarray or kind is numpy.memmap):
-            return self._array
+        if (numpy := sys.modules.get("numpy")) is not None:
+            if kind is numpy.ndarray or kind is numpy.memmap:
+                return self._array
+            if issubclass(kind, numpy.ndarray):
+                return self._array_of_kind
+            if kind is numpy.ufunc:
+                return self._ufunc
         if (torch := sys.modules.get("torch")) is not None:
             if kind is torch.storage.TypedStorage:
                 return self._typed_storage
@@ -105,10 +134,69 @@ class Rules:
     def _class(self, value: type) -> Any:
         if found_by_name(value) or (not value.__flags__ & HEAP_TYPE and value not in UNNAMED):
             return NotImplemented  # what is defined in C, pickle finds or refuses
-        return self._cloudpickle().reducer_override(value)
+        reduced = self._cloudpickle().reducer_override(value)
+        if len(reduced) < 6 or not vars(value).get("__slots__"):
+            return reduced
+        make, (kind, name, bases, attributes, *rest), *others = reduced  # cloudpickle makes one without slots of it
+        return make, (kind, name, bases, {**attributes, "__slots__": value.__dict__["__slots__"]}, *rest), *others
 
     def _function(self, value: types.FunctionType) -> Any:
-        return NotImplemented if found_by_name(value) else self._cloudpickle().reducer_override(value)
+        """As cloudpickle does it, but variables around it stay what they are: shared by the functions that share them.
+
+        They are made empty, since a function may be found in one of its own.
+        """
+        if found_by_name(value):
+            return NotImplemented
+        make, arguments, state = self._parts(value)
+        cells = value.__closure__ or ()
+        self._cells.update(map(id, cells))
+        if cells:
+            arguments = (*arguments[:4], cells)
+            state = (state[0], {**state[1], "__closure__": None})
+        return make, arguments, (state, tuple(map(_contents, cells))), None, None, rebuild.fill_function
+
+    def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
+        make, arguments, state, *_ = self._cloudpickle().reducer_override(value)
+        return make, arguments, state
+
+    def _cell(self, value: types.CellType) -> Any:
+        if id(value) in self._cells:
+            return rebuild.cell, ()
+        return rebuild.cell, (), _contents(value), None, None, rebuild.fill_cell
+
+    def _sentinel(self, value: Any) -> Any:
+        """What code asks for with ``is``: there is one, in its module."""
+        name = next((name for name, held in vars(dataclasses).items() if held is value), None)
+        return NotImplemented if name is None else (getattr, (dataclasses, name))
+
+    def _mapping_proxy(self, value: Any) -> Any:
+        return types.MappingProxyType, (behind(value),)
+
+    def _remembering(self, value: Any) -> Any:
+        """A function that remembers its results; they are not saved and not sent."""
+        if found_by_name(value):
+            return NotImplemented
+        given = value.cache_parameters()
+        return rebuild.remembering, (value.__wrapped__, given["maxsize"], given["typed"])
+
+    def _cached_property(self, value: Any) -> Any:
+        """Without the lock that it has in older Pythons."""
+        attributes = {name: held for name, held in vars(value).items() if name not in ("lock", "func")}
+        return functools.cached_property, (value.func,), attributes, None, None, rebuild.set_attributes
+
+    def _new_type(self, value: Any) -> Any:
+        if found_by_name(value):
+            return NotImplemented
+        return rebuild.new_type, (value.__qualname__, value.__supertype__, value.__module__)
+
+    def _exception(self, value: BaseException) -> Any:
+        """With what it was raised from, which pickle leaves behind. Tracebacks stay where they are."""
+        reduced = value.__reduce_ex__(5)
+        chain = (value.__cause__, value.__context__, value.__suppress_context__)
+        if chain == (None, None, False) or not isinstance(reduced, tuple) or len(reduced) > 3:
+            return reduced
+        make, arguments, state, *_ = (*reduced, None)
+        return make, arguments, (state, *chain), None, None, rebuild.set_chain
 
     def _by_table(self, kind: type) -> Rule | None:
         table = type(self._cloudpickle()).dispatch_table
@@ -127,13 +215,22 @@ class Rules:
     def _memoryview(self, value: memoryview) -> Any:
         if not value.contiguous or not value.c_contiguous or value.format is None:
             raise Refused("a memoryview with gaps")
+        owner = value.obj
+        if type(owner) in OWNERS and value.nbytes:
+            at = address_of(value) - address_of(memoryview(owner))
+            return rebuild.memory_view_on, (owner, at, value.nbytes, value.format, value.shape)
         return rebuild.memory_view, (PickleBuffer(value), value.format, value.shape)
 
     def _array(self, value: Any) -> Any:
         """Every array is a window on memory, so that arrays which overlap still do after loading."""
         dtype = value.dtype
-        if dtype.hasobject or not value.size or not dtype.itemsize:
+        if not value.size or not dtype.itemsize:
             return NotImplemented
+        if dtype.hasobject:
+            return self._objects(value)
+        if (owner := _owner(value)) is not None:
+            at = value.__array_interface__["data"][0] - address_of(memoryview(owner))
+            return rebuild.array_on, (owner, dtype, value.shape, value.strides, at)
         flags = value.flags
         if flags.c_contiguous:
             flat, strides, offset = value.reshape(-1).view("u1"), None, 0
@@ -146,6 +243,34 @@ class Rules:
             flat, offset = self._span(value)
             strides = value.strides
         return rebuild.array, (PickleBuffer(flat), dtype, value.shape, strides, offset)
+
+    def _objects(self, value: Any) -> Any:
+        """An array of objects; one that looks at another's goes on doing so."""
+        base = value.base
+        alike = type(base) is type(value) and base.dtype == value.dtype and base.flags.c_contiguous
+        if not alike or value.dtype.names:
+            return NotImplemented
+        at = (value.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // value.itemsize
+        return rebuild.object_view, (base, at, value.shape, value.strides)
+
+    def _array_of_kind(self, value: Any) -> Any:
+        """Of a class that adds attributes to arrays."""
+        numpy = sys.modules["numpy"]
+        kind = type(value)
+        if kind.__reduce__ is not numpy.ndarray.__reduce__ and not isinstance(value, numpy.ma.MaskedArray):
+            return NotImplemented
+        plain = value.view(numpy.ndarray)
+        reduced = self._array(plain)
+        if reduced is NotImplemented:
+            return NotImplemented
+        self.keep.append(plain)
+        attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
+        return rebuild.array_of_kind, (kind, _Made(reduced)), attributes, None, None, rebuild.set_attributes
+
+    def _ufunc(self, value: Any) -> Any:
+        if getattr(sys.modules["numpy"], value.__name__, None) is value:
+            return NotImplemented
+        raise Refused("a numpy.ufunc of one's own")
 
     def _span(self, value: Any) -> tuple[memoryview, int]:
         """All memory between an array's first and last byte, and where in it the array's own first element lies."""
@@ -162,7 +287,14 @@ class Rules:
     # ---- PyTorch ----
 
     def _tensor(self, value: Any) -> Any:
-        """As PyTorch does it, and with the gradient, which it leaves behind."""
+        """As PyTorch does it, and with the gradient, which it leaves behind.
+
+        What was computed from others, with the graph of how, is a plain value where it arrives: as a leaf that wants a
+        gradient it would take what ``backward`` has for them, and nobody would notice.
+        """
+        if not value.is_leaf:
+            value = value.detach()
+            self.keep.append(value)
         reduced = value.__reduce_ex__(5)
         if len(reduced) != 2 or not value.is_leaf or value.grad is None:
             return reduced
@@ -225,6 +357,40 @@ class _Made:
 class _Nowhere:
     def write(self, data: bytes) -> int:
         return len(data)
+
+
+class _Behind:
+    """Is compared with something, and so learns what that is."""
+
+    found: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        self.found = other
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def behind(proxy: Any) -> Any:
+    """The mapping that a mapping proxy shows; it is not said otherwise."""
+    asked = _Behind()
+    return asked.found if proxy == asked and asked.found is not None else dict(proxy)
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    """Of a variable: its value, or nothing."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _owner(value: Any) -> Any:
+    """Whose memory an array looks at, where that is an object that can change by itself."""
+    base = value.base
+    while isinstance(base, type(value) | memoryview):
+        base = base.obj if isinstance(base, memoryview) else base.base
+    return base if type(base) in OWNERS else None
 
 
 def found_by_name(value: Any) -> bool:

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from sublet.errors import Unpicklable
 from sublet.notebook import holding
-from sublet.notebook.spaces import GUEST, Outgoing, Parcel, Space, Taken
+from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 
-__all__ = ["collect", "place", "seen"]
+__all__ = ["again", "collect", "place", "seen"]
 
 
 NO_HANDLES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -53,6 +53,8 @@ def place(
     space = seen()
     taken = space.take(parcels, gone)
     for name, why in taken.broken.items():
+        if why == BESIDE:
+            continue
         raise Unpicklable(f"{name} cannot be put together on the device: {why}", path=name, what=why)
     holding.prepare(space, handles, alive)
     reads |= handles.keys()
@@ -82,6 +84,16 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     gone = [name for name in _before.reads if name not in space.names]
     found.gone = tuple(sorted({*found.gone, *gone}))
     holding.finish(space, found.stays, {*found.names, *found.gone})
+    space.sent(found)
+    return found
+
+
+def again(names: frozenset[str], stuck: Mapping[str, str], room: int | None = None) -> Outgoing:
+    """These came with something that could not be put together in the notebook: once more, without that."""
+    space = seen()
+    space.disagree(names)
+    found = space.outgoing(names, new=names, room=room, stuck=stuck)
+    found.gone = ()
     space.sent(found)
     return found
 

@@ -7,16 +7,22 @@ finds, where it arrives, the namespace there; which names it will look for is no
 
 from __future__ import annotations
 
+import enum
+import multiprocessing.connection
 import sys
 import types
-from typing import Any
+import weakref
+from typing import Any, Final
 
 from sublet.durable import rebuild
-from sublet.durable.rules import GpuRule, Rules
+from sublet.durable.rules import MAINS, GpuRule, Refused, Rules
 from sublet.notebook.reading import names_of
 
 __all__ = ["HomeRules"]
 
+CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSet)
+"""What pickle has a form for and nobody a use: the number of a file of another process, and what nobody there holds."""
+NAMED: Final = {"Connection": "an end of a pipe", "WeakSet": "a set of weak references"}
 _GLOBALS = 1
 """Where cloudpickle puts the globals among the arguments that make a function."""
 
@@ -44,17 +50,68 @@ class HomeRules(Rules):
         """For another part of the same values: what is noted is noted together."""
         return type(self)(gpu=self.gpu, compact=compact, needs=self.needs, opaque=self.opaque)
 
-    def _function(self, value: types.FunctionType) -> Any:
-        reduced = super()._function(value)
-        if reduced is NotImplemented or value.__globals__ is not vars(sys.modules["__main__"]):
-            return reduced
+    def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
+        make, arguments, (attributes, slots) = super()._parts(value)
+        if value.__globals__ is not vars(sys.modules["__main__"]):
+            return make, *_of_its_module(value, arguments, (attributes, slots))
         names, is_opaque = names_of(value.__code__)
         self.needs |= names
         if is_opaque:
             self.opaque.add(value.__qualname__)
-        make, arguments, (attributes, slots), *rest = reduced
         arguments = (*arguments[:_GLOBALS], _HOME, *arguments[_GLOBALS + 1 :])
-        return make, arguments, (attributes, {**slots, "__globals__": {}}), *rest
+        return make, arguments, (attributes, {**slots, "__globals__": {}})
+
+    def _rule_for(self, kind: type) -> Any:
+        if issubclass(kind, CONNECTIONS):
+            return self._refused
+        numpy = sys.modules.get("numpy")
+        return self._map if numpy is not None and kind is numpy.memmap else super()._rule_for(kind)
+
+    def _refused(self, value: Any) -> Any:
+        raise Refused(NAMED.get(type(value).__name__, f"a {type(value).__qualname__}"))
+
+    def _map(self, value: Any) -> Any:
+        """A file that is mapped as an array is opened there, unless changes of it are to stay with who made them."""
+        root = value
+        while type(root.base) is type(value):
+            root = root.base
+        if root.filename is None or root.mode not in ("r", "r+", "w+"):
+            return self._array(value)
+        if root is value:
+            order = "C" if value.flags.c_contiguous else "F"
+            mode = "r" if value.mode == "r" else "r+"
+            return rebuild.file_map, (str(value.filename), value.dtype, mode, value.offset, value.shape, order)
+        at = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        return rebuild.map_view, (root, value.dtype, value.shape, value.strides, at)
+
+    def _class(self, value: type) -> Any:
+        """With what it has lost since it was there last."""
+        reduced = super()._class(value)
+        if not isinstance(reduced, tuple) or len(reduced) < 6 or isinstance(value, enum.EnumMeta):
+            return reduced
+        return (*reduced[:5], rebuild.set_class)
+
+
+def _of_its_module(value: types.FunctionType, arguments: Any, state: Any) -> tuple[Any, Any]:
+    """A function made within a library's function (by a decorator, say) has that module's namespace, there as well."""
+    name = value.__globals__.get("__name__", "")
+    if name in MAINS or vars(sys.modules.get(name, _NO_MODULE)) is not value.__globals__:
+        return arguments, state
+    arguments = (*arguments[:_GLOBALS], _ModuleGlobals(name), *arguments[_GLOBALS + 1 :])
+    return arguments, (state[0], {**state[1], "__globals__": {}})
+
+
+_NO_MODULE = types.ModuleType("none")
+
+
+class _ModuleGlobals:
+    """Stands for the namespace of a module."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return rebuild.module_globals, (self._name,)
 
 
 class _Home:

@@ -10,6 +10,7 @@ __all__ = [
     "Window",
     "is_array",
     "is_memory",
+    "is_settled",
     "is_tensor",
     "overlapping",
     "same_array",
@@ -59,7 +60,12 @@ def view_of(original: Any, copy: Any, part: Any) -> Any:
     if is_array(part):
         numpy = sys.modules["numpy"]
         looked = numpy.asarray(_Looked(original, start + at, part))
-        return looked if looked.dtype == part.dtype else looked.view(part.dtype)
+        looked = looked if looked.dtype == part.dtype else looked.view(part.dtype)
+        if type(part) is numpy.ndarray:
+            return looked
+        looked = looked.view(type(part))
+        looked.__dict__.update(part.__dict__)
+        return looked
     torch = sys.modules["torch"]
     if is_array(original):
         return part
@@ -80,7 +86,7 @@ class _Looked:
             "typestr": like.dtype.str,
             "descr": like.dtype.descr,
             "strides": like.strides,
-            "data": (address, not owner.flags.writeable),
+            "data": (address, is_array(owner) and not owner.flags.writeable),
         }
 
 
@@ -91,7 +97,7 @@ def is_memory(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def is_tensor(value: Any) -> bool:
@@ -101,10 +107,17 @@ def is_tensor(value: Any) -> bool:
 
 def same_array(old: Any, new: Any) -> bool:
     """Whether the one can take what the other holds and be as it is."""
-    alike = old.dtype == new.dtype and old.shape == new.shape and old.strides == new.strides
-    # What shows some memory twice (broadcast_to) cannot take over from what does not.
-    twice = any(step == 0 and n > 1 for step, n in zip(old.strides, old.shape, strict=True))
-    return bool(alike and old.flags.writeable and not twice)
+    if old.dtype != new.dtype or old.shape != new.shape:
+        return False
+    if is_settled(old):
+        return bool((old.view(sys.modules["numpy"].ndarray) == new).all())
+    return bool(old.strides == new.strides)
+
+
+def is_settled(value: Any) -> bool:
+    """Whether an array cannot take over anything: nobody may write to it, or it shows some memory twice."""
+    twice = any(step == 0 and n > 1 for step, n in zip(value.strides, value.shape, strict=True))
+    return bool(twice or not value.flags.writeable)
 
 
 def same_tensor(old: Any, new: Any) -> bool:
@@ -126,7 +139,7 @@ def _start(value: Any) -> int:
 
 def _span_of(value: Any) -> Span | None:
     """None if it has no memory of its own."""
-    if is_array(value) and value.size:
+    if is_array(value) and value.size and not value.dtype.hasobject:
         low, high = sys.modules["numpy"].lib.array_utils.byte_bounds(value)
         return int(low), int(high)
     if is_tensor(value) and value.device.type == "cpu" and value.layout is sys.modules["torch"].strided:

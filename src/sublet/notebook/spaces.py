@@ -20,7 +20,7 @@ from pickle import PickleBuffer
 from typing import Any, Final
 
 from sublet.durable.changes import ChangeFinder
-from sublet.durable.codec import encode
+from sublet.durable.codec import can_travel, encode
 from sublet.durable.encoded import Encoded
 from sublet.durable.loading import decode
 from sublet.durable.roots import Group, encode_roots
@@ -32,7 +32,7 @@ from sublet.notebook.merging import can_change, merge
 from sublet.notebook.stays import Stays
 from sublet.values import format_size
 
-__all__ = ["GUEST", "HIDDEN", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
+__all__ = ["BESIDE", "GUEST", "HIDDEN", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 
 NOTEBOOK, GUEST = 0, 1
 """The two sides."""
@@ -46,6 +46,8 @@ NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 NO_WHYS: Final[Mapping[str, str]] = types.MappingProxyType({})
 SMALL_BYTES: Final = 256 * 1024
 """This much always travels: names that have less stand together in one group."""
+BESIDE: Final = "it came with what could not be put together"
+"""Why something is not there that may be all right."""
 ALONE: Final = 2
 """References to an object that only a dict holds: the dict's, and that of whoever asks."""
 ROUNDS_MAX: Final = 64
@@ -100,7 +102,8 @@ class Taken:
     """Names that had another object before, which could not take over; other holders of it still have that."""
     nbytes: int
     broken: dict[str, str] = field(default_factory=dict)
-    """Names whose objects could not be put together here, and why. Nothing of them was taken."""
+    """Names whose objects could not be put together here, and why; ``BESIDE`` where that may be another's fault that
+    came with it. Nothing of them was taken."""
 
 
 class _Came:
@@ -109,9 +112,20 @@ class _Came:
     def __init__(self, parcel: Parcel) -> None:
         self.parcel = parcel
         self.met: dict[int, Any] = {}
+        self.values: dict[str, Any] = {}
+        self.broken: dict[str, str] = {}
         views = [memoryview(buffer) for buffer in parcel.buffers]
-        self.values: dict[str, Any] = decode(parcel.head, views, met=self.met)
+        try:
+            self.values = decode(parcel.head, views, met=self.met)
+        except Exception as error:  # noqa: BLE001 - whatever an object's own methods raise
+            self.broken = self._broken(f"{type(error).__name__}: {error}")
         _without_scaffolding(self.met)
+
+    def _broken(self, why: str) -> dict[str, str]:
+        """All of its names are, but one was at work: the last whose turn had come."""
+        begun = {value: n for n, value in self.met.items() if type(value) is str and value in self.parcel.names}
+        culprit = max(begun, key=lambda name: begun[name], default="")
+        return {name: why if name == culprit else BESIDE for name in self.parcel.names if not name.startswith(LOST)}
 
 
 def _without_scaffolding(met: dict[int, Any]) -> None:
@@ -195,10 +209,9 @@ class Space:
         crossed = []
         broken: dict[str, str] = {}
         for parcel in parcels:
-            try:
-                came = _Came(parcel)
-            except Exception as error:  # noqa: BLE001 - whatever an object's own methods raise
-                broken |= dict.fromkeys(parcel.names, f"{type(error).__name__}: {error}")
+            came = _Came(parcel)
+            if came.broken:
+                broken |= came.broken
                 continue
             here, names = self._merge(came)
             crossed.append((parcel, here))
@@ -277,8 +290,14 @@ class Space:
 
     def _lost(self, groups: Iterable[Group], names: Iterable[str]) -> dict[str, Any]:
         met = {id(value) for group in groups for value in (group.encoded.met or {}).values()}
-        lost = [value for value in self._identities.came_for(names) if id(value) not in met and can_change(value)]
-        return {f"{LOST}{n}": value for n, value in enumerate(lost) if not self._is_untouched(value)}
+        came = self._identities.came_for(names)
+        held = {id(held) for value in came if (held := getattr(value, "__dict__", None)) is not None}
+        known = met | held
+        lost = [value for value in came if id(value) not in known and can_change(value)]
+        found = [value for value in lost if not self._is_untouched(value)]
+        if not can_travel(found, HomeRules()):  # what cannot is nobody's question any more
+            found = [value for value in found if can_travel(value, HomeRules())]
+        return {LOST: found} if found else {}  # one by one each would have to say again what they share
 
     def _is_untouched(self, value: Any) -> bool:
         """Of an array or a tensor: its memory is all there is to it, and costs too much to send for nothing."""
@@ -299,10 +318,10 @@ class Space:
                         _without_scaffolding(group.encoded.met)
                 return groups
             except Unpicklable as error:
-                name = _root_of(error, left) or _first_alone(left)
-                if name is None or (must and not name.startswith(LOST)):
-                    raise
-                if not name.startswith(LOST):
+                name, error = _blamed(error, left)
+                if must and name != LOST:
+                    raise error from None
+                if name != LOST:
                     found.stays[name] = error.what or error.message
                 del left[name]
 
@@ -342,21 +361,25 @@ class Space:
         return found
 
 
-def _root_of(error: Unpicklable, roots: Mapping[str, object]) -> str | None:
-    """The name at the head of the path."""
+def _blamed(error: Unpicklable, roots: Mapping[str, object]) -> tuple[str, Unpicklable]:
+    """The name at the head of the path; where the error has none, the first that cannot travel by itself."""
     path = error.path or ""
-    called = {name: repr(name)[1:-1] if name.startswith(LOST) else name for name in roots}
+    called = {name: repr(name)[1:-1] if name == LOST else name for name in roots}
     fitting = [n for n, said in called.items() if path == said or path.startswith((said + ".", said + "[", said + "("))]
-    return max(fitting, key=len, default=None)
-
-
-def _first_alone(roots: Mapping[str, object]) -> str | None:
-    """The first that cannot travel, where the error does not say."""
+    if fitting:
+        return max(fitting, key=len), error
     for name, value in roots.items():
-        try:
-            encode_roots({name: value}, rules=HomeRules())
-        except Unpicklable:
-            return name
+        if found := _blamed_alone({name: value}):
+            what = found.what or found.message
+            return name, Unpicklable(f"this cannot be sent: {name}: {what}", path=name, what=what)
+    raise error
+
+
+def _blamed_alone(root: Mapping[str, object]) -> Unpicklable | None:
+    try:
+        encode_roots(root, rules=HomeRules())
+    except Unpicklable as error:
+        return error
     return None
 
 

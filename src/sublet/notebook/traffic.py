@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
-from sublet.notebook.spaces import Outgoing
+from sublet.notebook.spaces import BESIDE, Outgoing
 from sublet.notebook.stays import Stays, clock_time
 from sublet.values import format_size
 
@@ -85,6 +85,11 @@ class Traffic:
         only = None if options.gives is None else frozenset(options.gives)
         out: Outgoing = kernel.call(guest_side.collect, only, options.room_bytes)
         broken = self.space.take(out.parcels, out.gone).broken
+        if beside := frozenset(name for name, why in broken.items() if why == BESIDE):
+            stuck = {name: why for name, why in broken.items() if name not in beside}
+            more: Outgoing = kernel.call(guest_side.again, beside, stuck, options.room_bytes)
+            broken = stuck | more.stays | self.space.take(more.parcels).broken
+            out.parcels += more.parcels
         if broken:  # it is there, and cannot be here
             kernel.call(holding.hold, broken)
             out.stays |= broken

@@ -1,0 +1,196 @@
+"""Which way an object goes that came back (``writing``), and whether one that is here can become what it says."""
+
+from __future__ import annotations
+
+import array
+import functools
+import struct
+import sys
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from sublet.durable.codec import encode
+from sublet.durable.roots import IDENTITY_FREE
+from sublet.errors import SubletError
+from sublet.notebook import writing
+from sublet.notebook.memories import is_array, is_memory, is_tensor, same_array, same_tensor
+from sublet.notebook.writing import Plan, Way, is_frame, is_looked_at
+
+__all__ = ["can_change", "can_take_over", "core_of", "is_as_it_was", "way_of"]
+
+APART: Final = frozenset({"builtins", "itertools", "functools", "operator", "collections"})
+"""Modules of Python whose types, where they have no way of their own, are taken apart and made anew."""
+POINTER: Final = struct.calcsize("P")
+MANAGED_DICT, MANAGED_WEAKREFS = 1 << 4, 1 << 3
+"""Flags of classes whose instances have these before the object, not in it (``Py_TPFLAGS_...``)."""
+
+
+def way_of(new: Any) -> Way | None:
+    """How something like this is gone through; None: it is taken as it is."""
+    kind = type(new)
+    found = _WAYS.get(kind)
+    if found is not None:
+        return found
+    if is_frame(new):
+        return writing.into_frame
+    if isinstance(new, type):
+        return writing.into_class if new.__module__ == "__main__" else None
+    if isinstance(new, types.ModuleType):
+        return writing.into_module if sys.modules.get(new.__name__) is not new else None
+    if is_memory(new):
+        return writing.into_array if is_array(new) else writing.into_tensor
+    core = core_of(kind)
+    if core is not None:
+        return functools.partial(_as_core, _WAYS.get(core))
+    if _by_state(kind) is not None:
+        return _stated
+    if kind.__module__ in APART and not isinstance(new, BaseException):
+        return writing.into_taken_apart
+    return writing.into_attributes if writing.has_attributes(kind) else None
+
+
+def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
+    """Of two of one type, whether the first can become what the second is."""
+    kind = type(old)
+    core = kind if kind in _WAYS else core_of(kind)
+    if core is None and _by_state(kind) is not None:
+        return True
+    if isinstance(old, types.ModuleType):
+        return sys.modules.get(old.__name__) is not old
+    if core is None:
+        return (is_array(old) and same_array(old, new)) or (is_tensor(old) and same_tensor(old, new)) or is_frame(old)
+    if core is array.array:
+        return bool(old.typecode == new.typecode and (len(old) == len(new) or not is_looked_at(old)))
+    if core is deque:
+        return bool(old.maxlen == new.maxlen)
+    if core is bytearray:
+        return len(old) == len(new) or not is_looked_at(old)
+    if core is types.FunctionType:
+        cells, theirs = old.__closure__ or (), new.__closure__ or ()
+        same = old.__code__ == new.__code__ and old.__globals__ is new.__globals__ and len(cells) == len(theirs)
+        return same and all(plan.original(one) is cell for one, cell in zip(theirs, cells, strict=True))
+    if core in IMMUTABLE:
+        return kind is not core and bool(core.__eq__(old, new) is True)  # type: ignore[call-arg]  # not the subclass's
+    return core not in MADE_ANEW
+
+
+def is_as_it_was(old: Any, new: Any) -> bool:
+    """Of two that nobody here can look into: whether pickle says the same of both."""
+    if type(old) is not type(new) or isinstance(new, IDENTITY_FREE) or type(new) in _WAYS:
+        return False
+    if is_memory(new) or is_frame(new) or _by_state(type(new)) is not None or core_of(type(new)) is not None:
+        return False
+    try:
+        one, other = encode(old, gpu="refuse"), encode(new, gpu="refuse")
+    except SubletError:
+        return False
+    return one.head == other.head and all(a == b for a, b in zip(one.views, other.views, strict=True))
+
+
+def can_change(value: Any) -> bool:
+    """Whether somebody who holds it could see it become another."""
+    kind = type(value)
+    if kind in _WAYS:
+        return kind not in MADE_ANEW
+    if isinstance(value, type | types.ModuleType):
+        return getattr(value, "__module__", "__main__") == "__main__"
+    if _by_state(kind) is not None:
+        return True
+    return is_memory(value) or is_frame(value) or core_of(kind) not in (None, *MADE_ANEW)
+
+
+def core_of(kind: type) -> type | None:
+    """The type of Python's that an instance has the contents of, beside attributes and slots: ``object`` where these
+    are all there is. None where there are others: a class written in C has them, and may look like one in Python, but
+    its instances are larger."""
+    known = _cores.get(id(kind))
+    if known is None or known[0]() is not kind:
+        known = _cores[id(kind)] = weakref.ref(kind), _found_core(kind)
+    return known[1]
+
+
+def _found_core(kind: type) -> type | None:
+    if issubclass(kind, type | types.ModuleType):
+        return None
+    core = next(one for one in kind.__mro__ if one in _CORES)
+    below = kind.__mro__[: kind.__mro__.index(core)]
+    slots = sum(
+        isinstance(part, types.MemberDescriptorType)
+        for one in below
+        if "__slots__" in vars(one)
+        for part in vars(one).values()
+    )
+    own_dict = bool(kind.__dictoffset__) and not core.__dictoffset__ and not kind.__flags__ & MANAGED_DICT
+    own_weak = bool(kind.__weakrefoffset__) and not core.__weakrefoffset__ and not kind.__flags__ & MANAGED_WEAKREFS
+    room = POINTER * (slots + own_dict + own_weak)
+    return core if kind.__basicsize__ - core.__basicsize__ <= room else None
+
+
+def _as_core(contents: Way | None, plan: Plan, target: Any, new: Any) -> Any:
+    """An instance of a class written in Python: contents, where it has a base with such, and attributes."""
+    found = target if contents is None else contents(plan, target, new)
+    return writing.into_attributes(plan, found, new)
+
+
+def _by_state(kind: type) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]] | None:
+    """How one of these says what its state is, and how it takes one: written in C, and all of it is in there."""
+    for one in kind.__mro__:
+        found = _STATED.get(f"{one.__module__}.{one.__qualname__}")
+        if found is not None:
+            return found
+    return None
+
+
+def _stated(plan: Plan, target: Any, new: Any) -> Any:
+    found = _by_state(type(new))
+    if target is not new and found is not None:
+        get, set_ = found
+        plan.later(lambda: set_(target, get(new)))
+    return writing.into_attributes(plan, target, new) if type(new).__module__ == "__main__" else target
+
+
+_WAYS: Final[dict[type, Way]] = {
+    list: writing.into_list,
+    deque: writing.into_deque,
+    dict: writing.into_dict,
+    OrderedDict: writing.into_dict,
+    defaultdict: writing.into_defaultdict,
+    set: writing.into_set,
+    bytearray: writing.into_bytes,
+    array.array: writing.into_bytes,
+    tuple: writing.into_tuple,
+    frozenset: writing.into_tuple,
+    BaseException: writing.into_exception,
+    types.FunctionType: writing.into_function,
+    types.CellType: writing.into_cell,
+    types.MethodType: writing.into_method,
+    types.MappingProxyType: writing.into_mapping_proxy,
+    memoryview: writing.into_memoryview,
+    functools.partial: writing.into_partial,
+    functools._lru_cache_wrapper: writing.into_remembering,
+}
+_STATED: Final[dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]] = {
+    "random.Random": (lambda one: one.getstate(), lambda one, state: one.setstate(state)),
+    "_io.StringIO": (lambda one: one.__getstate__(), lambda one, state: one.__setstate__(state)),
+    "_io.BytesIO": (lambda one: one.__getstate__(), lambda one, state: one.__setstate__(state)),
+    "numpy.random._generator.Generator": (
+        lambda one: one.bit_generator.state,
+        lambda one, state: setattr(one.bit_generator, "state", state),
+    ),
+    "numpy.random.mtrand.RandomState": (lambda one: one.get_state(), lambda one, state: one.set_state(state)),
+    "torch._C.Generator": (lambda one: one.get_state(), lambda one, state: one.set_state(state)),
+}
+MADE_ANEW: Final[frozenset[type]] = frozenset(
+    {
+        *(tuple, frozenset, types.MethodType, types.MappingProxyType, memoryview),
+        functools._lru_cache_wrapper,
+    }
+)
+"""These cannot be changed: what stands for one is the original or is made."""
+IMMUTABLE: Final[frozenset[type]] = frozenset({int, float, complex, str, bytes})
+_CORES: Final[frozenset[type]] = frozenset({object, *IMMUTABLE, *_WAYS})
+_cores: Final[dict[int, tuple[weakref.ref[type], type | None]]] = {}
+"""What was found, by the id of the class: of some classes nobody can ask a hash."""

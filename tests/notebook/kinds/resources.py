@@ -1,0 +1,137 @@
+"""What belongs to a process: files, locks, threads, sockets, and what is nobody's to give."""
+
+from __future__ import annotations
+
+from tests.notebook.kinds.kind import Kind, anew, by_name, refused, travels
+
+__all__ = ["LIBRARIES", "RESOURCES"]
+
+RESOURCES: list[Kind] = [
+    refused("an open file", "x = open('/etc/passwd')", "an open file", "len(x.readline()) > 0"),
+    refused("an open file of bytes", "x = open('/etc/passwd', 'rb', buffering=0)", "an open file"),
+    refused(
+        "an open file deep in an object",
+        "class C: pass\nx = C(); x.log = {'f': open('/dev/null', 'w')}",
+        "an open file",
+    ),
+    refused("a temporary file", "import tempfile\nx = tempfile.NamedTemporaryFile()", "an open file"),
+    refused("a lock", "import threading\nx = threading.Lock()", "a thread lock"),
+    refused("a lock that can be taken twice", "import threading\nx = threading.RLock()", "a thread lock"),
+    refused("a condition, an event", "import threading\nx = threading.Event()", "a thread lock", "not x.is_set()"),
+    refused("a queue of threads", "import queue\nx = queue.Queue()", "a thread lock", "x.empty()"),
+    refused("a thread", "import threading\nx = threading.Thread(target=print)", "a thread lock"),
+    refused("thread-local data", "import threading\nx = threading.local()", "thread-local data"),
+    refused("a pool of threads", "import concurrent.futures as c\nx = c.ThreadPoolExecutor(1)", "a _queue.SimpleQueue"),
+    refused("a future", "import concurrent.futures as c\nx = c.Future()", "a thread lock"),
+    refused("a socket", "import socket\nx = socket.socket()", "a socket"),
+    refused(
+        "a process",
+        "import subprocess, sys\nx = subprocess.Popen([sys.executable, '-c', '']); _ = x.wait()",
+        "a thread lock",
+        "x.returncode == 0",
+    ),
+    refused("a pipe of multiprocessing", "import multiprocessing as m\nx = m.Pipe()[0]", "an end of a pipe"),
+    refused("a TLS context", "import ssl\nx = ssl.create_default_context()", "a TLS context"),
+    refused("a database connection", "import sqlite3\nx = sqlite3.connect(':memory:')", "a database connection"),
+    refused("a map of a file", "import mmap\nx = mmap.mmap(-1, 4096)", "a memory map"),
+    refused("a running hash", "import hashlib\nx = hashlib.sha256(b'a')", "a running hash"),
+    refused("a running compressor", "import zlib\nx = zlib.compressobj()", "a running compressor"),
+    refused(
+        "a weak reference", "import weakref\nclass C: pass\ny = C(); x = weakref.ref(y)", "a weak reference", "x() is y"
+    ),
+    refused(
+        "a dict of weak references",
+        "import weakref\nclass C: pass\ny = C(); x = weakref.WeakValueDictionary(a=y)",
+        "a weak reference",
+        "x['a'] is y",
+    ),
+    refused(
+        "a set of weak references",
+        "import weakref\nclass C: pass\ny = C(); x = weakref.WeakSet([y])",
+        "a set of weak references",
+        "y in x",
+    ),
+    refused("a context variable", "import contextvars\nx = contextvars.ContextVar('v')", "ContextVar"),
+    refused("a context", "import contextvars\nx = contextvars.copy_context()", "Context"),
+    refused("a frame", "import sys\nx = sys._getframe()", "a frame of a running function"),
+    refused("a traceback", "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    x = e.__traceback__", "a traceback"),
+    refused("an epoll object", "import select\nx = select.epoll()", "an epoll object"),
+    refused("a list of a directory that is open", "import os\nx = os.scandir('/')", "ScandirIterator"),
+    refused(
+        "a closure that holds a file",
+        "def make():\n    f = open('/dev/null')\n    return lambda: f\nx = make()",
+        "an open file",
+    ),
+    refused(
+        "a bound method of a lock", "import threading\ny = threading.Lock(); x = y.acquire", "a thread lock", "x()"
+    ),
+    by_name("standard output", "import sys\nx = sys", "x.stdout is not None"),
+    by_name("the environment", "import os\nx = os", "x.environ['PATH']", note="a change of it stays on its side"),
+]
+
+LIBRARIES: list[Kind] = [
+    travels(
+        "a figure and its axes",
+        "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\nx, ax = plt.subplots()",
+        "ax.figure is x",
+        "ax.plot([1, 2], [3, 4]); ax.set_title('t')",
+        "len(ax.lines) == 1 and ax.figure is x and x.axes[0] is ax and ax.get_title() == 't'",
+    ),
+    travels(
+        "a figure that is drawn",
+        "import matplotlib\nmatplotlib.use('agg')\nfrom matplotlib.figure import Figure\n"
+        "x = Figure(); a = x.subplots()",
+        "x.axes[0] is a",
+        "a.bar([1], [2]); x.canvas.draw()",
+        "x.axes[0] is a and len(a.patches) == 1",
+    ),
+    travels(
+        "a progress bar that is done",
+        "import io, tqdm\nx = list(tqdm.tqdm(range(3), file=io.StringIO()))",
+        "x == [0, 1, 2]",
+    ),
+    travels("a symbol of sympy", "import sympy\nx = sympy.Symbol('a') ** 2", "x.diff() == 2 * sympy.Symbol('a')"),
+    travels(
+        "a graph of networkx",
+        "import networkx as nx\nx = nx.path_graph(3)",
+        "list(x.edges) == [(0, 1), (1, 2)]",
+        "x.add_edge(2, 0, w=[1])",
+        "x[0][2]['w'] == [1]",
+    ),
+    travels(
+        "a picture of Pillow",
+        "from PIL import Image\nx = Image.new('L', (2, 2))",
+        "x.getpixel((0, 0)) == 0",
+        "x.putpixel((0, 0), 9)",
+        "x.getpixel((0, 0)) == 9",
+    ),
+    travels(
+        "a model of pydantic",
+        "from pydantic import BaseModel\nclass M(BaseModel):\n    a: int = 1\nx = M()",
+        "x.a == 1",
+        "x.a = 5",
+        "x.a == 5 and type(x) is M",
+    ),
+    travels(
+        "a class of attrs",
+        "import attrs\n@attrs.define\nclass C:\n    a: list\ny = []; x = C(y)",
+        "x.a is y",
+        "x.a.append(1)",
+        "x.a is y and y == [1]",
+    ),
+    travels("a date of arrow", "import arrow\nx = arrow.get('2024-02-03')", "x.year == 2024"),
+    anew(
+        "a tree of XML",
+        "import xml.etree.ElementTree as E\nx = E.fromstring('<a><b/></a>')",
+        "x[0].tag == 'b'",
+        "x[0].set('k', 'v')",
+        "x[0].get('k') == 'v'",
+    ),
+    travels(
+        "a template",
+        "import jinja2\nx = jinja2.DictLoader({'a': '1'})",
+        "x.mapping == {'a': '1'}",
+        "x.mapping['b'] = '2'",
+        "x.mapping['b'] == '2'",
+    ),
+]
