@@ -109,6 +109,10 @@ class MemoryAgent:
         self.machine.agent_died(self.faults)
         self._begin()
 
+    def name_volumes(self) -> None:
+        """An office has taken note of this node: it hears what is kept here."""
+        self._law.shelf.say(self._clock.now_ns())
+
     def adopted(self, inventory: Inventory) -> None:
         """Another office has come to what runs here, and says what this node has now."""
         self._inventory = inventory

@@ -13,6 +13,9 @@ class Disk:
 
     def __init__(self) -> None:
         self.stored: dict[VolumeRef, StoredVolume] = {}
+        self.counts = True
+        """Whether what is kept and nobody has is held against the capacity. An office that was restored may lend that
+        room again in the moment before it hears what is there; a real disk is full then."""
         self.removed: list[StoredVolume] = []
         """What was removed, in order."""
 
@@ -26,6 +29,6 @@ class Disk:
 
     def beside(self, part: Part, own: VolumeRef | None) -> int:
         """Bytes that other volumes have of the resource of this part."""
-        if part.kind is not Kind.BLOCK:
+        if part.kind is not Kind.BLOCK or not self.counts:
             return 0
         return sum(one.size for ref, one in self.stored.items() if one.resource == part.resource and ref != own)

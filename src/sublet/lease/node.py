@@ -90,7 +90,7 @@ class Node:
             self.name, hardware, bounds if bounds is not None else Bounds(), report, self._ended_here
         )
         self._parking = ParkingLot(self.name, hardware, self.fence, self._teardowns)
-        self._shelf = Shelf(self.name, hardware, report, self.fence, self._tenants, self._names)
+        self.shelf = Shelf(self.name, hardware, report, self.fence, self._tenants, self._names)
         # Whoever watched before may have left guests, or their memory. The office need not know of them (it may be a
         # restored one), so nothing is granted on their resources before they are cleared away.
         for left in hardware.leftovers():
@@ -125,7 +125,7 @@ class Node:
             case Verify():
                 self._verify(order, now_ns)
             case RemoveVolume():
-                self._shelf.remove(order, now_ns)
+                self.shelf.remove(order, now_ns)
             case _:
                 assert_never(order)
         self._take_waiting(now_ns)
@@ -140,7 +140,7 @@ class Node:
         self._teardowns.advance(self._teardowns, now_ns)
         for live in self._parking.empty():
             self._end_here(live, EndReason.GUEST_FAILED, "what was parked under it is gone", now_ns)
-        self._shelf.advance(now_ns)
+        self.shelf.advance(now_ns)
         self._take_waiting(now_ns)
         self._repeat(now_ns)
         return self._next_wake_ns(now_ns)
@@ -185,7 +185,7 @@ class Node:
         self._ended_here.again(now_ns)
         self._faulted.again(now_ns)
         self._parking.say_again(now_ns)
-        self._shelf.say(now_ns)
+        self.shelf.say(now_ns)
 
     # ---- what can be seen ----
 
@@ -270,7 +270,7 @@ class Node:
     def _admit(self, order: Grant, now_ns: int) -> None:
         before = self.fence.get(order.lease)
         goes_on = order.resume if before is None else None
-        gone = before is None and (self._parking.why_not_admitted(order, now_ns) or self._shelf.why_not_admitted(order))
+        gone = before is None and (self._parking.why_not_admitted(order, now_ns) or self.shelf.why_not_admitted(order))
         if gone:
             self._answer(order, held=False, reason=gone[0], detail=gone[1])
             return
@@ -422,7 +422,7 @@ class Node:
             self._ended_here.next_ns(),
             self._faulted.next_ns(),
             self._parking.next_ns(),
-            self._shelf.next_ns(),
+            self.shelf.next_ns(),
         )
         wake_ns = min((at_ns for at_ns in wakes if at_ns is not None), default=None)
         return None if wake_ns is None else max(wake_ns, now_ns + 1)

@@ -100,7 +100,7 @@ class HolderProcess(AskingProcess):
         self._requests += 1
         job = Job(world, RequestId(f"{self.name}-{self.boot}-{self._requests}"))
         if wants is not None:
-            job.wants = wants
+            job.wants, job.name = wants, None
         elif self.parked is not None:
             self._go_on(job, self.parked)
         self.job = job
@@ -116,6 +116,7 @@ class HolderProcess(AskingProcess):
                 tier=self.tier,
                 wait_ns=0 if wait < 0.15 else None if wait < 0.3 else int(wait * 90 * _S),
                 renew=job.mode,
+                name=job.name if job.resume is None else None,
                 resume=job.resume,
                 resume_epoch=job.resume_epoch,
             ),

@@ -20,7 +20,7 @@ class Job:
 
     __slots__ = (
         *("attach", "busy_ns", "claimed_late", "ending", "idle_ns", "mode", "node"),
-        *("request", "resume", "resume_epoch", "rounds", "wants"),
+        *("name", "request", "resume", "resume_epoch", "rounds", "wants"),
     )
 
     def __init__(self, world: World, request: RequestId) -> None:
@@ -41,3 +41,8 @@ class Job:
         self.claimed_late = draw.random() < 0.1
         """It may be too slow for its claim window."""
         self.node = ""
+        self.name: str | None = None
+        """Of the volume it goes on with, or makes."""
+        found = plan.volume(request)
+        if found is not None:
+            self.name, self.wants = found

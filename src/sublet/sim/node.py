@@ -41,6 +41,7 @@ class NodeProcess(Process):
             faults=self.hardware_faults,
             machine=self.machine,
         )
+        self.machine.disk.counts = "restore" not in world.scenario.rates
         self._office: OfficeProcess | None = None
         self._welcomed_by: int | None = None
         self._wake_ns: int | None = None
@@ -94,6 +95,8 @@ class NodeProcess(Process):
         """The office has taken note of this agent."""
         if self._may_serve(office):
             self._office = office
+            if self._welcomed_by != office.boot and self.world.scenario.volumes:
+                self.agent.name_volumes()
             self._welcomed_by = office.boot
 
     def poke(self) -> None:

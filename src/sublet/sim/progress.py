@@ -120,7 +120,8 @@ class Progress:
         for resource in state.resources.values():
             if resource.id in self._broken or self._is_lost(resource.node):
                 continue
-            if resource.state is not SliceState.FREE or resource.slices:
+            left = [piece for piece in resource.slices.values() if piece.state is not SliceState.RETAINED]
+            if resource.state is not SliceState.FREE or left:
                 states = ", ".join(piece.state for piece in resource.slices.values())
                 found.append(f"{resource.id} is {resource.state} ({states})")
         return found

@@ -41,6 +41,7 @@ POLICY: Final = Policy(
     gang_patience_ns=20 * _S,
     held_counts_as_ns=10 * _S,
     ended_keep_ns=240 * _S,
+    retain_ns=40 * _S,
 )
 """The office's rules at the pace of a simulation: everything that takes minutes takes seconds."""
 
@@ -105,6 +106,8 @@ class Scenario:
             park_ns=_S,
         )
     )
+    volumes: bool = False
+    """Nodes have disks, and some of the work leaves something there under a name."""
     slow_disk_until: int = 0
     ttl_asked_ns: int = 0
 
@@ -129,6 +132,18 @@ class Scenario:
         if draw() < 0.5:
             return (cores,)
         return (cores, Want(kind=Kind.MEMORY, amount=(1 + int(draw() * 6)) * GIB))
+
+    def volume(self, request: str) -> tuple[str, tuple[Want, ...]] | None:
+        """The name of the volume that this request is for, and what it asks for, if it is for one. Drawn from the
+        request alone, so that it moves nothing else."""
+        if not self.volumes:
+            return None
+        source = random.Random(f"volume/{self.seed}/{request}")
+        if source.random() > 0.4:
+            return None
+        name, size = source.choice((("a", GIB), ("b", 2 * GIB)))
+        block = Want(kind=Kind.BLOCK, amount=0 if source.random() < 0.2 else size)
+        return name, (block, Want(kind=Kind.CPU, amount=1)) if source.random() < 0.3 else (block,)
 
     def sync_ns(self, world: World) -> int:
         """How long the next sync takes."""
@@ -175,7 +190,15 @@ def draw(seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
     # Drawn last, so that the seeds of before tell the same story up to here.
     ability = source.choice((Suspend.NONE, Suspend.SAME_DEVICE, Suspend.SAME_TYPE, Suspend.SAME_TYPE))
     scenario.inventories = tuple(_with_ability(found, ability) for found in scenario.inventories)
+    scenario.volumes = random.Random(f"volumes/{mode}/{seed}").random() < 0.35
+    if scenario.volumes:
+        scenario.inventories = tuple(_with_disk(found) for found in scenario.inventories)
     return scenario, source
+
+
+def _with_disk(inventory: Inventory) -> Inventory:
+    disk = Device(id=ResourceId(f"{inventory.node}/block"), kind=Kind.BLOCK, capacity=4 * GIB)
+    return replace(inventory, devices=(*inventory.devices, disk))
 
 
 def _inventory(index: int, *, gpus: int) -> Inventory:

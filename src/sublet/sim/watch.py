@@ -17,6 +17,7 @@ from sublet.lease.fence import is_exclusive
 from sublet.lease.states import LIVE_STATES
 from sublet.sim.account import audit
 from sublet.sim.idle_hands import IdleHands
+from sublet.sim.kept import KeptRules
 from sublet.sim.parked import ParkedRules
 from sublet.sim.supervised import SupervisedRules
 from sublet.values import EndReason, Epoch, Kind, LeaseId, RenewMode, ResourceId, Tier
@@ -77,6 +78,7 @@ class Watch:
         self._met_incarnation: dict[str, int] = {}
         self._supervised = SupervisedRules(self.fail)
         self.parked = ParkedRules(self.fail, world)
+        self._kept = KeptRules(self.fail, world)
         self._entry_before: Live | None = None
         self._at_crash: bytes | None = None
         self._left_at_crash: dict[LeaseId, int] = {}
@@ -295,6 +297,7 @@ class Watch:
     def moved(self, node: NodeProcess) -> None:
         """An agent did what was due."""
         self.parked.look(node)
+        self._kept.look(node)
 
     def supervisor_moved(self, node: NodeProcess) -> None:
         """It did what was due."""
@@ -417,3 +420,4 @@ class Watch:
         office = self._world.office
         if office.ledger is not None and not office.is_syncing and office.opened:
             audit(office, self.fail)
+            self._kept.finish()
