@@ -66,7 +66,8 @@ def done(work: Callable[[], object]) -> None:
 def opened(folder: Path, epoch: Epoch) -> Place:
     """The lease has it, and somebody is going to save."""
     made = make_blocks(str(folder), note_of(epoch), None)
-    assert not made.refused, made.refused
+    if made.refused:
+        raise SubletError(made.refused)
     place = place_of(folder)
     said = VolumeOpened(lease=A, epoch=epoch, name="ckpt", folder=place.folder, staging="", size=SIZE)
     done(lambda: lay_out(place, said))
@@ -106,7 +107,8 @@ def saves(folder: Path, note: Note) -> None:
     """Everything: taken, opened, published, collected, kept. The staging itself is the guest's."""
     save(folder, note, Epoch(1, 9), 2)
     left = put_away(str(folder), keep=True, note=note_of(Epoch(1, 9)))
-    assert not left, left
+    if left:
+        raise SubletError(left)
     note({"kept": True})
 
 
