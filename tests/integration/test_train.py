@@ -19,6 +19,7 @@ import pytest
 
 import sublet
 from sublet.client.home import runtime_dir
+from sublet.client.model import Place
 from sublet.client.office import ensure_office
 from sublet.training.progress import Progress
 from sublet.training.running import Plan, TrainingRun
@@ -70,7 +71,7 @@ class Audience:
     def moved(self, progress: Progress, lease: sublet.Lease) -> None:
         self.on_move(progress, lease)
 
-    def waits(self, place: sublet.errors.SubletError) -> None:
+    def waits(self, place: Place) -> None:
         """Nobody else is here."""
 
 

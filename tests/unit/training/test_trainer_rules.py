@@ -229,6 +229,7 @@ def test_gradients_that_are_still_being_added_up_are_not_left_behind(tmp_path: P
     import torch
 
     found, left = [], []
+    model: Any = None
     for place, looks in (("alone", 1 << 30), ("preempted", 0)):
         for _ in range(9):
             torch.manual_seed(0)
@@ -296,7 +297,7 @@ def batches_of(count: int, size: int, seed: int) -> Any:
     import torch
     from torch.utils.data import DataLoader
 
-    return DataLoader(Rows(count), size, shuffle=True, generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+    return DataLoader(Rows(count), size, shuffle=True, generator=torch.Generator().manual_seed(seed))
 
 
 class Counter:
