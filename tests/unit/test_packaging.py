@@ -59,3 +59,10 @@ def test_set_up_and_project_agree_on_the_range_of_pythons() -> None:
         c.rpartition(" ")[2] for c in PROJECT["classifiers"] if c.startswith("Programming Language :: Python :: 3.")
     }
     assert named == {f"3.{minor}" for minor in range(oldest, newest + 1)}
+
+
+def test_the_gpu_extra_goes_together_with_pytorch() -> None:
+    """PyTorch 2.13 for CUDA 13 names exactly this compiler; every kernel of ours compiles with it as with the newest."""
+    extras = PROJECT["optional-dependencies"]
+    (nvrtc,) = (found for found in map(Requirement, extras["gpu"]) if found.name == "nvidia-cuda-nvrtc")
+    assert "13.0.88" in nvrtc.specifier
