@@ -31,7 +31,7 @@ $(READY): requirements.lock pyproject.toml tools/setup.sh
 $(TORCH_READY): $(READY) tools/torch.sh
 	@sh tools/torch.sh
 
-demo: $(READY) ## under a minute: two tenants, one device, a preemption, a restart, a bill
+demo: $(READY) ## under a minute: a notebook that loses its GPU and goes on, two tenants, a restart, a bill
 	@$(VENV)/bin/sublet demo
 
 test: $(READY) $(TORCH_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=4 for more cores

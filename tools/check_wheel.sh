@@ -34,6 +34,8 @@ import sublet
 
 assert sublet.__file__.startswith(sys.argv[1]), f"sublet comes from {sublet.__file__}, not from the wheel"
 assert importlib.resources.files("sublet").joinpath("py.typed").is_file(), "the wheel lacks py.typed"
+example = importlib.resources.files("sublet.notebook").joinpath("five-minute-gpu.ipynb")
+assert example.is_file(), "the wheel lacks the example notebook"
 END
 alone sublet --version
 alone sublet demo

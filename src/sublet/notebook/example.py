@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import zlib
-from pathlib import Path
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest
@@ -26,31 +25,34 @@ class Neighbour:
     """Another tenant, in another process: waits until somebody uses a device, then asks for it, and uses it briefly."""
 
     def __init__(self, after_s: float = 2.0, uses_s: float = 1.0) -> None:
-        with tempfile.NamedTemporaryFile("wb", prefix="sublet-neighbour-", delete=False) as log:
-            words = [sys.executable, "-m", "sublet.notebook.example", str(after_s), str(uses_s)]
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-        self._log = log.name
+        words = [sys.executable, "-m", "sublet.notebook.example", str(after_s), str(uses_s)]
+        self._pipe, end = os.pipe()
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=end, stderr=subprocess.STDOUT)
+        os.close(end)
         self._pid = process.pid
         process.returncode = 0  # it is waited for here: what a variable of a notebook holds must bear being saved
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until and not os.path.getsize(self._log) and self._is_there():
-            time.sleep(0.02)
+        self._said = self._heard("\n")  # that it is here
 
     def story(self) -> str:
         """What became of it. Waits until it is over."""
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until and self._is_there():
-            time.sleep(0.05)
-        said = Path(self._log).read_text() if os.path.exists(self._log) else ""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._log)
-        return said.strip()
+        self._said += self._heard("")
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, os.WNOHANG)
+        return self._said.strip()
 
-    def _is_there(self) -> bool:
-        try:
-            return os.waitpid(self._pid, os.WNOHANG) == (0, 0)
-        except ChildProcessError:  # another kernel's, which is gone
-            return False
+    def _heard(self, last: str) -> str:
+        """What it says until this, or until its end."""
+        found, until = b"", time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            try:
+                ready, _, _ = select.select([self._pipe], [], [], until - time.monotonic())
+                part = os.read(self._pipe, 4096) if ready else b""
+            except OSError:  # another kernel's, which is gone
+                part = b""
+            found += part
+            if not part or (last and found.endswith(last.encode())):
+                break
+        return found.decode(errors="replace")
 
 
 def main(after_s: float, uses_s: float) -> None:

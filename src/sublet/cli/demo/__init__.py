@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from sublet.cli.declare import Opt
 from sublet.cli.exits import DONE
 
 __all__ = ["demo"]
 
 
-def demo() -> int:
-    """Watch two tenants share one device: under a minute, no question asked.
+def demo(
+    *,
+    out: Annotated[
+        str, Opt("--out", "-o", metavar="FOLDER", help="Where the executed notebook and its page are left.")
+    ] = "sublet-demo",
+) -> int:
+    """Watch a notebook lose its GPU and go on, and two tenants share one: under a minute, no question asked.
 
-    An office is opened in a temporary folder and removed afterwards; nothing of yours is touched, and no GPU is needed.
-    Everything that is claimed on the way is checked, and the exit status is 1 if anything does not hold.
+    Offices are opened in a temporary folder and removed afterwards; nothing of yours is touched, and no GPU is needed.
+    What stays is the notebook that was run, and an HTML page of it with the bill: in the folder sublet-demo, unless
+    told otherwise. Everything that is claimed on the way is checked; the exit status is 1 if anything does not hold.
     """
     from sublet.cli.demo.story import tell
 
-    tell()
+    tell(out)
     return DONE

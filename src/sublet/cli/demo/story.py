@@ -1,4 +1,4 @@
-"""The story of the demo: two tenants, one device, a preemption, an offer, a crash, a bill."""
+"""The story of the demo: a notebook, two tenants, one device, a preemption, an offer, a crash, a bill."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sublet.cli import bill
+from sublet.cli.demo import notebook_scene
 from sublet.cli.demo.child import DemoOffice
 from sublet.cli.demo.commands import Commands
 from sublet.cli.demo.stage import BUSY, ClaimFailed, Stage
@@ -33,21 +34,28 @@ __all__ = ["tell"]
 
 T = TypeVar("T")
 
+ACTS: Final = 9
+"""Those that need nothing but the core."""
 PATIENCE_S: Final = 30.0
 """For anything that should take a moment. On a busy machine a moment is longer."""
 CLOCK_SLACK_S: Final = 1.5
 """Between our own stopwatch and the office's books lie two processes that each had to be woken."""
 
 
-def tell() -> None:
-    """Play it. Raises if anything that is said does not hold."""
+def tell(out: str) -> None:
+    """Play it. Raises if anything that is said does not hold. ``out``: where the notebook is left to look at."""
     started = time.monotonic()
     # The client would say on stderr what the story tells anyway.
     logging.getLogger("sublet.client").addHandler(logging.NullHandler())
-    stage = Stage(acts=9)
+    with_notebook = notebook_scene.can_play()
+    stage = Stage(acts=ACTS + with_notebook)
     stage.open("Sublet lends scarce hardware for minutes at a time. This is a rehearsal in a temporary folder.")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sublet-demo-")))
+        if with_notebook:
+            notebook_scene.play(stage, folder, out)
+        else:
+            stage.tell('(The notebook is left out: it needs pip install "sublet[notebook]".)')
         office = stack.enter_context(DemoOffice(folder, "1x4GiB"))
         commands = Commands(stage, office, folder, stack)
         story = _Story(stage, office, stack, commands)
@@ -61,9 +69,7 @@ def tell() -> None:
         story.a_crash()
         story.the_bill()
     took = time.monotonic() - started
-    stage.close(
-        f"All of it held: {plural(stage.claims, 'claim')} checked in {took:.0f} s, and everything is cleaned up."
-    )
+    stage.close(f"All of it held: {plural(stage.claims, 'claim')} checked in {took:.0f} s, and all else is cleaned up.")
 
 
 class _Story:
