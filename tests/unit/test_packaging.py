@@ -62,7 +62,7 @@ def test_set_up_and_project_agree_on_the_range_of_pythons() -> None:
 
 
 def test_the_gpu_extra_goes_together_with_pytorch() -> None:
-    """PyTorch 2.13 for CUDA 13 names exactly this compiler; every kernel of ours compiles with it as with the newest."""
+    """PyTorch 2.13 for CUDA 13 names exactly this compiler; all our kernels compile with it as with the newest."""
     extras = PROJECT["optional-dependencies"]
     (nvrtc,) = (found for found in map(Requirement, extras["gpu"]) if found.name == "nvidia-cuda-nvrtc")
     assert "13.0.88" in nvrtc.specifier
