@@ -23,7 +23,7 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
 from sublet.wire.page import PageReader
 
-__all__ = ["main"]
+__all__ = ["main", "plot_where_told"]
 
 
 def main() -> None:
@@ -31,6 +31,7 @@ def main() -> None:
     inbox = Inbox.from_stdin()
     app = _make_app()
     app.initialize([])
+    plot_where_told()
     worker = Worker(_Desk(), PageReader(os.environ[PAGE_VARIABLE]), Speech(), SpokenRecords(sys.stderr))
 
     def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
@@ -38,6 +39,17 @@ def main() -> None:
 
     start_serving(inbox, {Service.JUPYTER: serve_jupyter, Service.WORK: worker.serve})
     app.start()
+
+
+def plot_where_told() -> None:
+    """matplotlib reads ``MPLBACKEND`` when it is imported. A warm interpreter may have done so when nobody had said yet
+    that this would be a notebook, and then plots would be drawn and never shown."""
+    matplotlib, told = sys.modules.get("matplotlib"), os.environ.get("MPLBACKEND")
+    if matplotlib is None or not told:
+        return
+    matplotlib.rcParams["backend"] = told
+    if "matplotlib.pyplot" in sys.modules:
+        matplotlib.use(told)  # which sees to what is there already
 
 
 class _Desk(Desk):
