@@ -1,4 +1,5 @@
-"""Finding the supervisor of an office, or starting one: a process of its own session that outlives who started it."""
+"""Finding the supervisor of an office, or starting one: a process of its own session, and in a scope of its own where
+systemd gives one, that outlives who started it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import socket
 import sys
 from typing import Final
 
+from sublet.agent.scope import KEPT, scope_prefix
 from sublet.errors import SubletError
 from sublet.wire.codec import dumps
 from sublet.wire.guests import SupervisorSettings
@@ -35,6 +37,7 @@ class FindOrStart:
         self._settings = settings
         self._path = os.path.join(settings.runtime, SOCKET_NAME)
         self._started: _Process | None = None
+        self._scope = scope_prefix(os.environ)
 
     async def __call__(self) -> socket.socket:
         found = _connected(self._path)
@@ -49,6 +52,9 @@ class FindOrStart:
             if status == os.EX_TEMPFAIL:  # there is another one, which is about to listen, or to end
                 await asyncio.sleep(OTHER_S)
                 started = self._start()
+            elif status is not None and self._scope:  # perhaps it was never begun: nobody gives us a scope
+                self._scope = []
+                started = self._start()
             elif status is not None:
                 raise self._failed(f"ended with status {status}")
             await asyncio.sleep(LOOK_S)
@@ -57,7 +63,7 @@ class FindOrStart:
     def _start(self) -> _Process:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            self._started = _Process(command(self._settings), log)
+            self._started = _Process([*self._scope, *command(self._settings)], log)
         finally:
             os.close(log)
         return self._started
@@ -97,7 +103,7 @@ class _Process:
         return self._status
 
 
-_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ")
+_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", *KEPT)
 
 
 def command(settings: SupervisorSettings) -> list[str]:

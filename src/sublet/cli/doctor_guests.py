@@ -29,14 +29,19 @@ def guest_checks() -> dict[str, Check]:
 
 
 def check_logout(root: str = "/") -> tuple[str, str] | tuple[str, str, str]:
-    """Whether what runs outlives the login from which the office was started. No scope of systemd is ever asked for."""
-    if not os.path.isdir(os.path.join(root, "run/systemd/system")):
+    """Whether what runs outlives the login from which the office was started."""
+    from sublet.agent.scope import scope_prefix
+
+    booted = os.path.join(root, "run/systemd/system")
+    if not os.path.isdir(booted):
         return "ok", "they go on: the supervisor has a session of its own, and no systemd is here that could end it"
+    if scope_prefix(os.environ, booted=booted):
+        return "ok", "they go on: the supervisor asks systemd for a scope of its own"
     if os.geteuid() == 0 or os.path.exists(os.path.join(root, "var/lib/systemd/linger", _user())):
         return "ok", "they go on: the supervisor has a session of its own (no scope of systemd), and yours may linger"
     return (
         "note",
-        "no scope of systemd is asked for, and where KillUserProcesses=yes it ends the supervisor with your last login",
+        "no scope of systemd can be had, and where KillUserProcesses=yes it ends the supervisor with your last login",
         "Have what you start stay: loginctl enable-linger.",
     )
 

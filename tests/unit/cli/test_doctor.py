@@ -225,6 +225,7 @@ def test_less_than_the_machine_has_is_said_beside_what_it_has(tmp_path: Path) ->
 
 def test_what_becomes_of_guests_after_a_logout_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 4_000_000)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert check_logout(str(tmp_path))[0] == "ok"
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     level, text, mend = check_logout(str(tmp_path))  # type: ignore[misc]
@@ -236,3 +237,5 @@ def test_what_becomes_of_guests_after_a_logout_is_said(tmp_path: Path, monkeypat
     assert check_logout(str(tmp_path))[0] == "ok"
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert "no scope of systemd" in check_logout(str(tmp_path))[1]
+    (tmp_path / "systemd-run").touch(mode=0o755)
+    assert "a scope of its own" in check_logout(str(tmp_path))[1]

@@ -1,0 +1,108 @@
+"""The supervisor in a scope of systemd where there is one, with a stand-in for ``systemd-run``; else without."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sublet.agent import scope, starting
+from sublet.agent.scope import scope_prefix
+from sublet.agent.starting import FindOrStart, package_folder
+from sublet.wire.guests import SupervisorSettings
+
+GIVES = '#!/bin/sh\necho "$@" > "$0.asked"\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
+REFUSES = '#!/bin/sh\necho "$@" > "$0.asked"\necho "Failed to connect to bus" >&2\nexit 1\n'
+
+
+@pytest.fixture
+def booted(tmp_path: Path) -> Path:
+    found = tmp_path / "booted"
+    found.mkdir()
+    return found
+
+
+def stand_in(tmp_path: Path, text: str) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "systemd-run"
+    program.write_text(text)
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("uid", "more", "whose"),
+    [
+        (0, {}, "--system"),
+        (1000, {"XDG_RUNTIME_DIR": "/run/user/1000"}, "--user"),
+        (1000, {}, None),
+        (0, {"SUBLET_SCOPE": "no"}, None),
+        (0, {"SUBLET_SCOPE": ""}, "--system"),
+    ],
+)
+def test_who_gets_one(tmp_path: Path, booted: Path, uid: int, more: dict[str, str], whose: str | None) -> None:
+    program = stand_in(tmp_path, GIVES)
+    prefix = scope_prefix({"PATH": str(program.parent), **more}, uid=uid, booted=str(booted))
+    if whose is None:
+        assert prefix == []
+    else:
+        assert prefix[:3] == [str(program), whose, "--scope"]
+        assert prefix[-1] == "--"
+
+
+def test_without_systemd_there_is_none(tmp_path: Path, booted: Path) -> None:
+    program = stand_in(tmp_path, GIVES)
+    assert scope_prefix({"PATH": str(program.parent)}, uid=0, booted=str(tmp_path / "not-booted")) == []
+    assert scope_prefix({"PATH": str(tmp_path)}, uid=0, booted=str(booted)) == []
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[SupervisorSettings]:
+    runtime = tempfile.mkdtemp(prefix="sublet-test-")  # the path of a socket is short
+    state = tmp_path / "state"
+    state.mkdir()
+    yield SupervisorSettings(
+        office="test-" + secrets.token_hex(4),
+        runtime=runtime,
+        state=str(state),
+        package=package_folder(),
+        version="0",
+    )
+    shutil.rmtree(runtime, ignore_errors=True)
+
+
+@pytest.mark.parametrize("text", [GIVES, REFUSES], ids=["gives", "refuses"])
+def test_a_supervisor_comes_either_way(
+    tmp_path: Path, booted: Path, settings: SupervisorSettings, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """The process is the one that was started, as without a scope; where none is given it is started plainly."""
+    program = stand_in(tmp_path, text)
+    prefix = [str(program), "--scope", "--"]
+    monkeypatch.setattr(starting, "scope_prefix", lambda env: prefix)
+    finding = FindOrStart(settings)
+    sock = asyncio.run(finding())
+    started = finding._started
+    assert started is not None
+    try:
+        sock.close()
+        asked = Path(f"{program}.asked").read_text()
+        assert "sublet.supervisor" in asked
+        argv = Path(f"/proc/{started._pid}/cmdline").read_bytes().split(b"\0")
+        assert argv[0].decode() == sys.executable
+        assert (finding._scope == prefix) is (text == GIVES)
+    finally:
+        os.kill(started._pid, signal.SIGKILL)
+        os.waitpid(started._pid, 0)
+
+
+def test_the_switch_is_described() -> None:
+    assert scope.SWITCH in (Path(__file__).parents[3] / "docs" / "guests.md").read_text()
