@@ -8,18 +8,33 @@ import sys
 import pytest
 
 CODE = """
-import os
+import os, matplotlib
 {early}
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 from sublet.guest.kernel import plot_where_told
-plot_where_told()
-import matplotlib
-print(matplotlib.get_backend())
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.enable_gui = lambda gui=None: None  # a kernel has one
+shell.display_formatter.active_types = shell.display_formatter.format_types
+plot_where_told(shell)
+import matplotlib.pyplot as plt
+figure = plt.figure()
+print(matplotlib.get_backend(), *shell.display_formatter.format(figure)[0])
 """
 
 
-@pytest.mark.parametrize("early", ["", "import matplotlib", "import matplotlib.pyplot as plt; plt.get_backend()"])
+@pytest.mark.parametrize(
+    "early",
+    [
+        "",
+        "matplotlib.get_backend()",
+        "import matplotlib_inline.backend_inline",
+        "import matplotlib.pyplot as plt; plt.get_backend()",
+    ],
+)
 def test_the_backend_is_the_one_that_was_said_last(early: str) -> None:
     code = CODE.format(early=early)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     assert "inline" in done.stdout
+    assert "image/png" in done.stdout

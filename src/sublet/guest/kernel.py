@@ -31,7 +31,7 @@ def main() -> None:
     inbox = Inbox.from_stdin()
     app = _make_app()
     app.initialize([])
-    plot_where_told()
+    plot_where_told(app.shell)
     worker = Worker(_Desk(), PageReader(os.environ[PAGE_VARIABLE]), Speech(), SpokenRecords(sys.stderr))
 
     def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
@@ -41,15 +41,19 @@ def main() -> None:
     app.start()
 
 
-def plot_where_told() -> None:
+def plot_where_told(shell: Any) -> None:
     """matplotlib reads ``MPLBACKEND`` when it is imported. A warm interpreter may have done so when nobody had said yet
     that this would be a notebook, and then plots would be drawn and never shown."""
     matplotlib, told = sys.modules.get("matplotlib"), os.environ.get("MPLBACKEND")
     if matplotlib is None or not told:
         return
-    matplotlib.rcParams["backend"] = told
-    if "matplotlib.pyplot" in sys.modules:
-        matplotlib.use(told)  # which sees to what is there already
+    if "matplotlib.pyplot" not in sys.modules:
+        matplotlib.rcParams["backend"] = told
+        sys.modules.pop("matplotlib_inline.backend_inline", None)  # imported anew it finds the shell, and teaches it
+    elif "inline" in told:
+        shell.enable_matplotlib("inline")  # as ``%matplotlib inline``: also how figures become pictures
+    else:
+        matplotlib.use(told)
 
 
 class _Desk(Desk):
