@@ -57,7 +57,7 @@ def test_whatever_happens_cells_only_ever_become_finished_one_by_one(story: list
             found = after(record, what)
         except InvalidRequest:
             continue
-        assert found.done - record.done in (0, 1)
+        assert found.done - record.done in (0, 1) or (what is Happening.REWOUND and not found.done)
         assert found.done <= found.cells
         assert found.runs >= record.runs
         assert (found.state is not JobState.DONE) or found.done == found.cells

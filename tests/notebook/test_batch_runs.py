@@ -24,7 +24,9 @@ from sublet.client.office import ensure_office
 from sublet.notebook.batch.detached import launch
 from sublet.notebook.batch.jobs import Job, JobSpec, find_job, make_job
 from sublet.notebook.batch.law import JobState
-from sublet.notebook.batch.runner import Progress, Runner
+from sublet.notebook.batch.progress import Progress
+from sublet.notebook.batch.runner import Runner
+from sublet.values import NS_PER_S
 
 pytestmark = [
     pytest.mark.slow,  # real kernels: one second each
@@ -245,6 +247,17 @@ def test_a_runner_that_is_killed_at_any_point_is_gone_on_with_from_the_last_fini
     the_story(folder, [("ran", 1), ("saved", 1), ("counted", 2)])
 
 
+def test_a_cell_that_needs_what_could_not_be_saved_is_reached_again_from_the_first(tmp_path: Path) -> None:
+    """A generator outlives no kernel. Nobody goes on without it in silence, and nobody is left with a NameError."""
+    job = job_of(tmp_path, "print('a', file=open('ran', 'a'))\nstuck = (n for n in [7, 8])", "next(stuck)")
+    assert run_killed(job, "counted", 1) == -signal.SIGKILL
+    assert job.record().unsaved == ("stuck: a generator",)
+    record = Runner(job).run()
+    assert (record.state, record.done, record.again) == (JobState.DONE, 2, 1)
+    assert texts(job.executed)[1] == "7"
+    assert (tmp_path / "ran").read_text().split() == ["a", "a"]
+
+
 def _is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -295,7 +308,7 @@ LOSES = (
 def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_left(tmp_path: Path, lease: str) -> None:
     """In a guest of one lease as in an ordinary kernel whose cells have their own."""
     cells = [cell.format(gpu="%%gpu\n" if lease == "cells" else "") for cell in LOSES]
-    job = job_of(tmp_path, *cells, lease=lease, vram_bytes=256 << 20)
+    job = job_of(tmp_path, *cells, lease=lease, vram_bytes=256 << 20, ttl_ns=10 * NS_PER_S)
     taking = Taking(2, tmp_path / "mark")
     record = Runner(job, taking).run()
     taking.other.wait(PATIENCE_S)

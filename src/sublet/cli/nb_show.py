@@ -16,7 +16,7 @@ from sublet.notebook.batch.asked import in_words
 from sublet.notebook.batch.jobs import Job
 from sublet.notebook.batch.law import JobRecord
 from sublet.notebook.batch.page import bill_parts, first_line
-from sublet.notebook.batch.runner import Progress
+from sublet.notebook.batch.progress import Progress
 
 __all__ = ["Teller", "as_document", "continued", "for_people", "one_for_people"]
 

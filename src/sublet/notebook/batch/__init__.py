@@ -9,6 +9,8 @@
     runner     one run of a job, cell by cell
     detached   the process that does it in the background, and whoever starts it again
     page       the HTML page with the bill
+    failures   why a cell did not finish; leftovers: what its leases left
+    turns      whose turn it is in the queue
 
 Importing this package loads none of that.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ __all__ = [
     "Failed",
     "exit_of",
     "lost_with",
+    "missing",
     "traceback_of",
 ]
 
@@ -40,6 +43,8 @@ class Failed:
     is_lost: bool = False
     """Its lease was; it may be run again."""
     needs_kernel: bool = False
+    lacks: str = ""
+    """A variable that was there before the run was broken off, and could not be saved."""
     traceback: str = ""
 
 
@@ -60,6 +65,13 @@ def exit_of(error: SubletError) -> int:
             return USAGE
         case _:
             return FAILED
+
+
+def missing(message: str, unsaved: Sequence[str]) -> str:
+    """The variable that a cell failed for want of, if it is one of these (``name: why``)."""
+    found = re.search(r"^NameError: name '(\w+)' is not defined", message)
+    names = {one.partition(":")[0] for one in unsaved}
+    return found[1] if found is not None and found[1] in names else ""
 
 
 def traceback_of(cell: Any) -> str:

@@ -43,6 +43,8 @@ class Happening(enum.StrEnum):
     """A cell has run, its outputs are on disk, and so are the variables."""
     AGAIN = "again"
     """The lease was lost under a cell, which is run again."""
+    REWOUND = "rewound"
+    """A cell needs a variable that could not be saved: the notebook is run again from its first cell."""
     CUT = "cut"
     """The runner ended before the notebook, by a signal or with its machine."""
     FINISHED = "finished"
@@ -60,6 +62,7 @@ TABLE: Final[dict[tuple[JobState, Happening], JobState]] = {
     (_S.QUEUED, _H.STOPPED): _S.STOPPED,
     (_S.RUNNING, _H.CELL_DONE): _S.RUNNING,
     (_S.RUNNING, _H.AGAIN): _S.RUNNING,
+    (_S.RUNNING, _H.REWOUND): _S.RUNNING,
     (_S.RUNNING, _H.CUT): _S.INTERRUPTED,
     (_S.RUNNING, _H.FINISHED): _S.DONE,
     (_S.RUNNING, _H.FAILED): _S.FAILED,
@@ -115,6 +118,8 @@ def after(record: JobRecord, what: Happening, **facts: Any) -> JobRecord:
             counted = {"runs": record.runs + 1, "message": "", "do": ""}
         case Happening.AGAIN:
             counted = {"again": record.again + 1}
+        case Happening.REWOUND:
+            counted = {"again": record.again + 1, "done": 0, "checkpoint": 0, "unsaved": ()}
         case Happening.CELL_DONE:
             counted = {"done": record.done + 1, "message": ""}
         case Happening.FINISHED:

@@ -30,40 +30,27 @@ from sublet.notebook.batch.failures import (
     Failed,
     exit_of,
     lost_with,
+    missing,
     traceback_of,
 )
 from sublet.notebook.batch.jobs import Job
 from sublet.notebook.batch.kernels import JobKernel, OrdinaryKernel, WholeKernel
 from sublet.notebook.batch.law import Happening, JobRecord, JobState, after
+from sublet.notebook.batch.leftovers import give_back_all
 from sublet.notebook.batch.page import JobBill, page_of, written
 from sublet.notebook.batch.preparing import code_cells, read_notebook
+from sublet.notebook.batch.progress import Progress
 from sublet.notebook.batch.turns import Turn
 
-__all__ = ["Progress", "Runner"]
+__all__ = ["Runner"]
 
 AGAIN_MAX: Final = 20
 """How often one cell is run again. A lease that is lost more often under the same cell is lost because of the cell."""
-STOP_PATIENCE_S: Final = 5.0
+REWOUND_MAX: Final = 5
+"""The same for a whole notebook."""
+STOP_PATIENCE_S: Final = 3.0
 """How long a cell that is to stop has to do so before its kernel is ended."""
 TURN_LOOK_S: Final = 0.5
-
-
-class Progress:
-    """What is told while it runs; a program that shows it overrides what it shows."""
-
-    def begun(self, record: JobRecord, restored: int) -> None: ...
-
-    def waiting(self, why: str) -> None: ...
-
-    def cell(self, number: int, source: str) -> None: ...
-
-    def cell_done(self, number: int, seconds: float, bill: dict[str, Any]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def again(self, number: int, why: str) -> None: ...
-
-    def failed(self, number: int, traceback: str) -> None: ...
 
 
 class Runner:
@@ -84,6 +71,9 @@ class Runner:
         self._kernel: JobKernel | None = None
         self._is_ready = False
         """The kernel may run cells."""
+        self._not_restored: tuple[str, ...] = ()
+        """Variables that the kernel lacks since it is not the one that the notebook began in."""
+        self._rewound = 0
         self._again_at = 0
         self._in_turn = 0
         """How often that cell was run again."""
@@ -189,9 +179,12 @@ class Runner:
                 continue
             if self.stopping:
                 raise asyncio.CancelledError
-            if not failed.is_lost:
+            if failed.lacks:
+                await self._rewind(failed)
+            elif failed.is_lost:
+                await self._again(failed)
+            else:
                 return await self._failed(failed)
-            await self._again(failed)
         with contextlib.suppress(SubletError):
             await self._asked_of("give_back")
         await self._closed(now=False)
@@ -249,9 +242,14 @@ class Runner:
         if lost is not None:
             return lost_with(lost)
         message = f"{error.ename}: {error.evalue}" if error.evalue else str(error.ename)
+        lacks = missing(message, self._not_restored)
+        if lacks:
+            return Failed(message, "", FAILED, lacks=lacks)
         why: dict[str, Any] | None = None
         with contextlib.suppress(SubletError):
             why = await self._asked_of("why")
+        if why is not None and why["is_end"] and not why["reason"]:  # it needed what an earlier lease took with it
+            return Failed(why["message"], why["do"], LEASE_ENDED, lacks="what was on the device")
         if why is not None and why["is_end"] and why["reason"] not in OURS_TO_BLAME:
             on_device_only = cell.source.lstrip().startswith("%%gpu")
             return Failed(why["message"], why["do"], LEASE_ENDED, is_lost=True, needs_kernel=not on_device_only)
@@ -284,6 +282,19 @@ class Runner:
             await self._closed(now=True)
             await self._ready()
 
+    async def _rewind(self, failed: Failed) -> None:
+        """What cannot be saved can be made again: by the cells that made it."""
+        self._rewound += 1
+        if self._rewound > REWOUND_MAX:
+            raise LeaseEnded(f"{failed.message}; it was run again {REWOUND_MAX} times", do=failed.do)
+        why = f"{failed.lacks} could not be saved, so the notebook is run again from its first cell"
+        self._progress.again(self.record.done + 1, why)
+        self._write(Happening.REWOUND, message=why)
+        self._point("rewound")
+        await self._closed(now=True)
+        self._notebook = self._opened()
+        await self._ready()
+
     async def _failed(self, failed: Failed) -> None:
         self._progress.failed(self.record.done + 1, failed.traceback)
         with contextlib.suppress(SubletError):
@@ -310,6 +321,7 @@ class Runner:
             os.getpid() if is_child else 0,
         )
         self._is_ready = True
+        self._not_restored = self.record.unsaved if self.record.checkpoint else ()
         return int(answer["restored"])
 
     def _made(self, env: dict[str, str]) -> JobKernel:
@@ -347,14 +359,9 @@ class Runner:
                     await self._leftovers()
 
     async def _leftovers(self) -> None:
-        """Leases of a kernel that could not give them back: nobody uses them, and others wait."""
-        if not self._used_leases():
-            return
-        fabric = await asyncio.to_thread(self._office)
-        for lease in await asyncio.to_thread(fabric.leases):
-            if lease.labels.get("job") == self.spec.label:
-                with contextlib.suppress(SubletError):
-                    await asyncio.to_thread(_give_back, fabric, lease.id)
+        if self._used_leases():
+            fabric = await asyncio.to_thread(self._office)
+            await asyncio.to_thread(give_back_all, fabric, self.spec.label)
 
     def _used_leases(self) -> bool:
         """Whether there may be any: an office is not started to ask."""
@@ -433,7 +440,3 @@ class Runner:
         with contextlib.suppress(SubletError, OSError):
             if self._notebook is not None:
                 self._put_notebook(with_page=True)
-
-
-def _give_back(fabric: Fabric, lease: str) -> None:
-    fabric.request("POST", f"/v1/leases/{lease}/release", {"request_id": f"nb-{os.urandom(8).hex()}"}, shape=dict)

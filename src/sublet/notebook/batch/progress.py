@@ -1,0 +1,27 @@
+"""What a runner tells while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sublet.notebook.batch.law import JobRecord
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """What is told while it runs; a program that shows it overrides what it shows."""
+
+    def begun(self, record: JobRecord, restored: int) -> None: ...
+
+    def waiting(self, why: str) -> None: ...
+
+    def cell(self, number: int, source: str) -> None: ...
+
+    def cell_done(self, number: int, seconds: float, bill: dict[str, Any]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def again(self, number: int, why: str) -> None: ...
+
+    def failed(self, number: int, traceback: str) -> None: ...
