@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from sublet.supervisor.stores_work import why_no_image
 from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Admit, Front, Profile
-from sublet.wire.orders import Grant, Notify, Part, RemoveVolume, TornDown, VolumeRef, VolumeRemoved, Volumes
+from sublet.wire.orders import Extend, Grant, Notify, Part, RemoveVolume, TornDown, VolumeRef, VolumeRemoved, Volumes
 from sublet.wire.refusals import Refusal
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from sublet.wire.volumes import LendVolume, OpenVolume, VolumeLent, VolumeReply
@@ -256,9 +257,9 @@ def test_who_was_stopped_past_the_end_of_its_lease_saves_nothing(stage: Supervis
 
 
 def test_a_holder_whose_lease_ran_out_saves_nothing(stage: SupervisorStage) -> None:
-    deadline_ns = now_ns() + 2 * S
+    deadline_ns = now_ns() + 3 * S
     order = Grant(
-        lease=A, epoch=E5, number=1, tenant=TENANT, parts=(SMALL,), deadline_ns=deadline_ns, ttl_ns=2 * S, name="ckpt"
+        lease=A, epoch=E5, number=1, tenant=TENANT, parts=(SMALL,), deadline_ns=deadline_ns, ttl_ns=3 * S, name="ckpt"
     )
     stage.office_line.order(order)
     state = Durable("in time", store_at(stage, A, E5))
@@ -270,6 +271,7 @@ def test_a_holder_whose_lease_ran_out_saves_nothing(stage: SupervisorStage) -> N
     folder = stage.state / "blocks" / "named" / "local" / "ckpt"
     until("the volume to be kept", (folder / "kept").exists)
     grant(stage, B, E6, SMALL, name="ckpt")
+    held(stage, B)
     assert Durable.restore(store_at(stage, B, E6)).value == "in time"
 
 
@@ -422,6 +424,7 @@ def test_without_an_office_a_lease_that_runs_out_is_saved_first(stage: Superviso
     until("the volume to be kept", (folder / "kept").exists)
     stage.connect()
     grant(stage, B, E6, SMALL, name="ckpt")
+    held(stage, B)
     assert Durable.restore(store_at(stage, B, E6)).value == {"n": 7}
 
 
@@ -598,3 +601,26 @@ def test_saving_costs_the_supervisor_no_memory(stage: SupervisorStage) -> None:
 def resident(pid: int) -> int:
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS"))
+
+
+def test_who_saves_slowly_is_told_earlier_of_a_deadline_but_never_for_nothing(stage: SupervisorStage) -> None:
+    """One and a half times the last save before the next deadline, as far as a renewal in time leaves room for that;
+    and not in the time that has begun."""
+    ttl_ns = 20 * S
+    order = Grant(
+        lease=A, epoch=E5, number=1, tenant=TENANT, parts=(SMALL,), deadline_ns=now_ns() + ttl_ns, ttl_ns=ttl_ns
+    )
+    stage.office_line.order(order)
+    store = store_at(stage, A, E5)
+    folder = store.stage()
+    staged = Saver().save({"value": 1}, staging=folder, base=store.base(), who=store.who, wall_ns=0)
+    store._began_ns[folder] -= 3600 * S
+    store.publish(staged)
+    stage.holder(A, E5).start("sleep", "1000")
+    assert "runs out" not in log_of(stage, A)
+    deadline_ns = now_ns() + 6 * S
+    stage.office_line.order(Extend(lease=A, epoch=E5, number=2, deadline_ns=deadline_ns, ttl_ns=6 * S))
+    until("a notice", lambda: "runs out" in log_of(stage, A))
+    said = re.search(r"runs out in (\d\.\d) s", log_of(stage, A))
+    assert said is not None
+    assert 0.6 < float(said[1]) <= 0.9, "the grace alone would be 0.6 s, a quarter of it all 1.5 s"

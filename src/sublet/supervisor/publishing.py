@@ -54,7 +54,7 @@ SAVED_KEPT: Final = 4096
 
 Ids = tuple[int, int] | None
 Then = Callable[[VolumeReply], None]
-Fence = Callable[[LeaseId, Epoch], None]
+Fence = Callable[[LeaseId, Epoch], object]
 """Raises unless this pair is live."""
 
 

@@ -40,7 +40,7 @@ from sublet.supervisor.tree import Look, Trees
 from sublet.supervisor.unread import Unread
 from sublet.supervisor.volume_desk import VolumeDesk
 from sublet.supervisor.vram_watch import offenders
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, TenantId
+from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
 from sublet.wire.cards import CardUse
 from sublet.wire.guests import (
     Admit,
@@ -165,7 +165,7 @@ class Supervisor:
             runtime=settings.runtime,
             on_saved=self._saved,
         )
-        self.premises.saved = self._desk.publishing.saved
+        self.premises.saved, self.premises.on_extended = self._desk.publishing.saved, self._desk.extended
         memory = MemoryWatch(self.guests, self._procs, lambda: self.premises.everything)
         self.guests.on_look = memory.look
 
@@ -280,7 +280,7 @@ class Supervisor:
             self.premises.left = [*left, *self._launch.stores.leftovers()]
             self.node = node = Node(asked.inventory, Shielded(self.premises, self._mistaken), report=self._report)
             self.premises.name_of = lambda lease: node.names.get(lease, "")
-            self._desk.publishing.fence = lambda lease, epoch: self._check(node, lease, epoch)
+            self._desk.publishing.fence = lambda lease, epoch: node.check(lease, epoch, self.loop.now_ns())
         else:
             self.node.inventory_changed(asked.inventory)
         self.node.say_again(self.loop.now_ns())
@@ -398,12 +398,10 @@ class Supervisor:
     def _report(self, report: Report) -> None:
         self._reports.append(report)
 
-    def _check(self, node: Node, lease: LeaseId, epoch: Epoch) -> None:
-        node.check(lease, epoch, self.loop.now_ns())
-
     def _saved(self, lease: LeaseId, save_ns: int) -> None:
-        if self.node is not None:
+        if self.node is not None and not self.node.is_expiring(lease):
             self.node.saved(lease, save_ns, self.loop.now_ns())
+            self._step()
 
     def _guest_gone(self, lease: LeaseId) -> None:
         """Of some that are gone at once all are told in one go."""
