@@ -106,3 +106,27 @@ def test_a_save_that_fails_leaves_what_was_there(folder: Path) -> None:
 def test_what_cannot_be_saved_is_named(folder: Path) -> None:
     with pytest.raises(CheckpointFailed, match="loader cannot be saved: a generator"):
         shelf(folder).save(*device(loader=(n for n in range(3))))
+
+
+def test_what_an_ended_cell_saved_is_given_up_unless_it_had_asked(folder: Path) -> None:
+    one, notebook = shelf(folder), shelf(folder)
+    finished = one.save(*device(a=[1], b=np.arange(1 << 16)), note="cell 1").number
+    one.save(*device(a=[2], c=3), note="cell 2")
+    assert notebook.settle(finished) == 3
+    assert sorted(shelf(folder).found()) == ["device:a", "device:b"]
+    assert shelf(folder).load(["device:a"])["device:a"] == [1]
+    assert notebook.settle(3) == 3
+    asked = one.save(*device(a=[3]), note="within cell 3").number
+    one.save(*device(a=[4]), note="cell 3")
+    assert notebook.settle(3) == 6
+    assert shelf(folder).load(["device:a"])["device:a"] == [3]
+    assert asked == 4
+    assert verify(folder).ok
+
+
+def test_of_a_volume_whose_first_cell_was_ended_nothing_is_left(folder: Path) -> None:
+    shelf(folder).save(*device(a=[1]), note="cell 1")
+    assert shelf(folder).settle(0) == 2
+    assert shelf(folder).found() == {}
+    shelf(folder).save(*device(a=[2]), note="cell 1")
+    assert shelf(folder).load(["device:a"])["device:a"] == [2]

@@ -126,6 +126,28 @@ with sublet.connect(home=sys.argv[1]) as fabric:
 """
 
 
+CUT = """
+import sublet.errors, sublet.notebook.traffic as traffic
+saved = traffic._saved
+def cut(kernel, *rest):
+    saved(kernel, *rest)
+    traffic._saved = saved
+    kernel.lease.release()
+    raise sublet.errors.LeaseEnded("taken at the worst moment")
+traffic._saved = cut
+"""
+
+
+def test_a_cell_that_is_ended_when_its_state_is_saved_and_its_results_are_not_taken_was_never_run(nb: Notebook) -> None:
+    nb.run("count = 0")
+    nb.run(LARGE + "import numpy as np\ndeep = np.zeros(1 << 18)")
+    nb.run(CUT)
+    with pytest.raises(CellExecutionError, match="GpuSessionEnded"):
+        nb.run(LARGE + "deep += 1\ncount += 1\nmore = np.zeros(1 << 18)")
+    assert text(nb.run("print(count, 'more' in dir())")) == "0 False\n"
+    assert text(nb.run(LARGE + "deep += 1\ncount += 1\nprint(deep[0], count)")) == "1.0 1\n"
+
+
 def test_a_cell_that_asked_for_a_checkpoint_is_gone_on_from(nb: Notebook, home: Path) -> None:
     nb.run("done, losses = 0, []")
     source = LARGE + (
@@ -146,10 +168,12 @@ def test_a_cell_that_asked_for_a_checkpoint_is_gone_on_from(nb: Notebook, home: 
 
 
 def test_a_second_kernel_of_the_name_has_a_volume_of_its_own_and_is_told(nb: Notebook, second: Notebook) -> None:
+    nb.run("%%gpu --vram 64MiB\n1")
     outputs = second.run("%%gpu --vram 64MiB\n1")
     assert re.search(r"another kernel has nb-story-\w{8} open, so this one saves for itself", status(outputs))
     assert "goes with its kernel" not in text(second.run("%gpu name"))
     assert "there is nothing saved" in text(second.run("%gpu restore"))
+    second.run("%gpu release")
 
 
 def test_after_a_kernel_was_killed_a_new_one_is_told_and_restores_when_asked(
@@ -173,6 +197,7 @@ def test_after_a_kernel_was_killed_a_new_one_is_told_and_restores_when_asked(
         assert re.search(r"restored deep, mine \(saved .*newer in the notebook: own", said)
         assert text(fresh.run("print(mine, own, deep)")).startswith("saved 2 <deep: ndarray")
         assert text(fresh.run(LARGE + "print(deep[0])")) == "5.0\n"
+        fresh.run("%gpu release")
     finally:
         fresh.stop()
 

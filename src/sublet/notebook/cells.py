@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, SubletError
-from sublet.notebook import holding
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill
 from sublet.notebook.front import Front, StatusLine, failed_cell, say
@@ -174,8 +173,10 @@ class Cells:
         return Reading(reads=frozenset(reads), binds=found.binds, opaque=found.opaque)
 
     def release(self) -> None:
-        """Give the lease back. What was only on the device is lost with it."""
+        """Give the lease back. What was only on the device is saved, if it was not and can be; else it is lost."""
         lease, self.lease = self.lease, None
+        with contextlib.suppress(SubletError):
+            self.handles.save()
         self._let_go()
         if lease is not None:
             lease.release()
@@ -230,14 +231,11 @@ class Cells:
             kernel.call(_look_in, options.paths)
         if self._front.is_terminal:
             kernel.call(be_plain)
-        if volume is None:
-            self.handles.meet(kernel, {}, None)
-            return kernel, line
-        if volume.said:
+        if volume is not None and volume.said:
             say(self._shell, volume.said)
             volume.said = ""
-        self.handles.meet(kernel, kernel.call(holding.use, volume.folder, volume.is_empty), volume)
-        volume.is_empty = False
+        self.handles.settle()
+        self.handles.meet(kernel, volume)
         if news := self.handles.first_sight():
             say(self._shell, news)
         return kernel, line

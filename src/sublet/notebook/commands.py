@@ -6,8 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
-from sublet.notebook import holding
+from sublet.errors import CheckpointFailed, InvalidRequest, NotFound
 from sublet.notebook.explain import explain
 from sublet.notebook.stays import Stays, clock_time
 from sublet.notebook.traffic import fates_text, number_of
@@ -93,7 +92,7 @@ def _status(cells: Cells, _shell: Any, _rest: str) -> str:
 
 
 def _release(cells: Cells, _shell: Any, _rest: str) -> str:
-    news = _saved_first(cells)
+    news = cells.handles.save()
     handles = {name: one for name, one in cells.handles.all().items() if one.is_live}
     cells.release()
     lost = [name for name, one in handles.items() if not one.is_saved]
@@ -108,7 +107,7 @@ def _release(cells: Cells, _shell: Any, _rest: str) -> str:
 def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
     volume = _volume(cells)
     number = number_of(shell)
-    news = _saved_first(cells, everything=True)
+    news = cells.handles.save(everything=True)
     if news is not None and news.failed:
         raise CheckpointFailed(news.failed, do=news.do)
     saved, lost = cells.handles.checkpoint(sorted(cells.space.visible()), _shelf(cells, volume), number)
@@ -196,20 +195,6 @@ COMMANDS: Final = (
     Command("report", "[on|off]", _report, "of each variable: in the notebook, saved, to be recomputed, or lost"),
 )
 _BY_WORD: Final = {one.word: one for one in COMMANDS}
-
-
-def _saved_first(cells: Cells, *, everything: bool = False) -> holding.News | None:
-    kernel = cells.kernel
-    if kernel is None or not cells.handles.live():
-        return None
-    try:
-        news: holding.News = kernel.call(holding.save, everything)
-    except SubletError:
-        if cells.kernel is None:  # it went in this moment
-            return None
-        raise
-    cells.handles.heard(news, kernel)
-    return news
 
 
 def _volume(cells: Cells) -> Volume:

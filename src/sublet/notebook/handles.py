@@ -6,6 +6,7 @@ the value restored where it runs; nothing else is loaded. What could not be save
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -105,10 +106,16 @@ class Handles:
 
     # ---- a guest comes and goes
 
-    def meet(self, kernel: KernelGuest, saved: Mapping[Key, About], volume: Volume | None) -> None:
-        """There is a new guest, and this is what it finds saved."""
-        self._kernel, self._saved = kernel, dict(saved)
+    def meet(self, kernel: KernelGuest, volume: Volume | None) -> None:
+        """There is a new guest; what is it to find saved?"""
+        self._kernel, self._saved = kernel, {}
         self.save_in(volume)
+        if volume is None:
+            return
+        number, self._saved = kernel.call(holding.use, volume.folder, volume.is_empty)
+        volume.is_empty = False
+        if volume.committed is None:
+            volume.committed = number
 
     def save_in(self, volume: Volume | None) -> Shelf | None:
         """The notebook's own hand on the volume."""
@@ -122,6 +129,15 @@ class Handles:
         if self._open is None and self._volume is not None:
             self._open = Shelf(self._volume.store)
         return self._open
+
+    def settle(self) -> None:
+        """What a cell had saved that was ended before its results were taken is not for the next cell to find."""
+        volume = self._volume
+        if volume is None or volume.committed is None or volume.is_empty:
+            return
+        shelf = self._shelf
+        assert shelf is not None
+        volume.committed = shelf.settle(volume.committed)
 
     def first_sight(self) -> str:
         """What to say of what another kernel saved under this name; once, and nothing where there is nothing."""
@@ -168,13 +184,34 @@ class Handles:
                 self._names[name] = Stays(about, kernel, self)
 
     def heard(self, news: holding.News, kernel: KernelGuest) -> None:
-        """The guest says how it stands."""
+        """The guest says how it stands, and the notebook has what the cell left."""
+        if news.number and self._volume is not None:
+            self._volume.committed = news.number
         for one in self.all().values():
             about = news.held.get(one.name)
             if about is not None and one.is_of(kernel):
                 one.is_now(about, kernel, lost=news.lost.get(one.name, ""))
                 if about.wall_ns:
                     self._saved[key_of(Part.DEVICE, about.name)] = about
+
+    def save(self, *, everything: bool = False) -> holding.News | None:
+        """Save what stays on the device, now; None where there is nothing."""
+        kernel = self._kernel
+        if kernel is None or not self.live():
+            return None
+        try:
+            news: holding.News = kernel.call(holding.save, everything)
+        except SubletError:
+            if kernel.is_lost:  # it went in this moment
+                return None
+            raise
+        self.heard(news, kernel)
+        return news
+
+    def unsure(self) -> None:
+        """Nobody waited for the end of a save: whatever is found counts."""
+        if self._volume is not None:
+            self._volume.committed = None
 
     def _restore(self, names: list[str], kernel: KernelGuest) -> Restored:
         handles = self.all()
@@ -190,6 +227,8 @@ class Handles:
     def ended(self, began_wall_ns: int) -> dict[str, About]:
         """The cell that was under way since then is no more. What of it was saved, because it asked for that."""
         self._kernel = None
+        with contextlib.suppress(SubletError, OSError):  # else before the next cell, who then is told
+            self.settle()
         found = self._look()
         inside = {one.name: one for key, one in found.items() if one.wall_ns >= began_wall_ns}
         for key, one in found.items():
@@ -246,7 +285,10 @@ class Handles:
         if not values:
             return None, lost
         older = f"{Part.CELL}:", f"{Part.NOTEBOOK}:"
-        return shelf.save(values, about, drop=lambda key: key.startswith(older), note=f"by hand, cell {cell}"), lost
+        saved = shelf.save(values, about, drop=lambda key: key.startswith(older), note=f"by hand, cell {cell}")
+        if self._volume is not None:
+            self._volume.committed = saved.number
+        return saved, lost
 
     def restore(self, shelf: Shelf) -> Restored:
         """Into a kernel that is new: what is saved, but for names it has a value of its own for."""

@@ -29,7 +29,7 @@ from sublet.errors import CheckpointFailed, NotFound, SubletError
 from sublet.notebook.home import HomeRules
 from sublet.notebook.merging import can_change
 from sublet.notebook.probing import Probe, describe, probe
-from sublet.notebook.shelf import About, Key, Part, Saved, Shelf, key_of
+from sublet.notebook.shelf import WITHIN, About, Key, Part, Saved, Shelf, key_of
 from sublet.notebook.spaces import Space
 from sublet.values import format_size
 
@@ -63,6 +63,8 @@ class News:
     lost: dict[str, str] = field(default_factory=dict)
     """Of these, what cannot be saved, and why: it goes with the lease."""
     saved: Saved | None = None
+    number: int = 0
+    """Of the last checkpoint that this guest made, 0 for none."""
     took_s: float = 0.0
     failed: str = ""
     """Why the save failed, and what to do."""
@@ -87,6 +89,8 @@ class _State:
         """Names that share something, by each of them: one is saved with the others."""
         self.gone: set[Key] = set()
         """Keys of names that were let go of since the last save."""
+        self.number = 0
+        """Of the last checkpoint that was made here."""
         self.cell = 0
         self.is_running = False
         self.touched: frozenset[str] = frozenset()
@@ -101,12 +105,12 @@ _turn = threading.Lock()
 """A notice comes on a thread of its own. While it saves no cell begins, and while a cell runs it saves nothing."""
 
 
-def use(place: str, is_empty: bool = False) -> dict[Key, About]:
-    """Save there: a folder, or with "" the volume that this guest was given. What is there already; with ``is_empty``
-    nothing is, and nobody looks."""
+def use(place: str, is_empty: bool = False) -> tuple[int, dict[Key, About]]:
+    """Save there: a folder, or with "" the volume that this guest was given. The number of the newest checkpoint and
+    what is in it; with ``is_empty`` there is none, and nobody looks."""
     _state.place = place
     _listen()
-    return {} if is_empty else _shelf().found()
+    return (0, {}) if is_empty else (_shelf().newest, _shelf().found())
 
 
 def found() -> dict[Key, About]:
@@ -169,7 +173,7 @@ def save(everything: bool = False) -> News:
 
 def look() -> News:
     """How it stands, with nothing saved."""
-    return News(held=dict(_state.held), lost=dict(_state.lost))
+    return News(held=dict(_state.held), lost=dict(_state.lost), number=_state.number)
 
 
 def restore(names: Iterable[str], handles: Collection[str]) -> dict[str, About]:
@@ -298,8 +302,8 @@ def _save_inside(space: dict[str, Any]) -> News:
             needs=tuple(sorted(one.needs)),
         )
     gone = _state.gone
-    news = _written(values, about, lambda key: key in gone or key.startswith(_CELL), f"within cell {_state.cell}")
-    return News(held=news.held, lost=lost, saved=news.saved, took_s=news.took_s, failed=news.failed, do=news.do)
+    news = _written(values, about, lambda key: key in gone or key.startswith(_CELL), f"{WITHIN}cell {_state.cell}")
+    return replace(news, lost=lost)
 
 
 def _why_here(old: About | None, one: Probe) -> str:
@@ -318,7 +322,10 @@ def _written(values: Mapping[Key, Any], about: Mapping[Key, About], drop: Callab
         shelf = _shelf()
         saved = shelf.save(values, about, drop=drop, note=note)
     except SubletError as error:
-        return News(held=dict(_state.held), lost=dict(_state.lost), failed=error.message, do=error.do)
+        return replace(look(), failed=error.message, do=error.do)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the cell's results must reach the notebook
+        return replace(look(), failed=f"what stays on the device could not be saved: {type(error).__name__}: {error}")
+    _state.number = saved.number
     _state.gone.clear()
     for key in about:
         name = key.removeprefix(_DEVICE)
@@ -327,7 +334,7 @@ def _written(values: Mapping[Key, Any], about: Mapping[Key, About], drop: Callab
         _state.held[name] = replace(_state.held[name], wall_ns=saved.wall_ns)
         _state.dirty.discard(name)
         _state.mates[name] = frozenset(mate.removeprefix(_DEVICE) for mate in shelf.together_with(key))
-    return News(held=dict(_state.held), lost=dict(_state.lost), saved=saved, took_s=time.monotonic() - began_s)
+    return replace(look(), saved=saved, took_s=time.monotonic() - began_s)
 
 
 def _let_go(name: str) -> None:

@@ -60,6 +60,8 @@ class Volume:
     """Held on the folder."""
     is_empty: bool = False
     """It was made just now: to look into it would cost the time to set it up, before anything is saved."""
+    committed: int | None = None
+    """The number of the checkpoint of the last cell that is known to have finished; None: as it is found."""
     _store: CheckpointStore | None = None
 
     @property

@@ -23,15 +23,16 @@ from sublet.durable.records import Record
 from sublet.durable.roots import Group, encode_roots
 from sublet.durable.saving import Base, Saver
 from sublet.durable.store import CheckpointStore
-from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable, VersionConflict
+from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable
 from sublet.notebook.home import HomeRules
 
 __all__ = ["About", "Key", "Part", "Saved", "Shelf", "key_of"]
 
-KEEP: Final = 2
-"""Checkpoints that stay: the newest, and the one before it."""
-TRIES: Final = 3
-"""The other side may save at the same time: then on top of that."""
+KEEP: Final = 3
+"""Checkpoints that stay: that of the last finished cell, the last that a running cell asked for, and that of a cell
+whose results nobody has taken yet (``settle``)."""
+WITHIN: Final = "within "
+"""Begins the note of a checkpoint that a running cell asked for."""
 ABOUT: Final = "about"
 Key = str
 """A part and a name of the notebook: ``device:weights``."""
@@ -73,6 +74,7 @@ class About:
 class Saved:
     """What one save did."""
 
+    number: int
     wall_ns: int
     written_bytes: int
     state_bytes: int
@@ -127,22 +129,6 @@ class Shelf:
     ) -> Saved:
         """Save these, keep what else there is, but for what is to be dropped. Whole or not at all: it raises
         ``CheckpointFailed`` then, and what was saved before is as it was."""
-        for tried in range(1, TRIES + 1):
-            try:
-                return self._save(values, about, drop, note)
-            except VersionConflict:
-                self._forget()
-                if tried == TRIES:
-                    raise
-        raise AssertionError
-
-    def close(self) -> None:
-        """Let go of the files. Harmless twice."""
-        self._let_go()
-
-    def _save(
-        self, values: Mapping[Key, object], about: Mapping[Key, About], drop: Callable[[Key], bool], note: str
-    ) -> Saved:
         base = self._base_now()
         carry, rest = self._kept(values, drop)
         everything = {**values, **rest}
@@ -152,6 +138,35 @@ class Shelf:
         told |= {key: _at(one, now_ns) for key, one in about.items() if key in values}
         groups = [*_groups(everything), *encode_roots({ABOUT: {key: asdict(one) for key, one in told.items()}})]
         groups.sort(key=lambda group: group.names[0])
+        return self._write(groups, base, carry, now_ns, note)
+
+    def settle(self, number: int) -> int:
+        """See that the newest checkpoint is of this number: the last whose cell is known to have finished, its results
+        taken. What was saved since by a cell that then was ended is given up, unless the cell itself had asked for it:
+        then the newest is the last of those. The number that is the newest now."""
+        newest = self._store.newest()
+        wanted = next((n for n in range(newest, number, -1) if self._note(n).startswith(WITHIN)), number)
+        if wanted >= newest:
+            return newest
+        base = self._store.base()
+        carry: list[Record] = []
+        if wanted:
+            with self._store.open(wanted) as checkpoint:
+                carry = list({id(one): one for one in checkpoint.records.values()}.values())
+                older = Base.read(checkpoint.manifest, base.packs_folder)
+            base.where = {**older.where, **base.where}
+        return self._write([], base, carry, self._clock.wall_ns(), f"as {wanted}").number
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest checkpoint, 0 for none."""
+        return self._store.newest()
+
+    def close(self) -> None:
+        """Let go of the files. Harmless twice."""
+        self._let_go()
+
+    def _write(self, groups: list[Group], base: Base, carry: list[Record], now_ns: int, note: str) -> Saved:
         capture = self._saver.capture(groups, base)
         staging = self._store.stage(needed_bytes(capture, base, self._store.room))
         try:
@@ -167,10 +182,20 @@ class Shelf:
             self._store.publish(staged)
         finally:
             self._store.discard(staging)
-        self._forget()
+            self._forget()
         self._base = staged.base
         self._store.collect(KEEP)
-        return Saved(wall_ns=now_ns, written_bytes=staged.report.written_bytes, state_bytes=staged.report.state_bytes)
+        report = staged.report
+        return Saved(
+            number=report.number, wall_ns=now_ns, written_bytes=report.written_bytes, state_bytes=report.state_bytes
+        )
+
+    def _note(self, number: int) -> str:
+        try:
+            with self._store.open(number) as checkpoint:
+                return checkpoint.manifest.note
+        except NotFound:
+            return ""
 
     def _kept(self, values: Mapping[Key, object], drop: Callable[[Key], bool]) -> tuple[list[Record], dict[Key, Any]]:
         """Records that stay as they are; and the values of names that stood in a record with one that does not."""

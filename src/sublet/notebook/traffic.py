@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sublet.errors import LeaseEnded
 from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.spaces import BESIDE, Outgoing
@@ -84,28 +85,42 @@ class Traffic:
         """What it changed; and what stays there is saved."""
         only = None if options.gives is None else frozenset(options.gives)
         out: Outgoing = kernel.call(guest_side.collect, only, options.room_bytes)
-        broken = self.space.take(out.parcels, out.gone).broken
-        if beside := frozenset(name for name, why in broken.items() if why == BESIDE):
-            stuck = {name: why for name, why in broken.items() if name not in beside}
-            more: Outgoing = kernel.call(guest_side.again, beside, stuck, options.room_bytes)
-            broken = stuck | more.stays | self.space.take(more.parcels).broken
-            out.parcels += more.parcels
-        if broken:  # it is there, and cannot be here
-            kernel.call(holding.hold, broken)
-            out.stays |= broken
+        news, interrupted = holding.News(), None
+        if out.stays or sent.handles:
+            news, interrupted = _saved(kernel, self.handles, options)
+        broken = self._merged(kernel, options, out)
         if only is not None:
             self.space.disagree(sent.names - out.names)
         self.handles.left(out.stays, kernel, number)
-        news = holding.News()
-        if out.stays or sent.handles:
-            news = kernel.call(holding.save if options.saves else holding.look)
-            self.handles.heard(news, kernel)
+        if broken and not kernel.is_lost:
+            kernel.call(holding.hold, broken)
+            news, interrupted = _saved(kernel, self.handles, options)
+        self.handles.heard(news, kernel)
         for parcel in out.parcels:
             size = format_size(parcel.nbytes)
             self.fates |= {name: (Fate.HERE, f"{size}, cell {number}") for name in parcel.names if name.isidentifier()}
         for name in out.gone:
             self.fates.pop(name, None)
+        if interrupted is not None:
+            raise interrupted
         return Came(out=out, news=news)
+
+    def _merged(self, kernel: KernelGuest, options: CellOptions, out: Outgoing) -> dict[str, str]:
+        """Take it in; what could not be put together here, and why. From here on the cell has finished, whatever
+        becomes of its lease."""
+        broken = self.space.take(out.parcels, out.gone).broken
+        beside = frozenset(name for name, why in broken.items() if why == BESIDE)
+        if beside:
+            stuck = {name: why for name, why in broken.items() if name not in beside}
+            try:
+                more: Outgoing = kernel.call(guest_side.again, beside, stuck, options.room_bytes)
+            except LeaseEnded:
+                out.stays |= broken
+                return broken
+            broken = stuck | more.stays | self.space.take(more.parcels).broken
+            out.parcels += more.parcels
+        out.stays |= broken
+        return broken
 
     def report(self) -> dict[str, tuple[Fate, str]]:
         """How every name stands that cells on devices have left: here, saved, to be recomputed, or lost."""
@@ -114,6 +129,23 @@ class Traffic:
             if type(value) is Stays:
                 found[name] = _fate(value)
         return found
+
+
+def _saved(
+    kernel: KernelGuest, handles: Handles, options: CellOptions
+) -> tuple[holding.News, KeyboardInterrupt | None]:
+    """Before the notebook takes what came: if the lease ends now the cell has not finished, here or there, and what was
+    saved is given up. Raises that. An interrupt is for the person's own work, and a save that has begun is waited for;
+    unless it comes twice."""
+    try:
+        news: holding.News = kernel.call(holding.save if options.saves else holding.look)
+    except KeyboardInterrupt as interrupt:
+        try:
+            return kernel.call(holding.look), interrupt  # whose turn comes when the save is done
+        except KeyboardInterrupt:
+            handles.unsure()
+            return holding.News(), interrupt
+    return news, None
 
 
 def fates_text(fates: dict[str, tuple[Fate, str]]) -> str:
