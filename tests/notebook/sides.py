@@ -120,7 +120,7 @@ class Notebook:
             reading = read_cell(source)
             reads = self.space.visible() if reading.opaque else reading.reads
             self.sent = self.space.outgoing(reads, must=True)
-            parcels = [replace(one, buffers=tuple(map(pickle.PickleBuffer, one.buffers))) for one in self.sent.parcels]
+            parcels = self.sent.parcels
             try:
                 self._other.ask("place", parcels, self.sent.gone, self.sent.names, reading.binds)
             except BaseException:

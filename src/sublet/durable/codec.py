@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sublet.durable.encoded import NO_BUFFER, Buffer, BufferKind, BufferShape, Encoded, Head, Splice, Window
 from sublet.durable.memory import address_of, memory_at
-from sublet.durable.rules import GpuRule, Rules
+from sublet.durable.rules import OWNERS, GpuRule, Rules, owner_of
 from sublet.durable.unpicklable import named
 
 __all__ = ["can_travel", "encode"]
@@ -79,6 +79,8 @@ class Encoding:
         self.parts: list[bytes | bytearray] = []
         self.seen: list[Seen] = []
         self.met: dict[int, Any] | None = None
+        self.owners: dict[int, Any] = {}
+        """Byte arrays whose memory something looks at; whether they travel as well is seen at the end."""
 
     def dump(self, value: object, *, roots: bool = False) -> Any:
         """Run the pickler; what it has met, by id, is in its ``memo``."""
@@ -90,6 +92,9 @@ class Encoding:
             raise
         except Exception as error:
             raise named(value, error, self.rules, roots=roots) from error
+        if self.owners:
+            met = {id(one) for _, one in pickler.memo.copy().values() if type(one) in OWNERS}
+            self.owners = {key: one for key, one in self.owners.items() if key in met}
         if self.rules.remembers:
             self.met = dict(pickler.memo.copy().values())
         return pickler
@@ -105,6 +110,9 @@ class Encoding:
     def take(self, buffer: pickle.PickleBuffer) -> None:
         """Called by the pickler for memory: it stays out of the pickle."""
         view = buffer.raw()
+        owner = owner_of(view)
+        if type(owner) in OWNERS:
+            self.owners[id(owner)] = owner
         self.seen.append(Seen(address_of(view), view.nbytes, view, id(buffer) in self.rules.private))
 
     def wasteful(self) -> frozenset[int]:
@@ -121,11 +129,14 @@ class Encoding:
         return frozenset(found)
 
     def finished(self, value: object) -> Encoded:
-        """The outcome, after a second run where the first took far more memory along than the value sees."""
+        """The outcome; after a second run where the first took far more memory along than the value sees, or took for
+        memory of its own what is that of a byte array."""
         compact = self.wasteful()
-        if not compact:
+        if not compact and not self.owners:
             return self.finish()
-        again = Encoding(self.rules.anew(compact))
+        rules = self.rules.anew(compact)
+        rules.owned = frozenset(self.owners)
+        again = Encoding(rules)
         again.dump(value)
         return again.finish()
 

@@ -6,7 +6,6 @@ the same tenant, and nowhere else: broker, agent, supervisor and stores keep the
 
 from __future__ import annotations
 
-import ctypes
 import io
 import pickle
 from collections.abc import Sequence
@@ -45,7 +44,7 @@ def decode(
             own = fresh_memory(view.nbytes)
             copy_bytes(own, view)
             view = own
-        memory.append(_ours(view) if writable else view.toreadonly())
+        memory.append(view if writable else view.toreadonly())
     windows = (
         memory[one.buffer][one.offset : one.offset + one.length] if one.buffer != NO_BUFFER else memoryview(b"")
         for one in parsed.windows
@@ -68,13 +67,6 @@ class _Unpickler(pickle.Unpickler):
         if module in MAINS:
             raise InvalidRequest(f"{name} of the program itself travels by name only", do="Make it in a module.")
         return super().find_class(module, name)
-
-
-def _ours(view: memoryview) -> memoryview:
-    """Memory whose owner nobody takes for an object of the program: of a ``bytearray`` one could think so."""
-    if type(view.obj) is not bytearray or view.readonly or not view.nbytes:
-        return view
-    return memoryview((ctypes.c_char * view.nbytes).from_buffer(view)).cast("B")
 
 
 def decode_encoded(encoded: Encoded, *, writable: bool = True) -> Any:

@@ -81,14 +81,10 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
             pass
 
 
-class _Spare(bytearray):
-    """Ours: nobody has it but through its memory, so it needs not be told from that (``rules.OWNERS``)."""
-
-
 def fresh_memory(length: int) -> memoryview:
     """Writable memory, aligned for every kind of number there is (to a page). Let go of it and it is given back."""
     if length < PAGE:
-        spare = _Spare(length + 64)
+        spare = bytearray(length + 64)
         start = -address_of(memoryview(spare)) % 64
         return memoryview(spare)[start : start + length]
     area = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

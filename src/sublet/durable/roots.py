@@ -24,8 +24,9 @@ from typing import Any, Final
 
 from sublet.durable.codec import Encoding
 from sublet.durable.encoded import Encoded
+from sublet.durable.memory import address_of
 from sublet.durable.records import begin_leaves
-from sublet.durable.rules import GpuRule, Rules, found_by_name
+from sublet.durable.rules import OWNERS, GpuRule, Rules, found_by_name
 
 __all__ = ["IDENTITY_FREE", "Group", "encode_roots"]
 
@@ -95,7 +96,14 @@ class _Bundle:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        return [(one.address, one.end) for one in self._encoding.seen if one.length and not one.private]
+        found = [(one.address, one.end) for one in self._encoding.seen if one.length and not one.private]
+        if self.plain:
+            return found
+        for _, value in self.met.values():
+            if type(value) in OWNERS and (view := memoryview(value)).nbytes:
+                start = address_of(view)
+                found.append((start, start + view.nbytes))
+        return found
 
     def group(self) -> Group:
         return Group(names=self.names, encoded=self._encoding.finished(self.value))

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, Literal
 from sublet.durable import rebuild
 from sublet.durable.memory import address_of, memory_at
 
-__all__ = ["GpuRule", "Refused", "Rules", "behind", "found_by_name"]
+__all__ = ["OWNERS", "GpuRule", "Refused", "Rules", "behind", "found_by_name", "owner_of"]
 
 GpuRule = Literal["copy", "refuse"]
 Rule = Callable[[Any], Any]
@@ -43,7 +43,7 @@ UNNAMED: Final = frozenset(kind for kind in vars(types).values() if isinstance(k
 SENTINELS: Final = (type(dataclasses.MISSING), type(dataclasses._FIELD))  # type: ignore[attr-defined]
 """Without these a data class would have no fields where it arrives."""
 OWNERS: Final = (bytearray, array.array)
-"""Whoever looks at their memory does so after loading as well. (Exactly these: what ours is has types of its own.)"""
+"""Who looks at their memory does so after loading as well, if they travel along."""
 HEAP_TYPE: Final = 1 << 9
 """The flag of classes that were made while the program ran."""
 
@@ -68,6 +68,8 @@ class Rules:
         """Ids of buffers that share with nobody, even where their addresses overlap."""
         self.keep: list[object] = []
         """What was made for this encoding and must live as long."""
+        self.owned: frozenset[int] = frozenset()
+        """Ids of byte arrays that travel, and whose memory something else that travels looks at."""
         self._rules: dict[type, Rule | None] = {}
         self._cells: set[int] = set()
         """Ids of variables around functions that are encoded: what they hold goes with the functions."""
@@ -216,7 +218,7 @@ class Rules:
         if not value.contiguous or not value.c_contiguous or value.format is None:
             raise Refused("a memoryview with gaps")
         owner = value.obj
-        if type(owner) in OWNERS and value.nbytes:
+        if id(owner) in self.owned and value.nbytes:
             at = address_of(value) - address_of(memoryview(owner))
             return rebuild.memory_view_on, (owner, at, value.nbytes, value.format, value.shape)
         return rebuild.memory_view, (PickleBuffer(value), value.format, value.shape)
@@ -228,7 +230,7 @@ class Rules:
             return NotImplemented
         if dtype.hasobject:
             return self._objects(value)
-        if (owner := _owner(value)) is not None:
+        if self.owned and id(owner := owner_of(value)) in self.owned:
             at = value.__array_interface__["data"][0] - address_of(memoryview(owner))
             return rebuild.array_on, (owner, dtype, value.shape, value.strides, at)
         flags = value.flags
@@ -385,12 +387,16 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
         return ()
 
 
-def _owner(value: Any) -> Any:
-    """Whose memory an array looks at, where that is an object that can change by itself."""
-    base = value.base
-    while isinstance(base, type(value) | memoryview):
-        base = base.obj if isinstance(base, memoryview) else base.base
-    return base if type(base) in OWNERS else None
+def owner_of(memory: Any) -> Any:
+    """Whose memory an array or a view looks at, in the end."""
+    numpy = sys.modules.get("numpy")
+    while True:
+        if isinstance(memory, memoryview):
+            memory = memory.obj
+        elif numpy is not None and isinstance(memory, numpy.ndarray) and memory.base is not None:
+            memory = memory.base
+        else:
+            return memory
 
 
 def found_by_name(value: Any) -> bool:

@@ -106,7 +106,7 @@ def blockers(value: object, rules: Rules, *, roots: bool = False) -> list[Blocke
     except Exception as error:  # noqa: BLE001 - whatever an object's own method raised; the walk found what it could
         if not walk.found:
             return [Blocker(root, describe(value), str(error))]
-    found = [Blocker(path_of(chain, root), describe(chain[-1], error), str(error)) for chain, error in walk.found]
+    found = [Blocker(path_of(chain, root), what, why) for chain, what, why in walk.found]
     if roots:
         for one in found:
             one.path = ROOT.sub(lambda match: match[2], one.path, count=1)
@@ -143,7 +143,9 @@ class _Walk(_PythonPickler):  # type: ignore[misc]
     def __init__(self, rules: Rules) -> None:
         super().__init__(io.BytesIO(), 5, buffer_callback=lambda _: None)
         self.chain: list[object] = []
-        self.found: list[tuple[Sequence[object], Exception]] = []
+        self.found: list[tuple[Sequence[object], str, str]] = []
+        """The way, what it is, and why. Never the error itself: it holds this frame and all that called it, so it would
+        be a circle, and Python 3.11 cannot take a circle apart in which a view of memory is lent out."""
         self.reducer_override = rules.reduce
 
     def save(self, obj: object, save_persistent_id: bool = True) -> None:
@@ -152,11 +154,11 @@ class _Walk(_PythonPickler):  # type: ignore[misc]
             super().save(obj, save_persistent_id)
         except (RecursionError, MemoryError, _Enough):
             raise
-        except Exception as error:
-            self.found.append((tuple(self.chain), error))
+        except Exception as error:  # noqa: BLE001 - whatever an object's own method raised
+            self.found.append((tuple(self.chain), describe(obj, error), str(error)))
             self.memoize_anything(obj)
             if len(self.found) >= FOUND_MAX:
-                raise _Enough from error
+                raise _Enough from None
         finally:
             self.chain.pop()
 

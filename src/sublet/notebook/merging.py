@@ -9,7 +9,7 @@ every name that had it, and says so. What is new is never written into anything:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from sublet.notebook.memories import Window, is_memory, overlapping, view_of, windows_of
@@ -22,16 +22,19 @@ DEPTH_MAX: Final = 150
 """Deeper than this nothing is looked into, and what came is taken as it is."""
 
 
-def merge(news: Mapping[str, Any], originals: Mapping[int, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
+def merge(
+    news: Mapping[str, Any], originals: Mapping[int, Any], met: Iterable[Any] = ()
+) -> tuple[dict[str, Any], dict[int, Any]]:
     """What each name stands for from now on, and what each new object stands for (by its id).
 
-    ``originals``: by the id of an object that came, the one here whose copy it is. First everything is planned, then
-    everything is written: whether two arrays may take over depends on both.
+    ``originals``: by the id of an object that came, the one here whose copy it is; ``met``: all objects that came.
+    First everything is planned, then everything is written: whether two arrays may take over depends on both.
     """
     refused: frozenset[int] = frozenset()
     views: dict[int, Any] = {}
+    came = frozenset(map(id, met))
     while True:
-        plan = _Plan(originals, refused, views)
+        plan = _Plan(originals, refused, views, came)
         for new in news.values():
             plan.choose(new)
         crossed, within = plan.overlaps()
@@ -46,7 +49,13 @@ def merge(news: Mapping[str, Any], originals: Mapping[int, Any]) -> tuple[dict[s
 class _Plan:
     """Who takes over what, and how, of values that came together."""
 
-    def __init__(self, originals: Mapping[int, Any], refused: frozenset[int], views: Mapping[int, Any]) -> None:
+    def __init__(
+        self,
+        originals: Mapping[int, Any],
+        refused: frozenset[int],
+        views: Mapping[int, Any],
+        came: frozenset[int],
+    ) -> None:
         """``refused``: ids of new objects that must be taken as they are; ``views``: what stands for new arrays that
         look at the memory of others."""
         self.chosen: dict[int, Any] = {}
@@ -55,6 +64,7 @@ class _Plan:
         self._here = {id(old) for old in originals.values()}
         self._refused = refused
         self._views = views
+        self._came = came
         self._taken: set[int] = set()
         """Ids of originals that stand for something already: each can stand for one object only."""
         self._writes: list[Callable[[], object]] = []
@@ -94,6 +104,10 @@ class _Plan:
     def stands_for(self, new: Any) -> Any:
         """What was chosen."""
         return new if type(new) in ATOMS else self.chosen.get(id(new), new)
+
+    def travels(self, value: Any) -> bool:
+        """Whether it came as an object, not only as somebody's memory."""
+        return id(value) in self._came
 
     def later(self, write: Callable[[], object]) -> None:
         """To be done by ``write``."""

@@ -70,6 +70,15 @@ class Parcel:
     def nbytes(self) -> int:
         return len(self.head) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
+    def __reduce__(self) -> Any:
+        """Its memory is lent out only while it is pickled; see ``unpicklable`` for what may happen else."""
+        lent = tuple(map(PickleBuffer, self.buffers))
+        return _parcel, (self.names, self.head, lent, self.own, self.known)
+
+
+def _parcel(names: tuple[str, ...], head: bytes, buffers: tuple[Any, ...], own: Tag, known: dict[int, Tag]) -> Parcel:
+    return Parcel(names=names, head=head, buffers=buffers, own=own, known=known)
+
 
 @dataclass(slots=True, kw_only=True)
 class Outgoing:
@@ -232,7 +241,7 @@ class Space:
         """What stands here for each object of the parcel, and the names that had to be bound anew."""
         known, met = came.parcel.known, came.met
         originals = {id(met[n]): self._identities.find(tag) for n, tag in known.items() if n in met}
-        merged, chosen = merge(came.values, originals)
+        merged, chosen = merge(came.values, originals, met.values())
         rebound = []
         for key, old in originals.items():
             if old is not None and chosen.get(key, old) is not old:
@@ -351,7 +360,7 @@ class Space:
                 Parcel(
                     names=group.names,
                     head=encoded.head,
-                    buffers=tuple(map(PickleBuffer, encoded.views)),
+                    buffers=encoded.views,
                     own=own,
                     known=known,
                 )
@@ -369,18 +378,17 @@ def _blamed(error: Unpicklable, roots: Mapping[str, object]) -> tuple[str, Unpic
     if fitting:
         return max(fitting, key=len), error
     for name, value in roots.items():
-        if found := _blamed_alone({name: value}):
-            what = found.what or found.message
+        if what := _blamed_alone({name: value}):
             return name, Unpicklable(f"this cannot be sent: {name}: {what}", path=name, what=what)
     raise error
 
 
-def _blamed_alone(root: Mapping[str, object]) -> Unpicklable | None:
+def _blamed_alone(root: Mapping[str, object]) -> str:
     try:
         encode_roots(root, rules=HomeRules())
     except Unpicklable as error:
-        return error
-    return None
+        return error.what or error.message
+    return ""
 
 
 def _is_the_shells(name: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sublet.durable.codec import encode
 from sublet.durable.roots import IDENTITY_FREE
+from sublet.durable.rules import OWNERS, owner_of
 from sublet.errors import SubletError
 from sublet.notebook import writing
 from sublet.notebook.memories import is_array, is_memory, is_tensor, same_array, same_tensor
@@ -61,9 +62,16 @@ def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
     if isinstance(old, types.ModuleType):
         return sys.modules.get(old.__name__) is not old
     if core is None:
-        return (is_array(old) and same_array(old, new)) or (is_tensor(old) and same_tensor(old, new)) or is_frame(old)
+        return (
+            (is_array(old) and same_array(old, new) and _of_one_owner(plan, old, new))
+            or (is_tensor(old) and same_tensor(old, new))
+            or is_frame(old)
+        )
     if core is array.array:
         return bool(old.typecode == new.typecode and (len(old) == len(new) or not is_looked_at(old)))
+    if core is memoryview:
+        alike = old.shape == new.shape and old.format == new.format and old.c_contiguous
+        return bool(alike and (not old.readonly or old == new)) and _of_one_owner(plan, old, new)
     if core is deque:
         return bool(old.maxlen == new.maxlen)
     if core is bytearray:
@@ -75,6 +83,12 @@ def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
     if core in IMMUTABLE:
         return kind is not core and bool(core.__eq__(old, new) is True)  # type: ignore[call-arg]  # not the subclass's
     return core not in MADE_ANEW
+
+
+def _of_one_owner(plan: Plan, old: Any, new: Any) -> bool:
+    """Where a byte array came whose memory the new one looks at: whether the old one looks at that which was here."""
+    owner = owner_of(new)
+    return type(owner) not in OWNERS or not plan.travels(owner) or plan.original(owner) is owner_of(old)
 
 
 def is_as_it_was(old: Any, new: Any) -> bool:
@@ -185,7 +199,7 @@ _STATED: Final[dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]
 }
 MADE_ANEW: Final[frozenset[type]] = frozenset(
     {
-        *(tuple, frozenset, types.MethodType, types.MappingProxyType, memoryview),
+        *(tuple, frozenset, types.MethodType, types.MappingProxyType),
         functools._lru_cache_wrapper,
     }
 )

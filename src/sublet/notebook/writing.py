@@ -7,7 +7,6 @@ decided, and answers with what stands for the whole.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import functools
 import sys
@@ -16,7 +15,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-from sublet.durable.rules import behind
+from sublet.durable import rebuild
+from sublet.durable.memory import address_of
+from sublet.durable.rules import OWNERS, behind, owner_of
 from sublet.notebook.memories import is_settled
 
 __all__ = [
@@ -70,6 +71,9 @@ class Plan(Protocol):
 
     def original(self, new: Any) -> Any:
         """The object here whose copy it is, or None."""
+
+    def travels(self, value: Any) -> bool:
+        """Whether it came as an object, not only as somebody's memory."""
 
     def later(self, write: Callable[[], object]) -> None:
         """To be done when everything is chosen."""
@@ -321,14 +325,16 @@ def into_mapping_proxy(plan: Plan, target: Any, new: Any) -> Any:
 
 
 def into_memoryview(plan: Plan, target: Any, new: Any) -> Any:
-    """Over a byte array it is a window on that; over anything else it is memory that came."""
-    held, old = new.obj, plan.original(new)
-    if type(held) not in (bytearray, array.array):
+    """One that has an original is a window on what that looks at; a new one on a byte array is one on what that is."""
+    if target is not new:
+        if not target.readonly:
+            plan.later(lambda: target.cast("B").__setitem__(slice(None), new.cast("B")))
+        return target
+    held = new.obj
+    if not plan.travels(held) or plan.choose(held) is held:
         return new
-    found = plan.choose(held)
-    if type(old) is memoryview and old.obj is found and old.shape == new.shape and old.format == new.format:
-        return old
-    return new
+    at = address_of(new) - address_of(memoryview(held))
+    return rebuild.memory_view_on(plan.choose(held), at, new.nbytes, new.format, new.shape)
 
 
 def into_taken_apart(plan: Plan, target: Any, new: Any) -> Any:
@@ -355,6 +361,10 @@ def into_taken_apart(plan: Plan, target: Any, new: Any) -> Any:
 def into_array(plan: Plan, target: Any, new: Any) -> Any:
     if type(new) is sys.modules["numpy"].memmap:
         return target  # both look at one file
+    held = owner_of(new)
+    if target is new and type(held) in OWNERS and plan.travels(held) and plan.choose(held) is not held:
+        at = new.__array_interface__["data"][0] - address_of(memoryview(held))
+        return rebuild.array_on(plan.choose(held), new.dtype, new.shape, new.strides, at)
     if new.dtype.hasobject:
         _objects(plan, target, new)
     elif target is not new and not is_settled(target):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,3 +113,18 @@ def test_a_repr_that_fails_does_no_harm() -> None:
 
     with pytest.raises(Unpicklable):
         encode({Key(): LOCK})
+
+
+def test_whoever_looks_for_what_cannot_travel_keeps_nothing_of_it() -> None:
+    """A kept error would be a circle of frames with views of memory in it, which Python 3.11 cannot take apart."""
+    gc.collect()
+    gc.disable()
+    try:
+        value: dict[str, Any] = {"a": Stateful(), "g": (n for n in range(3))}
+        watched = weakref.ref(value["a"])
+        with pytest.raises(Unpicklable):
+            encode(value)
+        del value
+        assert watched() is None
+    finally:
+        gc.enable()
