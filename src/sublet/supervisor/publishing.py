@@ -47,7 +47,8 @@ WAITING_MAX: Final = 64
 """Questions about one volume that wait for their turn."""
 STOPPED_AFTER_S: Final = 2.0
 """How long what is under way may go on when its lease is over."""
-TICKETS_MAX: Final = 1024
+TICKETS_MAX: Final = 64
+"""Of one lease; the oldest is let go. A ticket is shown at once by who got it."""
 SAVE_MAX_NS: Final = 3600 * NS_PER_S
 SAVED_KEPT: Final = 4096
 """Leases of which it is remembered what they saved, until the office has heard of their end and beyond."""
@@ -113,7 +114,7 @@ class Publishing:
         self._on_saved = on_saved
         self._waiting: dict[str, deque[_Job]] = {}
         self._running: dict[str, object] = {}
-        self._tickets: dict[str, Lent] = {}
+        self._tickets: dict[LeaseId, dict[str, Lent]] = {}
         stores.on_leave = self._left
 
     # ---- lending ----
@@ -123,14 +124,15 @@ class Publishing:
         self.fence(lent.lease, lent.epoch)
         self._block_of(lent.lease)
         ticket = os.urandom(16).hex()
-        self._tickets[ticket] = lent
-        while len(self._tickets) > TICKETS_MAX:
-            del self._tickets[next(iter(self._tickets))]
+        mine = self._tickets.setdefault(lent.lease, {})
+        mine[ticket] = lent
+        while len(mine) > TICKETS_MAX:
+            del mine[next(iter(mine))]
         return ticket
 
     def borrowed(self, ticket: str, tenant: TenantId) -> Borrowed:
         """What the ticket stands for. Raises if that is over, or another tenant's."""
-        lent = self._tickets.get(ticket)
+        lent = next((mine[ticket] for mine in self._tickets.values() if ticket in mine), None)
         if lent is None or lent.tenant != tenant:
             raise Unauthorized("this volume was not lent", do="Give the lease of blocks itself as volume=.")
         self.fence(lent.lease, lent.epoch)
@@ -318,6 +320,7 @@ class Publishing:
 
     def _left(self, store: Store) -> None:
         """Its lease is over. What waits is refused, what is under way has a moment to come to its end."""
+        self._tickets.pop(store.note.lease, None)
         key = self._running.get(store.folder)
         if key is not None:
             self._loop.after(STOPPED_AFTER_S, lambda: self._errands.stop(key))
