@@ -48,7 +48,7 @@ class Ends:
     """Where what the guest is to read is written; -1 for none."""
     outputs: dict[int, int]
     """Descriptor → stream."""
-    open: set[int] = field(default_factory=set)
+    open: list[int] = field(default_factory=list)
     """All that are still to be closed."""
     inbox: int = -1
     """Where connections are sent to a guest that serves; -1 for none."""
@@ -61,7 +61,7 @@ class Ends:
         """Close these, if they are still open."""
         for fd in descriptors:
             if fd in self.open:
-                self.open.discard(fd)
+                self.open.remove(fd)
                 os.close(fd)
 
     def give_to(self, uid: int, gid: int) -> None:
@@ -99,7 +99,7 @@ def open_pipes(*, stdin: bool) -> Ends:
     except OSError:
         _close_all(made)
         raise
-    return Ends(ChildEnds(child_in, child_out, child_err), parent_in, {out: STDOUT, err: STDERR}, made)
+    return Ends(ChildEnds(child_in, child_out, child_err), parent_in, {out: STDOUT, err: STDERR}, list(made))
 
 
 def open_serving() -> Ends:
@@ -118,7 +118,7 @@ def open_serving() -> Ends:
     except OSError:
         _close_all(made)
         raise
-    return Ends(ChildEnds(child_in, child_out, child_err), -1, {out: STDOUT, err: STDERR}, made, inbox)
+    return Ends(ChildEnds(child_in, child_out, child_err), -1, {out: STDOUT, err: STDERR}, list(made), inbox)
 
 
 def open_terminal(rows: int, cols: int) -> Ends:
@@ -130,7 +130,7 @@ def open_terminal(rows: int, cols: int) -> Ends:
         writing = os.dup(master)
         made.add(writing)
         os.set_blocking(master, False)
-        ends = Ends(ChildEnds(slave, slave, slave, is_terminal=True), writing, {master: STDOUT}, made)
+        ends = Ends(ChildEnds(slave, slave, slave, is_terminal=True), writing, {master: STDOUT}, list(made))
         ends.resize(rows, cols)
     except OSError:
         _close_all(made)

@@ -40,6 +40,8 @@ _STOP_ROUNDS: Final = 6
 """Looks within one attempt to end a tree. A tree that stands still is done after two."""
 _ASLEEP_IN_KERNEL: Final = ord("D")
 _NOBODY: Final = GuestId("")
+_NOBODY_AT_ALL: Final = frozenset[Identity]()
+"""One for all trees: an empty set takes as much room as one with four in it."""
 
 
 class Tree:
@@ -73,7 +75,7 @@ class Tree:
         """Its processes at the last look."""
         self.sessions: Set[int] = frozenset((root.pid,))
         """Theirs. A session's number is not given anew as long as a process is in it."""
-        self.outside: Set[Identity] = frozenset()
+        self.outside: Set[Identity] = _NOBODY_AT_ALL
         """Those of them that have left the group, as root may."""
         self._inherited = frozenset[int]()
         """The session it was started in, if it was seen before it made its own: that of a zygote, or ours."""
@@ -94,11 +96,12 @@ class Tree:
     def seen(self, members: Iterable[Stat], foreign_session: int, inside: Set[int] | None) -> None:
         """Remember what a look has shown."""
         members = list(members)
-        self.known = frozenset(stat.identity for stat in members)
-        self._inherited |= {stat.session for stat in members if stat.identity == self.root} - {self.root.pid}
-        self.sessions = frozenset(stat.session for stat in members) - self._inherited - {foreign_session}
+        self.known = frozenset(stat.identity for stat in members) or _NOBODY_AT_ALL
+        if inherited := {one.session for one in members if one.identity == self.root} - {self.root.pid}:
+            self._inherited |= inherited
+        self.sessions = frozenset({stat.session for stat in members} - self._inherited - {foreign_session})
         if inside is not None:
-            self.outside = frozenset(stat.identity for stat in members if stat.pid not in inside)
+            self.outside = frozenset(stat.identity for stat in members if stat.pid not in inside) or _NOBODY_AT_ALL
         self._cpu_ns = max(self._cpu_ns, self._exited_ns + sum(stat.cpu_ticks for stat in members) * NS_PER_TICK)
         self._peak_bytes = max(self._peak_bytes, _resident(members))
 

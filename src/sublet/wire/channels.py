@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from sublet.values import MIB
@@ -85,7 +84,7 @@ class Outgoing:
     def __init__(self) -> None:
         self.waiting = 0
         """Bytes still to be sent."""
-        self._frames: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._frames: list[tuple[bytes, tuple[int, ...]]] = []  # mostly empty, where a deque takes 0.7 KB
         self._sent_of_first = 0
 
     def __bool__(self) -> bool:
@@ -130,17 +129,19 @@ class Outgoing:
         if not 0 <= count <= self.waiting:
             raise ValueError(f"{count} bytes cannot have been sent: {self.waiting} were waiting")
         self.waiting -= count
+        done = 0
         while count:
-            data, fds = self._frames[0]
+            data, fds = self._frames[done]
             if not self._sent_of_first:
                 close_all(fds)
             left = len(data) - self._sent_of_first
             if count < left:
                 self._sent_of_first += count
-                return
+                break
             count -= left
-            self._frames.popleft()
+            done += 1
             self._sent_of_first = 0
+        del self._frames[:done]
 
     def clear(self, *, keep_begun: bool = False) -> None:
         """Drop everything; with ``keep_begun`` not a frame whose first part is out, since what follows would be read

@@ -114,7 +114,7 @@ def f64(value: float) -> Scalar:
 
 def _whole(kind: ArgKind, value: object) -> Scalar:
     try:
-        number = index(value) if not isinstance(value, bool) else None  # type: ignore[call-overload]
+        number = index(value) if not isinstance(value, bool) else None  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None:
