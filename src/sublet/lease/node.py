@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, assert_never
 
+from sublet.lease.entering import in_the_way
 from sublet.lease.expiring import Expiring
 from sublet.lease.fence import FenceTable, Live, is_exclusive, same_hardware
 from sublet.lease.hardware import Hardware
@@ -40,7 +41,6 @@ from sublet.wire.orders import (
     Notify,
     Order,
     Parking,
-    Part,
     RemoveVolume,
     Report,
     Resumed,
@@ -243,38 +243,33 @@ class Node:
                 live = self.fence.get(lease)
                 if live is not None and live.epoch < order.epoch:
                     self._end_here(live, EndReason.OPERATOR, "the office gave its hardware to a newer lease", now_ns)
+        for live in self.shelf.older(order):
+            self._end_here(live, EndReason.OPERATOR, "the office gave its volume to a newer lease", now_ns)
 
     def _take_waiting(self, now_ns: int) -> None:
         for order in tuple(self._waiting.values()):
             if self.fence.is_over(order.lease, order.epoch, order.parts):
                 del self._waiting[order.lease]
                 self._answer(order, held=False)
-            elif not any(self._in_the_way(order.lease, part) for part in order.parts):
+            elif not self._is_kept_out(order):
                 del self._waiting[order.lease]
                 self._admit(order, now_ns)
 
-    def _in_the_way(self, lease: LeaseId, part: Part) -> bool:
-        """Whether somebody is still on the resource, or not yet verified to be off it."""
-        own = self._teardowns.get(lease, part.resource)
-        if own is not None and own.holds(part.resource):
-            return True  # what it had before a restart is being cleared away
-        leaving = self._teardowns.leaving(part.resource)
-        there = self.fence.on(part.resource)
-        if is_exclusive(part):
-            return bool(leaving or there)
-        if part.kind is Kind.GPU and (self.fence.exclusive_on(part.resource) or any(map(is_exclusive, leaving))):
-            return True
-        in_use = self.fence.in_use(part.resource) + sum(other.amount for other in leaving)
-        return in_use + part.amount > self._capacity.get(part.resource, 0)
+    def _is_kept_out(self, order: Grant) -> bool:
+        return self.shelf.in_the_way(order, self._teardowns) or any(
+            in_the_way(self.fence, self._teardowns, order.lease, part, self._capacity.get(part.resource, 0))
+            for part in order.parts
+        )
 
     def _admit(self, order: Grant, now_ns: int) -> None:
-        before = self.fence.get(order.lease)
+        before, deadline_ns = self.fence.get(order.lease), self._deadline_ns(order, now_ns)
         goes_on = order.resume if before is None else None
-        gone = before is None and (self._parking.why_not_admitted(order, now_ns) or self.shelf.why_not_admitted(order))
+        gone = before is None and (
+            self._parking.why_not_admitted(order, deadline_ns, now_ns) or self.shelf.why_not_admitted(order)
+        )
         if gone:
             self._answer(order, held=False, reason=gone[0], detail=gone[1])
             return
-        deadline_ns = self._deadline_ns(order, now_ns)
         self.fence.admit(order.lease, order.epoch, (self.incarnation, order.number), deadline_ns, order.parts)
         self._tenants[order.lease] = order.tenant
         if order.name:
@@ -375,10 +370,11 @@ class Node:
 
     def _end_here(self, live: Live, reason: EndReason, detail: str, now_ns: int) -> None:
         """At once and without grace: nothing outlives its promise."""
+        volume = self.shelf.of(live)
         self.fence.end(live.lease, live.epoch, live.parts, reason)
         self._let_go(live.lease)
         for part in live.parts:
-            self._teardowns.begin(live.lease, live.epoch, part, grace_until_ns=now_ns, asked=False)
+            self._teardowns.begin(live.lease, live.epoch, part, grace_until_ns=now_ns, asked=False, volume=volume)
         self._hardware.tell(live.lease, live.epoch, reason, now_ns, detail, now_ns)
         report = EndedHere(node=self.name, lease=live.lease, epoch=live.epoch, reason=reason, detail=detail)
         self._ended_here.say(live.lease, report, now_ns, for_ns=UNHEARD_KEPT_NS)

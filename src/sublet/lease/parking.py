@@ -111,10 +111,12 @@ class ParkingLot:
 
     # ---- 4: resume ----
 
-    def why_not_admitted(self, order: Grant, now_ns: int) -> tuple[EndReason, str] | None:
+    def why_not_admitted(self, order: Grant, deadline_ns: int, now_ns: int) -> tuple[EndReason, str] | None:
         """Why a grant that speaks of parked guests is not held; None if it is."""
         if order.parked and not self._hardware.parked(order.lease):
             return EndReason.NODE_LOST, "what was parked under it is gone"
+        if order.resume is not None and deadline_ns <= now_ns:
+            return EndReason.EXPIRED, "its time ran out before the order arrived"
         if order.resume is not None and (refused := self._why_not_resumed(order.resume, now_ns)):
             return EndReason.REFUSED, refused
         return None

@@ -7,13 +7,14 @@ hardware and seen to be over by looking, like everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from sublet.lease.fence import FenceTable
+from sublet.lease.fence import FenceTable, Live
 from sublet.lease.hardware import Hardware
+from sublet.lease.teardown import Teardown
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, NodeId, TenantId
-from sublet.wire.orders import Grant, RemoveVolume, Report, VolumeRef, VolumeRemoved, Volumes
+from sublet.wire.orders import Grant, Part, RemoveVolume, Report, VolumeRef, VolumeRemoved, Volumes
 
 __all__ = ["SAID_AT_ONCE", "Shelf"]
 
@@ -73,6 +74,32 @@ class Shelf:
         """When to look again, or to speak."""
         return min((at_ns for at_ns in (self._look_ns, self._say_ns) if at_ns is not None), default=None)
 
+    def of(self, live: Live) -> VolumeRef | None:
+        """The volume that a live lease has, or is to make."""
+        name = self._names.get(live.lease)
+        tenant = self._tenants.get(live.lease)
+        if name is None or tenant is None or not _has_blocks(live.parts):
+            return None
+        return VolumeRef(tenant=tenant, name=name)
+
+    def older(self, order: Grant) -> list[Live]:
+        """The live leases that have the volume of this grant by an older epoch: the office has forgotten them, as after
+        a restore. A volume is one lease's at a time, like a device that tolerates no other."""
+        if not order.name or not _has_blocks(order.parts):
+            return []
+        ref = VolumeRef(tenant=order.tenant, name=order.name)
+        others = (live for live in self._fence if live.lease != order.lease and live.epoch < order.epoch)
+        return [live for live in others if self.of(live) == ref]
+
+    def in_the_way(self, order: Grant, teardowns: Iterable[Teardown]) -> bool:
+        """Whether somebody has the volume of this grant, or is not yet verified to be off it."""
+        if not order.name or not _has_blocks(order.parts):
+            return False
+        ref = VolumeRef(tenant=order.tenant, name=order.name)
+        if any(down.volume == ref and down.holds(down.part.resource) for down in teardowns):
+            return True
+        return any(live.lease != order.lease and self.of(live) == ref for live in self._fence)
+
     def why_not_admitted(self, order: Grant) -> tuple[EndReason, str] | None:
         """What speaks against a grant that goes on with a volume: that it is not here. An empty one of the same name
         would not make up for what was in it."""
@@ -106,9 +133,8 @@ class Shelf:
 
     def _held_by(self, volume: VolumeRef) -> Epoch | None:
         """The epoch of the live lease that has it, whether a guest has used it yet or not."""
-        for lease, name in self._names.items():
-            live = self._fence.get(lease) if name == volume.name else None
-            is_its = live is not None and self._tenants.get(lease) == volume.tenant
-            if live is not None and is_its and any(part.kind is Kind.BLOCK for part in live.parts):
-                return live.epoch
-        return None
+        return next((live.epoch for live in self._fence if self.of(live) == volume), None)
+
+
+def _has_blocks(parts: Sequence[Part]) -> bool:
+    return any(part.kind is Kind.BLOCK for part in parts)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from sublet.lease.hardware import Hardware
 from sublet.lease.teardown import Bounds, Phase, Teardown
 from sublet.values import Epoch, Kind, LeaseId, NodeId, ResourceId
-from sublet.wire.orders import End, Failed, Part, Report, TornDown
+from sublet.wire.orders import End, Failed, Part, Report, TornDown, VolumeRef
 
 __all__ = ["Teardowns"]
 
@@ -69,10 +69,12 @@ class Teardowns:
         grace_until_ns: int,
         asked: bool,
         end: End | None = None,
+        volume: VolumeRef | None = None,
     ) -> bool:
-        """Take the lease off this part, or go on with it; whether it is new. ``end`` is the order, if there is one."""
+        """Take the lease off this part, or go on with it; whether it is new. ``end`` is the order, if there is one,
+        ``volume`` what the lease has otherwise."""
         park = end.park if end is not None else None
-        volume = end.volume if end is not None and part.kind is Kind.BLOCK else None
+        volume = (end.volume if end is not None else volume) if part.kind is Kind.BLOCK else None
         down = self._all.get((lease, part.resource))
         if down is not None:  # a restored office may ask by an older epoch; what is said of the newer one holds too
             down.epoch, down.park = max(down.epoch, epoch), down.park or park

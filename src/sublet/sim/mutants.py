@@ -36,6 +36,7 @@ from sublet.sim.disk import Disk
 from sublet.sim.holder import HolderProcess
 from sublet.sim.mutant import Mutant
 from sublet.sim.parking_mutants import PARKING
+from sublet.sim.volume_mutants import VOLUMES
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId
 from sublet.wire.orders import End, Extend, Grant, Order
 
@@ -380,4 +381,5 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ((Ledger, "handle", _takes_its_journal_for_held),),
     ),
     **PARKING,
+    **VOLUMES,
 }

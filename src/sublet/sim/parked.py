@@ -85,7 +85,14 @@ class ParkedRules:
         for lease_id in tuple(self._holding):
             lease = state.leases.get(lease_id)
             if lease is None or (lease.status in LIVE_STATES and (lease.parks is None or not lease.parks.holds)):
+                if not self._is_durable(lease_id):  # it was decided, and the office died before anybody heard of it
+                    self._holding.pop(lease_id)
+                    continue
                 self._fail("P3", f"{lease_id} held parked guests, and after a restart the office does not know it")
+
+    def _is_durable(self, under: LeaseId) -> bool:
+        told = self._world.office.disk.told()
+        return any(isinstance(event, ev.Parked) and event.lease == under for _, events in told for event in events)
 
     def restored(self) -> None:
         """What happened since the backup is not known to the office."""

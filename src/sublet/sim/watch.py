@@ -363,8 +363,8 @@ class Watch:
         self._belief_ns[holder.lease] = max(belief_ns, self._belief_ns.get(holder.lease, belief_ns))
         deadline_ns = holder.deadline_ns
         office = self._world.office
-        if deadline_ns is None or office.ledger is None:
-            return
+        if deadline_ns is None or office.ledger is None or not office.opened:  # its books may be a backup's, and then
+            return  # nothing of them goes on
         lease = office.ledger.state.leases.get(holder.lease)
         if lease is None or lease.deadline_ns is None or lease.status not in LIVE_STATES or lease.epoch != holder.epoch:
             return
