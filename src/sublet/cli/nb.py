@@ -93,7 +93,7 @@ def run(
 
     target = target_of(notebook, out)
     asked = asked_for(gpu, gpus, ttl, tier_of(tier, spot=spot), waiting, no_wait=no_wait, smaller_ok=smaller_ok)
-    job = made(notebook, asked, lease, param, name, kernel, out=str(target), waits_its_turn=False)
+    job = made(notebook, asked, lease, param, name, kernel, out=str(target.absolute()), waits_its_turn=False)
     with Teller(job) as teller:
         record = Runner(job, teller).run()
         teller.end(record)

@@ -58,6 +58,8 @@ class Teller(Progress):
     def cell_done(self, number: int, seconds: float, bill: dict[str, Any]) -> None:
         parts = " · ".join(bill_parts(bill))
         device = paint(f"  {parts}", "dim") if parts else ""
+        if number == self._cells and self._line.live:
+            self._line.set(lambda _waited: "gives its leases back, writes the page")
         self._line.say(f"{paint('ok', 'green')}   {self._at(number)} {seconds:6.2f}s  {visible(self._source)}{device}")
 
     def note(self, text: str) -> None:

@@ -33,7 +33,7 @@ from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest, N
 from sublet.notebook.batch.asked import Asked
 from sublet.notebook.batch.law import JobRecord, JobState
 
-__all__ = ["Job", "JobSpec", "all_jobs", "find_job", "make_job"]
+__all__ = ["Job", "JobSpec", "all_jobs", "find_job", "make_job", "put"]
 
 T = TypeVar("T")
 SCHEMA: Final = 1

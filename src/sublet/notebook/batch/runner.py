@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from sublet.client.fabric import Fabric, connect
@@ -33,7 +34,7 @@ from sublet.notebook.batch.failures import (
     missing,
     traceback_of,
 )
-from sublet.notebook.batch.jobs import Job
+from sublet.notebook.batch.jobs import Job, put
 from sublet.notebook.batch.kernels import JobKernel, OrdinaryKernel, WholeKernel
 from sublet.notebook.batch.law import Happening, JobRecord, JobState, after
 from sublet.notebook.batch.leftovers import give_back_all
@@ -395,6 +396,10 @@ class Runner:
         bill = self._bill()
         page = page_of(self._notebook, self.spec, self.record, bill)
         self.job.put(self.job.page, page.encode())
+        if self.spec.out:
+            out = Path(self.spec.out)
+            put(out, self.job.executed.read_bytes())
+            put(out.with_suffix(".html"), page.encode())
 
     def _bill(self) -> JobBill | None:
         """What the office has on its books for this job."""
@@ -429,7 +434,7 @@ class Runner:
             self._put_what_there_is()
         else:
             do = f"`sublet nb resume {self.job.id}` goes on with it."
-            self._write(Happening.CUT, message="its runner was ended", do=do)
+            self._write(Happening.CUT, message=f"interrupted in cell {self.record.done + 1}", do=do)
 
     def _fail(self, failed: Failed) -> None:
         self._write(Happening.FAILED, message=failed.message, do=failed.do, exit_code=failed.exit_code)
