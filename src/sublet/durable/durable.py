@@ -24,7 +24,7 @@ from sublet.durable.changes import Copies
 from sublet.durable.measuring import needed_bytes
 from sublet.durable.opening import Checkpoint
 from sublet.durable.roots import encode_roots
-from sublet.durable.saving import Capture, Saver, SaveReport, Who
+from sublet.durable.saving import Capture, Saver, SaveReport, Staged, Who
 from sublet.durable.store import CheckpointStore, FolderStore
 from sublet.durable.volume import VolumePlace, VolumeStore
 from sublet.errors import CheckpointFailed, InvalidRequest
@@ -263,7 +263,18 @@ class Durable(Generic[T]):
             self._copies.reset()
 
     def _save(self, capture: Capture, note: str) -> None:
-        staging = self._store.stage(needed_bytes(capture, self._base, self._store.room))
+        try:
+            staged = self._published(capture, note)
+        except BaseException:
+            self._mutations += 1  # what was captured is not saved after all
+            raise
+        self._base, self.last = staged.base, staged.report
+        self._store.collect(self._keep)
+
+    def _published(self, capture: Capture, note: str) -> Staged:
+        room = self._store.room
+        needed = needed_bytes(capture, self._base, room)
+        staging = self._store.stage(needed)
         try:
             staged = self._saver.write(
                 capture,
@@ -273,15 +284,12 @@ class Durable(Generic[T]):
                 wall_ns=self._clock.wall_ns(),
                 schema=self._schema,
                 note=note,
+                spare=room - needed,
             )
             self._store.publish(staged)
-        except BaseException:
-            self._mutations += 1  # what was captured is not saved after all
-            raise
         finally:
             self._store.discard(staging)
-        self._base, self.last = staged.base, staged.report
-        self._store.collect(self._keep)
+        return staged
 
 
 class _Queue:

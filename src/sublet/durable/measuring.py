@@ -22,10 +22,8 @@ CHUNK_COST: Final = 64
 
 
 def needed_bytes(capture: Capture, base: Base, room: int) -> int:
-    """What writing it takes: at the most, if that is no more than ``room``; else nearly to the byte.
-
-    Not counted is what a save may move together of older packs.
-    """
+    """What writing it takes: at the most, if that is no more than ``room``; else nearly to the byte. Older packs are
+    moved together only if there is more room than that (``Saver.write``)."""
     around = _around(capture)
     most = around + sum(_most(piece) for _, _, pieces in capture.records for piece in pieces)
     most += sum(len(head) for _, head, _ in capture.records)

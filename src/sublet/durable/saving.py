@@ -26,7 +26,18 @@ from sublet.durable.rules import GpuRule
 from sublet.errors import CheckpointFailed
 from sublet.values import Epoch, LeaseId
 
-__all__ = ["HEAD_CHUNK_BYTES", "NOBODY", "Base", "Capture", "Piece", "SaveReport", "Saver", "Staged", "Who"]
+__all__ = [
+    "HEAD_CHUNK_BYTES",
+    "NOBODY",
+    "PACKS_MAX",
+    "Base",
+    "Capture",
+    "Piece",
+    "SaveReport",
+    "Saver",
+    "Staged",
+    "Who",
+]
 
 HEAD_CHUNK_BYTES: Final = 16 * 1024
 """Of heads: what changes in them is small and stands close together."""
@@ -191,14 +202,16 @@ class Saver:
         schema: str = "",
         note: str = "",
         carry: Sequence[Record] = (),
+        spare: int | None = None,
     ) -> Staged:
         """Put into ``staging`` what ``base`` lacks, and the manifest. ``carry``: records of the base that stay as they
-        are, under names that the capture has not: somebody else's, or what nobody has loaded."""
+        are, under names that the capture has not: somebody else's, or what nobody has loaded. ``spare``: bytes that may
+        be spent on moving chunks of older packs together; None: any. What has no room stays where it is."""
         with PackWriter(staging) as writer:
             run = _Run(writer, base, self._finder, self.chunk_bytes)
             records = [*map(run.carried, carry), *(run.record(*record) for record in capture.records)]
             leaves = run.leaves(sorted(records, key=lambda record: record.names[0]) if carry else records)
-            packs = run.packs()
+            packs = run.packs(spare)
             made = writer.finish()
         if made is not None:
             packs.append(made[0])
@@ -271,7 +284,7 @@ class _Run:
             found.append(LeafRef(digest, len(data), sum(len(record.names) for record in run)))
         return found
 
-    def packs(self) -> list[PackRef]:
+    def packs(self, spare: int | None = None) -> list[PackRef]:
         """The packs of the base that are still needed, once the poorest were emptied into the new one."""
         live: dict[PackRef, list[Entry]] = {}
         for digest in self._used:
@@ -284,7 +297,11 @@ class _Run:
         kept = sorted((ref for ref in poorest if ref not in gone), key=lambda ref: ref.size - share[ref])
         while kept and sum(share[ref] for ref in kept) < LIVE_SHARE * sum(ref.size for ref in kept):
             gone.append(kept.pop())
-        for ref in gone:
+        for ref in sorted(gone, key=lambda ref: share[ref]):
+            if spare is not None and share[ref] > spare:
+                kept.append(ref)
+                continue
+            spare = spare if spare is None else spare - share[ref]
             self._move(ref, live[ref])
         return sorted(kept)
 

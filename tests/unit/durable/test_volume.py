@@ -12,7 +12,7 @@ import pytest
 from sublet.durable.durable import Durable, store_of
 from sublet.durable.measuring import needed_bytes
 from sublet.durable.roots import encode_roots
-from sublet.durable.saving import Base, Saver
+from sublet.durable.saving import PACKS_MAX, Base, Saver
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
 from sublet.durable.volume import VolumeStore
@@ -216,3 +216,34 @@ def test_a_lease_without_blocks_says_so(desk: Desk) -> None:
 
     with pytest.raises(SubletError, match="no blocks"):
         Durable(1, Refusing(desk.folder))
+
+
+def test_where_room_is_short_older_packs_stay_as_they_are(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a save that fits would fail for the sake of tidiness."""
+    store = store_of(desk)
+    numbers = random.Random(3)
+    state = Durable([numbers.randbytes(40_000) for _ in range(24)], store, keep=1)
+    state.checkpoint()
+    for n in range(20):
+        monkeypatch.setattr(VolumeStore, "room", property(lambda _: 60_000))
+        state.value[n] = numbers.randbytes(40_000)
+        state.checkpoint()
+    assert isinstance(store, VolumeStore)
+    assert len(store.manifest().packs) > PACKS_MAX + 1, "what is live of each lies where it lay"
+    monkeypatch.undo()
+    state.value[23] = numbers.randbytes(40_000)
+    state.checkpoint()
+    assert len(store.manifest().packs) <= PACKS_MAX // 2 + 1
+    assert Durable.restore(desk).value == state.value
+    assert verify(desk.folder).ok
+
+
+def test_what_was_refused_for_want_of_room_is_still_to_be_saved(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Durable([b""], desk)
+    state.mutate(lambda it: it.append(random.Random(1).randbytes(9_000)))
+    with monkeypatch.context() as patch:
+        patch.setattr(VolumeStore, "room", property(lambda _: 100))
+        with pytest.raises(CheckpointFailed):
+            state.checkpoint()
+    state.close()
+    assert len(Durable.restore(desk).value) == 2
