@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
+from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.notebook.options import CellOptions
 from sublet.notebook.status import Suspended
 from sublet.values import NS_PER_S, Tier
@@ -60,6 +60,10 @@ def go_on(
         )
     except (NotFound, StaleEpoch, InvalidRequest) as error:
         raise LeaseEnded(f"{why}, and what was parked is gone: {error.message}", end=end) from error
+    except CapacityExceeded as error:
+        if options.wait_ns is not None:
+            raise
+        raise LeaseEnded(f"{why}, and it could not be parked after all", end=end) from error  # who waits is not refused
     kernel.now_under(new)
     return new
 

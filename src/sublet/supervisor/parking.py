@@ -38,8 +38,9 @@ LOOK_AGAIN_S: Final = 0.005
 """While they are brought to a stand: the kernel needs a moment to freeze, and forks are met by the next look."""
 STAND_NS: Final = 5 * NS_PER_S
 """Who does not stand still by then sleeps in the kernel where no signal reaches, and is ended instead."""
-SPARE_BYTES: Final = 16 * MIB
-"""What they may grow by between the notice and the end, beside an eighth of what they have."""
+SPARE_BYTES: Final = 96 * MIB
+"""What they may grow by between the notice and the end, beside an eighth of what they have. A kernel that imports in
+these seconds what its cell needs grows by that much; with 16 MiB one in three of them could not be parked."""
 SERVES_CALLS: Final = frozenset({"sublet.guest.worker:main", "sublet.guest.device_service:main"})
 """Guests that hold a lock on the tally of their lease while they answer a call (``wire.tally``)."""
 
