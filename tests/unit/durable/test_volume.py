@@ -225,7 +225,7 @@ def test_where_room_is_short_older_packs_stay_as_they_are(desk: Desk, monkeypatc
     state = Durable([numbers.randbytes(40_000) for _ in range(24)], store, keep=1)
     state.checkpoint()
     for n in range(20):
-        monkeypatch.setattr(VolumeStore, "room", property(lambda _: 60_000))
+        monkeypatch.setattr(VolumeStore, "room", property(lambda _: 75_000))
         state.value[n] = numbers.randbytes(40_000)
         state.checkpoint()
     assert isinstance(store, VolumeStore)
