@@ -169,6 +169,7 @@ def test_a_cell_that_asked_for_a_checkpoint_is_gone_on_from(nb: Notebook, home: 
 
 def test_a_second_kernel_of_the_name_has_a_volume_of_its_own_and_is_told(nb: Notebook, second: Notebook) -> None:
     nb.run("%%gpu --vram 64MiB\n1")
+    nb.run("%gpu release")
     outputs = second.run("%%gpu --vram 64MiB\n1")
     assert re.search(r"another kernel has nb-story-\w{8} open, so this one saves for itself", status(outputs))
     assert "goes with its kernel" not in text(second.run("%gpu name"))
@@ -202,18 +203,21 @@ def test_after_a_kernel_was_killed_a_new_one_is_told_and_restores_when_asked(
         fresh.stop()
 
 
-def test_a_volume_that_is_too_small_is_an_error_and_the_results_are_there(nb: Notebook) -> None:
+def test_a_volume_that_is_too_small_is_an_error_and_the_results_are_there(nb: Notebook, second: Notebook) -> None:
     nb.run("%gpu release")
-    nb.run("%gpu name small-1 32MiB")
+    second.run("%gpu name small-1 32MiB")
     with pytest.raises(CellExecutionError) as caught:
-        nb.run(LARGE + "import numpy as np\nnoise = np.random.default_rng(1).bytes(64 << 20)\nfine = 1")
+        second.run(LARGE + "import numpy as np\nnoise = np.random.default_rng(1).bytes(64 << 20)\nfine = 1")
     said = plain(caught.value)
     assert re.search(r"CheckpointFailed: the checkpoint needs up to 64.*MiB, and .* left", said)
-    assert "NOT SAVED" in status(nb.nb.cells[-1].outputs)
-    assert text(nb.run("print(fine, len(noise.fetch()))")) == f"1 {64 << 20}\n"
-    assert "to be recomputed" in text(nb.run("%gpu report"))
-    nb.run("del noise")
-    assert "noise" not in status(nb.run(LARGE + "deep = np.zeros(1 << 18)"))
+    assert "NOT SAVED" in status(second.nb.cells[-1].outputs)
+    assert text(second.run("print(fine, len(noise.fetch()))")) == f"1 {64 << 20}\n"
+    assert "to be recomputed" in text(second.run("%gpu report"))
+    with pytest.raises(CellExecutionError, match="noise is saved under the present name"):
+        second.run("%gpu name other-1")
+    second.run("del noise")
+    assert "noise" not in status(second.run(LARGE + "deep = np.zeros(1 << 18)"))
+    second.run("%gpu release")
 
 
 def test_words_tell_what_was_meant(nb: Notebook) -> None:

@@ -178,7 +178,9 @@ class Cells:
         with contextlib.suppress(SubletError):
             self.handles.save()
         self._let_go()
-        if lease is not None:
+        if lease is not None and is_parked(lease):
+            give_up(self.fabric(), lease)
+        elif lease is not None:
             lease.release()
 
     # ---- the lease and the kernel
@@ -234,6 +236,7 @@ class Cells:
         if volume is not None and volume.said:
             say(self._shell, volume.said)
             volume.said = ""
+        self.handles.save_in(volume)
         self.handles.settle()
         self.handles.meet(kernel, volume)
         if news := self.handles.first_sight():

@@ -168,10 +168,17 @@ def _name(cells: Cells, _shell: Any, rest: str) -> str:
         return f"{name}{f' (from {path})' if path else ''}"
     if len(words) > 2:
         raise InvalidRequest(f"%gpu name takes a name and perhaps a size, not {rest!r}", do="Write %gpu name X 8GiB.")
-    had_kernel = cells.kernel is not None
+    if handles := cells.handles.all():
+        first = next(iter(handles))
+        raise InvalidRequest(
+            f"{', '.join(sorted(handles))} {'is' if len(handles) == 1 else 'are'} saved under the present name",
+            do=f"Bring such variables here first (%gpu fetch {first}), or del them.",
+        )
+    had_lease = cells.lease is not None
+    cells.release()
     cells.owner.rename(*words)
     said = f"the state of this notebook is called {cells.owner.name}"
-    return f"{said}, from the next lease on" if had_kernel else said
+    return f"{said}; the lease was given back, and the next cell takes another" if had_lease else said
 
 
 def _report(cells: Cells, _shell: Any, rest: str) -> str:

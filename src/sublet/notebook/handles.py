@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from sublet.durable import rebuild
 from sublet.durable.loading import decode
 from sublet.durable.roots import encode_roots
-from sublet.errors import SubletError, Unpicklable
+from sublet.errors import InvalidRequest, SubletError, Unpicklable
 from sublet.notebook import holding
+from sublet.notebook.going_on import is_parked
 from sublet.notebook.home import HomeRules
 from sublet.notebook.probing import MODULE, describe, probe
 from sublet.notebook.shelf import About, Key, Part, Saved, Shelf, key_of
@@ -90,7 +91,11 @@ class Handles:
 
     def is_live(self, kernel: Any) -> bool:
         mine = self._kernel
-        return mine is not None and kernel is mine and not mine.is_lost
+        return mine is not None and kernel is mine and not mine.is_lost and not is_parked(mine.lease)
+
+    def is_parked(self, kernel: Any) -> bool:
+        mine = self._kernel
+        return mine is not None and kernel is mine and not mine.is_lost and is_parked(mine.lease)
 
     def fetch(self, handle: Stays) -> Any:
         """A copy in the notebook's own memory: from the device, or from what was saved."""
@@ -100,6 +105,11 @@ class Handles:
                 return decode(head, [memoryview(one) for one in buffers])[handle.name]
         key = key_of(Part.DEVICE, handle.name)
         if self._shelf is None or key not in self._shelf.found():
+            if handle.is_parked:
+                raise InvalidRequest(
+                    f"{handle.name} is parked without its device, and was not saved",
+                    do="Run a cell on a device: it goes on there.",
+                )
             raise lost_handle(handle)
         with rebuild.on_host():
             return self._shelf.load([key])[key]
@@ -107,9 +117,8 @@ class Handles:
     # ---- a guest comes and goes
 
     def meet(self, kernel: KernelGuest, volume: Volume | None) -> None:
-        """There is a new guest; what is it to find saved?"""
+        """There is a new guest, and this volume, in which it finds what is saved."""
         self._kernel, self._saved = kernel, {}
-        self.save_in(volume)
         if volume is None:
             return
         number, self._saved = kernel.call(holding.use, volume.folder, volume.is_empty)

@@ -21,7 +21,10 @@ class Keeper(Protocol):
         """A copy of it, in the notebook's own memory."""
 
     def is_live(self, kernel: Any) -> bool:
-        """Whether that guest is still there."""
+        """Whether that guest is there, on its device."""
+
+    def is_parked(self, kernel: Any) -> bool:
+        """Whether it is there, without its device."""
 
 
 class Stays:
@@ -65,6 +68,11 @@ class Stays:
         return self._keeper.is_live(self._kernel)
 
     @property
+    def is_parked(self) -> bool:
+        """Whether its device was taken and it waits for the next."""
+        return self._keeper.is_parked(self._kernel)
+
+    @property
     def why_lost(self) -> str:
         """Why it cannot be saved; empty if it can."""
         return self._lost
@@ -92,6 +100,8 @@ class Stays:
         if self.is_live:
             kept = saved or (f"cannot be saved ({self._lost})" if self._lost else "not saved")
             return f"{what}; stays on the device ({about.why}), {kept}; .fetch() brings a copy"
+        if self.is_parked:
+            return f"{what}; its device was taken, and the next cell on a device goes on with it"
         if saved:
             return f"{what}; {saved}; the next cell on a device that reads it has it back"
         where = f", cell {about.cell}," if about.cell else ""
