@@ -11,8 +11,8 @@ from sublet.broker import events as ev
 from sublet.broker.history import History, wire_lines
 from sublet.errors import JournalError
 from sublet.observe.bills import Holding, fold, reconcile
-from sublet.values import Kind, LeaseId, ResourceId
-from sublet.wire.orders import Device
+from sublet.values import Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.wire.orders import Device, Saved
 from tests.unit.journal.making import GPU, OPENED, Place, at, ended, ending, granted, joined, part, queued, renewed
 
 Told = list[tuple[int, ev.Event]]
@@ -178,3 +178,51 @@ def test_a_bill_goes_over_the_wire_in_seconds(place: Place) -> None:
 
 def test_a_holding_says_how_long_it_was() -> None:
     assert Holding(start_ns=3, stop_ns=10, wall_ns=0, charges=()).held_ns == 7
+
+
+def _volume(kind: str, **more: object) -> ev.Event:
+    fields = {"tenant": TenantId("ann"), "name": "ckpt", "resource": ResourceId("n1/block"), **more}
+    return getattr(ev, f"Volume{kind}")(**fields)  # type: ignore[no-any-return]
+
+
+def test_what_is_kept_is_billed_to_its_tenant_from_one_lease_to_the_next_and_to_its_end(place: Place) -> None:
+    """As block byte-seconds, by the byte: once, whether a lease has it or nobody, and not beyond its removal."""
+    lease, size = LeaseId("x"), 1000
+    kept = {"lease": lease, "epoch": Epoch(1, 1), "size": size}
+    told: Told = [
+        (10, _volume("Kept", **kept)),
+        (20, _volume("Missed")),
+        (25, _volume("Kept", **kept)),
+        (40, _volume("Taken", **kept, node=NodeId("n1"), retain_ns=1)),
+        (70, _volume("Kept", **kept)),
+        (90, _volume("Removing", detail="")),
+        (95, _volume("Removed", size=size)),
+    ]
+    past = history(place, told)
+    (usage,) = past.usages(200)
+    assert [(h.start_ns, h.stop_ns) for h in usage.holdings] == [(10, 40), (70, 95)]
+    (line,) = wire_lines(fold(past.usages(200)))
+    assert (line.key, line.tenant, line.leases) == ("volume/ann/ckpt", "ann", 0)
+    assert line.block_byte_seconds == 55 * size / 1e9
+    assert reconcile(past.usages(200), past.devices(200)).ok
+
+
+def test_a_volume_that_is_found_is_billed_from_then_and_one_that_is_lost_until_then(place: Place) -> None:
+    found = {"node": NodeId("n1"), "lease": LeaseId("f"), "epoch": Epoch(2, 1), "retain_ns": 1}
+    told: Told = [
+        (10, _volume("Found", **found, size=5)),
+        (30, _volume("Found", **found, size=7)),
+        (60, _volume("Lost", size=7)),
+    ]
+    past = history(place, told)
+    (usage,) = past.usages(100)
+    assert [(h.start_ns, h.stop_ns, h.charges[0].units) for h in usage.holdings] == [(10, 30, 5), (30, 60, 7)]
+    assert not usage.live
+    assert reconcile(past.usages(100), past.devices(100)).ok
+
+
+def test_what_was_saved_is_on_the_bill_of_its_lease(place: Place) -> None:
+    saved = ev.Saved(lease=LeaseId("a"), saved=Saved(version=3, wall_ns=5, size=400, count=2))
+    past = history(place, [(1, queued("a")), (10, granted("a", 1)), (40, ending("a", 40)), (41, saved)])
+    (line,) = wire_lines(fold(past.usages(99)))
+    assert (line.saves, line.bytes_saved) == (2, 400)
