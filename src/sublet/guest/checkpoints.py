@@ -38,6 +38,8 @@ class Checkpoints:
         self._pid = os.getpid()
         self._is_answered = False
         """Whether it was saved since the end was announced."""
+        self.is_by_hand = False
+        """While it saves: whether the program itself asked for it."""
 
     def register(self, save: Callable[[], object]) -> None:
         """From now on this is what saves."""
@@ -47,7 +49,7 @@ class Checkpoints:
             self._watcher = threading.Thread(target=self._watch, name="sublet-notice", daemon=True)
             self._watcher.start()
 
-    def save(self) -> object:
+    def save(self, *, by_hand: bool = False) -> object:
         """Once, whoever asks; a second one waits for the first."""
         save = self._save
         if save is None:
@@ -56,7 +58,11 @@ class Checkpoints:
                 do="Register what saves it: sublet.current().on_checkpoint(function).",
             )
         with self._saving:
-            return save()
+            before, self.is_by_hand = self.is_by_hand, by_hand
+            try:
+                return save()
+            finally:
+                self.is_by_hand = before
 
     def wait(self, timeout_s: float) -> None:
         """Until no save is under way; one that is due and has not begun is done here."""

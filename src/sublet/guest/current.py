@@ -131,7 +131,15 @@ class Current:
         ``Unsupported`` where nothing was."""
         from sublet.guest.checkpoints import checkpoints_of
 
-        return checkpoints_of(self._path).save()
+        return checkpoints_of(self._path).save(by_hand=True)
+
+    @property
+    def is_saving_by_hand(self) -> bool:
+        """For what was registered with ``on_checkpoint``: whether it is called because the program called
+        ``checkpoint()``. Otherwise the lease will be taken, or is over, and the program is wherever that found it."""
+        from sublet.guest.checkpoints import checkpoints_of
+
+        return checkpoints_of(self._path).is_by_hand
 
     def _pair(self) -> tuple[LeaseId, Epoch]:
         view = self._page.read()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from sublet.guest.streams import Speech, SpokenRecords
 from sublet.guest.work import Worker
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
-from sublet.wire.page import PageReader
+from sublet.wire.page import PageReader, PageState
 
 __all__ = ["main", "plot_where_told"]
 
@@ -32,7 +33,9 @@ def main() -> None:
     app = _make_app()
     app.initialize([])
     plot_where_told(app.shell)
-    worker = Worker(_Desk(), PageReader(os.environ[PAGE_VARIABLE]), Speech(), SpokenRecords(sys.stderr))
+    page = PageReader(os.environ[PAGE_VARIABLE])
+    app.shell.events.register("post_run_cell", lambda _: _leave_if_over(page))
+    worker = Worker(_Desk(page), page, Speech(), SpokenRecords(sys.stderr))
 
     def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
         Bridge(conversation, app.context, app.addresses).run()
@@ -62,17 +65,35 @@ class _Desk(Desk):
     What is printed meanwhile is the kernel's, and nothing is interrupted: that is for cells.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page: PageReader) -> None:
         from tornado.ioloop import IOLoop
 
         super().__init__()
         self._loop = IOLoop.current()
+        self._page = page
 
     def put(self, job: Callable[[], None]) -> None:
-        self._loop.add_callback(job)
+        def done() -> None:
+            try:
+                job()
+            finally:
+                _leave_if_over(self._page)
+
+        self._loop.add_callback(done)
 
     def interrupt(self, what: object) -> None:
         """Not here."""
+
+
+def _leave_if_over(page: PageReader) -> None:
+    """The lease was taken, and what ran has been told: IPython shows that and would wait for another cell, until the
+    grace is over and it is killed."""
+    from tornado.ioloop import IOLoop
+
+    view = page.read()
+    taken = view.state is PageState.NOTICED and view.take_at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    if taken or view.state is PageState.OVER:
+        IOLoop.current().add_callback(IOLoop.current().stop)
 
 
 def _make_app() -> Any:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from sublet.errors import InvalidRequest, LeaseEnded, SubletError
+from sublet.errors import InvalidRequest, LeaseEnded, LeaseInterrupt, SubletError
 from sublet.guest.answers import Answer, fault
 from sublet.guest.at_work import at_work
 from sublet.guest.calls import Calls, introduce
@@ -153,7 +153,7 @@ class _Connection:
         except SubletError as error:
             return fault(error)
         except BaseException as error:  # noqa: BLE001 - the holder waits for an answer
-            if self._desk.is_ending:
+            if self._desk.is_ending or isinstance(error, LeaseInterrupt):
                 return self._ended()
             return fault(SubletError(f"the worker made a mistake: {type(error).__name__}: {error}"))
         finally:

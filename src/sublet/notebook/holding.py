@@ -218,7 +218,9 @@ def checkpoint() -> News:
     Between cells it saves what is not saved. While a cell runs and somebody else asks (a notice), nothing is saved:
     what finished cells left is, and half of a cell is not for a later one to find.
     """
-    is_cells_own = threading.current_thread() is threading.main_thread()
+    import sublet
+
+    is_cells_own = sublet.current().is_saving_by_hand  # at the very end a notice is answered on the main thread as well
     with _turn:
         if not _state.is_running:
             return _save(_names(), everything=False)
