@@ -120,6 +120,14 @@ class GuestLog:
                 self._stop(error)
         return begins
 
+    def prepare(self) -> None:
+        """Have folder and file there before there is anything to say: to make them costs more than to write, and of
+        many guests that end at once each is told so. Nothing where something was said already."""
+        if self._fd < 0 and not self._size and not self._segments and not self.stopped:
+            with contextlib.suppress(OSError):  # it is tried again when there is something to say
+                self._open_segment()
+            self.close()
+
     def close(self) -> None:
         """Let go of the descriptor. The next append takes one again."""
         if self._fd >= 0:
@@ -167,7 +175,8 @@ class GuestLog:
             os.makedirs(self.folder, 0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._fd = os.open(_path(self.folder, self._start), flags, 0o600)
-        os.ftruncate(self._fd, self._size)
+        if os.fstat(self._fd).st_size != self._size:
+            os.ftruncate(self._fd, self._size)
         if not self._size:
             if os.write(self._fd, _MAGIC) != len(_MAGIC):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -28,6 +28,8 @@ STDIN_BYTES_MAX: Final = 256 << 10
 """Waiting for the guest to read them."""
 DRAIN_BYTES_MAX: Final = 4 << 20
 """From a pipe that something outside the guest's tree still holds open, and perhaps writes to, when time is up."""
+PREPARE_S: Final = 0.2
+"""After the start, when nobody waits for it: who lives for longer has a log before there is anything to say."""
 SAY_PATIENCE_S: Final = 0.2
 """How long a line of ours waits for the guest to end one of its own."""
 UNSAID_MAX: Final = 32
@@ -112,6 +114,7 @@ class Stdio:
         """The child has its half: let go of it here, and begin to read."""
         assert self._ends is not None
         self._started = True
+        self._loop.after(PREPARE_S, lambda: None if self._closed else self.log.prepare())
         if not self._ends.is_terminal:
             self._ends.let_go(*self._ends.child.distinct)
         self._throttle()

@@ -314,6 +314,26 @@ def test_a_guest_that_says_nothing_leaves_no_file(tmp_path: Path) -> None:
     assert read_all(GuestLog.open_read(str(tmp_path / "log"))) == (0, [])
 
 
+def test_a_log_that_was_prepared_is_as_one_that_was_not(tmp_path: Path) -> None:
+    """Its file is there before anything is said, and no descriptor is held for that; once something was, it is left
+    alone."""
+    prepared, plain = (GuestLog(str(tmp_path / name), CLOCK) for name in ("a", "b"))
+    prepared.prepare()
+    assert prepared._fd < 0
+    assert read_all(LogReader(prepared.folder)) == (0, [])
+    for log in (prepared, plain):
+        log.append(1, b"one ")
+        log.prepare()
+        log.append(2, b"two")
+        log.close()
+        assert bytes(value for _, value in read_all(LogReader(log.folder))[1]) == b"one two"
+    assert prepared.size == plain.size
+    again = GuestLog(prepared.folder, CLOCK)
+    again.prepare()
+    assert again.append(1, b"!") == 7
+    again.close()
+
+
 def test_a_log_goes_on_after_it_was_closed(tmp_path: Path) -> None:
     log = GuestLog(str(tmp_path), CLOCK)
     log.append(1, b"one ")
