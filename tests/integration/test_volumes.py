@@ -1,0 +1,197 @@
+"""Volumes on a real machine: by the client, by asyncio and by the command line, through ends that nobody asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import sublet
+from sublet import aio
+from sublet.errors import CapacityExceeded, InvalidRequest, NotFound
+from sublet.lease.states import VolumeState
+
+SIZE: Final = "4MiB"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One office for all of it; each test has names of its own."""
+    place = tmp_path_factory.mktemp("volumes") / "home"
+    try:
+        yield place
+    finally:
+        run(place, "down", "--now")
+
+
+@pytest.fixture(scope="module")
+def fabric(home: Path) -> Iterator[sublet.Fabric]:
+    with sublet.connect(home=home) as found:
+        yield found
+
+
+def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "SUBLET_HOME": str(home)}
+    argv = [sys.executable, "-m", "sublet", *words]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+
+
+def is_kept(fabric: sublet.Fabric, name: str) -> bool:
+    return fabric.volume(name).state is VolumeState.RETAINED
+
+
+def write(block: sublet.Lease, text: str) -> None:
+    assert block.start(["sh", "-c", f"echo {text} > $SUBLET_BLOCK/said"]).wait() == 0
+
+
+def reads(block: sublet.Lease, text: str) -> bool:
+    return block.start(["sh", "-c", f'test "$(cat $SUBLET_BLOCK/said)" = {text}']).wait() == 0
+
+
+def test_what_is_written_under_a_name_is_found_again_whole_by_the_next_lease(fabric: sublet.Fabric) -> None:
+    with fabric.block(SIZE, name="plain", retain="1h") as block:
+        write(block, "one")
+        live = fabric.volume("plain")
+        assert (live.state, live.lease, live.retain) == (VolumeState.LIVE, block.id, 3600)
+        with pytest.raises(CapacityExceeded, match=block.id):
+            fabric.block(name="plain")
+        with pytest.raises(InvalidRequest, match="in use"):
+            fabric.remove_volume("plain")
+    with fabric.block(name="plain") as block:  # at once: it waits until it is put away
+        assert reads(block, "one")
+        assert block.devices[0].amount == 4 << 20
+        assert block.epoch > live.epoch
+    until(lambda: is_kept(fabric, "plain"))
+    with pytest.raises(InvalidRequest, match="4MiB, and 8MiB were asked for"):
+        fabric.block("8MiB", name="plain")
+    with pytest.raises(NotFound, match="no volume nothing"):
+        fabric.block(name="nothing")
+
+
+def test_attach_takes_a_lease_or_a_volume_by_itself_or_by_name(fabric: sublet.Fabric) -> None:
+    first = fabric.block(SIZE, name="attached")
+    write(first, "two")
+    by_name = fabric.attach("attached")
+    assert by_name.id == first.id
+    assert by_name.epoch > first.epoch
+    by_name.release()
+    until(lambda: is_kept(fabric, "attached"))
+    with fabric.attach(fabric.volume("attached")) as again:
+        assert again.id != first.id
+        assert reads(again, "two")
+    with pytest.raises(NotFound, match="there is no lease nothing"):
+        fabric.attach("nothing")
+
+
+def test_the_same_with_asyncio(home: Path) -> None:
+    async def story() -> None:
+        async with await aio.connect(home=str(home)) as fabric:
+            async with fabric.block(SIZE, name="awaited") as block:
+                assert await (await block.start(["sh", "-c", "echo x > $SUBLET_BLOCK/x"])).wait() == 0
+            async with fabric.attach("awaited"):
+                assert [one.name for one in await fabric.volumes() if one.state is VolumeState.LIVE] == ["awaited"]
+            for _ in range(1000):
+                if (await fabric.volume("awaited")).state is VolumeState.RETAINED:
+                    break
+                await asyncio.sleep(0.02)
+            assert (await fabric.remove_volume("awaited")).state in (VolumeState.REMOVING, VolumeState.REMOVED)
+
+    asyncio.run(story())
+
+
+def test_what_is_given_up_is_off_the_disk_and_its_name_is_free(fabric: sublet.Fabric, home: Path) -> None:
+    with fabric.block(SIZE, name="gone") as block:
+        write(block, "three")
+    until(lambda: is_kept(fabric, "gone"))
+    folder = home / "blocks/named/local/gone"
+    assert folder.exists()
+    fabric.remove_volume("gone")
+    until(lambda: "gone" not in [volume.name for volume in fabric.volumes()])
+    assert not folder.exists()
+    with pytest.raises(NotFound):
+        fabric.remove_volume("gone")
+    with fabric.block("8MiB", name="gone") as block:
+        assert block.devices[0].amount == 8 << 20
+    until(lambda: "gone" not in [volume.name for volume in fabric.volumes()])  # nothing was written into it
+
+
+def test_the_command_line_shows_checks_and_removes(fabric: sublet.Fabric, home: Path) -> None:
+    made = run(home, "run", "--block", SIZE, "--name", "shown", "--", "sh", "-c", "echo 1 > $SUBLET_BLOCK/x")
+    assert made.returncode == 0, made.stderr
+    until(lambda: is_kept(fabric, "shown"))
+    views: list[dict[str, Any]] = json.loads(run(home, "volume", "ls", "--json").stdout)
+    (view,) = [view for view in views if view["name"] == "shown"]
+    assert (view["state"], view["size"], view["lease"]) == ("retained", 4 << 20, None)
+    assert json.loads(run(home, "volume", "show", "shown", "--json").stdout)["name"] == "shown"
+    checked = run(home, "volume", "verify", "shown", "--json")
+    assert (checked.returncode, json.loads(checked.stdout)[0]["ok"]) == (0, True), checked.stderr
+    until(lambda: is_kept(fabric, "shown"))
+    assert run(home, "volume", "rm", "shown").returncode == 0
+    until(lambda: "shown" not in [volume.name for volume in fabric.volumes()])
+    for words in (("show", "shown"), ("rm", "shown"), ("verify", "shown")):
+        gone = run(home, "volume", *words)
+        assert (gone.returncode, "there is no volume shown" in gone.stderr) == (1, True), gone
+
+
+@pytest.mark.parametrize("name", ["Ünï", "a/b", "..", "", "x" * 10_000])
+def test_what_is_no_name_is_told_before_anything_is_asked(fabric: sublet.Fabric, home: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="not a valid name"):
+        fabric.block(SIZE, name=name)
+    for call in (fabric.volume, fabric.remove_volume):
+        with pytest.raises(InvalidRequest, match="not a valid name"):
+            call(name)
+    if name == "a/b":
+        assert run(home, "volume", "rm", name).returncode == 2
+
+
+def test_a_volume_survives_the_kill_of_its_supervisor_and_of_the_office(tmp_path: Path) -> None:
+    """Both at once, while a guest is in it: what was written is there, and the books and the disk agree."""
+    home = tmp_path / "home"
+    try:
+        with sublet.connect(home=home) as fabric:
+            block = fabric.block(SIZE, name="kept", ttl="10m", renew="always")
+            write(block, "four")
+            status = fabric.status()
+            victims = [status.pid, *_supervisors(home)]
+            assert len(victims) == 2
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+        with sublet.connect(home=home) as fabric:
+            until(lambda: fabric.volume("kept").name == "kept")
+            with contextlib.suppress(NotFound):
+                fabric.attach(block.id).release()
+            until(lambda: is_kept(fabric, "kept"))
+            with fabric.block(name="kept") as again:
+                assert reads(again, "four")
+    finally:
+        run(home, "down", "--now")
+
+
+def _supervisors(home: Path) -> list[int]:
+    """Whose settings name this folder."""
+    mark = f'"state":"{home}"'.encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes()
+                if b"sublet.supervisor" in words and mark in words:
+                    found.append(int(entry.name))
+    return found
