@@ -7,6 +7,7 @@ least of them counts. Both kinds of control groups (v1 and v2) are looked at, si
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
@@ -43,9 +44,19 @@ def memory_bytes(root: str = "/") -> int:
 
 
 def block_bytes(folder: Path) -> int:
-    """What may be lent of the disk behind a folder: whole GiB that are free now, and at least one."""
+    """What may be lent of the disk behind an office's folder: whole GiB, and at least one. What is free now, and what is
+    lent or kept already: the books take that off once more."""
     found = os.statvfs(folder)
-    return max(GIB, found.f_bavail * found.f_frsize // GIB * GIB)
+    return max(GIB, (found.f_bavail * found.f_frsize + _in_images(folder / "blocks")) // GIB * GIB)
+
+
+def _in_images(blocks: Path) -> int:
+    """What the disk images of leases and volumes have taken; of a plain folder only what is in it is missing."""
+    taken = 0
+    for path in (*blocks.glob("leases/*/*.img"), *blocks.glob("named/*/*/*.img")):
+        with contextlib.suppress(OSError):
+            taken += path.stat().st_blocks * 512
+    return taken
 
 
 def _own_groups(root: Path, controller: str) -> Iterator[Path]:

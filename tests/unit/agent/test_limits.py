@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sublet.agent import limits
 from sublet.agent.limits import block_bytes, memory_bytes, usable_cores
 from sublet.values import GIB, MIB
 
@@ -71,3 +72,17 @@ def test_the_real_machine_has_something(tmp_path: Path) -> None:
     assert 1 <= usable_cores() <= CORES
     assert MIB < memory_bytes() <= WHOLE
     assert block_bytes(tmp_path) % GIB == 0
+
+
+def test_what_is_lent_or_kept_already_is_not_taken_off_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images have their room on the disk, and the books know of them: both would count them."""
+    monkeypatch.setattr(limits, "GIB", MIB)
+    free = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: free)
+    before = block_bytes(tmp_path)
+    for place in ("leases/l-1.1.5", "named/ann/ckpt"):
+        folder = tmp_path / "blocks" / place
+        folder.mkdir(parents=True)
+        with (folder / "0.img").open("wb") as image:
+            os.posix_fallocate(image.fileno(), 0, 2 * MIB)
+    assert before + 4 * MIB <= block_bytes(tmp_path) <= before + 5 * MIB
