@@ -44,8 +44,8 @@ def memory_bytes(root: str = "/") -> int:
 
 
 def block_bytes(folder: Path) -> int:
-    """What may be lent of the disk behind an office's folder: whole GiB, and at least one. What is free now, and what is
-    lent or kept already: the books take that off once more."""
+    """What may be lent of the disk behind an office's folder: whole GiB, and at least one. What is free now, and what
+    is lent or kept already: the books take that off once more."""
     found = os.statvfs(folder)
     return max(GIB, (found.f_bavail * found.f_frsize + _in_images(folder / "blocks")) // GIB * GIB)
 
