@@ -7,6 +7,7 @@ running; whether one is there is seen in /proc by the marks of its environment, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,19 +15,20 @@ import pytest
 from sublet.agent.machine import FaultName
 from sublet.agent.port import AgentPort
 from sublet.supervisor.tree import LEASE_MARK
-from sublet.testing import AgentBench, AgentConformance, ParkingConformance
-from sublet.values import Epoch, LeaseId, NodeId, ResourceId
-from sublet.wire.orders import Inventory, Order, Report
+from sublet.testing import AgentBench, AgentConformance, ParkingConformance, VolumeConformance
+from sublet.values import GIB, Epoch, Kind, LeaseId, NodeId, ResourceId
+from sublet.wire.orders import Device, Inventory, Order, Report
 from tests.integration.supervisor_stage import Freezer, SupervisorStage, needs_freezer
 from tests.traces import now_ns, until
 
 GUEST = """
 trap '[ -e "$DEAF" ] || exit 0' TERM
+[ -z "$SUBLET_BLOCK" ] || : > "$SUBLET_BLOCK/worked"
 sleep 1000 &
 : > "$READY"
 while :; do wait; sleep 1000 & done
 """
-"""It leaves when it is told to, unless it is deaf; and it has a child, as programs do."""
+"""It leaves when it is told to, unless it is deaf; it has a child, as programs do, and writes where it may."""
 SLOW_S = 1.2
 """So long a slow teardown takes: less than what an agent waits before it gives up (3.6 s)."""
 
@@ -219,6 +221,30 @@ class TestRealAgentParks(ParkingConformance):
 
     def make_bench(self) -> AgentBench:
         bench = RealBench(self._place)
+        self._made.append(bench)
+        bench.open()
+        return bench
+
+
+class TestRealAgentKeepsVolumes(VolumeConformance):
+    """And for what its leases leave on a real disk."""
+
+    second_s = 0.5
+    settle_s = 20.0
+
+    @pytest.fixture(autouse=True)
+    def _at(self, tmp_path: Path) -> Iterator[None]:
+        self._place = tmp_path
+        self._made: list[RealBench] = []
+        yield
+        for bench in self._made:
+            bench.close()
+
+    def make_bench(self) -> AgentBench:
+        bench = RealBench(self._place)
+        disk = Device(id=ResourceId("bench/block"), kind=Kind.BLOCK, capacity=GIB)
+        stage = bench._stage
+        stage.inventory = replace(stage.inventory, devices=(*stage.inventory.devices, disk))
         self._made.append(bench)
         bench.open()
         return bench

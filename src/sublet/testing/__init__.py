@@ -21,6 +21,7 @@ from sublet.testing.device_conformance import DeviceConformance
 from sublet.testing.parking_conformance import ParkingConformance
 from sublet.testing.rehearsal import preempt
 from sublet.testing.replica_conformance import ReplicaConformance
+from sublet.testing.volume_conformance import VolumeConformance
 
 __all__ = [
     "AgentBench",
@@ -36,5 +37,6 @@ __all__ = [
     "ParkingConformance",
     "ReplicaConformance",
     "Timings",
+    "VolumeConformance",
     "preempt",
 ]

@@ -23,7 +23,7 @@ TIMINGS = Timings(
 
 
 class MemoryBench:
-    """One ``MemoryAgent`` with two pretended GPUs and some cores, on a held clock."""
+    """One ``MemoryAgent`` with two pretended GPUs, some cores and a disk, on a held clock."""
 
     def __init__(self) -> None:
         self.clock = HeldClock()
@@ -37,6 +37,7 @@ class MemoryBench:
                 Device(id=ResourceId("bench/gpu1"), kind=Kind.GPU, capacity=16 * GIB, model="host", host=True),
                 Device(id=ResourceId("bench/cpu"), kind=Kind.CPU, capacity=8),
                 Device(id=ResourceId("bench/memory"), kind=Kind.MEMORY, capacity=8 * GIB),
+                Device(id=ResourceId("bench/block"), kind=Kind.BLOCK, capacity=8 * GIB),
             ),
         )
         self.machine = Machine(self.inventory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.testing import AgentBench, AgentConformance, MemoryBench, ParkingConformance
+from sublet.testing import AgentBench, AgentConformance, MemoryBench, ParkingConformance, VolumeConformance
 
 
 class TestMemoryAgent(AgentConformance):
@@ -11,5 +11,10 @@ class TestMemoryAgent(AgentConformance):
 
 
 class TestMemoryAgentParks(ParkingConformance):
+    def make_bench(self) -> AgentBench:
+        return MemoryBench()
+
+
+class TestMemoryAgentKeepsVolumes(VolumeConformance):
     def make_bench(self) -> AgentBench:
         return MemoryBench()
