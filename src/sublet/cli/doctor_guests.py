@@ -86,15 +86,16 @@ def _shortened(text: str) -> str:
 
 def _store_checks() -> dict[str, Check]:
     """Made and taken away again, in a folder of their own: an image with a file system, a file system in memory."""
+    from sublet.supervisor.project_quota import why_not
     from sublet.supervisor.stores_work import probe
 
     with tempfile.TemporaryDirectory(prefix="sublet-doctor-") as folder:
         block, memory = probe(folder)
+        quota = why_not(folder)
     return {
         "leases: size of folders": partial(
             _stored,
-            (f"counted and said, not enforced: {block}" if block else "enforced, by an image with ext4 in it")
-            + "; quotas of projects are not used",
+            _how_folders(block, quota),
             bool(block),
         ),
         "leases: size of memory segments": partial(
@@ -105,6 +106,14 @@ def _store_checks() -> dict[str, Check]:
             bool(memory),
         ),
     }
+
+
+def _how_folders(block: str, quota: str) -> str:
+    if not block:
+        return "enforced, by an image with ext4 in it"
+    if not quota:
+        return f"enforced for tenants' guests, by quotas of projects; counted and said for others: {block}"
+    return f"counted and said, not enforced: {block}; {quota}"
 
 
 def _stored(text: str, is_less: bool) -> tuple[str, str] | tuple[str, str, str]:

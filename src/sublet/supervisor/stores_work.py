@@ -3,8 +3,9 @@
 A store is a folder: a note of whose it is, and for each part its place (``0``, ``1``, …), where guests write, with the
 image behind it (``0.img``) where the size is enforced.
 
-Best first: an ext4 image of the leased size, mounted; a plain folder whose use is counted where that cannot be had.
-Only that the machine cannot do it leads to the second. A full disk is no reason: then there is no room, and it is said.
+Best first: an ext4 image of the leased size, mounted; for a tenant's guests a folder with a quota (``project_quota``);
+a plain folder whose use is counted where neither can be had. Only that the machine cannot do it leads to the next. A
+full disk is no reason: then there is no room, and it is said.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from sublet.errors import SubletError
+from sublet.supervisor import project_quota
 from sublet.supervisor.isolation.cleaning import remove_tree
 from sublet.supervisor.mounts import detach_loop, loops_of, mount_image, mount_memory, mounts_below, take_down
 from sublet.supervisor.prctl import set_pdeathsig
@@ -199,6 +201,9 @@ def _make_block(place: str, size: int, ids: tuple[int, int] | None) -> tuple[str
         why = "it was made without an image"
     else:
         why = _make_image(image, place, size)
+    if why and ids is not None:  # of root itself a quota is not kept
+        less = project_quota.limit(place, size)
+        why = f"{why}; {less}" if less else ""
     if ids is None:
         os.chmod(place, 0o700)
     else:  # they may make names in it, and not move away what is ours there: the folder of what is published
