@@ -151,6 +151,8 @@ class Way(enum.StrEnum):
 
     SUSPEND = "suspend"
     """They live on under a parking lease, and can go on with another device."""
+    SAVED = "saved"
+    """They ended, and what they saved before is there (``saved_at`` says of when)."""
     NOT_SAVED = "not saved"
     """They ended, and what they had in memory is gone."""
 

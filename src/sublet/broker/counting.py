@@ -76,7 +76,8 @@ class Counting:
             self.metrics.teardown_seconds.observe((now.ns - began_ns) / NS_PER_S)
         lease = self._driver.ledger.state.leases.get(event.lease)
         if event.end.way is Way.NOT_SAVED:
-            self.metrics.parkings.inc("not_saved")
+            way = event.end.way_with(None if lease is None else lease.saved_wall_ns)
+            self.metrics.parkings.inc("saved" if way is Way.SAVED else "not_saved")
         if lease is not None:
             self.metrics.ends.inc(_kind(lease), event.end.reason.value)
 

@@ -63,8 +63,8 @@ def ended_error(lease: LeaseRecord) -> LeaseEnded:
     if lease.saved_wall_ns is not None:
         saved = datetime.fromtimestamp(lease.saved_wall_ns / NS_PER_S, UTC).isoformat(timespec="milliseconds")
         end = replace(end, saved_at=saved.replace("+00:00", "Z"))
-    if lease.end.way is not None:
-        end = replace(end, way=lease.end.way.value)
+    if (way := lease.end.way_with(lease.saved_wall_ns)) is not None:
+        end = replace(end, way=way.value)
     kind: type[LeaseEnded]
     match lease.end.reason:
         case EndReason.EXPIRED | EndReason.IDLE:

@@ -351,7 +351,7 @@ def _parking_denied(state: State, event: ev.ParkingDenied, now: Now) -> None:
     lease = state.leases[event.lease]
     lease.unsaved = event.why
     if lease.end is not None:
-        detail = f"{lease.end.detail}; not saved: {event.why}"
+        detail = f"{lease.end.detail}; not parked: {event.why}"
         lease.end = msgspec.structs.replace(lease.end, way=Way.NOT_SAVED, resume=None, detail=detail)
 
 

@@ -152,7 +152,7 @@ def take(step: Step, lease: LeaseRecord, notice: NoticeRecord) -> None:
         return
     why = lease.unsaved if lease.parked_under is None else "its parking lease is over"
     if why:
-        step.end(lease, notice.reason, f"{notice.detail}; not saved: {why}".lstrip("; "), way=Way.NOT_SAVED)
+        step.end(lease, notice.reason, f"{notice.detail}; not parked: {why}".lstrip("; "), way=Way.NOT_SAVED)
     else:
         step.end(lease, notice.reason, notice.detail)
 

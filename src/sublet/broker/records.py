@@ -120,6 +120,10 @@ class EndRecord(msgspec.Struct, frozen=True, kw_only=True):
     resume: Parking | None = None
     """Where they live on, or are to."""
 
+    def way_with(self, saved_wall_ns: int | None) -> Way | None:
+        """The way as it is told, given when something was saved: whoever saved has not lost everything."""
+        return Way.SAVED if self.way is Way.NOT_SAVED and saved_wall_ns is not None else self.way
+
 
 class Parks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What makes a lease of memory a parking lease."""

@@ -87,11 +87,12 @@ def _wall_of(instant_ns: int, now: Now) -> str:
 
 
 def end_view(end: EndRecord, saved_wall_ns: int | None = None) -> EndView:
+    way = end.way_with(saved_wall_ns)
     return EndView(
         reason=end.reason.value,
         at=rfc3339(end.wall_ns),
         detail=end.detail,
-        way="" if end.way is None else end.way.value,
+        way="" if way is None else way.value,
         parked="" if end.resume is None else end.resume.hint,
         resume_hint="" if end.resume is None else end.resume.advice,
         saved_at=None if saved_wall_ns is None else rfc3339(saved_wall_ns),

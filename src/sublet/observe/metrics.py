@@ -128,7 +128,7 @@ class OfficeMetrics:
         self.renewals = counter("renewals", "Renewals that moved a deadline.")
         self.notices = counter("notices", "Notices given.", "reason")
         self.parkings = counter(
-            "parkings", "Devices taken from guests: parked, not_saved; and resumed, of those parked.", "outcome"
+            "parkings", "Devices taken from guests: parked, saved, not_saved; and resumed, of those parked.", "outcome"
         )
         self.limits = counter("limits_hit", "Times a named limit was reached.", "limit")
         self.lagged = counter("events_lagged", "Event streams that were too slow and lost events.")

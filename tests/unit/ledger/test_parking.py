@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from sublet.broker import commands as cmd
@@ -9,7 +10,7 @@ from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Granted, Place
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, Parks, Quota, Want
+from sublet.broker.records import EndRecord, LeaseRecord, Parks, Quota, Want
 from sublet.broker.state import State
 from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LeaseStatus
@@ -242,7 +243,7 @@ def test_without_memory_the_end_says_plainly_that_nothing_was_saved() -> None:
     bench.wait(6)
     assert lease.end is not None
     assert (lease.end.reason, lease.end.way) == (EndReason.PREEMPTED, Way.NOT_SAVED)
-    assert "not saved: 2GiB of memory would be needed" in lease.end.detail
+    assert "not parked: 2GiB of memory would be needed" in lease.end.detail
 
 
 def test_without_quota_as_well() -> None:
@@ -251,7 +252,7 @@ def test_without_quota_as_well() -> None:
     lease = noticed(bench)
     bench.wait(6)
     assert lease.end is not None
-    assert "not saved: the quota of memory is 1GiB" in lease.end.detail
+    assert "not parked: the quota of memory is 1GiB" in lease.end.detail
 
 
 def test_memory_that_comes_free_in_time_is_taken() -> None:
@@ -273,7 +274,7 @@ def test_a_guest_that_cannot_be_copied_is_named() -> None:
     lease = noticed(bench, why="it uses managed memory")
     bench.wait(6)
     assert lease.end is not None
-    assert lease.end.detail.endswith("not saved: it uses managed memory")
+    assert lease.end.detail.endswith("not parked: it uses managed memory")
 
 
 def test_a_park_that_does_not_come_off_is_corrected_and_the_memory_given_back() -> None:
@@ -515,3 +516,12 @@ def test_a_report_of_a_resume_that_comes_late_hurts_nobody() -> None:
     report = Resumed(node=NODE, lease=again.id, epoch=again.epoch, under=Parking(lease=under.id, epoch=under.epoch))
     assert not bench.report(report).events
     assert LOCAL in bench.state.tenants
+
+
+def test_who_saved_has_not_lost_everything() -> None:
+    """The way that is told follows from whether anything was saved; others stay as they are."""
+    ended = EndRecord(reason=EndReason.PREEMPTED, at_ns=1, wall_ns=1, way=Way.NOT_SAVED)
+    assert ended.way_with(None) is Way.NOT_SAVED
+    assert ended.way_with(5) is Way.SAVED
+    assert msgspec.structs.replace(ended, way=Way.SUSPEND).way_with(5) is Way.SUSPEND
+    assert msgspec.structs.replace(ended, way=None).way_with(5) is None
