@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import math
-import os
 import re
 from typing import Final, NamedTuple, NewType
 
@@ -42,7 +41,6 @@ __all__ = [
     "shown",
     "valid_labels",
     "valid_name",
-    "valid_path",
     "valid_text",
 ]
 
@@ -66,7 +64,6 @@ CORES_MAX: Final = 1 << 20
 DURATION_MAX_NS: Final = 10 * 365 * 86_400 * NS_PER_S
 LABELS_MAX: Final = 16
 SHOWN_MAX: Final = 40
-PATH_MAX: Final = 4096
 TEXT_MAX: Final = 128
 
 
@@ -353,20 +350,6 @@ def valid_text(value: object, what: str, *, most: int = 4096) -> str:
     if len(value) > most or "\0" in value or not _is_whole(value):
         raise InvalidRequest(f"{what} {shown(value)} cannot be sent", do=f"Give at most {most} whole characters.")
     return value
-
-
-def valid_path(value: object, what: str) -> str:
-    """A path, given as text or as a ``pathlib.Path``. Names that are no text (``os.fsdecode``) are names as well."""
-    if not isinstance(value, str | os.PathLike):
-        raise InvalidRequest(f"{what} must be a path, not {shown(value)}", do="Give a str or a pathlib.Path.")
-    path = os.fsdecode(os.fspath(value))
-    try:
-        is_path = bool(path) and "\0" not in path and len(os.fsencode(path)) <= PATH_MAX
-    except UnicodeEncodeError:
-        is_path = False
-    if not is_path:
-        raise InvalidRequest(f"{what} {shown(path)} is not a path", do="Give a str or a pathlib.Path.")
-    return path
 
 
 def _is_whole(text: str) -> bool:

@@ -39,6 +39,7 @@ from sublet.client.fabric import EXIT_PATIENCE_S, HELLO_TRIES, start_office
 from sublet.client.guest_watch import Watch
 from sublet.client.handle import LeaseFacts
 from sublet.client.model import Offer
+from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import bill_path, check_versions, leases_path
 from sublet.client.steps import Program
@@ -46,7 +47,7 @@ from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.lease.policy import RenewalPolicy
-from sublet.values import LeaseId, RenewMode, valid_path, valid_text
+from sublet.values import LeaseId, RenewMode, valid_text
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
 

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
+from sublet.client.paths import valid_path
 from sublet.errors import InvalidRequest
-from sublet.values import parse_duration_ns, shown, valid_path, valid_text
+from sublet.values import parse_duration_ns, shown, valid_text
 from sublet.wire.guests import GuestSpec, StdioKind
 
 __all__ = ["StdioText", "absolute", "checked_env", "command_spec", "own_folder"]
@@ -53,7 +54,7 @@ def own_folder() -> str:
 
 def absolute(folder: str | os.PathLike[str]) -> str:
     """A folder by its whole path."""
-    path = valid_path(folder, "cwd")
+    path = valid_path(folder, "cwd=")
     return os.path.normpath(path if os.path.isabs(path) else os.path.join(own_folder(), path))
 
 

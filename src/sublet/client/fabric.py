@@ -41,6 +41,7 @@ from sublet.client.held import Held
 from sublet.client.keeper import Keeper
 from sublet.client.lease import Lease
 from sublet.client.model import Offer
+from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import bill_path, check_versions, leases_path
 from sublet.client.steps import Call, Program, Reply
@@ -49,7 +50,7 @@ from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.lease.policy import RenewalPolicy
-from sublet.values import NS_PER_S, LeaseId, RenewMode, parse_duration_ns, valid_path, valid_text
+from sublet.values import NS_PER_S, LeaseId, RenewMode, parse_duration_ns, valid_text
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
 
