@@ -21,7 +21,7 @@ from tests.crash.test_pack_reorder import ALL, SEED, Disk, Recorder, after_crash
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
-PER_POINT: Final = 40 if ALL else 12
+PER_POINT: Final = 40 if ALL else 6
 SAVES: Final = 4
 
 

@@ -156,6 +156,8 @@ class SupervisorStage(Traces):
         """The connection of this pair; one is made for the first call."""
         found = self._holders.get((lease, epoch))
         if found is None or found.is_over:
+            if found is not None:
+                found.close()
             found = self._holders[lease, epoch] = self.office_line.admit(lease, epoch)
         return found
 

@@ -256,14 +256,18 @@ def test_who_was_stopped_past_the_end_of_its_lease_saves_nothing(stage: Supervis
     assert store_at(stage, A, E7).newest() == 1
 
 
+def runs_out(stage: SupervisorStage, in_ns: int, ttl_ns: int) -> int:
+    """The deadline of lease A is moved up; when it will be."""
+    deadline_ns = now_ns() + in_ns
+    stage.office_line.order(Extend(lease=A, epoch=E5, number=2, deadline_ns=deadline_ns, ttl_ns=ttl_ns))
+    return deadline_ns
+
+
 def test_a_holder_whose_lease_ran_out_saves_nothing(stage: SupervisorStage) -> None:
-    deadline_ns = now_ns() + 3 * S
-    order = Grant(
-        lease=A, epoch=E5, number=1, tenant=TENANT, parts=(SMALL,), deadline_ns=deadline_ns, ttl_ns=3 * S, name="ckpt"
-    )
-    stage.office_line.order(order)
+    grant(stage, A, E5, SMALL, name="ckpt")
     state = Durable("in time", store_at(stage, A, E5))
     state.checkpoint()
+    deadline_ns = runs_out(stage, S // 5, S)
     until("the deadline", lambda: now_ns() > deadline_ns)
     state.value = "too late"
     with pytest.raises(LeaseExpired):
@@ -412,13 +416,10 @@ time.sleep(1000)
 
 def test_without_an_office_a_lease_that_runs_out_is_saved_first(stage: SupervisorStage) -> None:
     """The supervisor warns by itself, the program is interrupted, and its end waits for the save."""
-    deadline_ns = now_ns() + 4 * S
-    order = Grant(
-        lease=A, epoch=E5, number=1, tenant=TENANT, parts=(SMALL,), deadline_ns=deadline_ns, ttl_ns=20 * S, name="ckpt"
-    )
-    stage.office_line.order(order)
+    grant(stage, A, E5, SMALL, name="ckpt")
     guest = program(stage.holder(A, E5), stage, LEAVES, bootstrap=True)
     assert guest.hear() == 1
+    runs_out(stage, 5 * S // 2, 20 * S)
     stage.hang_up()
     folder = stage.state / "blocks" / "named" / "local" / "ckpt"
     until("the volume to be kept", (folder / "kept").exists)
@@ -592,7 +593,7 @@ def test_saving_costs_the_supervisor_no_memory(stage: SupervisorStage) -> None:
     state = Durable(os.urandom(1000), store_at(stage, A, E5), keep=2)
     state.checkpoint()
     before = resident(stage.pid)
-    for _ in range(30):
+    for _ in range(15):
         state.value = os.urandom(100_000)
         state.checkpoint()
     assert resident(stage.pid) < before + 600 * 1024
@@ -606,11 +607,7 @@ def resident(pid: int) -> int:
 def test_who_saves_slowly_is_told_earlier_of_a_deadline_but_never_for_nothing(stage: SupervisorStage) -> None:
     """One and a half times the last save before the next deadline, as far as a renewal in time leaves room for that;
     and not in the time that has begun."""
-    ttl_ns = 20 * S
-    order = Grant(
-        lease=A, epoch=E5, number=1, tenant=TENANT, parts=(SMALL,), deadline_ns=now_ns() + ttl_ns, ttl_ns=ttl_ns
-    )
-    stage.office_line.order(order)
+    grant(stage, A, E5, SMALL)
     store = store_at(stage, A, E5)
     folder = store.stage()
     staged = Saver().save({"value": 1}, staging=folder, base=store.base(), who=store.who, wall_ns=0)
@@ -618,8 +615,7 @@ def test_who_saves_slowly_is_told_earlier_of_a_deadline_but_never_for_nothing(st
     store.publish(staged)
     stage.holder(A, E5).start("sleep", "1000")
     assert "runs out" not in log_of(stage, A)
-    deadline_ns = now_ns() + 6 * S
-    stage.office_line.order(Extend(lease=A, epoch=E5, number=2, deadline_ns=deadline_ns, ttl_ns=6 * S))
+    runs_out(stage, 6 * S, 6 * S)
     until("a notice", lambda: "runs out" in log_of(stage, A))
     said = re.search(r"runs out in (\d\.\d) s", log_of(stage, A))
     assert said is not None

@@ -10,6 +10,7 @@ from typing import Any, Final
 from sublet.agent.starting import package_folder
 from sublet.durable.store import FolderStore
 from sublet.durable.volume import VolumeStore
+from sublet.errors import CapacityExceeded, Disconnected
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import GuestSpec, HolderReply, Start, Started
@@ -33,6 +34,7 @@ import sublet
 from sublet.guest.current import current
 from sublet.durable.durable import Durable
 from sublet.durable.volume import VolumeStore
+from sublet.errors import CapacityExceeded, Disconnected
 from sublet.errors import *
 def attempt(act):
     try:
@@ -96,8 +98,19 @@ class StageLine:
 
 
 def store_at(stage: SupervisorStage, lease: LeaseId, epoch: Epoch) -> VolumeStore:
-    """The volume of this lease, as its holder saves there."""
-    return VolumeStore(StageLine(stage.holder(lease, epoch), lease, epoch))
+    """The volume of this lease, as its holder saves there. What a predecessor had is put away first."""
+    found: list[VolumeStore] = []
+
+    def opened() -> bool:
+        try:
+            found.append(VolumeStore(StageLine(stage.holder(lease, epoch), lease, epoch)))
+        except (CapacityExceeded, Disconnected):
+            stage.office_line.wait(0.02)
+            return False
+        return True
+
+    until("an open volume", opened)
+    return found[0]
 
 
 def reader(place: str) -> FolderStore:

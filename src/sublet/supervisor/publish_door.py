@@ -30,6 +30,9 @@ CONNECTIONS_MAX: Final = 256
 PER_TENANT_MAX: Final = 128
 PER_GUEST_MAX: Final = 8
 ACCEPT_AGAIN_S: Final = 0.5
+TURNED_MAX: Final = 32
+"""Who is just being turned away; if they are more, they are not told why."""
+TURNED_S: Final = 2.0
 QUICK_NS: Final = 1_000_000
 REST_SHARE: Final = 2
 """To find out who connected may take a look at all processes. So many times as long nobody else is let in, so that who
@@ -55,6 +58,7 @@ class PublishDoor:
         self._asker = asker
         self._listening: socket.socket | None = None
         self._lines: set[_Line] = set()
+        self._turned = 0
 
     def open(self) -> str:
         """Where it is; made when the first guest needs it. Whoever listened here before is gone."""
@@ -118,12 +122,39 @@ class PublishDoor:
             guest = self._admitted(sock)
             line = _Line(self._loop, sock, guest, lambda call, then: self._ask(guest, call, then), self._lines)
         except (SubletError, OSError) as error:
-            refused = error if isinstance(error, SubletError) else CapacityExceeded("no more can be served now")
-            with contextlib.suppress(OSError):
-                sock.send(dumps(refusal_of(refused)), socket.MSG_NOSIGNAL)
-            sock.close()
+            self._turn_away(
+                sock, error if isinstance(error, SubletError) else CapacityExceeded("no more can be served")
+            )
         else:
             self._lines.add(line)
+
+    def _turn_away(self, sock: socket.socket, error: SubletError) -> None:
+        """It hears why, and is then listened to no more. Were it hung up on at once, a question that is under way would
+        cost it the answer."""
+        if self._turned >= TURNED_MAX:
+            sock.close()
+            return
+        loop, fd = self._loop.guarded(lambda _: None), sock.fileno()
+        self._turned += 1
+
+        def over() -> None:
+            if sock.fileno() >= 0:
+                self._turned -= 1
+                loop.forget(fd)
+                sock.close()
+
+        def heard(events: int) -> None:
+            try:
+                is_over = not sock.recv(1)
+            except OSError as error:
+                is_over = not isinstance(error, BlockingIOError)
+            if is_over:
+                over()
+
+        with contextlib.suppress(OSError):
+            sock.send(dumps(refusal_of(error)), socket.MSG_NOSIGNAL)
+        loop.watch(fd, READ, heard)
+        loop.after(TURNED_S, over)
 
     def _admitted(self, sock: socket.socket) -> Guest:
         if len(self._lines) >= CONNECTIONS_MAX:
