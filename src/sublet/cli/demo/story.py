@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sublet.cli import bill
-from sublet.cli.demo import notebook_scene
+from sublet.cli.demo import notebook_scene, training_scene
 from sublet.cli.demo.child import DemoOffice
 from sublet.cli.demo.commands import Commands
 from sublet.cli.demo.stage import BUSY, ClaimFailed, Stage
@@ -47,8 +47,8 @@ def tell(out: str) -> None:
     started = time.monotonic()
     # The client would say on stderr what the story tells anyway.
     logging.getLogger("sublet.client").addHandler(logging.NullHandler())
-    with_notebook = notebook_scene.can_play()
-    stage = Stage(acts=ACTS + with_notebook)
+    with_notebook, with_training = notebook_scene.can_play(), training_scene.can_play()
+    stage = Stage(acts=ACTS + with_notebook + with_training)
     stage.open("Sublet lends scarce hardware for minutes at a time. This is a rehearsal in a temporary folder.")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sublet-demo-")))
@@ -56,6 +56,8 @@ def tell(out: str) -> None:
             notebook_scene.play(stage, folder, out)
         else:
             stage.tell('(The notebook is left out: it needs pip install "sublet[notebook]".)')
+        if with_training:
+            training_scene.play(stage, folder)
         office = stack.enter_context(DemoOffice(folder, "1x4GiB"))
         commands = Commands(stage, office, folder, stack)
         story = _Story(stage, office, stack, commands)
