@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -602,21 +601,3 @@ def test_saving_costs_the_supervisor_no_memory(stage: SupervisorStage) -> None:
 def resident(pid: int) -> int:
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS"))
-
-
-def test_who_saves_slowly_is_told_earlier_of_a_deadline_but_never_for_nothing(stage: SupervisorStage) -> None:
-    """One and a half times the last save before the next deadline, as far as a renewal in time leaves room for that;
-    and not in the time that has begun."""
-    grant(stage, A, E5, SMALL)
-    store = store_at(stage, A, E5)
-    folder = store.stage()
-    staged = Saver().save({"value": 1}, staging=folder, base=store.base(), who=store.who, wall_ns=0)
-    store._began_ns[folder] -= 3600 * S
-    store.publish(staged)
-    stage.holder(A, E5).start("sleep", "1000")
-    assert "runs out" not in log_of(stage, A)
-    runs_out(stage, 6 * S, 6 * S)
-    until("a notice", lambda: "runs out" in log_of(stage, A))
-    said = re.search(r"runs out in (\d\.\d) s", log_of(stage, A))
-    assert said is not None
-    assert 0.6 < float(said[1]) <= 0.9, "the grace alone would be 0.6 s, a quarter of it all 1.5 s"
