@@ -17,9 +17,14 @@ from typing import Any
 
 import nbformat
 
+import sublet
+
 __all__ = ["Page", "lab", "notebook", "opened"]
 
+PICTURES = os.environ.get("SUBLET_PICTURES", "")
+"""A folder: what is seen is kept there, for people to look at, and for the docs."""
 PATIENCE_MS = 90_000
+EXAMPLE = Path(sublet.__file__).parent / "notebook" / "five-minute-gpu.ipynb"
 QUIET = {
     "notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
     "themes": {"adaptive-theme": False},
@@ -27,13 +32,11 @@ QUIET = {
 
 
 def notebook(path: Path, *cells: str) -> Path:
-    """A notebook of code cells; of text, where one begins with ``#`` and a blank."""
-    new: Any = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
-    new.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    """The example that ``sublet lab`` opens, with these code cells behind it."""
+    example: Any = nbformat.read(EXAMPLE, as_version=4)  # type: ignore[no-untyped-call]
     for source in cells:
-        make: Any = nbformat.v4.new_markdown_cell if source.startswith("# ") else nbformat.v4.new_code_cell
-        new.cells.append(make(source))
-    nbformat.write(new, path)  # type: ignore[no-untyped-call]
+        example.cells.append(nbformat.v4.new_code_cell(source))  # type: ignore[no-untyped-call]
+    nbformat.write(example, path)  # type: ignore[no-untyped-call]
     return path
 
 
@@ -87,7 +90,7 @@ def _write(path: Path, settings: object) -> None:
 
 
 @contextmanager
-def opened(address: str, *, width: int = 1100, height: int = 1500) -> Iterator[Page]:
+def opened(address: str, *, width: int = 1000, height: int = 3400) -> Iterator[Page]:
     """The notebook at this address, in a browser of its own."""
     from playwright.sync_api import sync_playwright
 
@@ -96,8 +99,13 @@ def opened(address: str, *, width: int = 1100, height: int = 1500) -> Iterator[P
             executable_path=shutil.which("chromium"),
             args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
         )
+        page = browser.new_page(viewport={"width": width, "height": height})
         try:
-            yield Page(browser.new_page(viewport={"width": width, "height": height}), address)
+            yield Page(page, address)
+        except BaseException:
+            if PICTURES:
+                page.screenshot(path=Path(PICTURES) / "failed.png")
+            raise
         finally:
             browser.close()
 
@@ -130,6 +138,19 @@ class Page:
         self.cell(number).locator(".jp-Cell-outputArea", has_text=re.compile(text)).wait_for()
         return self.said(number)
 
+    def watch(self, number: int) -> None:
+        """Remember whatever stands below a cell from now on, however short."""
+        self.cell(number).evaluate(
+            "cell => { window.seen = []; new MutationObserver(() => window.seen.push(cell.innerText))"
+            ".observe(cell, {subtree: true, childList: true, characterData: true}) }"
+        )
+
+    def wait_seen(self, text: str) -> str:
+        """Until this stands there, or has stood there; what stood there then."""
+        found = f"() => window.seen.find(text => text.includes({json.dumps(text)}))"
+        self.page.wait_for_function(found)
+        return str(self.page.evaluate(found))
+
     def wait_done(self, number: int) -> str:
         """Until the cell has its number; what stands below it."""
         self.cell(number).locator(".jp-InputPrompt", has_text=re.compile(r"\[\d+\]")).first.wait_for()
@@ -141,9 +162,9 @@ class Page:
         self.page.keyboard.press("i")
         self.page.keyboard.press("i")
 
-    def picture(self, path: Path, *, upto: int | None = None) -> None:
-        """Of the notebook alone; of the page, if no cell is named."""
-        if upto is None:
-            self.page.screenshot(path=path)
-            return
-        self.page.locator(".jp-NotebookPanel").first.screenshot(path=path)
+    def picture(self, path: Path, first: int, last: int) -> None:
+        """Of these cells and all between them."""
+        boxes = [self.cell(number).bounding_box() for number in (first, last)]
+        top, bottom = boxes[0]["y"], boxes[1]["y"] + boxes[1]["height"]
+        clip = {"x": boxes[0]["x"], "y": top, "width": boxes[0]["width"], "height": bottom - top}
+        self.page.screenshot(path=path, clip=clip)

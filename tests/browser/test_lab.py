@@ -11,28 +11,21 @@ from typing import Final
 import pytest
 
 import sublet
-from sublet.client.home import runtime_dir, socket_path
+from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from tests.browser.lab import Page, lab, notebook, opened
+from tests.browser.lab import PICTURES, Page, lab, notebook, opened
 
-PICTURES: Final = os.environ.get("SUBLET_PICTURES", "")
-"""A folder: what is seen is kept there, for people to look at, and for the docs."""
 DARK: Final = os.environ.get("SUBLET_DARK") == "1"
 
-LOAD, HERE, BAR, LONG, AGAIN, LOST, BILL = range(7)
-CELLS: Final = (
-    "%load_ext sublet",
-    "import numpy as np\ndata = np.arange(10)",
+LOAD, STRIPE, PAINT, NEIGHBOUR, TAKEN, AGAIN, STORY, PICTURE, BILL, SHOWS, LOST, AFTER, SUM = range(13)
+"""The code cells: those of the example, and some behind them."""
+MORE: Final = (
     (
-        "%%gpu --vram 64MiB --tier spot\nimport matplotlib.pyplot as plt\nfrom tqdm.auto import tqdm\n"
-        "total = sum(int(n) for n in tqdm(data))\nplt.figure(figsize=(3, 1)); plt.plot(data ** 2); plt.show()\ntotal"
+        "%%gpu\nimport matplotlib.pyplot as plt\nfrom tqdm.auto import tqdm\n"
+        "total = sum(tqdm(range(10)))\nplt.figure(figsize=(3, 1)); plt.plot([1, 3, 2]); plt.show()\ntotal"
     ),
-    (
-        "%%gpu --tier spot\nimport time\nprint('begun', flush=True)\n"
-        "for step in tqdm(range(70)):\n    time.sleep(0.1)\nprint('done: step', step)"
-    ),
-    "%%gpu\nprint('the sum is still', total)",
     "%%gpu\nprint('begun', flush=True)\ntime.sleep(60)",
+    "%%gpu\nprint('the sum is still', total)",
     "%gpu bill",
 )
 
@@ -48,9 +41,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(runtime_dir(made.resolve()), ignore_errors=True)
 
 
-def picture(page: Page, name: str) -> None:
+def picture(page: Page, name: str, first: int, last: int) -> None:
     if PICTURES:
-        page.picture(Path(PICTURES) / f"{name}.png")
+        page.picture(Path(PICTURES) / f"{name}.png", first, last)
 
 
 @pytest.mark.needs("chromium")
@@ -61,30 +54,27 @@ def test_a_notebook_loses_its_device_and_goes_on(home: Path, tmp_path: Path) -> 
     the operator, it says so in one sentence and what to do. At no moment is there anything of our inside to be seen."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    made = notebook(folder / "cells.ipynb", *CELLS)
+    made = notebook(folder / "cells.ipynb", *MORE)
     with sublet.connect(home=home) as office, lab(home, made, dark=DARK) as address, opened(address) as page:
-        token = office.request("POST", "/v1/tenants", {"id": "ben"}, shape=dict)["token"]
-        for number in (LOAD, HERE, BAR, LONG):
+        page.watch(TAKEN)
+        for number in range(LOAD, SHOWS):
             page.run(number)
-        page.wait_said(LONG, "begun")
-        said = page.said(BAR)
+        said = page.wait_seen("suspended, the cell stands still")
+        assert "a request of tier interactive goes before tier spot" in said
+        assert "row 240 saved" not in said
+        picture(page, "notebook-suspended", NEIGHBOUR, TAKEN)
+        said = page.wait_said(TAKEN, r"lease .* suspended .*, and went on")
         assert "host device, no GPU" in said
-        assert "lease" in said
+        assert "row 240 saved" in said
+        page.wait_done(BILL)
+        assert "has it after" in page.said(STORY)
+        assert page.cell(PICTURE).locator("img").count() == 1
+
+        page.run(SHOWS)
+        said = page.wait_said(SHOWS, "lease .* busy ")
         assert "100%" in said
         assert said.rstrip().endswith("45")
-        assert page.cell(BAR).locator("img").count() == 1
-        with sublet.connect(f"unix://{socket_path(home)}", token=token) as ben:
-            other = ben.gpu(min_vram="1GiB", ttl="1m", wait="1m", renew="always")
-            said = page.wait_said(LONG, "suspended, the cell stands still")
-            assert "a request of tier interactive goes before tier spot" in said
-            assert "done" not in said
-            page.wait_said(LONG, "place 1")
-            picture(page, "suspended")
-            other.release()
-        said = page.wait_said(LONG, r"lease .* suspended .*, and went on")
-        assert "done: step 69" in said
-        page.run(AGAIN)
-        page.wait_said(AGAIN, "the sum is still 45")
+        assert page.cell(SHOWS).locator("img").count() == 1
         page.run(LOST)
         page.wait_said(LOST, "begun")
         for lease in office.leases():
@@ -93,9 +83,8 @@ def test_a_notebook_loses_its_device_and_goes_on(home: Path, tmp_path: Path) -> 
         said = page.wait_said(LOST, "GpuSessionEnded: the GPU session ended")
         assert said.count("Rerun this cell to reacquire.") == 2, "in the status line, and in the error"
         assert "Traceback" not in said
-        page.run(BILL)
-        page.wait_said(BILL, "suspended")
-        picture(page, "ended")
-        page.run(AGAIN)
-        page.wait_said(AGAIN, "waited")
-        assert "the sum is still 45" in page.said(AGAIN)
+        page.run(AFTER)
+        page.wait_said(AFTER, "the sum is still 45")
+        page.run(SUM)
+        page.wait_said(SUM, "suspended")
+        picture(page, "notebook-ended", SHOWS, SUM)

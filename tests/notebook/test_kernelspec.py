@@ -21,7 +21,7 @@ def test_jupyter_finds_it_with_its_options(tmp_path: Path, monkeypatch: pytest.M
     folder = kernelspec.install("sublet-4g", ["--vram", "4GiB", "--tier", "spot"], prefix=str(tmp_path))
     assert set(os.listdir(folder)) == SAME_FILES
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share" / "jupyter"))
-    spec = KernelSpecManager().get_kernel_spec("sublet-4g")  # type: ignore[no-untyped-call]
+    spec = KernelSpecManager().get_kernel_spec("sublet-4g")
     assert spec.argv == [
         *(sys.executable, "-m", "sublet.notebook.kernel_mode", "-f", "{connection_file}", "--"),
         *("--vram", "4GiB", "--tier", "spot"),

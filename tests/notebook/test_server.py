@@ -67,7 +67,7 @@ def test_text_comes_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
         "    time.sleep(0.01)\nprint('two'); print('beside', file=sys.stderr)",
         told,
     )
-    assert cell.text() == "one\ntwo\n"
+    assert cell.text() == "one\ntwo\n", cell.messages
     assert cell.text("stderr") == "beside\n"
     assert cell.reply is not None
     assert cell.reply["status"] == "ok"
@@ -195,6 +195,20 @@ def test_a_restart_gives_the_lease_back(server: Server, fabric: sublet.Fabric) -
         kernel.restart()
         until("the lease is given back", lambda: not live(fabric))
         assert kernel.run("print(2)").text() == "2\n"
+
+
+def test_a_device_that_is_taken_between_cells_leaves_what_was_on_it(kernel: Kernel, fabric: sublet.Fabric) -> None:
+    """Even what could never be saved: the guest was parked, and the next cell goes on with it."""
+    kernel.run("%gpu release")
+    first = kernel.run(
+        "%%gpu --vram 64MiB --tier spot\nimport os\nkept = (n for n in range(9))\nnext(kept), os.getpid()"
+    )
+    token = fabric.request("POST", "/v1/tenants", {"id": "ben"}, shape=dict)["token"]
+    with sublet.connect(fabric.address.url, token=token) as ben:
+        ben.gpu(min_vram="2GiB", ttl="1m", wait="1m").release()
+    second = kernel.run("%%gpu --tier spot\nnext(kept), os.getpid()")
+    values = [cell.of("execute_result")[0]["data"]["text/plain"] for cell in (first, second)]
+    assert values[0].replace("(0,", "(1,") == values[1], second.messages
 
 
 # ---- kernel mode

@@ -72,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> None:
         mode: KernelMode
 
         @property
-        def banner(self) -> str:
+        def banner(self) -> str:  # type: ignore[override]  # as ipykernel's own
             return f"{super().banner}\nEvery cell runs on a leased device ({options}); %%cpu keeps one here.\n"
 
         async def do_execute(
@@ -81,7 +81,9 @@ def main(words: Sequence[str] | None = None) -> None:
             # What front ends run for themselves leaves no history, and is no reason to lease anything.
             self.mode.is_users = store_history and not silent
             try:
-                done: dict[str, Any] = await super().do_execute(code, silent, store_history, *rest, **named)
+                done: dict[str, Any] = await super().do_execute(  # type: ignore[no-untyped-call]
+                    code, silent, store_history, *rest, **named
+                )
             finally:
                 self.mode.is_users = False
             return done

@@ -1,0 +1,106 @@
+"""``%%gpu`` at IPython's prompt in a terminal: the same on text alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect  # type: ignore[import-untyped]
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+
+PATIENCE_S = 90
+PROMPT = r"\r\nIn \[\d+\]: "
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("home")
+    ensure_office(made, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    yield made
+    with sublet.connect(home=made) as fabric:
+        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(made.resolve()), ignore_errors=True)
+
+
+class Terminal:
+    """Somebody types, and reads what appears."""
+
+    def __init__(self, home: Path) -> None:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+        env |= {"SUBLET_HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "TERM": "xterm"}
+        words = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor", "--no-term-title"]
+        self.child = pexpect.spawn(
+            sys.executable, words, env=env, encoding="utf-8", timeout=PATIENCE_S, dimensions=(40, 160)
+        )
+        self.child.expect(PROMPT)
+
+    def type(self, *lines: str) -> None:
+        """A cell ends with two empty lines."""
+        for line in lines:
+            self.child.sendline(line)
+        if lines[0].startswith("%%"):
+            self.child.sendline("")
+            self.child.sendline("")
+
+    def read(self) -> str:
+        """Up to the next prompt, without what was typed and without colours."""
+        self.child.expect(PROMPT)
+        text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", self.child.before).replace("\r\n", "\n")
+        return re.sub(r"(?m)^ +\.\.\.: .*\n", "", text)
+
+    def cell(self, *lines: str) -> str:
+        self.type(*lines)
+        return self.read()
+
+
+@pytest.fixture(scope="module")
+def terminal(home: Path) -> Iterator[Terminal]:
+    made = Terminal(home)
+    made.cell("%load_ext sublet")
+    yield made
+    made.child.sendeof()
+    made.child.close(force=True)
+
+
+def test_results_have_their_number_and_the_bill_is_a_line(terminal: Terminal) -> None:
+    terminal.cell("x = 20")
+    said = terminal.cell("%%gpu --vram 64MiB", "y = x + 1", "y")
+    assert re.search(r"Out\[\d+\]: 21\n", said)
+    assert re.search(r"sublet: .*host device, no GPU.* lease .* busy ", said)
+    assert said.count("sublet:") == 1
+    assert "22" in terminal.cell("print(y + 1)")
+
+
+def test_progress_bars_are_text(terminal: Terminal) -> None:
+    said = terminal.cell("%%gpu", "from tqdm.auto import tqdm", "for n in tqdm(range(5)): pass")
+    assert "100%|" in said
+    said = terminal.cell(
+        "%%gpu", "from rich.progress import track", "for n in track(range(5), description='all'): pass"
+    )
+    assert re.search(r"all \S+ +100%", said)
+    assert "Output()" not in said
+
+
+def test_it_asks_and_is_interrupted(terminal: Terminal) -> None:
+    terminal.type("%%gpu", "print('hello', input('who? '))")
+    terminal.child.expect(r"\nwho\? ")
+    terminal.child.sendline("Ada")
+    assert "hello Ada" in terminal.read()
+    terminal.type("%%gpu", "import time", "print('on', flush=True)", "while True: time.sleep(0.01)")
+    terminal.child.expect(r"\non\r")
+    terminal.child.sendintr()
+    assert "KeyboardInterrupt" in terminal.read()
+
+
+def test_a_mistake_is_a_sentence(terminal: Terminal) -> None:
+    said = terminal.cell("%%gpu --vrma 1GiB", "1")
+    assert "did you mean --vram?" in said
+    assert "Traceback" not in said
