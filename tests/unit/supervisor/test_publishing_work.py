@@ -440,3 +440,16 @@ def test_a_volume_that_was_not_opened_takes_nothing(tmp_path: Path) -> None:
 def test_only_manifests_have_numbers(name: str) -> None:
     assert number_of(name) == 0
     assert number_of(manifest_name(12)) == 12
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_all_of_them(
+    is_open: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    asked, staged = bench.stage(big(1)[:20_000])
+    with open(staged.packs[0] if is_open else os.devnull, "r+b"):
+        monkeypatch.setattr("sublet.supervisor.publishing_work.os.write", lambda fd, data: write(fd, bytes(data[:777])))
+        publish(bench.place, asked)
+    monkeypatch.undo()
+    assert bench.values() == {1: big(1)[:20_000]}
