@@ -31,7 +31,7 @@ def test_an_example_runs_and_leaves_nothing_behind(example: Path, home: Path) ->
     """From a folder of its own, with warnings as errors, as a reader would try it."""
     env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", str(example)]
-    done = subprocess.run(command, env=env, cwd=home.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=env, cwd=home.parent, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
     with sublet.connect(home=home) as fabric:
