@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def main() -> None:
     hand = _Hand(shell)
     while line := _next_line():
         asked = json.loads(line)
-        hand.step, hand.waits = asked.get("step", ""), asked.get("waits", False)
+        hand.step, hand.waits, hand.how = asked.get("step", ""), asked.get("waits", False), asked.get("how", "")
         error: BaseException | None
         with capture_output() as caught:
             try:
@@ -69,6 +70,8 @@ class _Hand:
         self.step = ""
         self.waits = False
         """Whether the cell goes on only when everything has ended."""
+        self.how = ""
+        """``interrupt``: nothing is taken, somebody types Ctrl-C."""
         self.took = False
         self._cells = shell.magics_manager.registry["GpuMagics"].cells
         KernelGuest.call = self._around(KernelGuest.call, lambda _self, f, *_: f.__name__)  # type: ignore[method-assign]
@@ -93,6 +96,9 @@ class _Hand:
         if step != self.step or lease is None or self.took:
             return
         self.took = True
+        if self.how == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+            return
         with sublet.connect() as fabric:
             fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {}, shape=dict)
         until_s = time.monotonic() + GONE_S

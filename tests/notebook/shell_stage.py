@@ -38,10 +38,10 @@ class Shell:
         )
         assert self.answer()["pid"] == self.process.pid
 
-    def ask(self, source: str, *, step: str = "", waits: bool = False) -> None:
+    def ask(self, source: str, *, step: str = "", waits: bool = False, how: str = "") -> None:
         """Run a cell; whoever wants to know how it went asks for the answer."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"run": source, "step": step, "waits": waits}) + "\n")
+        self.process.stdin.write(json.dumps({"run": source, "step": step, "waits": waits, "how": how}) + "\n")
         self.process.stdin.flush()
 
     def answer(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
@@ -54,8 +54,8 @@ class Shell:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def run(self, source: str, *, step: str = "", waits: bool = False) -> dict[str, Any]:
-        self.ask(source, step=step, waits=waits)
+    def run(self, source: str, *, step: str = "", waits: bool = False, how: str = "") -> dict[str, Any]:
+        self.ask(source, step=step, waits=waits, how=how)
         return self.answer()
 
     def value(self, expression: str) -> Any:
@@ -86,9 +86,14 @@ class Shell:
 
 @contextlib.contextmanager
 def stage_on(place: Path, devices: str = "1x2GiB") -> Iterator[OfficeStage]:
-    """An office."""
-    with office_stage(place, devices) as stage:
-        yield stage
+    """An office. What it keeps for notebooks goes with it."""
+    try:
+        with office_stage(place, devices) as stage:
+            yield stage
+    finally:
+        mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        for at in [one for one in mounted if one.startswith(f"{place}/")]:
+            subprocess.run(["umount", "--lazy", at], check=False)
 
 
 @contextlib.contextmanager

@@ -147,6 +147,19 @@ def test_a_name_that_is_bound_to_what_it_had_there_is_bound_here(nb: Notebook) -
     assert nb.names["a"] is nb.names["b"]
 
 
+def test_what_is_as_it_once_was_is_sent_if_it_was_another_meanwhile(nb: Notebook) -> None:
+    """Though what was agreed on last was said of it together with others."""
+    nb.here("a = []")
+    nb.there("a.append(1)\nimport sys")
+    nb.here("a = []")
+    nb.there("a.append(1)")
+    assert nb.names["a"] == [1]
+    nb.there("b = [2]\nimport os")
+    nb.here("a = []; b = [2]; c = b")
+    nb.there("a.append(len(b))")
+    assert nb.names["a"] == [1]
+
+
 def test_only_what_is_asked_for_comes_back(nb: Notebook) -> None:
     """And what a cell changed besides is undone there before it is read again."""
     nb.here("a = [1]; b = [2]")

@@ -136,6 +136,21 @@ def test_an_interrupt_in_the_middle_keeps_the_lease_and_what_was_done(shell: She
     assert shell.run("%gpu")["out"].split()[:2] == held.split()[:2]
 
 
+@pytest.mark.parametrize("step", ["before place", "after place", "before collect", "after collect"])
+def test_an_interrupt_at_a_step_leaves_all_of_a_cell_or_nothing(shell: Shell, step: str) -> None:
+    shell.run(GPU + "1")
+    before = state(shell)
+    answer = shell.run(CELL, step=step, how="interrupt")
+    assert answer["took"]
+    after = state(shell)
+    assert answer["error"] in ("", "KeyboardInterrupt"), answer
+    assert after in (before, (before[0] + 1, before[1] + 1))
+    assert not shell.run(CELL)["error"]
+    assert state(shell) == (after[0] + 1, after[1] + 1)
+    assert shell.value("made") == list(range(after[0] + 1))
+    assert shell.run(GPU + "print(len(x), a[-1])")["out"].split() == [str(after[0] + 1), str(after[1] + 1.0)]
+
+
 def test_a_request_in_line_is_withdrawn_or_ended(stage: OfficeStage, shell: Shell) -> None:
     """Waiting: an interrupt leaves the line; an operator who ends it is told of; and the next cell has its turn."""
     shell.run("%gpu release")

@@ -7,14 +7,15 @@ notebook; so when the lease is lost, the next cell takes another one and goes on
 from __future__ import annotations
 
 import contextlib
+import difflib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sublet.compute.kernel_guest import KernelGuest
-from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, SubletError
+from sublet.errors import CheckpointFailed, GpuSessionEnded, InvalidRequest, LeaseEnded, SubletError
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill
 from sublet.notebook.front import Front, StatusLine, failed_cell, say
@@ -92,6 +93,7 @@ class Cells:
         ``%%gpu`` stands above it."""
         python = self._shell.transform_cell(source)
         self.reading(python)
+        _check_names(options, self._space.names)
         status = StatusLine(self._shell)
         self._front.on_cleared = status.cleared
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
@@ -280,6 +282,8 @@ class Cells:
             bytes_saved=came.news.saved.written_bytes if came.news.saved is not None else 0,
             stood_s=self._stood_s,
         )
+        if came.out.stays and self.owner.volume is None and self.owner.trouble:
+            say(self._shell, f"what stays on the device is not saved: {self.owner.trouble}")
         failed = CheckpointFailed(came.news.failed, do=came.news.do) if came.news.failed else None
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         return _Ran(reply, bill, said, failed)
@@ -364,6 +368,15 @@ def _as_numbered(source: str) -> str:
     """With the line of ``%%gpu`` as a comment, so that tracebacks count lines as the notebook does. A magic of its own
     must stay first."""
     return source if source.lstrip().startswith("%%") else f"# %%gpu\n{source}"
+
+
+def _check_names(options: CellOptions, names: Mapping[str, object]) -> None:
+    """Of what is said to travel in, before anything is asked for."""
+    missing = [name for name in options.takes or () if name not in names]
+    if missing:
+        close = difflib.get_close_matches(missing[0], [name for name in names if not name.startswith("_")], n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise InvalidRequest(f"there is no variable {missing[0]}{hint}", do="See --in.")
 
 
 def _fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:

@@ -66,6 +66,7 @@ def read_cell(source: str) -> Reading:
     """Of a cell, as Python: what IPython makes of it. Raises ``SyntaxError`` as Python does."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree: ast.Module = compile(source, "<cell>", "exec", flags, dont_inherit=True)
+    compile(tree, "<cell>", "exec", flags & ~ast.PyCF_ONLY_AST, dont_inherit=True)  # a return outside a function, say
     reader = _Reader()
     reader.block(tree.body)
     return Reading(reads=frozenset(reader.reads), binds=frozenset(reader.binds), opaque=tuple(reader.opaque))

@@ -155,6 +155,8 @@ class Space:
         self._finder = ChangeFinder() if finder is None else finder
         self._agreed: dict[tuple[str, ...], bytes] = {}
         """Groups, and the digest of the head each had when the sides agreed; its memory the finder remembers."""
+        self._group_of: dict[str, tuple[str, ...]] = {}
+        """The group in which each name was agreed on last."""
         self._shared: set[str] = set()
         """Names that the other side has."""
 
@@ -268,6 +270,7 @@ class Space:
     def forget(self) -> None:
         """The other side has nothing any more."""
         self._agreed.clear()
+        self._group_of.clear()
         self._shared.clear()
         self._finder.forget()
         self._identities.forget()
@@ -340,8 +343,17 @@ class Space:
         same = self._agreed.get(group.names) == digest
         for buffer in group.encoded.buffers:
             same = not self._finder.changed(buffer) and same
-        self._agreed[group.names] = digest
+        self._remember(group.names, digest)
         return same
+
+    def _remember(self, names: tuple[str, ...], digest: bytes) -> None:
+        """A name was in another group before, perhaps: what was agreed on then is over."""
+        for name in names:
+            before = self._group_of.get(name)
+            if before != names:
+                self._agreed.pop(before or (), None)
+                self._group_of[name] = names
+        self._agreed[names] = digest
 
     def _rebind(self, old: Any, new: Any) -> list[str]:
         """An object that could not take over: every name that had it has now what came."""

@@ -1,0 +1,202 @@
+"""Bad input of every sort: each is told in words that help, and the next cell is right."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.office_stage import OfficeStage
+from tests.notebook.shell_stage import Shell, shell_on, stage_on, wait_for
+
+GPU = "%%gpu --vram 64MiB --ttl 60s\n"
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeStage]:
+    with stage_on(tmp_path_factory.mktemp("office")) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def shell(stage: OfficeStage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    with shell_on(stage, tmp_path_factory.mktemp("folder")) as shell:
+        yield shell
+
+
+def assert_next_is_right(shell: Shell) -> None:
+    shell.run("n_ = [1]")
+    answer = shell.run(GPU + "n_.append(2)\nprint(sum(n_))")
+    assert (answer["error"], answer["out"]) == ("", "3\n"), answer
+    assert shell.value("n_") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("cell", "error", "says"),
+    [
+        ("%%gpu --vrma 1GiB\n1", "InvalidRequest", "did you mean --vram?"),
+        ("%%gpu --tier sopt\n1", "InvalidRequest", "did you mean spot?"),
+        ("%%gpu --vram\n1", "InvalidRequest", "--vram needs a value"),
+        ("%%gpu\nx = = 1", "SyntaxError", ""),
+        ("%%gpu\nreturn 5", "SyntaxError", ""),
+        ("%%gpu --vram 64GiB\n1", "CapacityExceeded", "2GiB"),
+        ("%%gpu --gpus 3 --vram 64MiB\n1", "CapacityExceeded", ""),
+        ("%%gpu --python /nowhere/python\n1", "", "/nowhere/python"),
+        ("%%gpu --in nobody\n1", "", "nobody"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_lease_is_taken(shell: Shell, cell: str, error: str, says: str) -> None:
+    shell.run("%gpu release")
+    answer = shell.run(cell)
+    assert answer["error"], answer
+    if error:
+        assert answer["error"] == error, answer
+    assert says in answer["said"], answer
+    if error:
+        assert "no lease is held" in shell.run("%gpu")["out"]
+
+
+def test_after_all_that_the_next_cell_is_right(shell: Shell) -> None:
+    assert_next_is_right(shell)
+
+
+def test_an_interpreter_without_ipykernel_says_what_it_lacks(shell: Shell, tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    answer = shell.run(f"%%gpu --vram 64MiB --python {bare}\n1")
+    assert answer["error"], answer
+    assert "ipykernel" in answer["said"] or "sublet" in answer["said"], answer
+    shell.run("%gpu release")
+    assert_next_is_right(shell)
+
+
+def test_a_module_that_the_guest_has_not_is_named(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "only_here_.py").write_text("class Thing:\n    pass\n")
+    shell.run(
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport only_here_\nthing = only_here_.Thing()\nok_ = [0]"
+    )
+    answer = shell.run(GPU + "ok_.append(1)\nthing")
+    assert "thing" in answer["said"], answer
+    assert "only_here_" in answer["said"]
+    assert shell.value("ok_") == [0]
+    assert shell.run(GPU + "ok_.append(1)")["error"] == ""
+    assert shell.value("ok_") == [0, 1]
+    shell.run("%gpu release")
+    assert not shell.run(f"%%gpu --vram 64MiB --with {tmp_path}\nkind = type(thing).__name__")["error"]
+    assert shell.value("kind") == "Thing"
+    shell.run("%gpu release")
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("import os; os._exit(3)", ""),
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+    ],
+    ids=["SIGKILL", "_exit", "SIGSEGV"],
+)
+def test_a_cell_that_ends_its_own_process(shell: Shell, last: str, says: str) -> None:
+    """Its changes are lost with it, that is said, and the next cell has a process of its own."""
+    shell.run("gone_ = []")
+    answer = shell.run(f"{GPU}gone_.append(1)\n{last}")
+    assert answer["error"], answer
+    assert says in answer["said"], answer
+    assert shell.value("gone_") == []
+    assert_next_is_right(shell)
+
+
+@pytest.mark.parametrize("last", ["import sys; sys.exit(3)", "raise SystemExit", "raise KeyboardInterrupt"])
+def test_a_cell_that_wants_to_leave_only_ends(shell: Shell, last: str) -> None:
+    shell.run("left_ = []")
+    shell.run(f"{GPU}left_.append(1)\n{last}")
+    assert shell.value("left_") == [1]
+    assert_next_is_right(shell)
+
+
+def test_a_cell_that_forks(shell: Shell) -> None:
+    cell = "import os\nchild = os.fork()\nif not child:\n    forked_.append(2)\n    os._exit(0)\n"
+    cell += "os.waitpid(child, 0)\nforked_.append(1)"
+    shell.run("forked_ = []")
+    assert not shell.run(GPU + cell)["error"]
+    assert shell.value("forked_") == [1]
+    assert_next_is_right(shell)
+
+
+def test_a_cell_whose_child_goes_on_as_if_it_were_the_cell(shell: Shell) -> None:
+    shell.run("twice_ = []")
+    shell.run(GPU + "import os\nchild_ = os.fork()\ntwice_.append(1)")
+    assert shell.value("twice_") == [1]
+    assert_next_is_right(shell)
+
+
+def test_a_cell_that_starts_processes_and_threads(shell: Shell) -> None:
+    cell = (
+        "import multiprocessing as m\nwith m.get_context('fork').Pool(2) as pool:\n    found_ = pool.map(abs, [-1, -2])"
+    )
+    answer = shell.run(GPU + cell)
+    assert not answer["error"], answer
+    assert shell.value("found_") == [1, 2]
+    assert_next_is_right(shell)
+
+
+def test_a_cell_that_has_no_room_on_the_disk(shell: Shell) -> None:
+    answer = shell.run(GPU + "with open('/dev/full', 'w') as file:\n    file.write('x' * 1_000_000)")
+    assert answer["error"] == "OSError"
+    assert "No space left" in answer["said"]
+    assert_next_is_right(shell)
+
+
+def test_a_cell_that_takes_the_shell_apart(shell: Shell) -> None:
+    """It has a whole interpreter, and may break it; only the next process is as it should be."""
+    shell.run(GPU + "import sys\nsys.stdout.close()\nsys.modules.pop('numpy', None)\nsys.path.clear()")
+    shell.run("%gpu release")
+    assert_next_is_right(shell)
+
+
+def test_an_office_that_goes_away_in_mid_cell(stage: OfficeStage, shell: Shell, tmp_path: Path) -> None:
+    """The cell needs no office to go on; the next one finds the new office."""
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+    shell.run("kept_ = []")
+    shell.ask(
+        GPU + f"import os, pathlib, time\npathlib.Path({str(begun)!r}).touch()\n"
+        f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)\nkept_.append(1)"
+    )
+    wait_for(begun)
+    stage.kill_office()
+    gate.touch()
+    answer = shell.answer()
+    assert not answer["error"], answer
+    assert shell.value("kept_") == [1]
+    stage.start()
+    assert_next_is_right(shell)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"SUBLET_URL": "http://127.0.0.1:9", "SUBLET_TOKEN": "t"}, "127.0.0.1:9"),
+        ({"SUBLET_HOME": "/dev/null/home"}, "/dev/null"),
+    ],
+    ids=["nobody answers", "no place for an office"],
+)
+def test_no_office_and_none_can_be_started(
+    stage: OfficeStage, tmp_path: Path, settings: dict[str, str], says: str
+) -> None:
+    with shell_on(stage, tmp_path / "folder", **settings) as alone:
+        answer = alone.run("x = 1")
+        assert not answer["error"]
+        answer = alone.run("%%gpu\nx = 2")
+        assert answer["error"], answer
+        assert says in answer["said"] + answer["out"] + answer["err"], answer
+        assert alone.value("x") == 1
+
+
+def test_a_wrong_token(stage: OfficeStage, tmp_path: Path) -> None:
+    with shell_on(stage, tmp_path / "folder", SUBLET_TOKEN="nobody's") as alone:
+        answer = alone.run("%%gpu --vram 64MiB\n1")
+        assert answer["error"] in ("Unauthorized", "InvalidRequest"), answer
+        assert "token" in answer["said"]
