@@ -130,3 +130,15 @@ def test_of_a_volume_whose_first_cell_was_ended_nothing_is_left(folder: Path) ->
     assert shelf(folder).found() == {}
     shelf(folder).save(*device(a=[2]), note="cell 1")
     assert shelf(folder).load(["device:a"])["device:a"] == [2]
+
+
+def test_what_has_not_changed_is_no_new_checkpoint(folder: Path) -> None:
+    one, weights = shelf(folder), np.arange(1 << 18)
+    first = one.save(*device(w=weights, s=[1]))
+    again = one.save(*device(w=weights, s=[1]))
+    assert (again.number, again.wall_ns, again.written_bytes) == (first.number, first.wall_ns, 0)
+    weights[5] = 0
+    assert one.save(*device(w=weights, s=[1])).number == first.number + 1
+    assert one.save(*device(s=[1])).number == first.number + 1
+    assert one.save(*device(s=[2])).number == first.number + 2
+    assert one.save({}, {}, drop=lambda key: key == "device:s").number == first.number + 3

@@ -126,6 +126,14 @@ with sublet.connect(home=sys.argv[1]) as fabric:
 """
 
 
+def test_a_notice_saves_what_no_cell_has_saved(nb: Notebook, home: Path) -> None:
+    outputs = nb.run(LARGE.replace("\n", " --no-save\n") + "import numpy as np\ndeep = np.full(1 << 18, 3.0)")
+    assert "deep stays (2MiB, more than 1MiB; not saved)" in status(outputs)
+    assert "not saved" in text(nb.run("print(deep)"))
+    end_the_lease(home, nb)
+    assert text(nb.run(LARGE + "print(deep[0])")) == "3.0\n"
+
+
 CUT = """
 import sublet.errors, sublet.notebook.traffic as traffic
 saved = traffic._saved

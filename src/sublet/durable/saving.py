@@ -120,6 +120,8 @@ class Staged:
     report: SaveReport
     base: Base
     """What the next save builds on, once this one is published."""
+    records: Sequence[Record]
+    """What it is made of, by whose names: to be compared with those of the base."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -248,6 +250,7 @@ class Saver:
             packs=[made[1]] if made is not None else [],
             report=report,
             base=base.after(manifest, made[0] if made is not None else None, writer.hashes),
+            records=records,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.durable import rebuild
@@ -104,7 +104,7 @@ class Handles:
             with rebuild.on_host():
                 return decode(head, [memoryview(one) for one in buffers])[handle.name]
         key = key_of(Part.DEVICE, handle.name)
-        if self._shelf is None or key not in self._shelf.found():
+        if not handle.is_saved or self._shelf is None or key not in self._shelf.found():
             if handle.is_parked:
                 raise InvalidRequest(
                     f"{handle.name} is parked without its device, and was not saved",
@@ -122,6 +122,10 @@ class Handles:
         if volume is None:
             return
         number, self._saved = kernel.call(holding.use, volume.folder, volume.is_empty)
+        for one in self.all().values():  # a notice may have saved it since
+            about = self._saved.get(key_of(Part.DEVICE, one.name))
+            if about is not None and not one.is_saved and about.cell == one.about.cell:
+                one.is_now(about, None)
         volume.is_empty = False
         if volume.committed is None:
             volume.committed = number
@@ -175,7 +179,8 @@ class Handles:
         """See that what a cell reads is on its device: under which names it is there, and what was restored. ``must``:
         the cell names them, so one that is lost is an error."""
         dead = {name: one for name, one in read.items() if not one.is_of(kernel)}
-        lost = {name: one for name, one in dead.items() if key_of(Part.DEVICE, one.name) not in self._saved}
+        saved = {key.removeprefix(f"{Part.DEVICE}:") for key in self._saved}
+        lost = {name: one for name, one in dead.items() if not one.is_saved or one.name not in saved}
         if lost and must:
             raise lost_handle(next(iter(lost.values())))
         wanted = sorted({one.name for name, one in dead.items() if name not in lost})
@@ -188,7 +193,7 @@ class Handles:
             old = self._names.get(name)
             about = About(name=name, why=why, cell=cell)
             if type(old) is Stays and old.name == name:
-                old.is_now(old.about if old.about.what else about, kernel, lost=old.why_lost)
+                old.is_now(replace(old.about, wall_ns=0, cell=cell), kernel, lost=old.why_lost)
             else:
                 self._names[name] = Stays(about, kernel, self)
 

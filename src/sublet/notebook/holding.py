@@ -29,7 +29,7 @@ from sublet.errors import CheckpointFailed, NotFound, SubletError
 from sublet.notebook.home import HomeRules
 from sublet.notebook.merging import can_change
 from sublet.notebook.probing import Probe, describe, probe
-from sublet.notebook.shelf import WITHIN, About, Key, Part, Saved, Shelf, key_of
+from sublet.notebook.shelf import NOTICE, WITHIN, About, Key, Part, Saved, Shelf, key_of
 from sublet.notebook.spaces import Space
 from sublet.values import format_size
 
@@ -47,6 +47,7 @@ __all__ = [
     "restore",
     "save",
     "stuck",
+    "taken",
     "use",
 ]
 
@@ -93,6 +94,8 @@ class _State:
         """Of the last checkpoint that was made here."""
         self.cell = 0
         self.is_running = False
+        self.is_taken = True
+        """The notebook has what the last cell left."""
         self.touched: frozenset[str] = frozenset()
         self.reads: frozenset[str] = frozenset()
         self.bound: Mapping[str, Callable[[], object]] = {}
@@ -145,7 +148,7 @@ def stuck() -> dict[str, str]:
 
 def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> None:
     """It is over. ``stays``: what cannot come back, and why; ``came``: what did, or is gone."""
-    _state.is_running, _state.bound = False, {}
+    _state.is_running, _state.is_taken, _state.bound = False, False, {}
     for name in [name for name in _state.held if name in came or name not in space.names]:
         _let_go(name)
     changed = {*stays, *(name for name in _state.touched if name in _state.held)}
@@ -169,6 +172,11 @@ def save(everything: bool = False) -> News:
     """Save what may have changed since the last save. It says how it stands, also when the save failed."""
     with _turn:
         return _save(_names(), everything=everything)
+
+
+def taken() -> None:
+    """The notebook has what the last cell left."""
+    _state.is_taken = True
 
 
 def look() -> News:
@@ -215,15 +223,17 @@ def drop(names: Iterable[str]) -> None:
 def checkpoint() -> News:
     """``sublet.current().checkpoint()``: save as well what the running cell has made so far.
 
-    Between cells it saves what is not saved. While a cell runs and somebody else asks (a notice), nothing is saved:
-    what finished cells left is, and half of a cell is not for a later one to find.
+    Between cells it saves what is not saved; but not while the notebook takes the results of the last one, which then
+    has not finished. While a cell runs and somebody else asks (a notice), nothing is saved: what finished cells left
+    is, and half of a cell is not for a later one to find.
     """
     import sublet
 
     is_cells_own = sublet.current().is_saving_by_hand  # at the very end a notice is answered on the main thread as well
     with _turn:
         if not _state.is_running:
-            return _save(_names(), everything=False)
+            note = f"{NOTICE}after cell {_state.cell}"
+            return _save(_names(), everything=False, note=note) if _state.is_taken else look()
         if not is_cells_own:
             return look()
         news = _save_inside(_names())
@@ -241,14 +251,13 @@ def checkpoint() -> News:
 def _note(space: Space, name: str, one: Probe, why: str) -> None:
     _state.lost.pop(name, None)
     _state.elsewhere[name] = one.is_elsewhere
-    old = _state.held.get(name)
     _state.held[name] = About(
         name=name,
         what=describe(space.names[name]),
         nbytes=one.nbytes,
         why=why,
         cell=_state.cell,
-        wall_ns=0 if old is None else old.wall_ns,
+        wall_ns=0,
         needs=tuple(sorted(one.needs)),
         apart=_shared_with(space, one) if not one.refused else (),
     )
@@ -264,14 +273,14 @@ def _shared_with(space: Space, one: Probe) -> tuple[str, ...]:
     return space.crossed_with(changing)
 
 
-def _save(space: dict[str, Any], *, everything: bool) -> News:
+def _save(space: dict[str, Any], *, everything: bool, note: str = "") -> News:
     dirty = {name for name in (_state.held if everything else _state.dirty) if name not in _state.lost}
     dirty &= space.keys()
     if _state.place is None or not (dirty or (_state.gone and _state.shelf is not None)):
         return look()
     about = {key_of(Part.DEVICE, name): _state.held[name] for name in dirty}
     values = {key_of(Part.DEVICE, name): space[name] for name in dirty}
-    return _written(values, about, _state.gone.__contains__, f"cell {_state.cell}")
+    return _written(values, about, _state.gone.__contains__, note or f"cell {_state.cell}")
 
 
 def _save_inside(space: dict[str, Any]) -> News:

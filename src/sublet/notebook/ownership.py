@@ -163,9 +163,9 @@ class Owner:
                 return self._made(fabric, name)
             try:
                 if found.lease is None:
-                    return Volume(name=name, lease=fabric.block(name=name, **_terms()))
+                    return Volume(name=name, lease=_there(fabric.block(name=name, **_terms())))
                 if _is_gone(fabric, found.lease):
-                    return Volume(name=name, lease=fabric.attach(found.lease, renew="always"))
+                    return Volume(name=name, lease=_there(fabric.attach(found.lease, renew="always")))
             except (CapacityExceeded, NotFound, LeaseEnded):  # it is being put away, or was in this moment
                 if is_late:
                     raise
@@ -178,13 +178,24 @@ class Owner:
         sizes = (self._size,) if self._size else SIZES
         for size in sizes:
             try:
-                lease = fabric.block(size, name=name or None, **_terms())
+                lease = _there(fabric.block(size, name=name or None, **_terms()))
             except CapacityExceeded:
                 if size == sizes[-1]:
                     raise
             else:
                 return Volume(name=name, lease=lease, said=said, is_empty=True)
         raise AssertionError
+
+
+def _there(lease: Lease) -> Lease:
+    """See that the space is there, and not only promised: the disk may have less than the office lends."""
+    try:
+        lease.volume_line().lend()
+    except BaseException:
+        with contextlib.suppress(SubletError):
+            lease.release()
+        raise
+    return lease
 
 
 def _terms() -> dict[str, Any]:

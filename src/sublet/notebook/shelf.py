@@ -21,7 +21,7 @@ from sublet.durable.measuring import needed_bytes
 from sublet.durable.opening import Checkpoint
 from sublet.durable.records import Record
 from sublet.durable.roots import Group, encode_roots
-from sublet.durable.saving import Base, Saver
+from sublet.durable.saving import Base, Saver, Staged
 from sublet.durable.store import CheckpointStore
 from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable
 from sublet.notebook.home import HomeRules
@@ -33,6 +33,8 @@ KEEP: Final = 3
 whose results nobody has taken yet (``settle``)."""
 WITHIN: Final = "within "
 """Begins the note of a checkpoint that a running cell asked for."""
+NOTICE: Final = "notice "
+"""And of one that was made between cells, because the lease was to be taken."""
 ABOUT: Final = "about"
 Key = str
 """A part and a name of the notebook: ``device:weights``."""
@@ -138,14 +140,16 @@ class Shelf:
         told |= {key: _at(one, now_ns) for key, one in about.items() if key in values}
         groups = [*_groups(everything), *encode_roots({ABOUT: {key: asdict(one) for key, one in told.items()}})]
         groups.sort(key=lambda group: group.names[0])
-        return self._write(groups, base, carry, now_ns, note)
+        was = self.found()
+        same_as = {key: was[key] for key in values} if not rest and was.keys() >= values.keys() else None
+        return self._write(groups, base, carry, now_ns, note, same_as=same_as)
 
     def settle(self, number: int) -> int:
         """See that the newest checkpoint is of this number: the last whose cell is known to have finished, its results
-        taken. What was saved since by a cell that then was ended is given up, unless the cell itself had asked for it:
-        then the newest is the last of those. The number that is the newest now."""
+        taken. What was saved since by a cell that then was ended is given up, unless the cell itself had asked for it,
+        or a notice between cells: then the newest is the last of those. The number that is the newest now."""
         newest = self._store.newest()
-        wanted = next((n for n in range(newest, number, -1) if self._note(n).startswith(WITHIN)), number)
+        wanted = next((n for n in range(newest, number, -1) if self._note(n).startswith((WITHIN, NOTICE))), number)
         if wanted >= newest:
             return newest
         base = self._store.base()
@@ -166,7 +170,16 @@ class Shelf:
         """Let go of the files. Harmless twice."""
         self._let_go()
 
-    def _write(self, groups: list[Group], base: Base, carry: list[Record], now_ns: int, note: str) -> Saved:
+    def _write(
+        self,
+        groups: list[Group],
+        base: Base,
+        carry: list[Record],
+        now_ns: int,
+        note: str,
+        same_as: Mapping[Key, About] | None = None,
+    ) -> Saved:
+        """``same_as``: what is known of these in the newest checkpoint. If all would be as it is there, that is it."""
         capture = self._saver.capture(groups, base)
         staging = self._store.stage(needed_bytes(capture, base, self._store.room))
         try:
@@ -179,6 +192,9 @@ class Shelf:
                 note=note,
                 carry=carry,
             )
+            if same_as and self._is_newest(staged):
+                then_ns = min(one.wall_ns for one in same_as.values())
+                return Saved(number=base.number, wall_ns=then_ns, written_bytes=0, state_bytes=capture.state_bytes)
             self._store.publish(staged)
         finally:
             self._store.discard(staging)
@@ -189,6 +205,16 @@ class Shelf:
         return Saved(
             number=report.number, wall_ns=now_ns, written_bytes=report.written_bytes, state_bytes=report.state_bytes
         )
+
+    def _is_newest(self, staged: Staged) -> bool:
+        """Whether nothing differs from the newest checkpoint but what is known of it."""
+        checkpoint = self._newest()
+        if checkpoint is None:
+            return False
+        told = (ABOUT,)
+        new = {tuple(one.names): list(one.blobs) for one in staged.records if tuple(one.names) != told}
+        old = {tuple(one.names): list(one.blobs) for one in checkpoint.records.values() if tuple(one.names) != told}
+        return new == old
 
     def _note(self, number: int) -> str:
         try:

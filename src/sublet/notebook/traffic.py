@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,9 @@ class Traffic:
             kernel.call(holding.hold, broken)
             news, interrupted = _saved(kernel, self.handles, options)
         self.handles.heard(news, kernel)
+        if not options.saves or news.failed:  # then there is something that a notice may save
+            with contextlib.suppress(LeaseEnded):
+                kernel.call(holding.taken)
         for parcel in out.parcels:
             size = format_size(parcel.nbytes)
             self.fates |= {name: (Fate.HERE, f"{size}, cell {number}") for name in parcel.names if name.isidentifier()}
