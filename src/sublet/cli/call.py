@@ -128,7 +128,8 @@ def lease_end(view: Json | None) -> LeaseEnd | None:
     """An end as the office tells it. A reason we do not know yet comes from a newer office and stays readable."""
     if view is None or view["reason"] not in {reason.value for reason in EndReason}:
         return None
-    return LeaseEnd(reason=EndReason(view["reason"]), at=view["at"], detail=view["detail"])
+    saved_at = view.get("saved_at")
+    return LeaseEnd(reason=EndReason(view["reason"]), at=view["at"], detail=view["detail"], saved_at=saved_at)
 
 
 def error_of(document: Any, status: int) -> SubletError:

@@ -182,7 +182,8 @@ def _ends(view: Mapping[str, Any]) -> str:
     if view["end"] is not None:
         parked = view["end"].get("parked", "")
         go_on = f"; go on: sublet lease acquire --resume {parked}" if parked else ""
-        return f"{view['end']['at']}{_because(view)}{go_on}"
+        saved = f"; last saved at {view['end']['saved_at']}" if view["end"].get("saved_at") else ""
+        return f"{view['end']['at']}{_because(view)}{saved}{go_on}"
     return f"{view['expires_at']}, in {seconds(view['remaining'])}" if view["expires_at"] else "-"
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sublet.broker.policy import Policy
-from sublet.values import GIB, NS_PER_S, Epoch
+from sublet.values import GIB, NS_PER_S, Epoch, LeaseId, ResourceId
+from sublet.wire.orders import Saved, TornDown
 from tests.unit.broker_http.bench import Bench, bench, run
 
 LEAVE_OUT = [{"kind": "block", "amount": 0}]
@@ -171,5 +172,26 @@ def test_what_an_agent_keeps_and_the_books_do_not_know_is_adopted() -> None:
             again = (await b.acquire(wants=LEAVE_OUT, name="ckpt"))["lease"]
             assert again["status"] == "active"
             b.driver.ledger.state.check()
+
+    run(story)
+
+
+def test_what_was_saved_under_a_lease_stands_in_its_end_and_in_the_error_of_who_comes_too_late() -> None:
+    async def story() -> None:
+        async with bench() as b:
+            lease = (await b.acquire())["lease"]
+            epoch = Epoch(*lease["epoch"])
+            saved = Saved(version=4, wall_ns=1_750_000_000_250_000_000, size=10)
+            resources = tuple(ResourceId(part["resource"]) for part in lease["parts"])
+            await b.ask("POST", f"/v1/leases/{lease['id']}/release", {})
+            torn = TornDown(
+                node=b.agent.node, lease=LeaseId(lease["id"]), epoch=epoch, resources=resources, saved=saved
+            )
+            b.driver.report(torn)
+            await b.pass_time("1s")
+            at = "2025-06-15T15:06:40.250Z"
+            assert (await b.ask("GET", f"/v1/leases/{lease['id']}")).json["lease"]["end"]["saved_at"] == at
+            late = await b.ask("POST", f"/v1/leases/{lease['id']}/renew", {"epoch": list(epoch)})
+            assert late.error["end"]["saved_at"] == at
 
     run(story)
