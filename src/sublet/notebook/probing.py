@@ -51,11 +51,11 @@ def probe(name: str, value: object) -> Probe:
 def describe(value: object) -> str:
     """What it is, in a few words, without asking it to print itself: that may take long, or be long."""
     kind = type(value)
-    words = kind.__qualname__
+    words = kind.__name__
     shape, dtype = _asked(value, "shape"), _asked(value, "dtype")
     if isinstance(shape, tuple):
         words += f" {tuple(shape)}"
-        if dtype is not None and not hasattr(dtype, "__len__"):
+        if dtype is not None:
             words += f" {str(dtype).removeprefix('torch.')}"
         device = _asked(value, "device")
         if kind.__module__.startswith("torch") and device is not None:

@@ -1,0 +1,209 @@
+"""What is said of what stays, whose it is, and what a save that is interrupted leaves: without any kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet.errors import LeaseEnded, LeaseRevoked
+from sublet.lease.value import LeaseEnd
+from sublet.notebook import holding
+from sublet.notebook.bill import NotebookBill
+from sublet.notebook.handles import Handles
+from sublet.notebook.news import session_ended
+from sublet.notebook.options import CellOptions
+from sublet.notebook.ownership import FOLDER_VARIABLE, Owner, notebook_path, volume_name
+from sublet.notebook.probing import describe, probe
+from sublet.notebook.shelf import About
+from sublet.notebook.status import CellBill
+from sublet.notebook.stays import Stays
+from sublet.notebook.traffic import Fate, _saved, fates_text
+from sublet.values import EndReason, valid_name
+
+SAVED_NS = 1_700_000_000_000_000_000
+
+
+class Keeper:
+    """Says of every guest what it was told to."""
+
+    def __init__(self, *, live: bool = False, parked: bool = False) -> None:
+        self._live, self._parked = live, parked
+
+    def fetch(self, handle: Stays) -> Any:
+        return f"a copy of {handle.name}"
+
+    def is_live(self, kernel: Any) -> bool:
+        return self._live
+
+    def is_parked(self, kernel: Any) -> bool:
+        return self._parked
+
+
+def handle(*, wall_ns: int = 0, lost: str = "", keeper: Keeper | None = None) -> Stays:
+    about = About(
+        name="w", what="Tensor (3,) float32 on cuda:0", nbytes=12, why="memory on cuda:0", cell=4, wall_ns=wall_ns
+    )
+    return Stays(about, object(), keeper or Keeper(), lost=lost)
+
+
+@pytest.mark.parametrize(
+    ("one", "says"),
+    [
+        (handle(keeper=Keeper(live=True)), "stays on the device (memory on cuda:0), not saved; .fetch() brings a copy"),
+        (handle(keeper=Keeper(live=True), lost="a lock"), "cannot be saved (a lock)"),
+        (handle(keeper=Keeper(live=True), wall_ns=SAVED_NS), "saved 2023-11-"),
+        (handle(keeper=Keeper(parked=True)), "its device was taken, and the next cell on a device goes on with it"),
+        (handle(wall_ns=SAVED_NS), "the next cell on a device that reads it has it back"),
+        (handle(lost="a lock"), "was lost with its lease (a lock); rerun the cell, cell 4, that made it"),
+    ],
+)
+def test_a_handle_says_what_it_is_and_how_to_have_it(one: Stays, says: str) -> None:
+    assert repr(one).startswith("<w: Tensor (3,) float32 on cuda:0, 12B; ")
+    assert says in repr(one)
+
+
+def test_a_handle_has_nothing_but_what_it_can_do() -> None:
+    one = handle(keeper=Keeper(live=True))
+    assert dir(one) == ["fetch"]
+    assert one.fetch() == "a copy of w"
+    with pytest.raises(AttributeError, match=r"no 'shape' here; use it in a %%gpu cell, or w.fetch\(\)"):
+        _ = one.shape
+    assert not hasattr(one, "_repr_html_")
+    with pytest.raises(TypeError, match="only on the device"):
+        one.__reduce__()
+
+
+def test_the_end_of_a_session_tells_who_why_when_and_what_there_is() -> None:
+    end = LeaseEnd(reason=EndReason.PREEMPTED, at="2023-11-14T22:13:20.000Z", detail="by tenant ana, interactive")
+    handles = {"w": handle(wall_ns=SAVED_NS), "it": handle(lost="a generator")}
+    error = session_ended(LeaseRevoked("lease l-1 has ended", end=end), handles, {})
+    said = str(error)
+    assert "the GPU session ended at 2023-11-1" in said
+    assert "preempted (by tenant ana, interactive)" in said
+    assert "w at 2023-11-1" in said
+    assert "lost: it (a generator)" in said
+    assert said.endswith("Rerun this cell to reacquire.")
+    assert error.end is end
+    inside = {"step": About(name="step", what="int", wall_ns=SAVED_NS), "np": About(name="np", what="module")}
+    said = str(session_ended(LeaseEnded("it ended"), {}, inside))
+    assert "saved within this cell at 2023-11-1" in said
+    assert ": step; the next cell on a device goes on from there" in said
+
+
+def test_a_bill_has_a_row_for_each_cell_and_the_sum() -> None:
+    bill = NotebookBill()
+    bill.add(3, "gpu0", CellBill(held_s=2.0, busy_s=1.0, vram_byte_s=2 << 30, bytes_in=1 << 20))
+    bill.add(5, "gpu0", CellBill(held_s=4.0, busy_s=3.5, vram_byte_s=4 << 30, bytes_saved=1 << 20, waited_s=7.0))
+    head, first, second, total = bill.text().splitlines()
+    assert head.split() == ["cell", "lease", "busy", "VRAM", "GiB·s", "in", "saved", "waited"]
+    assert first.split() == ["[3]", "2.0s", "1.0s", "2", "1MiB"]
+    assert second.split() == ["[5]", "4.0s", "3.5s", "4", "1MiB", "7.0s"]
+    assert total.split() == ["all", "6.0s", "4.5s", "6", "1MiB", "1MiB", "7.0s"]
+    assert NotebookBill().text().splitlines()[-1].split()[0] == "all"
+
+
+def test_the_report_stands_in_the_order_of_what_is_at_stake() -> None:
+    said = fates_text({"x": (Fate.LOST, "a lock"), "y": (Fate.HERE, "1KiB"), "w": (Fate.SAVED, "12:00")})
+    assert [line.split()[0] for line in said.splitlines()] == ["y", "w", "x"]
+    assert fates_text({}) == "no cell has left anything yet"
+
+
+@pytest.mark.parametrize(
+    ("space", "environ", "path"),
+    [
+        ({}, {"JPY_SESSION_NAME": "/home/ana/Train It.ipynb"}, "/home/ana/Train It.ipynb"),
+        ({"__vsc_ipynb_file__": "/x/y.ipynb"}, {}, "/x/y.ipynb"),
+        ({}, {"JPY_SESSION_NAME": "console-1"}, ""),
+        ({"__vsc_ipynb_file__": 3}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_the_name_is_the_notebooks_path(space: dict[str, Any], environ: dict[str, str], path: str) -> None:
+    assert notebook_path(space, environ) == path
+    assert Owner(space, environ).name == (volume_name(path) if path else "")
+
+
+@pytest.mark.parametrize(
+    "path", ["/a/Train It.ipynb", "/a/ünïcode ☃.ipynb", f"/a/{'long' * 50}.ipynb", "/a/.ipynb", "/a/-.ipynb"]
+)
+def test_the_name_of_a_volume_is_dull_and_another_for_each_path(stem: str) -> None:
+    path = f"/a/{stem}.ipynb"
+    name = volume_name(path)
+    assert valid_name(name, "name") == name
+    assert name.startswith("nb-")
+    assert name != volume_name(f"/b{path}")
+
+
+def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    environ = {"JPY_SESSION_NAME": "/x/y.ipynb", FOLDER_VARIABLE: str(tmp_path)}
+    first, second = Owner({}, environ), Owner({}, environ)
+    mine, other = first.take(None), second.take(None)  # type: ignore[arg-type]  # no office is asked for a folder
+    assert mine is not None
+    assert other is not None
+    assert (mine.name, mine.said) == (volume_name("/x/y.ipynb"), "")
+    assert other.name == ""
+    assert "another kernel has nb-y-" in other.said
+    assert first.take(None) is mine  # type: ignore[arg-type]
+    first.leave()
+    second.leave()
+    third = Owner({}, environ).take(None)  # type: ignore[arg-type]
+    assert third is not None
+    assert third.folder == mine.folder
+    third.release()
+
+
+class Guest:
+    """Answers calls one after the other."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+        self.asked: list[Any] = []
+
+    def call(self, function: Any, *_: Any) -> Any:
+        self.asked.append(function)
+        answer = self._answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def test_an_interrupt_waits_for_a_save_that_has_begun() -> None:
+    guest, handles = Guest(KeyboardInterrupt(), holding.News(number=7)), Handles({})
+    news, interrupted = _saved(guest, handles, CellOptions())  # type: ignore[arg-type]
+    assert news.number == 7
+    assert isinstance(interrupted, KeyboardInterrupt)
+    assert guest.asked == [holding.save, holding.look]
+
+
+def test_two_interrupts_do_not_wait_and_nobody_claims_to_know() -> None:
+    guest, handles = Guest(KeyboardInterrupt(), KeyboardInterrupt()), Handles({})
+    news, interrupted = _saved(guest, handles, CellOptions())  # type: ignore[arg-type]
+    assert news == holding.News()
+    assert isinstance(interrupted, KeyboardInterrupt)
+
+
+def test_a_save_that_is_not_wanted_is_not_made() -> None:
+    guest = Guest(holding.News())
+    _saved(guest, Handles({}), CellOptions(saves=False))  # type: ignore[arg-type]
+    assert guest.asked == [holding.look]
+
+
+def test_what_a_value_is_is_told_without_asking_it() -> None:
+    import numpy as np
+
+    class Loud:
+        def __repr__(self) -> str:
+            raise AssertionError
+
+        shape = property(__repr__)
+
+    found = [describe(one) for one in (np.ones((2, 3), "f4"), [1, 2], {}, b"abc", "abc", Loud(), 3)]
+    expected = ["ndarray (2, 3) float32", "list of 2", "dict of 0", "bytes of 3 bytes", "str of 3 letters"]
+    assert found == [*expected, "Loud", "int"]
+
+
+def test_a_probe_tells_why_something_cannot_be_saved() -> None:
+    assert probe("x", (n for n in range(3))).refused == "a generator"
+    assert probe("x", b"1" * 5000).nbytes >= 5000
