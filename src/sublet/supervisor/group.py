@@ -71,13 +71,14 @@ class Group:
         for folder in self._joined():
             self._files.write(f"{folder}/cgroup.procs", str(pid))
 
-    def pids(self) -> list[int]:
+    def pids(self, *, everywhere: bool = True) -> list[int]:
         """The processes in it and in the groups below it. Those that only wait to be asked for their exit are not.
 
         To be in one of its hierarchies is enough: a process that moved itself out of one, as root may, is still found.
+        Not so without ``everywhere``, which asks one of them: enough for what is only to be told something.
         """
         found = dict[int, None]()
-        for top in self._made():
+        for top in self._made()[: None if everywhere else 1]:
             for folder in self._below(top):
                 found.update((int(pid), None) for pid in (self._files.read(f"{folder}/cgroup.procs") or "").split())
         return list(found)

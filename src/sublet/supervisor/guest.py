@@ -134,7 +134,8 @@ class Guest:
         a living one needs is let go."""
         self._hang_up()
         self.count()
-        self.spec = replace(self.spec, argv=self.spec.argv[:SHOWN_ARGUMENTS])
+        if len(self.spec.argv) > SHOWN_ARGUMENTS:
+            self.spec = replace(self.spec, argv=self.spec.argv[:SHOWN_ARGUMENTS])
         self.on_gone()
         self.on_gone = lambda: None
 

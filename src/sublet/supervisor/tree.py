@@ -206,7 +206,8 @@ class Trees:
     def signal_boxed(self, tree: Tree, number: int) -> int:
         """The same, to those that are in its group: all that never left it."""
         assert tree.group is not None
-        stats = [self.procs.stat(pid) for pid in dict.fromkeys((tree.root.pid, *tree.group.pids()))]
+        inside = tree.group.pids(everywhere=False)
+        stats = [self.procs.stat(pid) for pid in dict.fromkeys((tree.root.pid, *inside))]
         members = [stat for stat in stats if stat is not None and not stat.is_gone]
         return self._signal(
             tree, number, [one for one in members if one.pid != tree.root.pid or one.identity == tree.root]
