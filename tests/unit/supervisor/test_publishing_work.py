@@ -453,3 +453,52 @@ def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_all_of_them(
         publish(bench.place, asked)
     monkeypatch.undo()
     assert bench.values() == {1: big(1)[:20_000]}
+
+
+# ----------------------------------------------------------------------------------------------------- another user's
+
+SOMEBODY = 1_900_000_017
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
+
+
+@as_root
+def test_what_another_user_staged_is_taken_over(bench: Bench) -> None:
+    place = replace(bench.place, owner=SOMEBODY, group=SOMEBODY)
+    asked, staged = bench.stage(big(1))
+    for path in (staged.folder, staged.manifest_path, *staged.packs):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    publish(place, asked)
+    for path in (bench.folder / "packs" / staged.packs[0].name, bench.folder / "checkpoints" / manifest_name(1)):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (0, 0o444)
+    assert bench.values() == {1: big(1)}
+
+
+@as_root
+@pytest.mark.parametrize("whose", ["packs", "manifest"])
+def test_what_belongs_to_a_third_is_refused(whose: str, bench: Bench) -> None:
+    asked, staged = bench.stage(big(1))
+    os.chown(staged.packs[0] if whose == "packs" else staged.manifest_path, SOMEBODY, SOMEBODY)
+    with pytest.raises(InvalidRequest, match="belongs to somebody else"):
+        publish(bench.place, asked)
+    assert bench.values() == {}
+
+
+@as_root
+@pytest.mark.parametrize("name", ["checkpoints", "packs", "staging"])
+def test_a_folder_that_somebody_else_made_is_not_used(name: str, bench: Bench) -> None:
+    asked, _ = bench.stage(big(1))
+    os.chown(bench.folder / name, SOMEBODY, SOMEBODY)
+    with pytest.raises(InvalidRequest, match="is not the folder that Sublet makes"):
+        publish(bench.place, asked)
+    with pytest.raises(InvalidRequest):
+        bench.open()
+
+
+@as_root
+def test_who_stages_as_another_user_has_a_folder_of_his_own(bench: Bench) -> None:
+    said = VolumeOpened(lease=A, epoch=E6, name="", folder="", staging="", size=1)
+    lay_out(replace(bench.place, owner=SOMEBODY, group=SOMEBODY), said)
+    lay_out(replace(bench.place, apart=True), said)
+    found = {path.name: path.stat().st_uid for path in (bench.folder / "staging").iterdir()}
+    assert found == {"1.6": SOMEBODY, "1.6.holder": 0}
+    assert {(bench.folder / name).stat().st_uid for name in ("staging", "packs", "checkpoints")} == {0}
