@@ -15,7 +15,7 @@ import time
 import sublet
 
 PREEMPTIONS = 20
-EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else PREEMPTIONS + 1
+EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else PREEMPTIONS + 10
 PAUSE_S = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 
 
@@ -52,7 +52,7 @@ def run(name: str, preemptions: int = 0) -> str:
     """`sublet train`, with an operator who takes its lease away; what it says at its end."""
     words = ["train", "--gpu", "64MiB", "--state", "64MiB", "--name", name, __file__, *sys.argv[1:]]
     command = [sys.executable, "-m", "sublet", *words]
-    last = ""
+    last, taken = "", set[str]()
     with (
         sublet.connect() as fabric,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job,
@@ -61,11 +61,16 @@ def run(name: str, preemptions: int = 0) -> str:
         for line in job.stdout:
             print(f"{name}: {line}", end="")
             last = line if line.startswith("done") else last
-            if line.startswith("epoch") and preemptions:
-                preemptions -= 1
+            if line.startswith("epoch") and len(taken) < preemptions:
                 for view in fabric.leases():
                     if view.labels == {"train": name} and view.name is None and view.end is None:
                         fabric.request("POST", f"/v1/leases/{view.id}/revoke", {"detail": "an example"}, shape=dict)
+                        taken.add(view.id)
+        assert job.wait() == 0
+        assert len(taken) == preemptions
+        while fabric.volume(f"train-{name}").lease is not None:
+            time.sleep(0.1)
+        fabric.remove_volume(f"train-{name}")  # otherwise it would stay for seven days, and the next run go on from it
     return last
 
 
