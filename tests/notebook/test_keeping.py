@@ -21,6 +21,7 @@ from sublet.notebook.status import CellBill
 from sublet.notebook.stays import Stays
 from sublet.notebook.traffic import Fate, _saved, fates_text
 from sublet.values import EndReason, valid_name
+from sublet.wire.http import BillLine
 
 SAVED_NS = 1_700_000_000_000_000_000
 
@@ -94,13 +95,28 @@ def test_the_end_of_a_session_tells_who_why_when_and_what_there_is() -> None:
 
 def test_a_bill_has_a_row_for_each_cell_and_the_sum() -> None:
     bill = NotebookBill()
-    bill.add(3, "gpu0", CellBill(held_s=2.0, busy_s=1.0, vram_byte_s=2 << 30, bytes_in=1 << 20))
-    bill.add(5, "gpu0", CellBill(held_s=4.0, busy_s=3.5, vram_byte_s=4 << 30, bytes_saved=1 << 20, waited_s=7.0))
+    bill.add(3, "l-1", CellBill(held_s=2.0, busy_s=1.0, vram_byte_s=2 << 30, bytes_in=1 << 20))
+    bill.add(5, "l-2", CellBill(held_s=4.0, busy_s=3.5, vram_byte_s=4 << 30, bytes_saved=1 << 20, waited_s=7.0))
     head, first, second, total = bill.text().splitlines()
     assert head.split() == ["cell", "lease", "busy", "VRAM", "GiB·s", "in", "saved", "waited"]
     assert first.split() == ["[3]", "2.0s", "1.0s", "2", "1MiB"]
     assert second.split() == ["[5]", "4.0s", "3.5s", "4", "1MiB", "7.0s"]
     assert total.split() == ["all", "6.0s", "4.5s", "6", "1MiB", "1MiB", "7.0s"]
+    zero: dict[str, Any] = {
+        "core_seconds": 0.0,
+        "memory_byte_seconds": 0.0,
+        "block_byte_seconds": 0.0,
+        "tenant": None,
+        "leases": 1,
+    }
+    office = [
+        BillLine(key="l-1", held_seconds=10.0, busy_seconds=1.0, gpu_seconds=10.0, cost=5.0, launches=3, **zero),
+        BillLine(key="l-2", held_seconds=4.0, busy_seconds=1.0, gpu_seconds=4.0, cost=1.0, launches=4, **zero),
+        BillLine(key="l-9", held_seconds=4.0, busy_seconds=1.0, gpu_seconds=4.0, cost=9.0, **zero),
+    ]
+    *_, first, second, total, last = bill.text(office).splitlines()
+    assert [one.split()[-1] for one in (first, second, total)] == ["1.0000", "1.0000", "2.0000"]
+    assert last == "the 2 leases in all, with the time between cells: 14.0s, 7 launches, cost 6.0000"
     assert NotebookBill().text().splitlines()[-1].split()[0] == "all"
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from sublet.notebook.status import CellBill
 from sublet.values import GIB, format_size
+
+if TYPE_CHECKING:
+    from sublet.wire.http import BillLine
 
 __all__ = ["NotebookBill"]
 
@@ -20,24 +24,40 @@ class NotebookBill:
     """Of one kernel."""
 
     rows: list[tuple[int, str, CellBill]] = field(default_factory=list)
-    """Number of the cell, device, and what it consumed."""
+    """Number of the cell, its lease, and what it consumed."""
     total: CellBill = field(default_factory=CellBill)
 
-    def add(self, cell: int, device: str, bill: CellBill) -> None:
+    def add(self, cell: int, lease: str, bill: CellBill) -> None:
         """A cell is done."""
-        self.rows.append((cell, device, bill))
+        self.rows.append((cell, lease, bill))
         del self.rows[:-ROWS_MAX]
         self.total += bill
 
-    def text(self) -> str:
-        """As a table; columns in which nothing ever stood are left out."""
-        table = [_row(f"[{cell}]", bill) for cell, _, bill in self.rows] + [_row("all", self.total)]
+    def text(self, office: Sequence[BillLine] = ()) -> str:
+        """As a table; columns in which nothing ever stood are left out. ``office``: its bill by leases, from which the
+        cost of a cell is its share of its lease's time."""
+        mine = {lease for _, lease, _ in self.rows}
+        lines = [line for line in office if line.key in mine]
+        price = {line.key: line.cost / line.held_seconds for line in lines if line.held_seconds}
+        rows = [(n, replace(bill, cost=price.get(lease, 0.0) * bill.held_s)) for n, lease, bill in self.rows]
+        cost = sum(bill.cost for _, bill in rows)
+        table = [_row(f"[{cell}]", bill) for cell, bill in rows] + [_row("all", replace(self.total, cost=cost))]
         used = [n for n in range(len(HEAD)) if n < 4 or any(row[n] for row in table)]
         shown = [[row[n] for n in used] for row in [list(HEAD), *table]]
         widths = [max(len(row[n]) for row in shown) for n in range(len(used))]
-        return "\n".join(
-            "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in shown
-        )
+        said = ["  ".join(map(str.rjust, row, widths)) for row in shown]
+        return "\n".join([*said, _office(lines)] if lines else said)
+
+
+def _office(lines: Sequence[BillLine]) -> str:
+    """What the office has written down for the same leases: between cells as well, and of what it counts itself."""
+    said = [f"{sum(line.held_seconds for line in lines):.1f}s"]
+    if not any(line.uncounted for line in lines):
+        said.append(f"{sum(line.launches for line in lines)} launches")
+    if cost := sum(line.cost for line in lines):
+        said.append(f"cost {cost:.4f}")
+    whose = f"the {len(lines)} leases" if len(lines) > 1 else "the lease"
+    return f"{whose} in all, with the time between cells: {', '.join(said)}"
 
 
 def _row(first: str, bill: CellBill) -> list[str]:

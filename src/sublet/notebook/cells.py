@@ -119,7 +119,7 @@ class Cells:
         bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0)
         lease = self.lease or lease
         device = lease.devices[0]
-        self.bills.add(number_of(self._shell), device.id, bill)
+        self.bills.add(number_of(self._shell), lease.id, bill)
         status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))
         if self.reports:
             print(fates_text(self.traffic.report()))  # noqa: T201
@@ -138,7 +138,7 @@ class Cells:
         amount = sum(one.amount for one in lease.devices)
         busy_s = min(held_s, now_s - began_s - self._stood_s)
         bill = CellBill(held_s=held_s, busy_s=busy_s, vram_byte_s=held_s * amount, stood_s=self._stood_s)
-        self.bills.add(number_of(self._shell), lease.devices[0].id, bill)
+        self.bills.add(number_of(self._shell), lease.id, bill)
         return bill
 
     @property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sublet.errors import CheckpointFailed, InvalidRequest, NotFound
+from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
 from sublet.notebook.explain import explain
 from sublet.notebook.stays import Stays, clock_time
 from sublet.notebook.traffic import fates_text, number_of
@@ -134,7 +135,11 @@ def _restore(cells: Cells, _shell: Any, _rest: str) -> str:
 
 
 def _bill(cells: Cells, _shell: Any, _rest: str) -> str:
-    return cells.bills.text()
+    office = []
+    if cells.bills.rows:
+        with contextlib.suppress(SubletError):  # it may be away; what the cells consumed is known here
+            office = cells.fabric().bill(by="lease")
+    return cells.bills.text(office)
 
 
 def _fetch(cells: Cells, _shell: Any, name: str) -> str:
