@@ -58,6 +58,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@$(PY) -m sublet.sim --seeds $(SEEDS) --from $(FROM)
 	@$(PY) -m sublet.sim.registers --seeds $(SEEDS) --from $(FROM)
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
+	@SUBLET_CRASH_ALL=1 $(PY) -m pytest --timeout 900 tests/notebook/test_batch_runs.py tests/integration/test_demo.py
 	@SUBLET_RACE_ROUNDS=10000 $(PY) -m pytest tests/integration/test_revoke_race.py
 	@SUBLET_KILL_ROUNDS=2000 $(PY) -m pytest tests/integration/test_kill_rounds.py
 	@SUBLET_SUSPENDS=500 $(PY) -m pytest --timeout 900 tests/integration/test_suspend.py

@@ -33,7 +33,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning", "ignore::ResourceWarning"),
 ]
 PATIENCE_S = 60.0
-POINTS = ("begun", "before", "ran", "outputs", "saved", "counted")
 V4: Any = nbformat.v4
 
 
@@ -221,7 +220,7 @@ def the_story(folder: Path, kills: list[tuple[str, int]]) -> None:
         check_whole(job)
     assert run_killed(job, "never", 0) == 0
     record = job.record()
-    assert (record.state, record.done, record.runs) == (JobState.DONE, len(CELLS), len(kills) + 1)
+    assert (record.state, record.done, record.runs) == (JobState.DONE, len(CELLS), len(kills) + 1), record
     assert texts(job.executed)[1:3] == ["1\n", "2 True True\n"]
     assert texts(job.executed)[3].startswith("(True, ")
     ran = (folder / "ran").read_text().split()
@@ -231,20 +230,25 @@ def the_story(folder: Path, kills: list[tuple[str, int]]) -> None:
     shutil.rmtree(folder)
 
 
-def test_a_runner_that_is_killed_at_any_point_is_gone_on_with_from_the_last_finished_cell(tmp_path: Path) -> None:
+def every_point() -> Iterator[list[tuple[str, int]]]:
+    for at in range(len(CELLS)):
+        yield from ([(point, at), (point, at)] for point in ("before", "ran", "outputs", "saved"))
+        yield [("counted", at + 1)]
+        yield [("counted", at), ("begun", at)] if at else [("begun", 0), ("begun", 0)]
+
+
+STORIES = list(every_point()) if os.environ.get("SUBLET_CRASH_ALL") else [[("ran", 1), ("saved", 1), ("counted", 2)]]
+
+
+@pytest.mark.parametrize("kills", STORIES, ids=str)
+def test_a_runner_that_is_killed_at_any_point_is_gone_on_with_from_the_last_finished_cell(
+    tmp_path: Path, kills: list[tuple[str, int]]
+) -> None:
     """SIGKILL between the durable acts of a cell, one after the other, in one job; then it finishes, and everything is
-    as if nothing had been. With SUBLET_CRASH_ALL: twice at every point of every cell."""
-    if os.environ.get("SUBLET_CRASH_ALL"):
-        for number, (point, at) in enumerate((point, at) for point in POINTS for at in range(len(CELLS))):
-            if point in ("begun", "counted") and not at:
-                continue
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            the_story(folder, [(point, at), (point, at)] if point != "counted" else [(point, at)])
-        return
-    folder = tmp_path / "one"
+    as if nothing had been. With SUBLET_CRASH_ALL: at every point of every cell, mostly twice."""
+    folder = tmp_path / "work"
     folder.mkdir()
-    the_story(folder, [("ran", 1), ("saved", 1), ("counted", 2)])
+    the_story(folder, kills)
 
 
 def test_a_cell_that_needs_what_could_not_be_saved_is_reached_again_from_the_first(tmp_path: Path) -> None:

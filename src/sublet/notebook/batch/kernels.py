@@ -37,6 +37,8 @@ __all__ = ["JobKernel", "OrdinaryKernel", "WholeKernel"]
 Notebook = Any
 VRAM_DEFAULT: Final = 1 * GIB
 STARTS_S: Final = 120
+OUTPUT_S: Final = 60
+"""How long after its reply a cell's last outputs may come. On a very busy machine nbclient's 4 s would lose them."""
 ASK_LOOK_S: Final = 1.0
 END_PATIENCE_S: Final = 15.0
 """A kernel that is gone because its lease is ending knows why when the lease has ended."""
@@ -95,7 +97,8 @@ class OrdinaryKernel(_Kernel):
 
         named: dict[str, Any] = {"kernel_name": kernel} if kernel else {}
         resources = {"metadata": {"path": folder}}
-        self.client = NotebookClient(notebook, timeout=None, startup_timeout=STARTS_S, resources=resources, **named)
+        times: dict[str, Any] = {"timeout": None, "startup_timeout": STARTS_S, "iopub_timeout": OUTPUT_S}
+        self.client = NotebookClient(notebook, resources=resources, **times, **named)
         self._env = {**os.environ, **env}
         self._log = log
         self._sockets = ""
@@ -157,7 +160,7 @@ class WholeKernel(_Kernel):
     ) -> None:
         from nbclient import NotebookClient
 
-        self.client = NotebookClient(notebook, timeout=None)
+        self.client = NotebookClient(notebook, timeout=None, iopub_timeout=OUTPUT_S)
         self.lease: Lease | None = None
         self._folder = folder
         self._asked = asked
