@@ -34,6 +34,8 @@ _COLUMNS = (
     "end",
     "live",
     "way",
+    "bytes_saved",
+    "saves",
 )
 
 
@@ -68,7 +70,7 @@ def bill(
     if as_json:
         document(lines)
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, _COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, _COLUMNS, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(lines)
     else:
