@@ -210,7 +210,8 @@ def told(process: subprocess.Popen[bytes], facts: Path, log: Path) -> dict[str, 
     while time.monotonic() < until_s:
         try:
             found: dict[str, Any] = json.loads(facts.read_text())
-        except (OSError, ValueError):
+            socket.create_connection((found["hostname"], found["port"]), 1.0).close()
+        except (OSError, ValueError):  # not there, not yet whole, or not yet listening
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         else:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ __all__ = ["lab"]
 EXAMPLE: Final = "five-minute-gpu.ipynb"
 START_S: Final = 60.0
 """JupyterLab takes a second or two; a busy machine may need more."""
+LISTENS_S: Final = 2.0
 STOP_S: Final = 15.0
 """It ends its kernels first, and they give back their leases."""
 GIVEN_BACK_S: Final = 5.0
@@ -180,8 +182,9 @@ def _address(process: subprocess.Popen[bytes], opened: str, log: Path) -> str:
     facts = log.parent / f"jpserver-{process.pid}.json"
     until_s = time.monotonic() + START_S
     while True:
-        with contextlib.suppress(OSError, ValueError):  # not there, or not yet whole
+        with contextlib.suppress(OSError, ValueError):  # not there, not yet whole, or not yet listening
             said: dict[str, Any] = json.loads(facts.read_text())
+            socket.create_connection((said["hostname"], said["port"]), LISTENS_S).close()
             path = f"lab/tree/{quote(opened)}" if opened else "lab"
             return f"{said['url']}{path}?token={said['token']}"
         if process.poll() is not None:
