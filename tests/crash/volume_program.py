@@ -15,6 +15,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,7 +98,7 @@ def staged(place: Place, epoch: Epoch) -> Publish:
 def save(folder: Path, note: Note, epoch: Epoch, count: int) -> None:
     place = opened(folder, epoch)
     for _ in range(count):
-        asked = staged(place, epoch)
+        asked = replace(staged(place, epoch), keep=KEEP if epoch.n % 2 else 0)
         done(lambda asked=asked: publish(place, asked))  # type: ignore[misc]
         note({"saved": asked.parent + 1})
         done(lambda: collect(place, Collect(lease=A, epoch=epoch, keep=KEEP)))

@@ -70,6 +70,8 @@ class VolumeStore(FolderStore):
         self._opened = self._open()
         super().__init__(self._opened.folder, create=False)
         self._began_ns: dict[Path, int] = {}
+        self._keep = 0
+        """How many checkpoints were asked to be kept last: the next publication sees to it in the same go."""
 
     @property
     def name(self) -> str:
@@ -123,6 +125,7 @@ class VolumeStore(FolderStore):
             packs=tuple(pack.name for pack in staged.packs),
             parent=manifest.parent,
             save_ns=took_ns,
+            keep=self._keep,
         )
         try:
             self._ask(asked, Published)
@@ -132,6 +135,7 @@ class VolumeStore(FolderStore):
         self.discard(staged.folder)
 
     def collect(self, keep: int) -> None:
+        self._keep = keep
         if len(self.numbers()) > keep:
             who = self.who
             self._ask(Collect(lease=who.lease, epoch=who.epoch, keep=keep), Collected)

@@ -36,6 +36,7 @@ from sublet.supervisor.volume_folder import (
     FOLDER,
     Place,
     bytes_in,
+    collect_in,
     locked,
     manifest_at,
     needed_by,
@@ -126,6 +127,9 @@ class _Publication:
             os.fsync(self._packs)
         self._all_there(contents)
         self._name(contents.number, data)
+        if self._asked.keep > 0 and contents.number > self._asked.keep:
+            with contextlib.suppress(SubletError, OSError):  # it is published all the same; who asks to collect is told
+                collect_in(self._checkpoints, self._packs, self._asked.keep)
         return Published(number=contents.number, wall_ns=time.time_ns(), size=size)
 
     def _manifest(self) -> bytes:

@@ -33,6 +33,7 @@ __all__ = [
     "Place",
     "bytes_in",
     "collect",
+    "collect_in",
     "has_files",
     "lay_out",
     "locked",
@@ -233,7 +234,7 @@ def collect(place: Place, asked: Collect) -> Collected:
         with locked(top):
             checkpoints, packs = ours(top, CHECKPOINTS), ours(top, PACKS)
             try:
-                return _collect(checkpoints, packs, asked.keep)
+                return collect_in(checkpoints, packs, asked.keep)
             finally:
                 os.close(checkpoints)
                 os.close(packs)
@@ -241,7 +242,8 @@ def collect(place: Place, asked: Collect) -> Collected:
         os.close(top)
 
 
-def _collect(checkpoints: int, packs: int, keep: int) -> Collected:
+def collect_in(checkpoints: int, packs: int, keep: int) -> Collected:
+    """The same, in folders that are open, under the lock."""
     names = os.listdir(checkpoints)
     numbers = numbers_in(names)
     old, staying = numbers[:-keep], numbers[-keep:]

@@ -91,6 +91,8 @@ class Publish:
     """The newest checkpoint, as far as the asker knows; if there is another by now, nothing is published."""
     save_ns: int = 0
     """How long it has taken so far: the notice before a deadline is made long enough for another such."""
+    keep: int = 0
+    """If it is more, older checkpoints than so many are removed in the same go, as far as that is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

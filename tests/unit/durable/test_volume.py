@@ -102,6 +102,7 @@ def test_a_durable_saves_into_what_has_a_volume(desk: Desk) -> None:
     assert store.manifest().epoch == E5
     assert os.listdir(desk.folder / "staging" / "1.5") == []
     assert verify(desk.folder).ok
+    assert desk.asked.count("Collect") == 0, "it goes with the publication"
 
 
 def test_who_goes_on_under_a_newer_epoch_saves_under_that(desk: Desk) -> None:
@@ -187,6 +188,17 @@ def test_room_is_measured_closely_only_where_it_is_short(tmp_path: Path) -> None
     once[5] += 1
     again = saver.capture(encode_roots({"x": [once, once.copy()]}), store.base())
     assert needed_bytes(again, store.base(), 0) < 400_000
+
+
+def test_another_number_to_keep_is_seen_to_at_once(desk: Desk) -> None:
+    store = store_of(desk)
+    for n in range(4):
+        state = Durable(n, store, keep=4)
+        state.checkpoint()
+    store.collect(2)
+    assert desk.asked.count("Collect") == 1
+    assert isinstance(store, VolumeStore)
+    assert store.numbers() == [3, 4]
 
 
 def test_what_is_nobodys_is_named_by_the_verifier_and_waited_for_by_nobody(desk: Desk) -> None:

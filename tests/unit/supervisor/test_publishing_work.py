@@ -369,6 +369,18 @@ def test_a_collection_leaves_the_newest_and_all_they_need(bench: Bench) -> None:
     assert bench.values()[7] == "and on"
 
 
+def test_a_publication_collects_in_the_same_go_and_is_published_even_if_it_cannot(bench: Bench) -> None:
+    for n in range(4):
+        asked, _ = bench.stage(big(n), name=f"s{n}")
+        publish(bench.place, replace(asked, keep=2))
+    assert bench.values() == {3: big(2), 4: big(3)}
+    changed(bench.folder / "checkpoints" / manifest_name(3), 40)
+    asked, _ = bench.stage(big(9), name="last")
+    assert publish(bench.place, replace(asked, keep=3)).number == 5
+    assert number_of(max(os.listdir(bench.folder / "checkpoints"))) == 5
+    assert len(os.listdir(bench.folder / "packs")) == 3, "nobody knows what the damaged one needs"
+
+
 def test_a_collection_takes_what_broken_publications_left(bench: Bench) -> None:
     bench.save(big(1))
     (bench.folder / "packs" / ("0" * 40 + ".pack")).write_bytes(b"of no checkpoint")
