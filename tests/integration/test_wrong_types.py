@@ -59,6 +59,11 @@ def acquired(**terms: Any) -> Call:
     return lambda fabric, lease, gpu, wrong: getattr(fabric, kind)(**{"wait": 0, **more, name: wrong})
 
 
+def named(call: Callable[..., object], name: str) -> Call:
+    """The same with the wrong value under this name."""
+    return lambda fabric, lease, gpu, wrong: call(fabric, lease, **{name: wrong})
+
+
 GPU = {"min_vram": "1MiB"}
 CPU: dict[str, Any] = {}
 CALLS: dict[str, Call] = {
@@ -94,6 +99,9 @@ CALLS: dict[str, Call] = {
     **{f"memory({name})": acquired(**{name: "memory", "with_": {"size": "1MiB"}}) for name in ("size", "or_smaller")},
     "block(size)": acquired(size="block"),
     "block(min_blocks)": acquired(min_blocks="block"),
+    "block(name)": acquired(name="block", with_={"size": "1MiB"}),
+    "block(retain)": acquired(retain="block", with_={"size": "1MiB", "name": "kept"}),
+    "remove_volume": lambda fabric, lease, gpu, wrong: fabric.remove_volume(wrong),
     "attach": lambda fabric, lease, gpu, wrong: fabric.attach(wrong),
     "attach(renew)": lambda fabric, lease, gpu, wrong: fabric.attach("l-none", renew=wrong),
     "attach(renew_every)": lambda fabric, lease, gpu, wrong: fabric.attach("l-none", renew_every=wrong),
@@ -101,7 +109,7 @@ CALLS: dict[str, Call] = {
     "lease": lambda fabric, lease, gpu, wrong: fabric.lease(wrong),
     "guests": lambda fabric, lease, gpu, wrong: fabric.guests(wrong),
     **{
-        f"bill({name})": (lambda fabric, lease, gpu, wrong, name=name: fabric.bill(**{name: wrong}))
+        f"bill({name})": named(lambda fabric, lease, **wrong: fabric.bill(**wrong), name)
         for name in ("by", "since", "until")
     },
     "bill_csv(by)": lambda fabric, lease, gpu, wrong: fabric.bill_csv(by=wrong),
@@ -115,9 +123,7 @@ CALLS: dict[str, Call] = {
     "lease.start(argv)": lambda fabric, lease, gpu, wrong: lease.start(wrong),
     "lease.start(word)": lambda fabric, lease, gpu, wrong: lease.start(["/bin/true", wrong]),
     **{
-        f"lease.start({name})": (
-            lambda fabric, lease, gpu, wrong, name=name: lease.start(["/bin/true"], **{name: wrong})
-        )
+        f"lease.start({name})": named(lambda fabric, lease, **wrong: lease.start(["/bin/true"], **wrong), name)
         for name in ("env", "cwd", "stdio", "rows", "cols", "name", "grace")
     },
     "lease.run": lambda fabric, lease, gpu, wrong: lease.run(wrong),
@@ -125,15 +131,16 @@ CALLS: dict[str, Call] = {
     "lease.map(function)": lambda fabric, lease, gpu, wrong: list(lease.map(wrong, [1])),
     "lease.map(items)": lambda fabric, lease, gpu, wrong: list(lease.map(nothing, wrong)),
     **{
-        f"lease.options({name})": (lambda fabric, lease, gpu, wrong, name=name: lease.options(**{name: wrong}))
+        f"lease.options({name})": named(lambda fabric, lease, **wrong: lease.options(**wrong), name)
         for name in ("timeout", "python", "env", "cwd", "name")
     },
     # ---- decorated functions
     **{
-        f"@gpu({name})": (
-            lambda fabric, lease, gpu, wrong, name=name: sublet.gpu(
-                **{"min_vram": "1MiB", "fabric": fabric, "wait": 0, name: wrong}
-            )(nothing)()
+        f"@gpu({name})": named(
+            lambda fabric, lease, **wrong: sublet.gpu(**{"min_vram": "1MiB", "fabric": fabric, "wait": 0, **wrong})(
+                nothing
+            )(),
+            name,
         )
         for name in ("min_vram", "ttl", "expect", "timeout")
     },
@@ -162,7 +169,7 @@ CALLS: dict[str, Call] = {
     "launch(args)": lambda fabric, lease, gpu, wrong: gpu.launch(module(gpu), "add", 1, 1, wrong),
     "launch(arg)": lambda fabric, lease, gpu, wrong: gpu.launch(module(gpu), "add", 1, 1, [wrong]),
     **{
-        f"{name}()": (lambda fabric, lease, gpu, wrong, name=name: getattr(sublet, name)(wrong))
+        f"{name}()": named(lambda fabric, lease, **wrong: getattr(sublet, *wrong)(*wrong.values()), name)
         for name in ("u32", "u64", "i32", "i64", "f32", "f64")
     },
     "RenewalPolicy": lambda fabric, lease, gpu, wrong: sublet.RenewalPolicy(renew_at_fraction=wrong),

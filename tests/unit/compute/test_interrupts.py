@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sublet.compute.calls import Exchange, Pending
@@ -210,7 +209,7 @@ def test_what_a_worker_may_not_have_is_sent_again() -> None:
     """After a message that was cut short both sides begin anew with what is kept."""
     kept = Kept(bytes_max=1 << 24)
     functions = Functions(Peer((9, 9, 9), "python", cloudpickle=True), kept)
-    data = memoryview(np.ones(1 << 18, np.uint8))
+    data = memoryview(bytearray(b"1" * (1 << 18)))
     fd = os.memfd_create("kept")
     try:
         os.write(fd, data)

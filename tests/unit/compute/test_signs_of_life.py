@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sublet.compute import signs_of_life
 from sublet.compute.signs_of_life import STILL_S, SignsOfLife
 
 
@@ -34,7 +33,7 @@ class World:
         self.marks = 0
         self.cpu_ns: int | None = 5_000_000_000
         self.asked = 0
-        monkeypatch.setattr(signs_of_life.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr("sublet.compute.signs_of_life.time.monotonic", lambda: self.now_s)
         self.life = SignsOfLife(lambda: self.marks, self._cpu)
         self.lease: Any = Lease()
 
