@@ -120,7 +120,7 @@ def replicas_at(place: Path) -> list[FolderReplica]:
 def train(fabric: Fabric, lease: Lease, place: Path, *, first: int, dies: bool = False) -> list[TrainingStepOutcome]:
     """From this step to the last one."""
     checkpoint, idempotency = training_records("demo", replicas_at(place), lease, fabric=fabric)
-    found = []
+    found: list[TrainingStepOutcome] = []
 
     def watch(act: Act) -> None:
         if dies and len(found) == DIES_AT - 1 and act is Act.COMPLETE:
