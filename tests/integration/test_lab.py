@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 
 from sublet.cli import main
+from sublet.cli.lab import EXAMPLE, place
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
 from tests.traces import until
@@ -72,6 +74,18 @@ def test_what_it_started_ends_with_it(folder: Path) -> None:
     until("the office is gone", lambda: not runtime_dir((folder / "home").resolve()).joinpath("office.sock").exists())
     with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.1", port)):
         pass
+
+
+def test_without_a_notebook_it_is_a_copy_of_the_example_that_is_never_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert place(None) == (tmp_path, EXAMPLE)
+    assert nbformat.read(tmp_path / EXAMPLE, as_version=4).cells  # type: ignore[no-untyped-call]
+    (tmp_path / EXAMPLE).write_text("somebody's work")
+    assert place(None) == (tmp_path, EXAMPLE)
+    assert (tmp_path / EXAMPLE).read_text() == "somebody's work"
+    assert place(str(tmp_path)) == (tmp_path, "")
 
 
 def test_what_is_missing_is_said_with_what_brings_it(

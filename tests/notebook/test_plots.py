@@ -24,13 +24,7 @@ print(matplotlib.get_backend(), *shell.display_formatter.format(figure)[0])
 
 
 @pytest.mark.parametrize(
-    "early",
-    [
-        "",
-        "matplotlib.get_backend()",
-        "import matplotlib_inline.backend_inline",
-        "import matplotlib.pyplot as plt; plt.get_backend()",
-    ],
+    "early", ["import matplotlib_inline.backend_inline", "import matplotlib.pyplot as p; p.get_backend()"]
 )
 def test_the_backend_is_the_one_that_was_said_last(early: str) -> None:
     code = CODE.format(early=early)

@@ -187,16 +187,6 @@ def test_who_waits_sees_his_place_and_may_leave_the_line(kernel: Kernel, fabric:
         until("the place in line is given up", lambda: [one.id for one in live(fabric)] == [other.id])
 
 
-def test_a_restart_gives_the_lease_back(server: Server, fabric: sublet.Fabric) -> None:
-    with server.kernel() as kernel:
-        kernel.run("%load_ext sublet")
-        assert kernel.run("%%gpu --vram 64MiB\nprint(1)").text() == "1\n"
-        assert live(fabric)
-        kernel.restart()
-        until("the lease is given back", lambda: not live(fabric))
-        assert kernel.run("print(2)").text() == "2\n"
-
-
 def test_a_device_that_is_taken_between_cells_leaves_what_was_on_it(kernel: Kernel, fabric: sublet.Fabric) -> None:
     """Even what could never be saved: the guest was parked, and the next cell goes on with it."""
     kernel.run("%gpu release")
@@ -209,6 +199,14 @@ def test_a_device_that_is_taken_between_cells_leaves_what_was_on_it(kernel: Kern
     second = kernel.run("%%gpu --tier spot\nnext(kept), os.getpid()")
     values = [cell.of("execute_result")[0]["data"]["text/plain"] for cell in (first, second)]
     assert values[0].replace("(0,", "(1,") == values[1], second.messages
+
+
+def test_a_restart_gives_the_lease_back(kernel: Kernel, fabric: sublet.Fabric) -> None:
+    assert kernel.run("%%gpu --vram 64MiB\nprint(1)").text() == "1\n"
+    assert live(fabric)
+    kernel.restart()
+    until("the lease is given back", lambda: not live(fabric))
+    assert kernel.run("print(2)").text() == "2\n"
 
 
 # ---- kernel mode

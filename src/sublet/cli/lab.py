@@ -24,7 +24,7 @@ from sublet.cli.show import plural, visible
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
 from sublet.values import Kind
 
-__all__ = ["lab"]
+__all__ = ["EXAMPLE", "lab", "place"]
 
 EXAMPLE: Final = "five-minute-gpu.ipynb"
 START_S: Final = 60.0
@@ -53,7 +53,7 @@ def lab(
     started it and nobody else uses it.
     """
     _check_installed()
-    folder, opened = _place(where)
+    folder, opened = place(where)
     with _office():
         return _serve(folder, opened, port=port, no_browser=no_browser)
 
@@ -67,7 +67,7 @@ def _check_installed() -> None:
         )
 
 
-def _place(where: str | None) -> tuple[Path, str]:
+def place(where: str | None) -> tuple[Path, str]:
     """The folder that JupyterLab shows, and what it opens there."""
     if where is None:
         return Path.cwd(), _example(Path.cwd())
