@@ -10,8 +10,8 @@ from typing import Any
 
 import nbformat
 
-from sublet.cli.nb_show import first_line
 from sublet.cli.table import COMMANDS
+from sublet.notebook.batch.page import first_line
 from sublet.notebook.example import png
 
 ROOT = Path(__file__).parents[2]
