@@ -31,7 +31,7 @@ __all__ = ["FOLDER_VARIABLE", "Owner", "Volume", "notebook_path", "volume_name"]
 
 FOLDER_VARIABLE: Final = "SUBLET_NOTEBOOK_STATE"
 """A folder to save in instead of a volume: where the office lends no disk."""
-SIZES: Final = (4 * GIB, 1 * GIB, 256 * MIB)
+SIZES: Final = (1 * GIB, 256 * MIB, 64 * MIB)
 """Of a volume that is made: the first there is room for, unless ``%gpu name X SIZE`` says otherwise."""
 TTL: Final = "5m"
 """Renewed as long as the kernel lives; so long a kernel that was killed keeps others from its volume."""
