@@ -50,6 +50,8 @@ class Group:
 
     names: tuple[str, ...]
     encoded: Encoded
+    plain: bool = False
+    """Nothing but numbers, texts, and plain containers of these."""
 
 
 def encode_roots(roots: Mapping[str, object], *, gpu: GpuRule = "copy", rules: Rules | None = None) -> list[Group]:
@@ -106,7 +108,7 @@ class _Bundle:
         return found
 
     def group(self) -> Group:
-        return Group(names=self.names, encoded=self._encoding.finished(self.value))
+        return Group(names=self.names, encoded=self._encoding.finished(self.value), plain=self.plain)
 
 
 def _sharing(bundles: Sequence[_Bundle]) -> set[int]:

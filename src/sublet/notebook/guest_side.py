@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -21,19 +21,45 @@ __all__ = ["again", "collect", "place", "seen"]
 NO_HANDLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
+class Bound(Mapping[str, Callable[[], object]]):
+    """What each name had; held weakly where that can be, so that memory on the device is freed when a cell lets go."""
+
+    def __init__(self, names: Mapping[str, object]) -> None:
+        can = {kind: bool(kind.__weakrefoffset__) for kind in set(map(type, names.values()))}
+        self._weak = {name: _held(value) for name, value in names.items() if can[type(value)]}
+        self._own = {name: value for name, value in names.items() if not can[type(value)]}
+
+    def rebound(self, names: Mapping[str, object]) -> set[str]:
+        """Names that have something else now."""
+        own, nothing = self._own, object()
+        other = {name for name, value in names.items() if own.get(name, nothing) is not value}
+        return {name for name in other if name not in self._weak or self._weak[name]() is not names[name]}
+
+    def __getitem__(self, name: str) -> Callable[[], object]:
+        if name in self._weak:
+            return self._weak[name]
+        value = self._own[name]
+        return lambda: value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own.keys() | self._weak.keys())
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._weak)
+
+
 class _Before(NamedTuple):
     """What there was before a cell."""
 
     reads: frozenset[str]
-    bound: dict[str, Callable[[], object]]
-    """What each name had; held weakly where that can be, so that memory on the device is freed when a cell lets go."""
+    bound: Bound
     aside: dict[str, Any]
     """What an earlier cell left under names that this one may bind and does not read: the notebook may have something
     newer. It is put back where the cell binds nothing in its place."""
 
 
 _space: Space | None = None
-_before = _Before(frozenset(), {}, {})
+_before = _Before(frozenset(), Bound({}), {})
 
 
 def place(
@@ -59,7 +85,7 @@ def place(
     holding.prepare(space, handles, alive)
     reads |= handles.keys()
     aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
-    _before = _Before(reads, {name: _held(value) for name, value in space.names.items()}, aside)
+    _before = _Before(reads, Bound(space.names), aside)
     holding.begin(number, reads, _before.bound, room)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
@@ -71,8 +97,7 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     """What the cell changed: of what it read, and of whatever is bound anew; or ``only`` these names. What is new there
     and has more bytes than there is ``room`` for stays here."""
     space = seen()
-    nothing = object()
-    rebound = {name for name in space.visible() if _before.bound.get(name, lambda: nothing)() is not space.names[name]}
+    rebound = _before.bound.rebound(space.names) & space.visible()
     space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
     if only is not None:
         found = space.outgoing(only, new=only, room=room, stuck=holding.stuck())
@@ -101,7 +126,7 @@ def again(names: frozenset[str], stuck: Mapping[str, str], room: int | None = No
 def _held(value: object) -> Callable[[], object]:
     try:
         return weakref.ref(value)
-    except TypeError:
+    except TypeError:  # it has no room for it all the same: it was made so
         return lambda: value
 
 

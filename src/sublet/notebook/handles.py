@@ -171,7 +171,7 @@ class Handles:
 
     def all(self) -> dict[str, Stays]:
         """Every handle, by the name it has in the notebook."""
-        return {name: value for name, value in list(self._names.items()) if type(value) is Stays}
+        return {name: value for name, value in self._names.copy().items() if type(value) is Stays}
 
     # ---- around a cell
 
@@ -191,7 +191,7 @@ class Handles:
         """A cell left these on the device, and why."""
         for name, why in stays.items():
             old = self._names.get(name)
-            about = About(name=name, why=why, cell=cell)
+            about = About(name=name, why=why, cell=cell, made=cell)
             if type(old) is Stays and old.name == name:
                 old.is_now(replace(old.about, wall_ns=0, cell=cell), kernel, lost=old.why_lost)
             else:

@@ -162,7 +162,8 @@ class Space:
 
     def visible(self) -> set[str]:
         """The names that are the notebook's own."""
-        return {name for name in self.names if name not in HIDDEN and not _is_the_shells(name)}
+        names = self.names.keys() - HIDDEN
+        return names - {name for name in names if name[:1] == "_" and _is_the_shells(name)}
 
     def outgoing(
         self,
@@ -201,7 +202,7 @@ class Space:
             groups = [group for group in groups if self._has_room(group, room, stuck, found)]
         found.names = frozenset(names - found.stays.keys())
         found.opaque = tuple(sorted(rules.opaque))
-        found.gone = tuple(sorted(name for name in self._shared if name not in self.names))
+        found.gone = tuple(sorted(self._shared - self.names.keys()))
         bound = frozenset(new)
         changed = [group for group in groups if not self._is_agreed(group) or not bound.isdisjoint(group.names)]
         found.parcels = self._parcels(changed)
@@ -326,7 +327,7 @@ class Space:
             try:
                 groups = encode_roots(left, rules=rules)
                 for group in groups:
-                    if isinstance(group.encoded.met, dict):
+                    if isinstance(group.encoded.met, dict) and not group.plain:
                         _without_scaffolding(group.encoded.met)
                 return groups
             except Unpicklable as error:
@@ -348,7 +349,7 @@ class Space:
 
     def _remember(self, names: tuple[str, ...], digest: bytes) -> None:
         """A name was in another group before, perhaps: what was agreed on then is over."""
-        for name in names:
+        for name in () if names in self._agreed else names:
             before = self._group_of.get(name)
             if before != names:
                 self._agreed.pop(before or (), None)
