@@ -44,7 +44,13 @@ class Keeper:
 
 def handle(*, wall_ns: int = 0, lost: str = "", keeper: Keeper | None = None) -> Stays:
     about = About(
-        name="w", what="Tensor (3,) float32 on cuda:0", nbytes=12, why="memory on cuda:0", cell=4, wall_ns=wall_ns
+        name="w",
+        what="Tensor (3,) float32 on cuda:0",
+        nbytes=12,
+        why="memory on cuda:0",
+        cell=4,
+        made=4,
+        wall_ns=wall_ns,
     )
     return Stays(about, object(), keeper or Keeper(), lost=lost)
 
@@ -57,7 +63,7 @@ def handle(*, wall_ns: int = 0, lost: str = "", keeper: Keeper | None = None) ->
         (handle(keeper=Keeper(live=True), wall_ns=SAVED_NS), "saved 2023-11-"),
         (handle(keeper=Keeper(parked=True)), "its device was taken, and the next cell on a device goes on with it"),
         (handle(wall_ns=SAVED_NS), "the next cell on a device that reads it has it back"),
-        (handle(lost="a lock"), "was lost with its lease (a lock); rerun the cell, cell 4, that made it"),
+        (handle(lost="a lock"), "was lost with its lease (a lock); rerun cell 4, which made it"),
     ],
 )
 def test_a_handle_says_what_it_is_and_how_to_have_it(one: Stays, says: str) -> None:

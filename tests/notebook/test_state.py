@@ -110,7 +110,7 @@ def test_a_cell_that_is_ended_in_the_middle_leaves_what_finished_cells_left(nb: 
     assert "Rerun this cell to reacquire" in said
     outputs = nb.run(LARGE + "print(deep[0])")
     assert text(outputs) == "0.0\n"
-    assert "was lost with its lease (a generator); rerun the cell, cell" in text(nb.run("print(it)"))
+    assert "was lost with its lease (a generator); rerun cell" in text(nb.run("print(it)"))
     with pytest.raises(CellExecutionError, match="Rerun the cell that made it"):
         nb.run(LARGE + "next(it)")
 

@@ -18,6 +18,7 @@ from sublet.compute.kernel_guest import KernelGuest
 from sublet.errors import CheckpointFailed, GpuSessionEnded, InvalidRequest, LeaseEnded, SubletError
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill
+from sublet.notebook.explain import explain
 from sublet.notebook.front import Front, StatusLine, failed_cell, say
 from sublet.notebook.going_on import give_up, go_on, is_parked
 from sublet.notebook.handles import Handles, Restored
@@ -173,6 +174,10 @@ class Cells:
         space = self._space.visible()
         reads = space if found.opaque else found.reads & space
         return Reading(reads=frozenset(reads), binds=found.binds, opaque=found.opaque)
+
+    def explained(self, source: str) -> str:
+        """What would travel with this cell, what stays, and why."""
+        return explain(self._space, self.reading(self.python(source)), is_there=self.kernel is not None)
 
     def release(self) -> None:
         """Give the lease back. What was only on the device is saved, if it was not and can be; else it is lost."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
-from sublet.notebook.explain import explain
 from sublet.notebook.stays import Stays, clock_time
 from sublet.notebook.traffic import fates_text, number_of
 from sublet.values import NS_PER_S, format_duration, format_size
@@ -158,10 +157,10 @@ def _fetch(cells: Cells, _shell: Any, name: str) -> str:
     return f"{name} is in the notebook now: {value.about.what}, {format_size(value.about.nbytes)}"
 
 
-def _explain(cells: Cells, shell: Any, rest: str) -> str:
+def _explain(cells: Cells, _shell: Any, rest: str) -> str:
     if not rest:
         raise InvalidRequest("%gpu explain needs code", do="Write %gpu explain f(x), or %%gpu explain above a cell.")
-    return explain(cells.space, cells.reading(shell.transform_cell(rest)))
+    return cells.explained(rest)
 
 
 def _name(cells: Cells, _shell: Any, rest: str) -> str:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["explain"]
 
 
-def explain(space: Space, reading: Reading) -> str:
-    """In lines, for people. Looks with a fresh eye: nothing of it counts as sent."""
+def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
+    """In lines, for people. Looks with a fresh eye: nothing of it counts as sent. ``is_there``: a guest that has what
+    was sent before."""
     found = Space(space.names, NOTEBOOK).outgoing(reading.reads)
-    agreed = space.unchanged([parcel.names for parcel in found.parcels])
+    agreed = space.unchanged([parcel.names for parcel in found.parcels]) if is_there else set()
     lines = []
     total = 0
     for parcel in sorted(found.parcels, key=lambda one: -one.nbytes):

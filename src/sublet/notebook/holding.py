@@ -148,7 +148,8 @@ def stuck() -> dict[str, str]:
 
 def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> None:
     """It is over. ``stays``: what cannot come back, and why; ``came``: what did, or is gone."""
-    _state.is_running, _state.is_taken, _state.bound = False, False, {}
+    _state.is_running, _state.is_taken = False, False
+    was, _state.bound = _state.bound, {}
     for name in [name for name in _state.held if name in came or name not in space.names]:
         _let_go(name)
     changed = {*stays, *(name for name in _state.touched if name in _state.held)}
@@ -157,7 +158,10 @@ def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> Non
     for name in changed:
         why = stays.get(name) or (_state.held[name].why if name in _state.held else "")
         if why and name in space.names:
-            _note(space, name, probe(name, space.names[name]), why)
+            before = was.get(name)
+            is_same = before is not None and before() is space.names[name]
+            made = _state.held[name].made if is_same and name in _state.held else _state.cell
+            _note(space, name, probe(name, space.names[name]), why, made)
 
 
 def hold(stays: Mapping[str, str]) -> None:
@@ -165,7 +169,7 @@ def hold(stays: Mapping[str, str]) -> None:
     space = _state.space
     for name, why in stays.items():
         if space is not None and name in space.names:
-            _note(space, name, probe(name, space.names[name]), why)
+            _note(space, name, probe(name, space.names[name]), why, _state.cell)
 
 
 def save(everything: bool = False) -> News:
@@ -248,7 +252,7 @@ def checkpoint() -> News:
 # ---- within
 
 
-def _note(space: Space, name: str, one: Probe, why: str) -> None:
+def _note(space: Space, name: str, one: Probe, why: str, made: int) -> None:
     _state.lost.pop(name, None)
     _state.elsewhere[name] = one.is_elsewhere
     _state.held[name] = About(
@@ -257,6 +261,7 @@ def _note(space: Space, name: str, one: Probe, why: str) -> None:
         nbytes=one.nbytes,
         why=why,
         cell=_state.cell,
+        made=made,
         wall_ns=0,
         needs=tuple(sorted(one.needs)),
         apart=_shared_with(space, one) if not one.refused else (),

@@ -9,7 +9,6 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 import sublet
 from sublet.notebook.cells import Cells
 from sublet.notebook.commands import completions, run_command
-from sublet.notebook.explain import explain
 from sublet.notebook.options import CellOptions, help_text, parse_line
 from sublet.notebook.plain import said_plainly
 
@@ -33,7 +32,7 @@ class GpuMagics(Magics):
             print(f"%%gpu runs a cell on a leased device.\n{help_text()}")  # noqa: T201
             return
         if line.strip() == "explain":
-            print(explain(self.cells.space, self.cells.reading(self.cells.python(cell))))  # noqa: T201
+            print(self.cells.explained(cell))  # noqa: T201
             return
         with said_plainly():
             self.cells.run(cell, parse_line(line, self.defaults))

@@ -64,6 +64,8 @@ class About:
     """Why it stayed on the device."""
     cell: int = 0
     """The number of the cell that left it so."""
+    made: int = 0
+    """And of the one that bound it."""
     wall_ns: int = 0
     """When it was saved."""
     needs: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from sublet.values import format_size
 if TYPE_CHECKING:
     from sublet.notebook.shelf import About
 
-__all__ = ["Keeper", "Stays", "clock_time", "lost_handle"]
+__all__ = ["Keeper", "Stays", "again", "clock_time", "lost_handle"]
 
 
 class Keeper(Protocol):
@@ -99,15 +99,13 @@ class Stays:
         saved = f"saved {clock_time(about.wall_ns)}" if self.is_saved else ""
         if self.is_live:
             kept = saved or (f"cannot be saved ({self._lost})" if self._lost else "not saved")
-            return f"{what}; stays on the device ({about.why}), {kept}; .fetch() brings a copy"
+            how = "; .fetch() brings a copy" if not self._lost else ""
+            return f"{what}; stays on the device ({about.why}), {kept}{how}"
         if self.is_parked:
             return f"{what}; its device was taken, and the next cell on a device goes on with it"
         if saved:
             return f"{what}; {saved}; the next cell on a device that reads it has it back"
-        where = f", cell {about.cell}," if about.cell else ""
-        return (
-            f"{what}; was lost with its lease ({self._lost or 'it was not saved'}); rerun the cell{where} that made it"
-        )
+        return f"{what}; was lost with its lease ({self._lost or 'it was not saved'}); {again(about)}"
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("_"):  # protocols ask for those, and go on without
@@ -124,13 +122,21 @@ class Stays:
         raise TypeError(f"{self.name} is only on the device ({self._about.why})")
 
 
+def again(about: About) -> str:
+    """How to have anew what cannot be restored."""
+    if not about.made:
+        return "rerun the cell that made it"
+    later = f", and then cell {about.cell}, which changed it or might have" if about.cell > about.made else ""
+    return f"rerun cell {about.made}, which made it{later}"
+
+
 def lost_handle(handle: Stays) -> GpuSessionEnded:
     """For a cell that needs one that is gone."""
-    cell = handle.about.cell
     why = handle.why_lost or "it was not saved"
+    cell = f" (cell {handle.about.made})" if handle.about.made else ""
     return GpuSessionEnded(
         f"{handle.name} was only on the device, and went with its lease ({why})",
-        do=f"Rerun the cell that made {handle.name}{f' (cell {cell})' if cell else ''}, then this one.",
+        do=f"Rerun the cell that made {handle.name}{cell}, then this one.",
     )
 
 

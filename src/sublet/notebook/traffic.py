@@ -11,7 +11,7 @@ from sublet.errors import LeaseEnded
 from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.spaces import BESIDE, Outgoing
-from sublet.notebook.stays import Stays, clock_time
+from sublet.notebook.stays import Stays, again, clock_time
 from sublet.values import format_size
 
 if TYPE_CHECKING:
@@ -165,21 +165,13 @@ def fates_text(fates: dict[str, tuple[Fate, str]]) -> str:
 def _fate(handle: Stays) -> tuple[Fate, str]:
     about = handle.about
     what = ", ".join(one for one in (about.what, format_size(about.nbytes) if about.nbytes else "") if one)
-    again = f"rerun cell {about.cell}" if about.cell else "rerun the cell that made it"
     if about.wall_ns:
-        return (
-            Fate.SAVED,
-            f"{what}, {clock_time(about.wall_ns)}{'' if handle.is_live else '; comes back when it is read'}",
-        )
-    why = handle.why_lost or "it was not saved"
-    return (
-        (Fate.RECOMPUTE, f"{what}; {why}: {again} when the lease has ended")
-        if handle.is_live
-        else (
-            Fate.LOST,
-            f"{what}; {why}: {again}",
-        )
-    )
+        back = "" if handle.is_live else "; comes back when it is read"
+        return Fate.SAVED, f"{what}, {clock_time(about.wall_ns)}{back}"
+    why = f"cannot be saved ({handle.why_lost})" if handle.why_lost else "was not saved"
+    if handle.is_live:
+        return Fate.RECOMPUTE, f"{what}; {why}; when the lease has ended {again(about)}"
+    return Fate.LOST, f"{what}; {why}; {again(about)}"
 
 
 def number_of(shell: Any) -> int:
