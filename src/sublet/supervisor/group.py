@@ -45,6 +45,8 @@ class Group:
         self._where = where
         self._files = where.files
         self._v2 = f"{where.v2.base}/{name}" if where.v2 is not None else None
+        self._was_struck = False
+        """Whether all that is in it was sent SIGKILL before."""
         self._mine: list[str] | None = None
         """Its folders, if we have made it: they need not be looked for."""
 
@@ -103,10 +105,14 @@ class Group:
         """SIGKILL for everything in it. It returns at once; whether they are gone, ``is_empty`` says.
 
         ``cgroup.kill`` aims at the first thread of each process, and misses a process whose first thread has ended
-        while others go on; so each one still listed is sent a signal of its own as well.
+        while others go on; so whoever is still listed at the next blow is sent a signal of its own as well. (At the
+        first nearly all of them are only about to leave, and to look for them all is most of what the end of many
+        costs.)
         """
         if self._v2 is not None and self._tried(f"{self._v2}/cgroup.kill", "1"):
-            self._kill_each()
+            if self._was_struck:
+                self._kill_each()
+            self._was_struck = True
             return
         self.freeze()
         try:

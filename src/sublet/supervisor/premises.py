@@ -27,7 +27,7 @@ from sublet.wire.orders import Metered, Notify, Parking, Part, Saved, StoredVolu
 
 __all__ = ["Premises"]
 
-KILL_AGAIN_NS: Final = (20_000_000, 100_000_000, 500_000_000, 1 * NS_PER_S, 2 * NS_PER_S)
+KILL_AGAIN_NS: Final = (50_000_000, 100_000_000, 500_000_000, 1 * NS_PER_S, 2 * NS_PER_S)
 """How long after each attempt to end a guest it is looked at the latest. One that exits is seen at once."""
 LOOK_AGAIN_NS: Final = 50_000_000
 METERED_KEPT: Final = 4096
