@@ -207,10 +207,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[sublet.Fab
     home = tmp_path_factory.mktemp("home")
     ensure_office(home, words=("up", "--host-gpus", "2x64MiB", "--foreground"))
     with sublet.connect(home=home, start=False) as fabric:
-        with fabric.gpu(min_vram="16MiB", ttl="5m", renew="always") as lease, sublet.GpuSession(lease) as gpu:
-            yield fabric, lease, gpu
+        try:
+            with fabric.gpu(min_vram="16MiB", ttl="5m", renew="always") as lease, sublet.GpuSession(lease) as gpu:
+                yield fabric, lease, gpu
+        finally:
             KEPT.clear()
-        fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+            fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
     shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
 
 
