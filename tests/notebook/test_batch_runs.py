@@ -26,6 +26,7 @@ from sublet.notebook.batch.jobs import Job, JobSpec, find_job, make_job
 from sublet.notebook.batch.law import JobState
 from sublet.notebook.batch.progress import Progress
 from sublet.notebook.batch.runner import Runner
+from sublet.notebook.example import Neighbour
 from sublet.values import NS_PER_S
 
 pytestmark = [
@@ -322,6 +323,28 @@ def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_le
     assert "2 leases" in job.page.read_text()
     with sublet.connect() as fabric:
         until(lambda: not fabric.leases(), "nothing is held any more")
+
+
+class Hearing(Progress):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def waiting(self, why: str) -> None:
+        self.told.append(why)
+
+
+if os.environ.get("SUBLET_CRASH_ALL"):  # a notice of five seconds is waited for
+
+    def test_under_one_lease_a_cell_that_is_suspended_goes_on_where_it_was(tmp_path: Path) -> None:
+        """A neighbour takes the device; the cell stands still in its loop, and every turn of it happens once."""
+        cell = "import time\nturns = []\nfor n in range(90): time.sleep(0.1); turns.append(n)"
+        job = job_of(tmp_path, cell, "len(turns), turns == sorted(set(turns))", lease="whole", tier="spot")
+        hearing, neighbour = Hearing(), Neighbour(after_s=0.5)
+        record = Runner(job, hearing).run()
+        assert (record.state, record.again) == (JobState.DONE, 0), record
+        assert texts(job.executed)[1] == "(90, True)"
+        assert any("stands still" in one for one in hearing.told)
+        assert "has given it back" in neighbour.story()
 
 
 # --------------------------------------------------------------------------------------------------- in the background
