@@ -88,6 +88,9 @@ def test_what_stays_is_saved_after_the_cell_and_restored_by_the_next_that_reads_
     assert re.search(r"sublet: restored weights \(saved \d\d:\d\d:\d\d\)", status(outputs))
     assert "other" not in status(outputs)
     assert text(nb.run("print(weights.fetch().sum())")) == "524288.0\n"
+    bill = text(nb.run("%gpu bill"))
+    assert re.search(r"cell +lease +busy .*saved.*cost", bill)
+    assert re.search(r"the 2 leases in all, with the time between cells: [\d.]+s, cost 0\.\d{4}", bill)
 
 
 def test_a_handle_whose_lease_ended_can_be_fetched_from_what_was_saved(nb: Notebook, home: Path) -> None:
@@ -229,6 +232,7 @@ def test_a_volume_that_is_too_small_is_an_error_and_the_results_are_there(nb: No
 
 
 def test_words_tell_what_was_meant(nb: Notebook) -> None:
+    nb.run(LARGE + "import numpy as np\ndeep = np.zeros(1 << 18)")
     with pytest.raises(CellExecutionError, match="did you mean %gpu release"):
         nb.run("%gpu relase")
     with pytest.raises(CellExecutionError, match="did you mean deep"):

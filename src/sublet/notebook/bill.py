@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from sublet.errors import SubletError
 from sublet.notebook.status import CellBill
 from sublet.values import GIB, format_size
 
 if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
     from sublet.wire.http import BillLine
 
 __all__ = ["NotebookBill"]
@@ -26,6 +30,8 @@ class NotebookBill:
     rows: list[tuple[int, str, CellBill]] = field(default_factory=list)
     """Number of the cell, its lease, and what it consumed."""
     total: CellBill = field(default_factory=CellBill)
+    _prices: dict[str, float] = field(default_factory=dict)
+    """Of a second of each lease."""
 
     def add(self, cell: int, lease: str, bill: CellBill) -> None:
         """A cell is done."""
@@ -33,13 +39,25 @@ class NotebookBill:
         del self.rows[:-ROWS_MAX]
         self.total += bill
 
+    def price(self, lease: str, fabric: Fabric) -> float:
+        """Of a second of this lease, from what the office has billed for it so far. It is asked after the first cell,
+        beside it, for no cell is held up for this: so 0 at first, and where nobody answers."""
+        if lease not in self._prices:
+            self._prices[lease] = 0.0
+            threading.Thread(target=self._ask, args=(lease, fabric), name="sublet-price", daemon=True).start()
+        return self._prices[lease]
+
+    def _ask(self, lease: str, fabric: Fabric) -> None:
+        with contextlib.suppress(SubletError):
+            self._prices |= _prices(line for line in fabric.bill(by="lease") if line.key == lease)
+
     def text(self, office: Sequence[BillLine] = ()) -> str:
         """As a table; columns in which nothing ever stood are left out. ``office``: its bill by leases, from which the
         cost of a cell is its share of its lease's time."""
         mine = {lease for _, lease, _ in self.rows}
         lines = [line for line in office if line.key in mine]
-        price = {line.key: line.cost / line.held_seconds for line in lines if line.held_seconds}
-        rows = [(n, replace(bill, cost=price.get(lease, 0.0) * bill.held_s)) for n, lease, bill in self.rows]
+        self._prices |= _prices(lines)
+        rows = [(n, replace(bill, cost=self._prices.get(lease, 0.0) * bill.held_s)) for n, lease, bill in self.rows]
         cost = sum(bill.cost for _, bill in rows)
         table = [_row(f"[{cell}]", bill) for cell, bill in rows] + [_row("all", replace(self.total, cost=cost))]
         used = [n for n in range(len(HEAD)) if n < 4 or any(row[n] for row in table)]
@@ -47,6 +65,10 @@ class NotebookBill:
         widths = [max(len(row[n]) for row in shown) for n in range(len(used))]
         said = ["  ".join(map(str.rjust, row, widths)) for row in shown]
         return "\n".join([*said, _office(lines)] if lines else said)
+
+
+def _prices(lines: Iterable[BillLine]) -> dict[str, float]:
+    return {line.key: line.cost / line.held_seconds for line in lines if line.held_seconds}
 
 
 def _office(lines: Sequence[BillLine]) -> str:

@@ -117,8 +117,9 @@ class Cells:
             bill = self._bill_so_far(began_s)
             status.show(Ended(message=what_ended(error), do=RERUN, bill=bill))
             raise session_ended(error, handles, inside) from error
-        bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0)
         lease = self.lease or lease
+        price = self.bills.price(lease.id, self.fabric())
+        bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0, cost=price * ran.bill.held_s)
         device = lease.devices[0]
         self.bills.add(number_of(self._shell), lease.id, bill)
         status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))
@@ -172,7 +173,7 @@ class Cells:
         """What a cell reads, of names that are there. Raises ``SyntaxError`` before anything is asked for."""
         found = read_cell(python)
         space = self._space.visible()
-        reads = space if found.opaque else found.reads & space
+        reads = (space if found.opaque else found.reads & space) | self._space.results(found.reads)
         return Reading(reads=frozenset(reads), binds=found.binds, opaque=found.opaque)
 
     def explained(self, source: str) -> str:
