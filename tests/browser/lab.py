@@ -72,6 +72,7 @@ def lab(home: Path, opened: Path, *, dark: bool = False, path: str = "") -> Iter
                 break
         else:
             raise AssertionError("".join(said) + (opened.parent / ".lab.log").read_text())
+        timer.cancel()
         yield found[0]
     finally:
         timer.cancel()

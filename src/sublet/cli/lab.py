@@ -22,6 +22,7 @@ from sublet.cli.exits import DONE, FAILED
 from sublet.cli.parsing import count
 from sublet.cli.show import plural, visible
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
+from sublet.supervisor.prctl import set_pdeathsig
 from sublet.values import Kind
 
 __all__ = ["EXAMPLE", "lab", "place"]
@@ -142,9 +143,10 @@ def _serve(folder: Path, opened: str, *, port: int | None, no_browser: bool) -> 
         words += [f"--port={port}", "--ServerApp.port_retries=0"]
     if os.geteuid() == 0:
         words.append("--allow-root")
-    log = _log()
+    log, ours = _log(), os.getpid()
     with open(log, "wb") as said:
-        # A session of its own: Ctrl-C is for us, and JupyterLab would ask whether it was meant.
+        # A session of its own: Ctrl-C is for us, and JupyterLab would ask whether it was meant. It ends with us, even
+        # if we are killed.
         process = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *words],
             cwd=folder,
@@ -152,6 +154,7 @@ def _serve(folder: Path, opened: str, *, port: int | None, no_browser: bool) -> 
             stdout=said,
             stderr=said,
             start_new_session=True,
+            preexec_fn=lambda: set_pdeathsig(signal.SIGTERM, ours),  # noqa: PLW1509 - there are no threads
         )
     with _ended(process), _told_to_stop():
         try:
