@@ -200,3 +200,13 @@ def test_a_wrong_token(stage: OfficeStage, tmp_path: Path) -> None:
         answer = alone.run("%%gpu --vram 64MiB\n1")
         assert answer["error"] in ("Unauthorized", "InvalidRequest"), answer
         assert "token" in answer["said"]
+
+
+def test_results_of_cells_are_where_the_shell_keeps_them(shell: Shell) -> None:
+    """``_`` and ``Out`` are those of the notebook, here and there; what is not kept says so, and is nothing older."""
+    shell.run("[40, 2]")
+    assert shell.run(GPU + "print(sum(_), sum(Out[max(Out)]))")["out"] == "42 42\n"
+    assert shell.run(GPU + "6 * 7")["error"] == ""
+    assert shell.run("print(_, Out[max(Out)])")["out"] == "42 42\n"
+    assert shell.run(GPU + "(n for n in [1])")["error"] == ""
+    assert "stayed on the device and was not kept" in shell.run("print(_)")["out"]

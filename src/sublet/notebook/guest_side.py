@@ -5,19 +5,25 @@ Called by name, on the main thread between cells; the namespace is the kernel's,
 
 from __future__ import annotations
 
+import re
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding
+from sublet.notebook.home import HomeRules
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 
-__all__ = ["again", "collect", "place", "seen"]
+__all__ = ["NotKept", "again", "collect", "place", "seen"]
 
 
+RESULT_BYTES: Final = 1 << 20
+"""A result with more is not taken along for the shell's sake alone."""
+RESULT: Final = re.compile(r"_\d+")
 NO_HANDLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -56,6 +62,8 @@ class _Before(NamedTuple):
     aside: dict[str, Any]
     """What an earlier cell left under names that this one may bind and does not read: the notebook may have something
     newer. It is put back where the cell binds nothing in its place."""
+    number: int = 0
+    """Of the cell."""
 
 
 _space: Space | None = None
@@ -85,7 +93,7 @@ def place(
     holding.prepare(space, handles, alive)
     reads |= handles.keys()
     aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
-    _before = _Before(reads, Bound(space.names), aside)
+    _before = _Before(reads, Bound(space.names), aside, number)
     holding.begin(number, reads, _before.bound, room)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
@@ -97,7 +105,8 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     """What the cell changed: of what it read, and of whatever is bound anew; or ``only`` these names. What is new there
     and has more bytes than there is ``room`` for stays here."""
     space = seen()
-    rebound = _before.bound.rebound(space.names) & space.visible()
+    every = _before.bound.rebound(space.names)
+    rebound = every & space.visible() | _small_result(space, every)
     space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
     if only is not None:
         found = space.outgoing(only, new=only, room=room, stuck=holding.stuck())
@@ -121,6 +130,32 @@ def again(names: frozenset[str], stuck: Mapping[str, str], room: int | None = No
     found.gone = ()
     space.sent(found)
     return found
+
+
+def _small_result(space: Space, rebound: set[str]) -> set[str]:
+    """The name under which the shell keeps what the last line gave, if that can go to the notebook at no cost. A cell
+    that wants more than that kept gives it a name."""
+    kept = [name for name in rebound if RESULT.fullmatch(name)]
+    if not kept or not _before.number:
+        return set()
+    name, value = f"_{_before.number}", space.names.pop(kept[0])  # versions of IPython count differently here
+    try:
+        groups = encode_roots({name: value}, rules=HomeRules())
+        is_small = sum(group.encoded.nbytes for group in groups) <= RESULT_BYTES
+    except Unpicklable:
+        is_small = False
+    space.names[name] = value if is_small else NotKept(_before.number)
+    return {name}
+
+
+class NotKept:
+    """Stands in ``_`` and ``Out`` for a result that cannot travel, or is too large to do so for nobody's sake."""
+
+    def __init__(self, cell: int) -> None:
+        self.cell = cell
+
+    def __repr__(self) -> str:
+        return f"<the result of cell {self.cell} stayed on the device and was not kept; give it a name>"
 
 
 def _held(value: object) -> Callable[[], object]:

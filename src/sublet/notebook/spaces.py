@@ -12,6 +12,7 @@ it is held, and a new object replaces none (``merging``).
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import types
 from collections.abc import Iterable, Mapping
@@ -40,6 +41,8 @@ HIDDEN: Final = frozenset(
     {"In", "Out", "get_ipython", "exit", "quit", "open", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
 )
 """What the shell keeps in the namespace for itself."""
+RESULTS: Final = frozenset({"In", "Out", "_", "__", "___", "_i", "_ii", "_iii"})
+RESULT: Final = re.compile(r"_i?\d+")
 LOST: Final = "\0"
 """Begins what stands in a parcel in place of a name, for an object that has none any more."""
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
@@ -164,6 +167,10 @@ class Space:
         """The names that are the notebook's own."""
         names = self.names.keys() - HIDDEN
         return names - {name for name in names if name[:1] == "_" and _is_the_shells(name)}
+
+    def results(self, names: Iterable[str]) -> set[str]:
+        """Of these names those under which the shell keeps what cells gave and were: they travel if they are named."""
+        return {name for name in names if name in self.names and (name in RESULTS or RESULT.fullmatch(name))}
 
     def outgoing(
         self,

@@ -90,6 +90,8 @@ class Traffic:
         if out.stays or sent.handles:
             news, interrupted = _saved(kernel, self.handles, options)
         broken = self._merged(kernel, options, out)
+        if any(f"_{number}" in parcel.names for parcel in out.parcels):
+            _keep_result(self.space.names, number)
         if only is not None:
             self.space.disagree(sent.names - out.names)
         self.handles.left(out.stays, kernel, number)
@@ -150,6 +152,16 @@ def _saved(
             handles.unsure()
             return holding.News(), interrupt
     return news, None
+
+
+def _keep_result(names: dict[str, Any], number: int) -> None:
+    """What the cell's last line gave is there as after any other cell: ``_`` and ``Out[number]``."""
+    value = names.get(f"_{number}")
+    results = names.get("_oh")
+    if not isinstance(results, dict) or number in results:
+        return
+    results[number] = value
+    names["___"], names["__"], names["_"] = names.get("__", ""), names.get("_", ""), value
 
 
 def fates_text(fates: dict[str, tuple[Fate, str]]) -> str:
