@@ -58,9 +58,12 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@$(PY) -m sublet.sim --seeds $(SEEDS) --from $(FROM)
 	@$(PY) -m sublet.sim.registers --seeds $(SEEDS) --from $(FROM)
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/crash
+	@SUBLET_CRASH_ALL=1 $(PY) -m pytest tests/unit/training tests/integration/test_training.py tests/integration/test_trainer_kills.py
 	@SUBLET_CRASH_ALL=1 $(PY) -m pytest --timeout 900 tests/notebook/test_batch_runs.py tests/integration/test_demo.py
 	@SUBLET_RACE_ROUNDS=10000 $(PY) -m pytest tests/integration/test_revoke_race.py
 	@SUBLET_KILL_ROUNDS=2000 $(PY) -m pytest tests/integration/test_kill_rounds.py
+	@SUBLET_NOTEBOOK_KILLS=1000 SUBLET_EVERY_STEP=1 $(PY) -m pytest --timeout 3600 tests/notebook/test_kills.py tests/notebook/test_stages.py
+	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 tests/notebook/test_spaces.py
 	@SUBLET_SUSPENDS=500 $(PY) -m pytest --timeout 900 tests/integration/test_suspend.py
 
 bench: $(READY) $(TORCH_READY) ## the benchmarks, each beside its peer in the same run

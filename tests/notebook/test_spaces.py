@@ -246,7 +246,7 @@ BEGIN = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=max(150, settings().max_examples), deadline=None)  # 10,000 in the soak
 @given(cells)
 def test_any_notebook_ends_as_if_it_had_run_in_one_place(other: Other, cells: list[tuple[bool, list[str]]]) -> None:
     split, plain = Notebook(other), Notebook(other)
