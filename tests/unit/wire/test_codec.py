@@ -114,6 +114,7 @@ def test_a_message_reads_like_this() -> None:
         "name": "",
         "parked": False,
         "resume": None,
+        "kept": False,
     }
 
 
