@@ -32,7 +32,7 @@ class Actor:
         sys.path.append(beside)
         self.library = importlib.import_module(library)
     def ready(self):
-        return self.library.__version__
+        return str(self.library.__version__)
     def nothing(self):
         pass
 print("up", flush=True)
