@@ -6,7 +6,6 @@ run, to the last bit.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import random
@@ -34,8 +33,6 @@ FAR: Final = 1 << 30
 @pytest.fixture(scope="module")
 def live() -> Iterator[Callable[..., int]]:
     """Runs one life; its exit status."""
-    from tests.integration.trainer_program import Life
-
     paths = [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(
         [sys.executable, "-m", "tests.integration.trainer_program"],
@@ -51,11 +48,12 @@ def live() -> Iterator[Callable[..., int]]:
         asks, says = process.stdin, process.stdout
 
         def once(**life: Any) -> int:
-            asks.write(json.dumps(dataclasses.asdict(Life(**life))) + "\n")
+            asks.write(json.dumps(life) + "\n")
             asks.flush()
             return int(says.readline())
 
         yield once
+        process.kill()  # it has nothing to tidy up, and would take seconds to do so
 
 
 def steps_saved(place: Path) -> int:
