@@ -23,15 +23,16 @@ from sublet.notebook.front import Front, StatusLine, failed_cell, say
 from sublet.notebook.going_on import give_up, go_on, is_parked
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.in_terminal import be_plain
+from sublet.notebook.interrupts import AFTERWARDS, interrupts_wait
 from sublet.notebook.kernel_line import KernelLine, Message
 from sublet.notebook.news import RERUN, session_ended, what_ended
 from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
 from sublet.notebook.reading import Reading, read_cell
-from sublet.notebook.spaces import NOTEBOOK, Space
+from sublet.notebook.spaces import NOTEBOOK, Outgoing, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Running, Starting, Waiting, coarse
-from sublet.notebook.traffic import Traffic, fates_text, number_of
+from sublet.notebook.traffic import Came, Traffic, fates_text, number_of
 from sublet.values import GIB, NS_PER_S, Tier
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Cells:
             self._let_go()
             inside = self.handles.ended(began_wall_ns)
             bill = self._bill_so_far(began_s)
+            self._leave_ended()
             status.show(Ended(message=what_ended(error), do=RERUN, bill=bill))
             raise session_ended(error, handles, inside) from error
         lease = self.lease or lease
@@ -129,6 +131,15 @@ class Cells:
             raise failed_cell(ran.reply["content"])
         if ran.failed is not None:
             raise ran.failed
+
+    def _leave_ended(self) -> None:
+        """The office may have said that the lease is over before it was told to its holder: the next cell shall not
+        come with it again. What is parked is known to be over, and is gone on with."""
+        lease = self.lease
+        if lease is not None and lease.end is None:
+            self.lease = None
+            with contextlib.suppress(SubletError):
+                lease.release()
 
     def _bill_so_far(self, began_s: float) -> CellBill | None:
         """Of a cell that was ended: the lease is to be paid for all the same."""
@@ -272,7 +283,7 @@ class Cells:
             reply = self._execute(line, source, options, status)
             busy_s = time.monotonic() - began_s - (self._stood_s - stood_s)
             lease = self.lease or lease  # another one, if it was suspended
-            came = self.traffic.take(kernel, options, sent, number)
+            came = self._taken(kernel, options, sent, number)
         except SubletError:
             if kernel.is_lost:
                 raise self._why_lost(lease, kernel) from None
@@ -293,6 +304,20 @@ class Cells:
         failed = CheckpointFailed(came.news.failed, do=came.news.do) if came.news.failed else None
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         return _Ran(reply, bill, said, failed)
+
+    def _taken(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
+        """What the cell has done, whole: an interrupt that comes now is for a cell that is done. Who insists gets away,
+        and then nobody knows what the other side has, so that is let go of."""
+        try:
+            with interrupts_wait():
+                return self.traffic.take(kernel, options, sent, number)
+        except KeyboardInterrupt as error:
+            if error.args != (AFTERWARDS,):
+                lease, self.lease = self.lease, None
+                self._let_go()
+                if lease is not None:
+                    lease.release()
+            raise
 
     def _tell(self, restored: Restored) -> None:
         """One line for what came back."""
