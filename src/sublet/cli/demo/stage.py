@@ -17,7 +17,7 @@ __all__ = ["BUSY", "ClaimFailed", "Stage"]
 BUSY: Final = "If this machine is very busy, try again when it is not; otherwise please report it."
 _WIDTH: Final = 100
 _INDENT: Final = "     "
-_PAUSE_S: Final = 1.5
+_PAUSE_S: Final = 0.8
 """Between acts, for people who read. A program that watches is not made to wait."""
 
 
