@@ -91,7 +91,7 @@ class Within:
             return found
 
         self.cells._leased = timed_lease
-        self._undo = (traffic_kind, send, take)
+        self._undo: tuple[Any, Any, Any] = (traffic_kind, send, take)
         traffic_kind.send, traffic_kind.take = timed_send, timed_take
 
     def value(self, name: str) -> Any:
@@ -108,7 +108,8 @@ class Within:
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self.cells.release()
-        kind, kind.send, kind.take = self._undo
+        kind, send, take = self._undo
+        kind.send, kind.take = send, take
 
 
 @contextlib.contextmanager

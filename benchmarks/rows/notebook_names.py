@@ -7,7 +7,7 @@ Ours is `send`, with the change found and taken in on the other side.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -72,7 +72,7 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 @contextlib.contextmanager
-def _dill(bench: Bench, names: int) -> Iterator[object]:
+def _dill(bench: Bench, names: int) -> Iterator[Callable[[], float]]:
     python: Path = python_with("dill", bench.folder)
     bench.versions["dill"] = version_in(python, "dill")
     child = Child([str(python), "-c", _DILL, str(names)], name="dill", pipes=True)

@@ -40,7 +40,7 @@ def main() -> None:
         error: BaseException | None
         with capture_output() as caught:
             try:
-                result = shell.run_cell(asked["run"], store_history=True)
+                result = shell.run_cell(asked["run"], store_history=True)  # type: ignore[no-untyped-call]
                 error = result.error_before_exec or result.error_in_exec
             except KeyboardInterrupt as interrupt:  # it came when the cell was over
                 error = interrupt

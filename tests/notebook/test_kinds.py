@@ -15,7 +15,7 @@ from tests.notebook.kinds.table import KINDS
 from tests.notebook.sides import Notebook, Other
 from tools.objects_docs import DOCUMENT, document
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore")  # what objects warn of is theirs
 
 TRAVELLING = [kind for kind in KINDS if not kind.why]
 CHANGING = [kind for kind in TRAVELLING if kind.change]

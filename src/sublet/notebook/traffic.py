@@ -85,11 +85,15 @@ class Traffic:
     def take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
         """What it changed; and what stays there is saved."""
         only = None if options.gives is None else frozenset(options.gives)
-        out: Outgoing = kernel.call(guest_side.collect, only, options.room_bytes)
-        news, interrupted = holding.News(), None
-        if out.stays or sent.handles:
-            news, interrupted = _saved(kernel, self.handles, options)
-        broken = self._merged(kernel, options, out)
+        try:
+            out: Outgoing = kernel.call(guest_side.collect, only, options.room_bytes)
+            news, interrupted = holding.News(), None
+            if out.stays or sent.handles:
+                news, interrupted = _saved(kernel, self.handles, options)
+            broken = self._merged(kernel, options, out)
+        except BaseException:  # an interrupt: what the cell changed is there and not here, and must not be gone on from
+            self.space.disagree(sent.names)
+            raise
         if any(f"_{number}" in parcel.names for parcel in out.parcels):
             _keep_result(self.space.names, number)
         if only is not None:

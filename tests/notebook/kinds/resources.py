@@ -53,7 +53,7 @@ RESOURCES: list[Kind] = [
     ),
     refused("a context variable", "import contextvars\nx = contextvars.ContextVar('v')", "ContextVar"),
     refused("a context", "import contextvars\nx = contextvars.copy_context()", "Context"),
-    refused("a frame", "import sys\nx = sys._getframe()", "a frame of a running function"),
+    refused("a frame of a function that runs", "import sys\nx = sys._getframe()", "a frame of a running function"),
     refused("a traceback", "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    x = e.__traceback__", "a traceback"),
     refused("an epoll object", "import select\nx = select.epoll()", "an epoll object"),
     refused("a list of a directory that is open", "import os\nx = os.scandir('/')", "ScandirIterator"),
