@@ -23,6 +23,7 @@ from sublet.client.core import new_request_id
 from sublet.client.guests import command_spec, start_spec
 from sublet.client.home import runtime_dir
 from sublet.errors import InvalidRequest, NotFound, SubletError
+from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.training.progress import Progress, Sieve
 from sublet.training.telling import VARIABLE
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["LABEL", "Life", "Onlooker", "Plan", "Stopped", "TrainingRun"]
 
 LOCAL: Final = "local"
+ENDED: Final = LeaseStatus.ENDED.value
 LABEL: Final = "train"
 """Of every lease of such a run: its name, for the bill and for whoever runs it again."""
 NOT_THE_LEASE: Final = frozenset({EndReason.OUT_OF_MEMORY, EndReason.GUEST_FAILED, EndReason.RELEASED})
@@ -228,7 +230,7 @@ class TrainingRun:
     def _storage(self) -> Iterator[Lease]:
         """The volume, for as long as this runs; taken over from a command that was killed."""
         for view in self.fabric.leases():
-            if view.end is None and view.labels == self._labels and view.name != self.plan.volume:
+            if view.labels == self._labels and view.name != self.plan.volume and view.status != ENDED:
                 self._end(view)
         try:
             volume = self.fabric.volume(self.plan.volume)
@@ -249,7 +251,7 @@ class TrainingRun:
             body = {"request_id": new_request_id()}
             self.fabric.request("POST", f"/v1/leases/{view.id}/release", body, shape=dict)
             until_s = time.monotonic() + PATIENCE_S
-            while self.fabric.lease(view.id).end is None and time.monotonic() < until_s:
+            while self.fabric.lease(view.id).status != ENDED and time.monotonic() < until_s:  # it saves until then
                 time.sleep(0.1)
 
 
