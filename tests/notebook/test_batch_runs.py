@@ -235,6 +235,8 @@ def every_point() -> Iterator[list[tuple[str, int]]]:
     for at in range(len(CELLS)):
         yield from ([(point, at), (point, at)] for point in ("before", "ran", "outputs", "saved"))
         yield [("counted", at + 1)]
+    yield [("saved", 1)] * 5
+    for at in range(len(CELLS)):
         yield [("counted", at), ("begun", at)] if at else [("begun", 0), ("begun", 0)]
 
 

@@ -29,7 +29,7 @@ from sublet.notebook.spaces import HIDDEN, NOTEBOOK, Space
 __all__ = ["begin", "bill", "give_back", "go_on", "save", "why"]
 
 KEEP: Final = 3
-"""Checkpoints: the one the record names, the one that is being written, and one more."""
+"""Checkpoints that stay when another one is about to be written; the newest of them is the one the record names."""
 SCHEMA: Final = "notebook"
 BESIDE: Final = "\0beside"
 """The name of what is saved beside the variables; no variable can have it."""
@@ -37,6 +37,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 _saver: Saver | None = None
 _store: FolderStore | None = None
+_has_saved = False
 
 
 def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: int) -> str:
@@ -63,8 +64,11 @@ def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: i
 
 def save(note: str) -> str:
     """After a cell: the variables go to disk. Raises if they cannot, and what was saved before is whole then."""
+    global _has_saved
     if _store is None or _saver is None:
         raise InvalidRequest("this kernel is not the kernel of a job")
+    if _has_saved:  # what this kernel saved last is what the record names by now; before that it may name an older one
+        _store.collect(KEEP)
     groups, unsaved = _encoded()
     base = _store.base()
     staging = _store.stage()
@@ -81,7 +85,7 @@ def save(note: str) -> str:
         _store.publish(staged)
     finally:
         _store.discard(staging)
-    _store.collect(KEEP)
+    _has_saved = True
     report = staged.report
     said = [f"{name}: {why}" for name, why in sorted(unsaved.items())]
     return json.dumps({"checkpoint": report.number, "bytes": report.written_bytes, "unsaved": said})
