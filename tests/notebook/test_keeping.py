@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sublet.lease.value import LeaseEnd
 from sublet.notebook import holding
 from sublet.notebook.bill import NotebookBill
 from sublet.notebook.handles import Handles
+from sublet.notebook.interrupts import interrupts_wait
 from sublet.notebook.news import session_ended
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import FOLDER_VARIABLE, Owner, notebook_path, volume_name
@@ -228,3 +230,22 @@ def test_what_a_value_is_is_told_without_asking_it() -> None:
 def test_a_probe_tells_why_something_cannot_be_saved() -> None:
     assert probe("x", (n for n in range(3))).refused == "a generator"
     assert probe("x", b"1" * 5000).nbytes >= 5000
+
+
+def test_an_interrupt_waits_for_the_end_of_the_block_and_the_second_does_not() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt, match="after the cell was done"), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        done.append(1)
+    assert done == [1]
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts_wait():  # noqa: PT012 - the second is the point
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        done.append(2)
+    assert caught.value.args == ()
+    assert done == [1]
+    assert signal.getsignal(signal.SIGINT) is before
+    with interrupts_wait():
+        done.append(3)
+    assert done == [1, 3]
