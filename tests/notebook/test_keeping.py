@@ -234,7 +234,7 @@ def test_a_probe_tells_why_something_cannot_be_saved() -> None:
 
 def test_an_interrupt_waits_for_the_end_of_the_block_and_the_second_does_not() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt, match="after the cell was done"), interrupts_wait():
+    with pytest.raises(KeyboardInterrupt, match="after the cell was done"), interrupts_wait():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         done.append(1)
     assert done == [1]
