@@ -12,13 +12,13 @@ import inspect
 import json
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from sublet.client.home import home_dir, make_private_dir, runtime_dir
 from sublet.errors import InvalidRequest, LeaseEnded, RemoteError, SubletError, Unsupported
 from sublet.notebook.batch.asked import Asked
 from sublet.notebook.batch.guest_client import GuestClient, beside
@@ -101,7 +101,7 @@ class OrdinaryKernel(_Kernel):
         self.client = NotebookClient(notebook, resources=resources, **times, **named)
         self._env = {**os.environ, **env}
         self._log = log
-        self._sockets = ""
+        self._sockets = str(runtime_dir(home_dir()) / f"nb-{log.parent.name}")
 
     async def open(self) -> None:
         from jupyter_client.kernelspec import NoSuchKernel
@@ -109,7 +109,7 @@ class OrdinaryKernel(_Kernel):
         try:
             self.client.km = km = self.client.create_kernel_manager()
             # Sockets in a folder that is ours alone: a port would be anybody's who has an account here.
-            self._sockets = tempfile.mkdtemp(prefix="sublet-nb-")
+            self._make_folder()
             km.transport, km.ip = "ipc", f"{self._sockets}/k"
             with open(self._log, "ab") as log:  # noqa: ASYNC230 - what it says outside of cells is for no terminal
                 await self.client.async_start_new_kernel(env=self._env, stdout=log, stderr=log)
@@ -123,6 +123,12 @@ class OrdinaryKernel(_Kernel):
             raise Unsupported(
                 f"the notebook's kernel did not start: {error}", do="Start it by hand to see why."
             ) from error
+
+    def _make_folder(self) -> None:
+        """Of the job, so that a runner that was killed leaves nothing that the next does not clean up."""
+        make_private_dir(runtime_dir(home_dir()))
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        os.mkdir(self._sockets, 0o700)
 
     async def lost(self) -> SubletError | None:
         return None
