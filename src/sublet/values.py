@@ -81,7 +81,7 @@ class Epoch(NamedTuple):
         return f"{self.incarnation}.{self.n}"
 
     @classmethod
-    def parse(cls, text: str) -> Epoch:
+    def parse(cls, text: object) -> Epoch:
         match = re.fullmatch(r"(\d{1,18})\.(\d{1,18})", text) if isinstance(text, str) else None
         if match is None:
             raise InvalidRequest(

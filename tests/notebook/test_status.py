@@ -37,8 +37,10 @@ LINES: list[tuple[CellStatus, str]] = [
     ),
     (
         Suspended(why="preempted", place=1, estimate_s=60.0),
-        "sublet: suspended, the cell stands still · preempted · goes on by itself with the next device · place 1"
-        " · about 1m · interrupt to give it up",
+        (
+            "sublet: suspended, the cell stands still · preempted · goes on by itself with the next device · place 1"
+            " · about 1m · interrupt to give it up"
+        ),
     ),
     (
         Finished(device="node/gpu0", host=False, bill=BILL, moved="x came"),
