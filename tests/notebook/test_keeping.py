@@ -137,7 +137,7 @@ def test_the_report_stands_in_the_order_of_what_is_at_stake() -> None:
 @pytest.mark.parametrize(
     ("space", "environ", "path"),
     [
-        ({}, {"JPY_SESSION_NAME": "/home/ana/Train It.ipynb"}, "/home/ana/Train It.ipynb"),
+        ({}, {"JPY_SESSION_NAME": "/notebooks/Train It.ipynb"}, "/notebooks/Train It.ipynb"),
         ({"__vsc_ipynb_file__": "/x/y.ipynb"}, {}, "/x/y.ipynb"),
         ({}, {"JPY_SESSION_NAME": "console-1"}, ""),
         ({"__vsc_ipynb_file__": 3}, {}, ""),
