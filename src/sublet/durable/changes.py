@@ -12,6 +12,9 @@ meanwhile::
     finder.settle(look, hashes)      # only now is it remembered; without this the next look finds the same again
 
 ``changed`` does all of it for those who only want to know.
+
+Memory that came in a sealed file (``sealed``) needs no protection: what was never written to since is known at any
+time, so it is not even hashed when it comes, if the other side says what it has (``believe``).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from blake3 import blake3
 
 from sublet.durable.memory import copy_bytes, fresh_memory
 from sublet.durable.pages import Pages, process_pages
+from sublet.durable.sealed import own_pages
 
 __all__ = ["CHUNK_BYTES", "HASH_BYTES", "ChangeFinder", "Copies", "Look", "chunk_count", "chunk_hash", "hash_chunks"]
 
@@ -96,6 +100,10 @@ class Memory:
     """Looks for which it is not tracked."""
     volatile: bool = False
     """Most of it had changed at the last look."""
+    sealed: int = 0
+    """The number of the sealed map that it lies in."""
+    own: frozenset[int] = frozenset()
+    """Chunks of that which were written to at some time."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -116,6 +124,9 @@ class Look:
     """The candidates were written to; otherwise they are simply all there are."""
     number: int
     chunk_bytes: int
+    sealed: int = 0
+    own: frozenset[int] = frozenset()
+    """As in ``Memory``."""
     places: Mapping[int, int] | None = None
     """After ``detach``: where in the copy a chunk begins."""
 
@@ -189,7 +200,12 @@ class ChangeFinder:
             memory = self._memories.get((address, view.nbytes))
         known = memory is not None and bool(memory.hashes)
         number, candidates = 0, None
-        if view.nbytes >= TRACKED_MIN and (memory is None or memory.busy == 0):
+        sealed, own = self._sealed(address, view.nbytes)
+        if sealed:
+            if memory is not None and known and memory.sealed == sealed:
+                own |= memory.own  # what was dropped (MADV_DONTNEED) is the file's again, and not what it was
+                candidates = sorted(own)
+        elif view.nbytes >= TRACKED_MIN and (memory is None or memory.busy == 0):
             since = memory.look if memory is not None else 0
             number, ranges = self._pages.look(address, view.nbytes, since)
             if ranges is not None and known:
@@ -204,8 +220,10 @@ class ChangeFinder:
             tracked=candidates is not None,
             number=number,
             chunk_bytes=self.chunk_bytes,
+            sealed=sealed,
+            own=own,
         )
-        return self._doubted(look) if look.tracked else look
+        return self._doubted(look) if look.tracked and not sealed else look
 
     def settle(self, look: Look, hashes: Mapping[int, bytes]) -> bytes:
         """Remember the hashes of the candidates. Answers with those of all chunks, one after the other."""
@@ -217,27 +235,57 @@ class ChangeFinder:
             memory = self._memories.setdefault(key, Memory(bytearray()))
             self._memories.move_to_end(key)
             memory.hashes, memory.look = table, look.number
+            memory.sealed, memory.own = look.sealed, look.own
             changed = sum(hashes[n] != look.hash_before(n) for n in look.candidates) if look.before is not None else 0
             memory.volatile = changed > VOLATILE_SHARE * look.count
-            if look.tracked and len(look.candidates) > BUSY_SHARE * look.count:
+            if look.sealed:
+                memory.busy = 0
+            elif look.tracked and len(look.candidates) > BUSY_SHARE * look.count:
                 memory.busy = BUSY_LOOKS
             elif memory.busy:
                 memory.busy -= 1
-            while len(self._memories) > REMEMBERED_MAX:
-                self._memories.popitem(last=False)
+            self._drop_oldest()
         return bytes(table)
 
     def changed(self, buffer: Piece) -> list[int]:
         """Chunks whose content differs from the last look, all of them at the first; remembered at once."""
+        return self.compared(buffer)[0]
+
+    def compared(self, buffer: Piece) -> tuple[list[int], bytes]:
+        """The same, and the hashes of all chunks, one after the other."""
         look = self.begin(buffer)
         hashes = hash_chunks(look, look.candidates)
-        self.settle(look, hashes)
-        return [n for n in look.candidates if hashes[n] != look.hash_before(n)]
+        table = self.settle(look, hashes)
+        return [n for n in look.candidates if hashes[n] != look.hash_before(n)], table
+
+    def believe(self, buffer: Piece, table: bytes) -> None:
+        """The other side has what these hashes say and has just sent it, so this is the same. Only of memory of which
+        is known what was written to since; other memory is hashed, or it would go back changed where the other side
+        wrote to it between its look and its copy."""
+        sealed, own = self._sealed(buffer.address, buffer.view.nbytes)
+        if not sealed or len(table) != chunk_count(buffer.view.nbytes, self.chunk_bytes) * HASH_BYTES:
+            self.changed(buffer)
+            return
+        with self._lock:
+            self._memories[buffer.address, buffer.view.nbytes] = Memory(bytearray(table), sealed=sealed, own=own)
+            self._memories.move_to_end((buffer.address, buffer.view.nbytes))
+            self._drop_oldest()
 
     def forget(self) -> None:
         """The other side has lost what it had: the next look finds everything changed."""
         with self._lock:
             self._memories.clear()
+
+    def _drop_oldest(self) -> None:
+        while len(self._memories) > REMEMBERED_MAX:
+            self._memories.popitem(last=False)
+
+    def _sealed(self, address: int, length: int) -> tuple[int, frozenset[int]]:
+        """The number of the sealed map it lies in (0: in none), and the chunks of it that were written to."""
+        found = own_pages(address, length) if length >= TRACKED_MIN else None
+        if found is None:
+            return 0, frozenset()
+        return found[0], frozenset(self._chunks(found[1], address, length))
 
     def _chunks(self, ranges: Sequence[tuple[int, int]], address: int, length: int) -> list[int]:
         found: set[int] = set()

@@ -33,7 +33,7 @@ from typing import Final
 
 from sublet.durable.memory import PAGE
 
-__all__ = ["Pages", "process_pages"]
+__all__ = ["Pages", "process_pages", "something_pins"]
 
 Range = tuple[int, int]
 
@@ -151,7 +151,7 @@ class Pages:
             self._close()
             self._pid = os.getpid()
             self._off = not self._open()
-        return not self._off and not _something_pins()
+        return not self._off and not something_pins()
 
     def _open(self) -> bool:
         number = _SYS_USERFAULTFD.get(os.uname().machine)
@@ -265,7 +265,8 @@ def _private_anonymous_by_text(start: int, end: int) -> bool:
     return False
 
 
-def _something_pins() -> bool:
+def something_pins() -> bool:
+    """Whether a device may know ordinary memory by the pages it has now."""
     return any(_is_loaded(name) for name in PINNING) or _pinned_bytes() > 0
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from sublet.durable.sealed import move
 
 __all__ = [
     "Window",
@@ -12,6 +14,7 @@ __all__ = [
     "is_memory",
     "is_settled",
     "is_tensor",
+    "move_array",
     "overlapping",
     "same_array",
     "same_tensor",
@@ -19,6 +22,7 @@ __all__ = [
     "windows_of",
 ]
 
+MOVED_MIN: Final = 1 << 20
 Span = tuple[int, int]
 """From the first byte to behind the last."""
 
@@ -131,6 +135,15 @@ def same_tensor(old: Any, new: Any) -> bool:
         and old.is_leaf
         and old.requires_grad == new.requires_grad
     )
+
+
+def move_array(target: Any, new: Any) -> None:
+    """Write all of an array into another of the same layout; large ones by moving their pages, where that can be."""
+    start, length = _start(target), target.nbytes
+    if length >= MOVED_MIN and target.flags.forc and new.flags.forc and move(start, _start(new), length):
+        return
+    ndarray = sys.modules["numpy"].ndarray
+    target.view(ndarray)[...] = new.view(ndarray)
 
 
 def _start(value: Any) -> int:

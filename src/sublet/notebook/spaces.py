@@ -68,6 +68,8 @@ class Parcel:
     """What stands under number n and is new is called this, with n in it."""
     known: dict[int, Tag]
     """What both sides have already, by its number."""
+    hashes: tuple[bytes, ...] = ()
+    """Of each buffer those of its chunks, so that who takes it need not read it to remember what both have."""
 
     @property
     def nbytes(self) -> int:
@@ -76,11 +78,18 @@ class Parcel:
     def __reduce__(self) -> Any:
         """Its memory is lent out only while it is pickled; see ``unpicklable`` for what may happen else."""
         lent = tuple(map(PickleBuffer, self.buffers))
-        return _parcel, (self.names, self.head, lent, self.own, self.known)
+        return _parcel, (self.names, self.head, lent, self.own, self.known, self.hashes)
 
 
-def _parcel(names: tuple[str, ...], head: bytes, buffers: tuple[Any, ...], own: Tag, known: dict[int, Tag]) -> Parcel:
-    return Parcel(names=names, head=head, buffers=buffers, own=own, known=known)
+def _parcel(
+    names: tuple[str, ...],
+    head: bytes,
+    buffers: tuple[Any, ...],
+    own: Tag,
+    known: dict[int, Tag],
+    hashes: tuple[bytes, ...] = (),
+) -> Parcel:
+    return Parcel(names=names, head=head, buffers=buffers, own=own, known=known, hashes=hashes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,8 +220,10 @@ class Space:
         found.opaque = tuple(sorted(rules.opaque))
         found.gone = tuple(sorted(self._shared - self.names.keys()))
         bound = frozenset(new)
-        changed = [group for group in groups if not self._is_agreed(group) or not bound.isdisjoint(group.names)]
-        found.parcels = self._parcels(changed)
+        looked = [(group, *self._looked(group)) for group in groups]
+        found.parcels = self._parcels(
+            [(group, hashes) for group, same, hashes in looked if not same or not bound.isdisjoint(group.names)]
+        )
         return found
 
     def sent(self, what: Outgoing) -> None:
@@ -244,7 +255,7 @@ class Space:
             self._shared.discard(name)
         self._identities.gone(gone)
         self._shared.update(changed)
-        self.agree(changed)
+        self._agree(changed, {one.names: one for one, _ in crossed})
         return Taken(changed=tuple(changed), rebound=tuple(sorted(set(rebound))), nbytes=nbytes, broken=broken)
 
     def _merge(self, came: _Came) -> tuple[dict[int, Any], list[str]]:
@@ -259,12 +270,18 @@ class Space:
         self.names.update({name: value for name, value in merged.items() if not name.startswith(LOST)})
         return {n: chosen.get(id(value), value) for n, value in met.items()}, rebound
 
-    def agree(self, names: Iterable[str]) -> None:
+    def _agree(self, names: Iterable[str], came: Mapping[tuple[str, ...], Parcel]) -> None:
         """Both sides have the same of these now: remember how it is encoded here."""
         rules = HomeRules()
         known = {name for name in names if name in self.names}
         for group in self._encoded(known, rules, Outgoing(), must=False):
-            self._is_agreed(group)
+            parcel = came.get(group.names)
+            if parcel is None or parcel.head != group.encoded.head or len(parcel.hashes) != len(parcel.buffers):
+                self._looked(group)
+                continue
+            self._remember(group.names, _digest(group))
+            for buffer, hashes in zip(group.encoded.buffers, parcel.hashes, strict=True):
+                self._finder.believe(buffer, hashes)
 
     def disagree(self, names: Iterable[str]) -> None:
         """The other side may have changed these and not said so: they are sent again when they are wanted."""
@@ -345,14 +362,13 @@ class Space:
                     found.stays[name] = error.what or error.message
                 del left[name]
 
-    def _is_agreed(self, group: Group) -> bool:
-        """Whether it is as it was; from here on it counts as agreed."""
-        digest = hashlib.blake2b(group.encoded.head, digest_size=16).digest()
+    def _looked(self, group: Group) -> tuple[bool, tuple[bytes, ...]]:
+        """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed."""
+        digest = _digest(group)
         same = self._agreed.get(group.names) == digest
-        for buffer in group.encoded.buffers:
-            same = not self._finder.changed(buffer) and same
+        looked = [self._finder.compared(buffer) for buffer in group.encoded.buffers]
         self._remember(group.names, digest)
-        return same
+        return same and not any(changed for changed, _ in looked), tuple(hashes for _, hashes in looked)
 
     def _remember(self, names: tuple[str, ...], digest: bytes) -> None:
         """A name was in another group before, perhaps: what was agreed on then is over."""
@@ -369,10 +385,10 @@ class Space:
         self.names.update(dict.fromkeys(names, new))
         return names
 
-    def _parcels(self, groups: list[Group]) -> list[Parcel]:
+    def _parcels(self, groups: list[tuple[Group, tuple[bytes, ...]]]) -> list[Parcel]:
         """What is known is looked up for all of them before any of them counts as having crossed."""
         found = []
-        for group in groups:
+        for group, hashes in groups:
             encoded: Encoded = group.encoded
             known = self._identities.known(encoded.met or {})
             own = self._identities.next()
@@ -383,11 +399,16 @@ class Space:
                     buffers=encoded.views,
                     own=own,
                     known=known,
+                    hashes=hashes,
                 )
             )
-        for group, parcel in zip(groups, found, strict=True):
+        for (group, _), parcel in zip(groups, found, strict=True):
             self._identities.note(parcel.names, parcel.own, group.encoded.met or {}, parcel.known)
         return found
+
+
+def _digest(group: Group) -> bytes:
+    return hashlib.blake2b(group.encoded.head, digest_size=16).digest()
 
 
 def _blamed(error: Unpicklable, roots: Mapping[str, object]) -> tuple[str, Unpicklable]:

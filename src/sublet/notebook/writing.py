@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from sublet.durable import rebuild
 from sublet.durable.memory import address_of
 from sublet.durable.rules import OWNERS, behind, owner_of
-from sublet.notebook.memories import is_settled
+from sublet.notebook.memories import is_settled, move_array
 
 __all__ = [
     "ATOMS",
@@ -368,7 +368,7 @@ def into_array(plan: Plan, target: Any, new: Any) -> Any:
     if new.dtype.hasobject:
         _objects(plan, target, new)
     elif target is not new and not is_settled(target):
-        plan.later(lambda: _plain(target).__setitem__(..., _plain(new)))
+        plan.later(lambda: move_array(target, new))
     return into_attributes(plan, target, new) if type(new) is not sys.modules["numpy"].ndarray else target
 
 

@@ -12,8 +12,10 @@ and whose pages are ordinary ones (huge pages may be missing, which is SIGBUS ag
 from __future__ import annotations
 
 import fcntl
+import itertools
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
@@ -21,7 +23,7 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.values import GIB
 
-__all__ = ["ALIGNMENT", "SHARED_MAX", "SharedBuffer", "map_shared", "write_shared"]
+__all__ = ["ALIGNMENT", "SHARED_MAX", "Sealed", "SharedBuffer", "map_shared", "sealed_maps", "write_shared"]
 
 SHARED_MAX: Final = 64 * GIB
 """Bytes of one buffer. Its memory is counted where it was written."""
@@ -32,6 +34,18 @@ WRITE_MAX: Final = 64 << 20
 """Bytes handed to the kernel at a time: between two of them a signal can be heard."""
 BLOCK: Final = 512
 """What ``st_blocks`` counts in."""
+
+
+class Sealed(mmap.mmap):
+    """A published buffer as it is mapped here. What this process writes to it is in pages of its own; all others are
+    the buffer's and hold what they held, since nobody can write to those."""
+
+    number: int
+    """Of all that this process has mapped, so that one is not taken for another that lay there before."""
+
+    def renew(self) -> None:
+        """It holds something else from now on."""
+        self.number = next(_numbers)
 
 
 class SharedBuffer:
@@ -139,8 +153,20 @@ def map_shared(fd: int, offset: int, length: int, *, writable: bool = False) -> 
     # Private, though the file is never written: kernels before 6.7 refuse a shared mapping of what is sealed
     # against writing. The pages are the same ones either way.
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    mapped = mmap.mmap(fd, offset - start + length, mmap.MAP_PRIVATE, access, offset=start)
+    mapped = Sealed(fd, offset - start + length, mmap.MAP_PRIVATE, access, offset=start)
+    if writable:
+        mapped.renew()
+        _sealed[mapped.number] = mapped
     return memoryview(mapped)[offset - start :]
+
+
+def sealed_maps() -> list[Sealed]:
+    """Those that can be written to, and that somebody here still has."""
+    return [found for one in _sealed.valuerefs() if (found := one()) is not None]
+
+
+_numbers: Final = itertools.count(1)
+_sealed: Final[weakref.WeakValueDictionary[int, Sealed]] = weakref.WeakValueDictionary()
 
 
 def _check(fd: int, offset: int, length: int) -> None:
