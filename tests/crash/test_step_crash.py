@@ -5,6 +5,9 @@ After each point the checkpoint is a whole state of some step, and the next prog
 step that was under way, whichever is true; its weights are those of an undisturbed run. With one disk failing the
 program itself goes on.
 
+How the calls spread over the threads varies from run to run, so a late point of a kill may not be reached. Then the run
+was undisturbed, which is judged as such; another point is drawn instead, and nearly all must be reached.
+
 A sample runs with the suite; ``SUBLET_CRASH_ALL=1`` runs every point, ``SUBLET_CRASH_SEED`` draws another sample.
 """
 
@@ -33,6 +36,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.needs("strace")]
 ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
 SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "52"))
 SAMPLE: Final = {"first": 25, "next": 50}
+REACHED: Final = 0.9
+"""Of the points of kills that were tried; the first of each call are reached always."""
 
 
 @pytest.fixture(scope="module")
@@ -82,24 +87,34 @@ def points_of(story: str, runner: Zygote, place: Path) -> list[Point]:
 @pytest.mark.parametrize("story", program.STORIES)
 def test_after_any_kill_or_failed_write_a_step_counts_once(story: str, runner: Zygote, place: Path) -> None:
     points = points_of(story, runner, place)
-    chosen = points if ALL else sorted(random.Random(SEED).sample(points, min(SAMPLE[story], len(points))))
+    random.Random(SEED).shuffle(points)
+    wanted = len(points) if ALL else min(SAMPLE[story], len(points))
     seen: Counter[str] = Counter()
-    for point in chosen:
+    missed: list[Point] = []
+    tried = 0
+    for point in points:
+        if tried - len(missed) == wanted:
+            break
+        tried += 1
         set_out(story, place)
         inject = (*tracing(point.fault), *point.inject)
         status = runner.run(story, place, trace=point.call, inject=inject)
+        if point.fault == "kill" and status == 0:
+            missed.append(point)
         try:
             judge(point, status, place, seen)
         except AssertionError as error:
             raise AssertionError(f"{point} (SUBLET_CRASH_SEED={SEED}): {error}") from error
-    print(f"{story}: {len(chosen)} of {len(points)} points; {dict(seen)}")
+    print(f"{story}: {tried} of {len(points)} points; {dict(seen)}; not reached: {missed}")
     assert seen["Completed"] > 0
+    assert len(missed) <= (1 - REACHED) * tried, f"of {tried} points these were not reached: {missed}"
+    assert all(point.n > 1 for point in missed), f"a kill at a first call was not met: {missed}"
 
 
 def judge(point: Point, status: int, place: Path, seen: Counter[str]) -> None:
     allowed = {0, REFUSED}  # the latter where a replica cannot even be opened
     if point.fault == "kill":
-        allowed = {-9}
+        allowed = {-9, 0}  # the latter where the run did not come to it; the caller counts those
     elif point.story == "next" and point.call == "pwrite64":
         allowed = {0}
     assert status in allowed, f"it ended with {status}"
