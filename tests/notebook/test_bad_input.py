@@ -74,6 +74,7 @@ def test_an_interpreter_without_ipykernel_says_what_it_lacks(shell: Shell, tmp_p
 
 
 def test_a_module_that_the_guest_has_not_is_named(shell: Shell, tmp_path: Path) -> None:
+    assert_next_is_right(shell)  # a guest that is new would look where the notebook looks
     (tmp_path / "only_here_.py").write_text("class Thing:\n    pass\n")
     shell.run(
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport only_here_\nthing = only_here_.Thing()\nok_ = [0]"
@@ -128,8 +129,21 @@ def test_a_cell_that_forks(shell: Shell) -> None:
 
 def test_a_cell_whose_child_goes_on_as_if_it_were_the_cell(shell: Shell) -> None:
     shell.run("twice_ = []")
-    shell.run(GPU + "import os\nchild_ = os.fork()\ntwice_.append(1)")
+    cell = "import os\nchild_ = os.fork()\ntwice_.append(1)\nif not child_: import sys; sys.exit(5)"
+    shell.run(GPU + cell)
     assert shell.value("twice_") == [1]
+    answer = shell.run(GPU + "import os\nprint(os.waitstatus_to_exitcode(os.waitpid(child_, 0)[1]))")
+    assert answer["out"] == "5\n", answer
+    assert_next_is_right(shell)
+
+
+def test_a_cell_whose_child_waits_as_if_it_were_the_cell(shell: Shell) -> None:
+    """What wakes the kernel's loop does not wake the child's instead."""
+    shell.run("many_ = []")
+    cell = "import asyncio, os\nfor n_ in range(5):\n    many_.append(os.fork())\n    await asyncio.sleep(0)"
+    assert not shell.run(GPU + cell)["error"]
+    assert len(shell.value("many_")) == 5
+    assert not shell.run(GPU + "import os\nfor one_ in many_: os.waitpid(one_, 0)")["error"]
     assert_next_is_right(shell)
 
 

@@ -109,6 +109,7 @@ def test_it_asks_for_input(line: KernelLine) -> None:
 
 def test_an_interrupt_stops_the_cell_and_nothing_else(line: KernelLine) -> None:
     shown = Shown()
+    line.execute("x = 6 * 7", shown)
     asked = line.send(
         "shell",
         "execute_request",

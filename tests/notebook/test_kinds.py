@@ -135,6 +135,7 @@ def test_it_is_refused_by_name_and_other_cells_run(nb: Notebook, kind: Kind) -> 
     assert nb.there("ran = len(fine)") is None
     assert nb.names["ran"] == 1
     assert holds(nb, kind.same)
+    assert nb.here(kind.close) is None
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=named)

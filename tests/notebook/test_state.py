@@ -94,6 +94,7 @@ def test_what_stays_is_saved_after_the_cell_and_restored_by_the_next_that_reads_
 
 
 def test_a_handle_whose_lease_ended_can_be_fetched_from_what_was_saved(nb: Notebook, home: Path) -> None:
+    nb.run(LARGE + "import numpy as np\nweights = np.full(1 << 18, 2.0)\nother = np.ones(1 << 19)")
     end_the_lease(home, nb)
     assert text(nb.run("print(weights.fetch().sum(), other.fetch().sum())")) == "524288.0 524288.0\n"
     assert "weights is in the notebook now: ndarray" in text(nb.run("%gpu fetch weights"))
@@ -102,7 +103,7 @@ def test_a_handle_whose_lease_ended_can_be_fetched_from_what_was_saved(nb: Noteb
 
 
 def test_a_cell_that_is_ended_in_the_middle_leaves_what_finished_cells_left(nb: Notebook, home: Path) -> None:
-    nb.run(LARGE + "deep = np.zeros(1 << 18)\nit = (n for n in range(9))")
+    nb.run(LARGE + "import numpy as np\ndeep = np.zeros(1 << 18)\nit = (n for n in range(9))")
     with pytest.raises(CellExecutionError) as caught:
         nb.run(LARGE + f"deep += 1\n{REVOKE.format(home=home)}\nimport time\ntime.sleep(60)")
     said = plain(caught.value)
@@ -162,7 +163,8 @@ def test_a_cell_that_is_ended_when_its_state_is_saved_and_its_results_are_not_ta
 def test_a_cell_that_asked_for_a_checkpoint_is_gone_on_from(nb: Notebook, home: Path) -> None:
     nb.run("done, losses = 0, []")
     source = LARGE + (
-        "import sublet\nbig = np.zeros(1 << 18)\nfor done in range(done, 3):\n    losses.append(done)\n    big += 1\n"
+        "import numpy as np\nimport sublet\nbig = np.zeros(1 << 18)\n"
+        "for done in range(done, 3):\n    losses.append(done)\n    big += 1\n"
         "    sublet.current().checkpoint()\n"
     )
     with pytest.raises(CellExecutionError) as caught:

@@ -15,6 +15,7 @@ from typing import Any
 from sublet.errors import Unsupported
 from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.desk import Desk
+from sublet.guest.forked import end_with_the_cell
 from sublet.guest.inbox import Inbox
 from sublet.guest.jupyter import Bridge
 from sublet.guest.serving import start_serving
@@ -32,6 +33,8 @@ def main() -> None:
     inbox = Inbox.from_stdin()
     app = _make_app()
     app.initialize([])
+    app.kernel._execute_sleep = 0.0  # so that output comes before the reply; who asks here waits for both
+    end_with_the_cell(app.shell, _loop().asyncio_loop)
     plot_where_told(app.shell)
     page = PageReader(os.environ[PAGE_VARIABLE])
     app.shell.events.register("post_run_cell", lambda _: _leave_if_over(page))
@@ -66,10 +69,8 @@ class _Desk(Desk):
     """
 
     def __init__(self, page: PageReader) -> None:
-        from tornado.ioloop import IOLoop
-
         super().__init__()
-        self._loop = IOLoop.current()
+        self._loop = _loop()
         self._page = page
 
     def put(self, job: Callable[[], None]) -> None:
@@ -88,12 +89,17 @@ class _Desk(Desk):
 def _leave_if_over(page: PageReader) -> None:
     """The lease was taken, and what ran has been told: IPython shows that and would wait for another cell, until the
     grace is over and it is killed."""
-    from tornado.ioloop import IOLoop
-
     view = page.read()
     taken = view.state is PageState.NOTICED and view.take_at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     if taken or view.state is PageState.OVER:
-        IOLoop.current().add_callback(IOLoop.current().stop)
+        _loop().add_callback(_loop().stop)
+
+
+def _loop() -> Any:
+    """The kernel's, of its main thread."""
+    from tornado.ioloop import IOLoop
+
+    return IOLoop.current()
 
 
 def _make_app() -> Any:

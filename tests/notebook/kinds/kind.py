@@ -27,6 +27,8 @@ class Kind:
     """Where a cell changed it, its names are bound to the new one: who holds the old one otherwise keeps that."""
     by_name: bool = False
     """The other side has its own under the same name: changes of it do not travel."""
+    close: str = ""
+    """Statements that close what it holds open, where it was made."""
     note: str = ""
     """What people should know besides."""
 
@@ -54,5 +56,5 @@ def by_name(name: str, make: str, same: str, note: str = "") -> Kind:
     return Kind(name=name, make=make, same=same, by_name=True, note=note)
 
 
-def refused(name: str, make: str, why: str, same: str = "x is not None", note: str = "") -> Kind:
-    return Kind(name=name, make=make, same=same, why=why, note=note)
+def refused(name: str, make: str, why: str, same: str = "x is not None", note: str = "", close: str = "") -> Kind:
+    return Kind(name=name, make=make, same=same, why=why, note=note, close=close)

@@ -274,5 +274,10 @@ ITERATORS: list[Kind] = [
     refused("a generator deep in something", "x = {'k': [(n for n in 'ab')]}", "a generator", "next(x['k'][0]) == 'a'"),
     refused("a coroutine", "async def f(): return 1\nx = f()", "a coroutine", "x.close() is None"),
     refused("an asynchronous generator", "async def f():\n    yield 1\nx = f()", "an asynchronous generator"),
-    refused("a file's lines", "import itertools\nx = itertools.islice(open('/etc/passwd'), 2)", "an open file"),
+    refused(
+        "a file's lines",
+        "import itertools\ny = open('/etc/passwd'); x = itertools.islice(y, 2)",
+        "an open file",
+        close="y.close()",
+    ),
 ]

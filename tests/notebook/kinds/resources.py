@@ -7,33 +7,51 @@ from tests.notebook.kinds.kind import Kind, anew, by_name, refused, travels
 __all__ = ["LIBRARIES", "RESOURCES"]
 
 RESOURCES: list[Kind] = [
-    refused("an open file", "x = open('/etc/passwd')", "an open file", "len(x.readline()) > 0"),
-    refused("an open file of bytes", "x = open('/etc/passwd', 'rb', buffering=0)", "an open file"),
+    refused("an open file", "x = open('/etc/passwd')", "an open file", "len(x.readline()) > 0", close="x.close()"),
+    refused("an open file of bytes", "x = open('/etc/passwd', 'rb', buffering=0)", "an open file", close="x.close()"),
     refused(
         "an open file deep in an object",
         "class C: pass\nx = C(); x.log = {'f': open('/dev/null', 'w')}",
         "an open file",
+        close="x.log['f'].close()",
     ),
-    refused("a temporary file", "import tempfile\nx = tempfile.NamedTemporaryFile()", "an open file"),
+    refused(
+        "a temporary file", "import tempfile\nx = tempfile.NamedTemporaryFile()", "an open file", close="x.close()"
+    ),
     refused("a lock", "import threading\nx = threading.Lock()", "a thread lock"),
     refused("a lock that can be taken twice", "import threading\nx = threading.RLock()", "a thread lock"),
     refused("a condition, an event", "import threading\nx = threading.Event()", "a thread lock", "not x.is_set()"),
     refused("a queue of threads", "import queue\nx = queue.Queue()", "a thread lock", "x.empty()"),
     refused("a thread", "import threading\nx = threading.Thread(target=print)", "a thread lock"),
     refused("thread-local data", "import threading\nx = threading.local()", "thread-local data"),
-    refused("a pool of threads", "import concurrent.futures as c\nx = c.ThreadPoolExecutor(1)", "a _queue.SimpleQueue"),
+    refused(
+        "a pool of threads",
+        "import concurrent.futures as c\nx = c.ThreadPoolExecutor(1)",
+        "a _queue.SimpleQueue",
+        close="x.shutdown()",
+    ),
     refused("a future", "import concurrent.futures as c\nx = c.Future()", "a thread lock"),
-    refused("a socket", "import socket\nx = socket.socket()", "a socket"),
+    refused("a socket", "import socket\nx = socket.socket()", "a socket", close="x.close()"),
     refused(
         "a process",
         "import subprocess, sys\nx = subprocess.Popen([sys.executable, '-c', '']); _ = x.wait()",
         "a thread lock",
         "x.returncode == 0",
     ),
-    refused("a pipe of multiprocessing", "import multiprocessing as m\nx = m.Pipe()[0]", "an end of a pipe"),
+    refused(
+        "a pipe of multiprocessing",
+        "import multiprocessing as m\nx = m.Pipe()[0]",
+        "an end of a pipe",
+        close="x.close()",
+    ),
     refused("a TLS context", "import ssl\nx = ssl.create_default_context()", "a TLS context"),
-    refused("a database connection", "import sqlite3\nx = sqlite3.connect(':memory:')", "a database connection"),
-    refused("a map of a file", "import mmap\nx = mmap.mmap(-1, 4096)", "a memory map"),
+    refused(
+        "a database connection",
+        "import sqlite3\nx = sqlite3.connect(':memory:')",
+        "a database connection",
+        close="x.close()",
+    ),
+    refused("a map of a file", "import mmap\nx = mmap.mmap(-1, 4096)", "a memory map", close="x.close()"),
     refused("a running hash", "import hashlib\nx = hashlib.sha256(b'a')", "a running hash"),
     refused("a running compressor", "import zlib\nx = zlib.compressobj()", "a running compressor"),
     refused(
@@ -55,12 +73,15 @@ RESOURCES: list[Kind] = [
     refused("a context", "import contextvars\nx = contextvars.copy_context()", "Context"),
     refused("a frame of a function that runs", "import sys\nx = sys._getframe()", "a frame of a running function"),
     refused("a traceback", "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    x = e.__traceback__", "a traceback"),
-    refused("an epoll object", "import select\nx = select.epoll()", "an epoll object"),
-    refused("a list of a directory that is open", "import os\nx = os.scandir('/')", "ScandirIterator"),
+    refused("an epoll object", "import select\nx = select.epoll()", "an epoll object", close="x.close()"),
+    refused(
+        "a list of a directory that is open", "import os\nx = os.scandir('/')", "ScandirIterator", close="x.close()"
+    ),
     refused(
         "a closure that holds a file",
         "def make():\n    f = open('/dev/null')\n    return lambda: f\nx = make()",
         "an open file",
+        close="x().close()",
     ),
     refused(
         "a bound method of a lock", "import threading\ny = threading.Lock(); x = y.acquire", "a thread lock", "x()"

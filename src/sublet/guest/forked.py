@@ -1,0 +1,44 @@
+"""A cell that forks leaves a second process in the middle of itself, which would go on as if it were the kernel.
+
+Its loop waits on what the kernel's loop waits on, so it takes wakings that were meant for the kernel: then nobody hears
+the next call. So it has a loop of its own from the first moment, and it is over when its cell is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import selectors
+import sys
+from typing import Any
+
+__all__ = ["end_with_the_cell", "status_of"]
+
+
+def end_with_the_cell(shell: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """From now on, for every process that a cell forks from this one and does not end itself."""
+    home = os.getpid()
+
+    def part() -> None:
+        if getattr(loop, "_selector", None) is not None:
+            loop._selector = selectors.DefaultSelector()  # type: ignore[attr-defined]  # only what is due, and no fd
+
+    def leave(result: Any) -> None:
+        if os.getpid() == home:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # a cell may have closed it, or put anything in its place
+                stream.flush()
+        os._exit(status_of(result))
+
+    os.register_at_fork(after_in_child=part)
+    shell.events.register("post_run_cell", leave)
+
+
+def status_of(result: Any) -> int:
+    """What whoever waits for the process is told of how its cell ended."""
+    error = None if result is None else result.error_in_exec or result.error_before_exec
+    if isinstance(error, SystemExit):
+        return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+    return int(result is None or error is not None)
