@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sublet.durable.durable import Durable
-from sublet.durable.saving import Saver, Who
+from sublet.durable.saving import Capture, Saver, Staged, Who
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
 from sublet.errors import LeaseExpired, SubletError, Unauthorized
@@ -276,6 +276,26 @@ def test_a_holder_whose_lease_ran_out_saves_nothing(stage: SupervisorStage) -> N
     grant(stage, B, E6, SMALL, name="ckpt")
     held(stage, B)
     assert Durable.restore(store_at(stage, B, E6)).value == "in time"
+
+
+def test_a_holder_whose_lease_runs_out_while_it_writes_is_told_that(
+    stage: SupervisorStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder goes from under it, and that something was not found there would be no help."""
+    grant(stage, A, E5, SMALL, name="ckpt")
+    state = Durable("in time", store_at(stage, A, E5))
+    state.checkpoint()
+    state.value = "too late"
+    write = Saver.write
+
+    def slowly(self: Saver, capture: Capture, *, staging: Path, **named: Any) -> Staged:
+        runs_out(stage, S // 5, S)
+        until("the volume to be put away", lambda: not staging.is_dir())
+        return write(self, capture, staging=staging, **named)
+
+    monkeypatch.setattr(Saver, "write", slowly)
+    with pytest.raises(LeaseExpired):
+        state.checkpoint()
 
 
 # -------------------------------------------------------------------------------------------------------------- crashes

@@ -274,8 +274,7 @@ class Durable(Generic[T]):
     def _published(self, capture: Capture, note: str) -> Staged:
         room = self._store.room
         needed = needed_bytes(capture, self._base, room)
-        staging = self._store.stage(needed)
-        try:
+        with self._store.staging_folder(needed) as staging:
             staged = self._saver.write(
                 capture,
                 staging=staging,
@@ -287,8 +286,6 @@ class Durable(Generic[T]):
                 spare=room - needed,
             )
             self._store.publish(staged)
-        finally:
-            self._store.discard(staging)
         return staged
 
 

@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -66,6 +66,10 @@ class CheckpointStore(Publisher, Protocol):
     def stage(self, needed: int = 0) -> Path:
         """A new, empty folder on the same file system as the packs. Raises ``CheckpointFailed`` if there is not room
         for so many bytes; nothing is written then."""
+
+    def staging_folder(self, needed: int = 0) -> AbstractContextManager[Path]:
+        """``stage``, for as long as something is written and published there; then ``discard``. What goes wrong within
+        because the place itself is gone is raised as that."""
 
     def collect(self, keep: int) -> None:
         """Remove all but the newest ``keep`` checkpoints and what only the others needed."""
@@ -176,6 +180,14 @@ class FolderStore:
         fd = self._staged.pop(folder, -1)
         if fd >= 0:
             os.close(fd)
+
+    @contextmanager
+    def staging_folder(self, needed: int = 0) -> Iterator[Path]:
+        folder = self.stage(needed)
+        try:
+            yield folder
+        finally:
+            self.discard(folder)
 
     def publish(self, staged: Staged) -> None:
         manifest = staged.manifest

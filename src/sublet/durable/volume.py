@@ -15,6 +15,8 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
@@ -22,7 +24,7 @@ from sublet.durable.files import read_whole
 from sublet.durable.format import MANIFEST_MAX
 from sublet.durable.saving import Staged, Who
 from sublet.durable.store import FolderStore
-from sublet.errors import CheckpointFailed, Disconnected
+from sublet.errors import CheckpointDamaged, CheckpointFailed, Disconnected
 from sublet.values import Epoch, LeaseId
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.volumes import (
@@ -94,7 +96,10 @@ class VolumeStore(FolderStore):
         """Bytes that may still be written."""
         if self._opened.counted:
             return max(0, self._opened.size - _bytes_below(self.folder))
-        found = os.statvfs(self.folder)
+        try:
+            found = os.statvfs(self.folder)
+        except FileNotFoundError:
+            raise self._gone() from None
         return found.f_bavail * found.f_frsize
 
     def stage(self, needed: int = 0) -> Path:
@@ -102,9 +107,8 @@ class VolumeStore(FolderStore):
         try:
             self.check_room(needed)
             folder.mkdir(mode=0o700)
-        except FileNotFoundError:  # the volume is put away, or somebody else's by now: the supervisor knows
-            self._opened = self._open()
-            raise CheckpointFailed("the folder to write into is gone", do="Save again.") from None
+        except FileNotFoundError:
+            raise self._gone() from None
         except OSError as error:
             raise self._failed(error) from error
         self._began_ns[folder] = time.monotonic_ns()
@@ -113,6 +117,20 @@ class VolumeStore(FolderStore):
     def discard(self, folder: Path) -> None:
         self._began_ns.pop(folder, None)
         shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def staging_folder(self, needed: int = 0) -> Iterator[Path]:
+        """A lease may end at any moment, also while its holder writes: then the folder goes from under it, and that a
+        file was not found there says nothing to anybody."""
+        folder = self.stage(needed)
+        try:
+            yield folder
+        except (CheckpointFailed, CheckpointDamaged):
+            if not folder.is_dir():
+                raise self._gone() from None
+            raise
+        finally:
+            self.discard(folder)
 
     def publish(self, staged: Staged) -> None:
         manifest = staged.manifest
@@ -139,6 +157,12 @@ class VolumeStore(FolderStore):
         if len(self.numbers()) > keep:
             who = self.who
             self._ask(Collect(lease=who.lease, epoch=who.epoch, keep=keep), Collected)
+
+    def _gone(self) -> CheckpointFailed:
+        """The volume is put away, or somebody else's by now. The supervisor knows, and refuses with what it is; where
+        it does not, one may save again."""
+        self._opened = self._open()
+        return CheckpointFailed("the folder to write into is gone", do="Save again.")
 
     def _is_there(self, staged: Staged) -> bool:
         """Nobody said what became of it; the record says. The same number with other bytes is somebody else's."""

@@ -183,23 +183,23 @@ class Shelf:
     ) -> Saved:
         """``same_as``: what is known of these in the newest checkpoint. If all would be as it is there, that is it."""
         capture = self._saver.capture(groups, base)
-        staging = self._store.stage(needed_bytes(capture, base, self._store.room))
+        needed = needed_bytes(capture, base, self._store.room)
         try:
-            staged = self._saver.write(
-                capture,
-                staging=staging,
-                base=base,
-                who=self._store.who,
-                wall_ns=now_ns,
-                note=note,
-                carry=carry,
-            )
-            if same_as and self._is_newest(staged):
-                then_ns = min(one.wall_ns for one in same_as.values())
-                return Saved(number=base.number, wall_ns=then_ns, written_bytes=0, state_bytes=capture.state_bytes)
-            self._store.publish(staged)
+            with self._store.staging_folder(needed) as staging:
+                staged = self._saver.write(
+                    capture,
+                    staging=staging,
+                    base=base,
+                    who=self._store.who,
+                    wall_ns=now_ns,
+                    note=note,
+                    carry=carry,
+                )
+                if same_as and self._is_newest(staged):
+                    then_ns = min(one.wall_ns for one in same_as.values())
+                    return Saved(number=base.number, wall_ns=then_ns, written_bytes=0, state_bytes=capture.state_bytes)
+                self._store.publish(staged)
         finally:
-            self._store.discard(staging)
             self._forget()
         self._base = staged.base
         self._store.collect(KEEP)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sublet.durable.durable import Durable, store_of
 from sublet.durable.measuring import needed_bytes
 from sublet.durable.roots import encode_roots
-from sublet.durable.saving import PACKS_MAX, Base, Saver
+from sublet.durable.saving import PACKS_MAX, Base, Capture, Saver, Staged
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
 from sublet.durable.volume import VolumeStore
@@ -122,6 +125,45 @@ def test_who_believes_in_an_older_epoch_saves_nothing(desk: Desk) -> None:
         with pytest.raises(StaleEpoch):
             call()
     assert FolderStore(desk.folder).newest() == 1
+
+
+def put_away(desk: Desk, then: Epoch) -> Callable[..., Staged]:
+    """A save in the middle of which the volume goes: its lease is over, or (``then``) somebody lent it anew."""
+    write = Saver.write
+
+    def goes(self: Saver, capture: Capture, **named: Any) -> Staged:
+        shutil.rmtree(desk.folder / "staging")
+        desk.epoch = then
+        return write(self, capture, **named)
+
+    return goes
+
+
+@pytest.mark.parametrize(("then", "told"), [(E6, StaleEpoch), (E5, CheckpointFailed)])
+def test_whose_volume_goes_while_it_writes_is_told_why(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, then: Epoch, told: type[SubletError]
+) -> None:
+    """And not that a file was not found, nor to make room."""
+    state = Durable(1, desk)
+    state.checkpoint()
+    state.value = 2
+    with monkeypatch.context() as during:
+        during.setattr(Saver, "write", put_away(desk, then))
+        with pytest.raises(told) as failed:
+            state.checkpoint()
+    assert "No such file" not in str(failed.value)
+    assert "room" not in str(failed.value)
+    desk.mine = then
+    state.checkpoint()
+    assert Durable.restore(desk).value == 2
+
+
+def test_where_the_whole_volume_is_gone_the_supervisor_says_why(desk: Desk) -> None:
+    state = Durable(1, desk)
+    shutil.rmtree(desk.folder)
+    desk.epoch = E6
+    with pytest.raises(StaleEpoch):
+        state.checkpoint()
 
 
 def test_an_answer_that_never_came_is_looked_up(desk: Desk) -> None:

@@ -71,8 +71,7 @@ def save(note: str) -> str:
         _store.collect(KEEP)
     groups, unsaved = _encoded()
     base = _store.base()
-    staging = _store.stage()
-    try:
+    with _store.staging_folder() as staging:
         staged = _saver.write(
             _saver.capture(groups, base),
             staging=staging,
@@ -83,8 +82,6 @@ def save(note: str) -> str:
             note=note,
         )
         _store.publish(staged)
-    finally:
-        _store.discard(staging)
     _has_saved = True
     report = staged.report
     said = [f"{name}: {why}" for name, why in sorted(unsaved.items())]
