@@ -82,8 +82,8 @@ class Encoding:
         self.owners: dict[int, Any] = {}
         """Byte arrays whose memory something looks at; whether they travel as well is seen at the end."""
 
-    def dump(self, value: object, *, roots: bool = False) -> Any:
-        """Run the pickler; what it has met, by id, is in its ``memo``."""
+    def dump(self, value: object, *, roots: bool = False, remember: bool = True) -> Any:
+        """Run the pickler; what it has met, by id, is in its ``memo``. ``remember``: if the rules do."""
         pickler = Pickler(self, PROTOCOL, buffer_callback=self.take)
         pickler.reducer_override = self.rules.reduce
         try:
@@ -95,7 +95,7 @@ class Encoding:
         if self.owners:
             met = {id(one) for _, one in pickler.memo.copy().values() if type(one) in OWNERS}
             self.owners = {key: one for key, one in self.owners.items() if key in met}
-        if self.rules.remembers:
+        if self.rules.remembers and remember:
             self.met = dict(pickler.memo.copy().values())
         return pickler
 

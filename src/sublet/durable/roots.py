@@ -19,7 +19,7 @@ import re
 import types
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sublet.durable.codec import Encoding
@@ -50,8 +50,17 @@ class Group:
 
     names: tuple[str, ...]
     encoded: Encoded
-    plain: bool = False
-    """Nothing but numbers, texts, and plain containers of these."""
+    plain: Mapping[str, object] | None = None
+    """The values themselves, if they are nothing but numbers, texts, and plain containers of these."""
+
+    def remembering(self, rules: Rules) -> Group:
+        """The same, with ``encoded.met`` if the rules remember. Where all is plain that is left out at first: it costs
+        more than the rest, and most groups are as they were, so that nobody asks."""
+        if self.plain is None or not rules.remembers:
+            return self
+        encoding = Encoding(rules.anew())
+        encoding.dump(self.plain, roots=True)
+        return replace(self, encoded=encoding.finished(self.plain))
 
 
 def encode_roots(roots: Mapping[str, object], *, gpu: GpuRule = "copy", rules: Rules | None = None) -> list[Group]:
@@ -82,13 +91,12 @@ class _Bundle:
         values = list(map(roots.__getitem__, names))
         self.value = dict(zip(names, values, strict=True))
         self._encoding = Encoding(rules.anew())
-        pickler = self._encoding.dump(self.value, roots=True)
-        self.plain = False
+        self.plain = _are_plain(values)
+        pickler = self._encoding.dump(self.value, roots=True, remember=not self.plain)
         self.met: dict[int, Any]
         """Id → object, or what the pickler has: (number, object). It holds them, so that no id is given out twice."""
-        if _are_plain(values):  # nothing but they themselves can be shared, and asking the pickler costs much
+        if self.plain:  # nothing but they themselves can be shared, and asking the pickler costs much
             self.met = dict(zip(map(id, values), values, strict=True))
-            self.plain = True
         else:
             self.met = pickler.memo.copy()
 
@@ -108,7 +116,8 @@ class _Bundle:
         return found
 
     def group(self) -> Group:
-        return Group(names=self.names, encoded=self._encoding.finished(self.value), plain=self.plain)
+        encoded = self._encoding.finished(self.value)
+        return Group(names=self.names, encoded=encoded, plain=self.value if self.plain else None)
 
 
 def _sharing(bundles: Sequence[_Bundle]) -> set[int]:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, Literal
 from sublet.durable import rebuild
 from sublet.durable.memory import address_of, memory_at
 
-__all__ = ["OWNERS", "GpuRule", "Refused", "Rules", "behind", "found_by_name", "owner_of"]
+__all__ = ["OWNERS", "GpuRule", "Refused", "Rules", "behind", "found_by_name", "loaded", "owner_of"]
 
 GpuRule = Literal["copy", "refuse"]
 Rule = Callable[[Any], Any]
@@ -113,14 +113,14 @@ class Rules:
             return self._new_type
         if issubclass(kind, BY_CLOUDPICKLE) or kind.__module__ == "typing":
             return self._by_table(kind)
-        if (numpy := sys.modules.get("numpy")) is not None:
+        if (numpy := loaded("numpy")) is not None:
             if kind is numpy.ndarray or kind is numpy.memmap:
                 return self._array
             if issubclass(kind, numpy.ndarray):
                 return self._array_of_kind
             if kind is numpy.ufunc:
                 return self._ufunc
-        if (torch := sys.modules.get("torch")) is not None:
+        if (torch := loaded("torch")) is not None:
             if kind is torch.storage.TypedStorage:
                 return self._typed_storage
             if kind is torch.UntypedStorage:
@@ -373,6 +373,12 @@ class _Behind:
     __hash__ = None  # type: ignore[assignment]
 
 
+def loaded(name: str) -> Any:
+    """A module, if the program has it whole: another thread may be importing it just now."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
 def behind(proxy: Any) -> Any:
     """The mapping that a mapping proxy shows; it is not said otherwise."""
     asked = _Behind()
@@ -389,7 +395,7 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
 
 def owner_of(memory: Any) -> Any:
     """Whose memory an array or a view looks at, in the end."""
-    numpy = sys.modules.get("numpy")
+    numpy = loaded("numpy")
     while True:
         if isinstance(memory, memoryview):
             memory = memory.obj

@@ -185,7 +185,7 @@ class _Stowing:
 def _plain(value: object, beside: Callable[[pickle.PickleBuffer], bool]) -> bytes | None:
     """Pickle 5 alone; None where it has no form for something, or knows it by a name that only this process has."""
     try:
-        if "torch" not in sys.modules:
+        if not _has_torch():
             head = pickle.dumps(value, 5, buffer_callback=beside)
         else:
             out = io.BytesIO()
@@ -211,10 +211,16 @@ def _with_functions(
             cloudpickle.unregister_pickle_by_value(of)
     out = io.BytesIO()
     pickler = cloudpickle.Pickler(out, 5, buffer_callback=beside)
-    if "torch" in sys.modules:
+    if _has_torch():
         pickler.dispatch_table = tensor_reducers(pickler.dispatch_table)
     pickler.dump(value)
     return out.getvalue()
+
+
+def _has_torch() -> bool:
+    """Whether there can be tensors: while another thread imports it, it has not got them yet."""
+    torch = sys.modules.get("torch")
+    return torch is not None and not getattr(getattr(torch, "__spec__", None), "_initializing", False)
 
 
 def import_cloudpickle() -> Any:

@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.errors import CheckpointFailed, GpuSessionEnded, InvalidRequest, LeaseEnded, SubletError
+from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill
 from sublet.notebook.explain import explain
@@ -24,7 +25,7 @@ from sublet.notebook.going_on import give_up, go_on, is_parked
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.interrupts import AFTERWARDS, interrupts_wait
-from sublet.notebook.kernel_line import KernelLine, Message
+from sublet.notebook.kernel_line import LOOK_S, KernelLine, Message
 from sublet.notebook.news import RERUN, session_ended, what_ended
 from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
@@ -44,6 +45,10 @@ __all__ = ["Cells"]
 
 VRAM_DEFAULT = 1 * GIB
 """What a cell asks for that does not say."""
+QUICK_S: Final = 0.1
+"""Of a cell that is over by then, and said nothing, nobody is told that it runs: only that it is done."""
+SILENT: Final = frozenset({"status", "execute_input"})
+"""Messages that show nothing."""
 
 
 class _Ran(NamedTuple):
@@ -72,6 +77,7 @@ class Cells:
         self._front.answer = self._answer
         self._front.to_guest = self._to_guest
         self._between = Between(shell, self._front.show)
+        self._ahead = Ahead()
         self._kernel: KernelGuest | None = None
         self._line: KernelLine | None = None
         self._space = Space(shell.user_ns, NOTEBOOK)
@@ -96,6 +102,8 @@ class Cells:
         python = self._shell.transform_cell(source)
         self.reading(python)
         _check_names(options, self._space.names)
+        if options.gives is None:
+            self._ahead.begin(python)
         status = StatusLine(self._shell)
         self._front.on_cleared = status.cleared
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
@@ -277,7 +285,6 @@ class Cells:
             self._tell(self.handles.go_on())
             sent, restored = self.traffic.send(kernel, self.reading(python), options, number)
             self._tell(restored)
-            status.show(running(lease), quiet=True)
             began_s = time.monotonic()
             stood_s = self._stood_s
             reply = self._execute(line, source, options, status)
@@ -310,6 +317,7 @@ class Cells:
         and then nobody knows what the other side has, so that is let go of."""
         try:
             with interrupts_wait():
+                self._ahead.settle()
                 return self.traffic.take(kernel, options, sent, number)
         except KeyboardInterrupt as error:
             if error.args != (AFTERWARDS,):
@@ -332,12 +340,26 @@ class Cells:
 
     def _execute(self, line: KernelLine, source: str, options: CellOptions, status: StatusLine) -> Message:
         content = {"code": source, "silent": False, "store_history": False, "allow_stdin": True, "stop_on_error": True}
+        late_s = time.monotonic() + QUICK_S
+
+        def look() -> float:
+            self._stand_still(options, status)
+            if time.monotonic() < late_s:
+                return QUICK_S
+            self._say_it_runs(status)
+            return LOOK_S
+
+        def show(channel: str, message: Message) -> None:
+            if message["header"]["msg_type"] not in SILENT:
+                self._say_it_runs(status)  # above what the cell says
+            self._front.show(channel, message)
+
         self._between.leave()
         try:
             asked = line.send("shell", "execute_request", content)
             while True:
                 try:
-                    return line.finish(asked, self._front.show, look=lambda: self._look(options, status))
+                    return line.finish(asked, show, look=look)
                 except KeyboardInterrupt:
                     if self._line is not line:
                         raise  # it stood still, and was given up
@@ -345,9 +367,8 @@ class Cells:
         finally:
             self._between.watch(line)
 
-    def _look(self, options: CellOptions, status: StatusLine) -> None:
+    def _say_it_runs(self, status: StatusLine) -> None:
         """Now and then in the middle of a cell."""
-        self._stand_still(options, status)
         if self.lease is not None and self.lease.end is None:
             status.show(running(self.lease), quiet=True)
 

@@ -9,6 +9,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import compress
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -31,9 +32,12 @@ class Bound(Mapping[str, Callable[[], object]]):
     """What each name had; held weakly where that can be, so that memory on the device is freed when a cell lets go."""
 
     def __init__(self, names: Mapping[str, object]) -> None:
-        can = {kind: bool(kind.__weakrefoffset__) for kind in set(map(type, names.values()))}
-        self._weak = {name: _held(value) for name, value in names.items() if can[type(value)]}
-        self._own = {name: value for name, value in names.items() if not can[type(value)]}
+        own = dict(names)
+        kinds = list(map(type, own.values()))
+        can = {kind for kind in set(kinds) if kind.__weakrefoffset__}
+        weak = list(compress(own, map(can.__contains__, kinds)))  # of 10,000 names few, so without a loop over all
+        self._weak = {name: _held(own.pop(name)) for name in weak}
+        self._own = own
 
     def rebound(self, names: Mapping[str, object]) -> set[str]:
         """Names that have something else now."""

@@ -15,7 +15,7 @@ import weakref
 from typing import Any, Final
 
 from sublet.durable import rebuild
-from sublet.durable.rules import MAINS, GpuRule, Refused, Rules
+from sublet.durable.rules import MAINS, GpuRule, Refused, Rules, loaded
 from sublet.notebook.reading import names_of
 
 __all__ = ["HomeRules"]
@@ -64,7 +64,7 @@ class HomeRules(Rules):
     def _rule_for(self, kind: type) -> Any:
         if issubclass(kind, CONNECTIONS):
             return self._refused
-        numpy = sys.modules.get("numpy")
+        numpy = loaded("numpy")
         return self._map if numpy is not None and kind is numpy.memmap else super()._rule_for(kind)
 
     def _refused(self, value: Any) -> Any:

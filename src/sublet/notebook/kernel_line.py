@@ -17,7 +17,7 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.happenings import Closed, Data, Happening, Over
 from sublet.wire.jupyter import CHANNELS, Messages, pack_message
 
-__all__ = ["KernelLine", "Message"]
+__all__ = ["LOOK_S", "KernelLine", "Message"]
 
 Message = dict[str, Any]
 """A message of the Jupyter protocol: ``header``, ``parent_header``, ``metadata``, ``content``, ``buffers``."""
@@ -72,14 +72,14 @@ class KernelLine:
         return self.finish(asked, show)
 
     def finish(
-        self, asked: str, show: Callable[[str, Message], None], *, look: Callable[[], None] = lambda: None
+        self, asked: str, show: Callable[[str, Message], None], *, look: Callable[[], float] = lambda: LOOK_S
     ) -> Message:
-        """Wait for the end of what was asked for before: reply and idle. ``look`` is called now and then."""
+        """Wait for the end of what was asked for before: reply and idle. ``look`` is called now and then, and says
+        when it would like to be again."""
         reply: Message | None = None
         is_idle = False
         while reply is None or not is_idle:
-            look()
-            for channel, message in self.wait(LOOK_S):
+            for channel, message in self.wait(look()):
                 is_mine = message["parent_header"].get("msg_id") == asked
                 kind = message["header"]["msg_type"]
                 if is_mine and channel == "shell":

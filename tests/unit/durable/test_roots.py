@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sublet.durable.loading import decode
 from sublet.durable.roots import LARGE_BYTES, encode_roots
+from sublet.durable.rules import Rules
 
 
 def again(roots: dict[str, Any]) -> dict[str, Any]:
@@ -93,3 +94,21 @@ def test_a_number_beside_a_dict_is_as_plain_as_either() -> None:
     [group] = encode_roots({"a": {"k": 1}, "b": 2, "c": "text"})
     assert group.names == ("a", "b", "c")
     assert decode(group.encoded.head, group.encoded.views) == {"a": {"k": 1}, "b": 2, "c": "text"}
+
+
+class _Remembering(Rules):
+    remembers = True
+
+
+def test_plain_groups_say_what_they_met_when_somebody_asks() -> None:
+    inner = [1, 2]
+    rules = _Remembering()
+    [group] = encode_roots({"a": {"k": 1}, "b": inner}, rules=rules)
+    assert group.encoded.met is None
+    again = group.remembering(rules)
+    assert again.encoded.met is not None
+    assert any(value is inner for value in again.encoded.met.values())
+    assert again.encoded.head == group.encoded.head
+    [deep] = encode_roots({"a": [[1]]}, rules=rules)
+    assert deep.remembering(rules) is deep
+    assert deep.encoded.met is not None

@@ -1,0 +1,62 @@
+"""What the notebook imports beside a cell."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sublet.durable.rules import loaded
+from sublet.notebook import ahead
+
+
+@pytest.mark.parametrize(
+    ("cell", "found"),
+    [
+        ("import torch", {"torch"}),
+        ("import torch.nn as nn, numpy", {"torch", "numpy"}),
+        ("from torch.nn import Linear\nawait x", {"torch"}),
+        ("def f():\n    import torch", set()),
+        ("from . import torch", set()),
+        ("torch = 1", set()),
+    ],
+)
+def test_what_the_statements_of_a_cell_import(cell: str, found: set[str]) -> None:
+    assert ahead.imported_by(cell) == found
+
+
+def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_one.py").write_text("import slow_gate\nslow_gate.begun.set()\nslow_gate.go.wait(30)\nvalue = 1\n")
+    (tmp_path / "slow_gate.py").write_text("import threading\nbegun, go = threading.Event(), threading.Event()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(ahead, "SLOW", ("slow_one",))
+    import slow_gate  # type: ignore[import-not-found]
+
+    try:
+        one = ahead.Ahead()
+        one.begin("slow_one = 1")
+        assert "slow_one" not in sys.modules
+        one.begin("import slow_one")
+        assert slow_gate.begun.wait(30)
+        assert "slow_one" in sys.modules
+        assert loaded("slow_one") is None
+        slow_gate.go.set()
+        one.settle()
+        assert loaded("slow_one").value == 1
+        one.settle()
+    finally:
+        slow_gate.go.set()
+        for name in ("slow_one", "slow_gate"):
+            sys.modules.pop(name, None)
+
+
+def test_what_cannot_be_imported_is_nobodys_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "SLOW", ("no_such_module",))
+    one = ahead.Ahead()
+    one.begin("import no_such_module")
+    one.settle()
+    assert not [thread for thread in threading.enumerate() if thread.name == "sublet-import"]
