@@ -68,7 +68,7 @@ def run(name: str, preemptions: int = 0) -> str:
                         taken.add(view.id)
         assert job.wait() == 0
         assert len(taken) == preemptions
-        while fabric.volume(f"train-{name}").lease is not None:
+        while fabric.volume(f"train-{name}").state == "live":  # the lease has it, or it is being put away after it
             time.sleep(0.1)
         fabric.remove_volume(f"train-{name}")  # otherwise it would stay for seven days, and the next run go on from it
     return last

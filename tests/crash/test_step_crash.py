@@ -37,7 +37,7 @@ ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
 SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "52"))
 SAMPLE: Final = {"first": 25, "next": 50}
 REACHED: Final = 0.9
-"""Of the points of kills that were tried; the first of each call are reached always."""
+"""Of the points that were tried, at least; the first of each call always."""
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,10 @@ def warp(cache: str) -> Any:
             wp.config.log_level = wp.LOG_WARNING
         if wp.config.kernel_cache_dir is None:
             wp.config.kernel_cache_dir = cache
+        # Warp would compile its headers first, for each thread anew, into a temporary folder that is removed when
+        # Python exits. A guest is ended by a signal, so it would stay; and for the one module of most sessions that
+        # takes twice as long.
+        wp.config.use_precompiled_headers = False
         wp.init()
     _is_ready = True
     return wp

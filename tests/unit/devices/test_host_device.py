@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -272,6 +273,26 @@ device.close()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert any((tmp_path / "cache").iterdir()), "compiled kernels are kept where it was said"
+
+
+def test_who_is_killed_after_a_module_was_compiled_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    """Guests end so, and what Python removes at its exit would stay."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    script = f"""
+import os, signal
+from sublet.devices.account import Account
+from sublet.devices.host import HostDevice
+from sublet.wire.device import ModuleKind
+device = HostDevice("host-0", Account(1000), cache={str(tmp_path / "cache")!r})
+source = b"import warp as wp\\n@wp.kernel\\ndef f(x: wp.array(dtype=float)):\\n    x[0] = 1.0\\n"
+device.load({{ModuleKind.WARP: source}})
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    env = os.environ | {"TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
+    assert list(temporary.iterdir()) == []
 
 
 def test_what_else_is_said_while_warp_begins_is_not_lost() -> None:
