@@ -355,14 +355,17 @@ class Cells:
             self._front.show(channel, message)
 
         self._between.leave()
+        asked = ""
         try:
-            asked = line.send("shell", "execute_request", content)
             while True:
                 try:
+                    if not asked:
+                        with interrupts_wait():  # it may run before this has returned: then it is stopped, not left
+                            asked = line.send("shell", "execute_request", content)
                     return line.finish(asked, show, look=look)
                 except KeyboardInterrupt:
-                    if self._line is not line:
-                        raise  # it stood still, and was given up
+                    if self._line is not line or not asked:
+                        raise  # it stood still, and was given up; or who waits for nothing insists
                     line.interrupt()  # the cell stops, the lease stays; the kernel says KeyboardInterrupt by itself
         finally:
             self._between.watch(line)
@@ -417,8 +420,7 @@ def running(lease: Lease) -> Running:
 
 
 def _as_numbered(source: str) -> str:
-    """With the line of ``%%gpu`` as a comment, so that tracebacks count lines as the notebook does. A magic of its own
-    must stay first."""
+    """With the line of ``%%gpu`` as a comment: tracebacks count as the notebook does. A magic must stay first."""
     return source if source.lstrip().startswith("%%") else f"# %%gpu\n{source}"
 
 
