@@ -435,7 +435,7 @@ def test_a_tenants_guest_may_write_to_what_its_lease_has_and_sees_nothing_beside
     parts = (part(Kind.BLOCK, 2 * MIB), part(Kind.MEMORY, 64 * MIB))
     text = tenants_guest(stage, *parts)
     assert "Error" not in text, text
-    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    found = json.loads(text[text.index('{"') : text.rindex("}") + 1])
     assert found["BLOCK"] == found["MEMORY"] == found["uid"] != 0
     assert found["beside"] == ["0"]
     assert found["room"] == 64 * MIB, "a file system of its own, of just that size"
