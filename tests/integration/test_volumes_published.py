@@ -593,7 +593,7 @@ def test_what_a_tenants_guest_saved_it_can_no_longer_touch(
     until("an answer", lambda: '"read"' in log_of(stage, A) or "Error" in log_of(stage, A))
     text = log_of(stage, A)
     assert "Error:" not in text, text
-    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    found = json.loads(text[text.index('{"') : text.rindex("}") + 1])
     assert found["done"]["is"] == "Published", found
     assert {name: found[name] for name in ("write", "chmod", "unlink", "away", "manifest", "lock")} == dict.fromkeys(
         ("write", "chmod", "unlink", "away", "manifest", "lock"), "PermissionError"
