@@ -152,11 +152,13 @@ class Guest:
         self._talk = talk
         self._said = b""
         self._is_gone = False
+        self._channel = 0
 
     def first_line(self, within_s: float = PATIENCE_S) -> str:
         """The first that it says. Raises if it ends without a word."""
         attached = _ask(self._talk, Attach(guest=self.id))
         assert isinstance(attached, Attached)
+        self._channel = attached.output
         self._talk.link.grant(attached.output, WINDOW)
         until = time.monotonic() + within_s
         while b"\n" not in self._said:
@@ -170,6 +172,7 @@ class Guest:
         until = time.monotonic() + within_s
         while not self._is_gone:
             self._hear(until, "did not go")
+        self._talk.link.close(self._channel)  # a connection has only so many
 
     def _hear(self, until: float, what: str) -> None:
         if time.monotonic() > until:
