@@ -7,12 +7,7 @@ its number alone.
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
 import random
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +16,7 @@ from sublet.clock import SystemClock
 from sublet.durable.durable import Durable
 from sublet.durable.saving import PACKS_MAX
 from sublet.durable.store import FolderStore
-from sublet.errors import SubletError
-from tests.crash.journal_program import _ANYBODY, _PR_SET_PTRACER, HELD, REFUSED, Diary
+from tests.crash.serving import serve
 
 KEEP: Final = 3
 CLOCK: Final = SystemClock()
@@ -81,35 +75,9 @@ def prepare(story: str, folder: Path) -> None:
     (folder / "packs" / ("0" * 40 + ".pack")).write_bytes(b"a pack that nobody came to name")
 
 
-def _run_one(order: dict[str, str]) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)
-    diary = Diary(Path(order["diary"]))
-    os.write(1, f"{os.getpid()}\n".encode())  # only now may strace come, or the diary's calls would count as well
-    while os.getppid() != HELD:
-        time.sleep(0.0002)
-    try:
-        STORIES[order["story"]](Path(order["home"]), diary.note)
-    except SubletError:
-        return REFUSED
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
 def main() -> None:
     warm_up()
-    line = b""
-    while byte := os.read(0, 1):
-        if byte != b"\n":
-            line += byte
-            continue
-        order, line = json.loads(line), b""
-        child = os.fork()
-        if child == 0:
-            os._exit(_run_one(order))
-        _, status = os.waitpid(child, 0)
-        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    serve(STORIES)
 
 
 def warm_up() -> None:

@@ -6,25 +6,18 @@ cannot reach. Every story is deterministic but for identities and nonces.
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sublet.errors import SubletError
 from sublet.replicated.ballot import Ballot, Stamp
 from sublet.replicated.cell import Accept, Accepted, Cell, Here, Install, MissingPacks, Prepare, Query
 from sublet.replicated.folder import FolderReplica
 from sublet.replicated.quorum import ReplicaSet, Seats
 from sublet.replicated.replica import PackName
 from sublet.values import Epoch
-from tests.crash.journal_program import HELD, REFUSED, Diary
+from tests.crash.serving import serve
 
-_PR_SET_PTRACER: Final = 0x59616D61
 Note = Callable[[dict[str, object]], None]
 PACK: Final = str(PackName(1, 1, 1, "ab" * 8, "cd" * 16))
 LOG_BYTES: Final = 1 << 14
@@ -93,34 +86,8 @@ def fill(home: Path, note: Note) -> None:
 STORIES: Final = {"begin": begin, "put": put, "fill": fill}
 
 
-def _run_one(order: dict[str, str]) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
-    diary = Diary(Path(order["diary"]))
-    os.write(1, f"{os.getpid()}\n".encode())
-    while os.getppid() != HELD:
-        time.sleep(0.0002)
-    try:
-        STORIES[order["story"]](Path(order["home"]), diary.note)
-    except SubletError:
-        return REFUSED
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
 def main() -> None:
-    line = b""
-    while byte := os.read(0, 1):
-        if byte != b"\n":
-            line += byte
-            continue
-        order, line = json.loads(line), b""
-        child = os.fork()
-        if child == 0:
-            os._exit(_run_one(order))
-        _, status = os.waitpid(child, 0)
-        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    serve(STORIES)
 
 
 if __name__ == "__main__":

@@ -6,24 +6,17 @@ diary that a kill cannot reach. The device is made of Python, the replicas are r
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
 import tempfile
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sublet.errors import SubletError
 from sublet.replicated import FolderReplica
-from tests.crash.journal_program import HELD, REFUSED, Diary
+from tests.crash.serving import serve
 from tests.unit.training.stage import HeldLease, Program, batch
 
 __all__ = ["STORIES", "prepare", "program_at", "saved"]
 
-_PR_SET_PTRACER: Final = 0x59616D61
 LOG_BYTES: Final = 1 << 14
 BEFORE: Final = 2
 """Steps that are done before the stories that do not begin anew."""
@@ -75,36 +68,10 @@ def prepare(story: str, home: Path) -> None:
         steps(home, 1, range(1, BEFORE + 1), lambda _: None)
 
 
-def _run_one(order: dict[str, str]) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
-    diary = Diary(Path(order["diary"]))
-    os.write(1, f"{os.getpid()}\n".encode())
-    while os.getppid() != HELD:
-        time.sleep(0.0002)
-    try:
-        STORIES[order["story"]](Path(order["home"]), diary.note)
-    except SubletError:
-        return REFUSED
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:  # whatever is loaded at first use is loaded now
         steps(Path(folder), 1, range(1, 2), lambda _: None)
-    line = b""
-    while byte := os.read(0, 1):
-        if byte != b"\n":
-            line += byte
-            continue
-        order, line = json.loads(line), b""
-        child = os.fork()
-        if child == 0:
-            os._exit(_run_one(order))
-        _, status = os.waitpid(child, 0)
-        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    serve(STORIES)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,8 @@ its number alone.
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import random
-import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +26,7 @@ from sublet.wire.codec import loads
 from sublet.wire.orders import Part
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.volumes import Collect, Publish, VolumeOpened, VolumeReply
-from tests.crash.journal_program import _ANYBODY, _PR_SET_PTRACER, HELD, REFUSED, Diary
+from tests.crash.serving import serve
 
 KEEP: Final = 2
 A: Final = LeaseId("l-a")
@@ -148,35 +144,9 @@ def prepare(folder: Path) -> None:
     assert not (folder / NOTE).exists()
 
 
-def _run_one(order: dict[str, str]) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)
-    diary = Diary(Path(order["diary"]))
-    os.write(1, f"{os.getpid()}\n".encode())  # only now may strace come, or the diary's calls would count as well
-    while os.getppid() != HELD:
-        time.sleep(0.0002)
-    try:
-        STORIES[order["story"]](Path(order["home"]), diary.note)
-    except (SubletError, OSError):
-        return REFUSED
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
 def main() -> None:
     warm_up()
-    line = b""
-    while byte := os.read(0, 1):
-        if byte != b"\n":
-            line += byte
-            continue
-        order, line = json.loads(line), b""
-        child = os.fork()
-        if child == 0:
-            os._exit(_run_one(order))
-        _, status = os.waitpid(child, 0)
-        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    serve(STORIES, refused=(SubletError, OSError))
 
 
 def warm_up() -> None:
