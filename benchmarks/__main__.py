@@ -12,6 +12,7 @@ import sys
 from benchmarks import record, rows
 from benchmarks.harness import Row, TookTooLong, be_first_in_line, run_row
 from benchmarks.load.remote import LoadFailed
+from benchmarks.machine import adopt_orphans
 
 
 def main() -> int:
@@ -39,6 +40,7 @@ def main() -> int:
         parser.error(f"there is no row {unknown[0]!r}; `python -m benchmarks` lists them.")
     # Programs are compiled once, as where people have installed them; otherwise each start would be timed compiling.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    adopt_orphans()
     if arguments.first_in_line:
         be_first_in_line()
     # Told to end, we end as after an error: what was started is ended, folders are removed.

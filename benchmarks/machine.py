@@ -6,6 +6,7 @@ No host name, no address and no path is read: the result is for others to read.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -26,6 +27,7 @@ from benchmarks.stats import percentile
 __all__ = [
     "Disk",
     "Machine",
+    "adopt_orphans",
     "busy_with_others",
     "disk_at",
     "home_for_state",
@@ -34,6 +36,7 @@ __all__ = [
     "versions_of",
 ]
 
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _MEMORY_ONLY: Final = frozenset({"tmpfs", "ramfs"})
 
 
@@ -108,11 +111,19 @@ def disk_at(folder: Path, *, tries: int = 200) -> Disk:
     return Disk(filesystem=_filesystem(folder), fsync_us=percentile(took, 50))
 
 
+def adopt_orphans() -> None:
+    """From here on what loses its parent below us becomes our child: an office in the background, its supervisor and
+    its guests leave whoever started them, and would else be counted as others'.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "this process may not adopt orphans")
+
+
 def busy_with_others() -> Callable[[], float]:
     """Start counting; what comes back says how many cores were busy since then with work that was not ours.
 
-    Ours is this process and all below it. Work of the kernel on behalf of either side, such as writing back what was
-    synced, counts as others'.
+    Ours is this process and all below it, once ``adopt_orphans`` was called. Work of the kernel on behalf of either
+    side, such as writing back what was synced, counts as others'.
     """
     busy, own, at = _busy_seconds(), _own_seconds(), time.monotonic()
 
@@ -131,12 +142,23 @@ def _busy_seconds() -> float:
 
 def _own_seconds() -> float:
     """Of the living by their clocks, of the dead by what they left to us."""
+    _bury_the_adopted()
     left = resource.getrusage(resource.RUSAGE_CHILDREN)
     living = 0.0
     for pid in tree(os.getpid()):
         with contextlib.suppress(OSError):  # one may end between the two looks
             living += cpu_seconds(pid)
     return living + left.ru_utime + left.ru_stime
+
+
+def _bury_the_adopted() -> None:
+    """What a dead child used is ours only after it was waited for, and for those we adopted nobody else does that.
+
+    Called between samples, when no command of a sample is still to be waited for.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
 
 
 def _filesystem(folder: Path) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -199,3 +201,23 @@ def test_a_report_is_plain_json_with_few_digits() -> None:
     assert made["figures"][0]["comparison"]["ratio"] == 0.0
     assert made["verdicts"][0]["said"] == "met"
     assert "| x, ms | 1.23 | 0 (nothing) | 0× |" in as_text(report)
+
+
+def test_what_left_its_parent_is_still_counted_as_ours() -> None:
+    """As an office in the background does. In a process of its own, which the adoption would outlive here."""
+    script = """if True:
+        import os, time
+        from benchmarks import machine
+        machine.adopt_orphans()
+        before = machine._own_seconds()
+        if os.fork() == 0:
+            if os.fork() == 0:
+                while time.process_time() < 0.3: pass
+            os._exit(0)
+        time.sleep(0.05)
+        while machine.tree(os.getpid())[1:]:
+            time.sleep(0.02)
+            machine._own_seconds()
+        assert machine._own_seconds() - before >= 0.3
+    """
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=True, timeout=60)

@@ -133,6 +133,24 @@ def pytest_make_collect_report(
     return report
 
 
+# -------------------------------------------------------------------------------------- which tests run in one process
+
+
+def _shares_what_its_file_set_up(item: pytest.Item) -> bool:
+    """Whether the test stands on something that is made once for its file, an office or a kernel for instance."""
+    info = getattr(item, "_fixtureinfo", None)
+    made = (one[-1] for one in info.name2fixturedefs.values() if one) if info else ()
+    return any(one.scope == "module" for one in made)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the ids
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Such tests stay together: their office starts once, not once in each process, and their order is the file's."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and _shares_what_its_file_set_up(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 # ----------------------------------------------------------------------------------------------- what every test gets
 
 

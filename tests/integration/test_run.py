@@ -449,8 +449,9 @@ def seat(sublet: Shell) -> Iterator[Callable[..., Seat]]:
 
 
 def test_at_a_terminal_the_command_has_one_of_its_own_that_follows_ours(seat: Callable[..., Seat]) -> None:
-    script = "import os, signal, sys\nprint('tty', *(os.isatty(n) for n in (0, 1, 2)), flush=True)\n"
+    script = "import os, signal, sys\n"
     script += "signal.signal(signal.SIGWINCH, lambda *_: print('now', *os.get_terminal_size(), flush=True))\n"
+    script += "print('tty', *(os.isatty(n) for n in (0, 1, 2)), flush=True)\n"  # only now may the size change
     script += "for line in sys.stdin: print('got', repr(line), flush=True)\nsys.exit(4)"
     at = seat("run", "--", PYTHON, "-c", script)
     at.expect(b"tty True True True\r\n")

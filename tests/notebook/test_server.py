@@ -125,7 +125,7 @@ def test_an_interrupt_stops_the_cell_and_keeps_the_lease(kernel: Kernel, fabric:
         if message["header"]["msg_type"] == "stream":
             kernel.interrupt()
 
-    cell = kernel.run("%%gpu\nkept = 7\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", told)
+    cell = kernel.run("%%gpu\nimport time\nkept = 7\nprint('on', flush=True)\nwhile True: time.sleep(0.01)", told)
     assert [one["ename"] for one in cell.of("error")] == ["KeyboardInterrupt"]
     assert kernel.run("%%gpu\nprint(kept)").text() == "7\n"
     assert [one.id for one in live(fabric)] == [before.id]
