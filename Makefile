@@ -34,7 +34,10 @@ $(TORCH_READY): $(READY) tools/torch.sh
 demo: $(READY) ## under a minute: a notebook that loses its GPU and goes on, two tenants, a restart, a bill
 	@$(VENV)/bin/sublet demo
 
+# Compiled beforehand, since hundreds of processes start in the suite and some of them may not write here.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY) $(TORCH_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=4 for more cores
+	@$(PY) -m compileall -q src
 	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 $(TESTS)
 
 lint: $(READY) ## style: ruff, formatting, and lock files without addresses
