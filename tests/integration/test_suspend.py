@@ -21,7 +21,6 @@ from sublet.wire.guests import Attach, Guests, GuestSpec, ListGuests, Start, Sta
 from sublet.wire.orders import (
     End,
     EndedHere,
-    Extend,
     Grant,
     Held,
     NotHeld,
@@ -358,21 +357,6 @@ def test_what_is_parked_can_always_be_ended(stage: SupervisorStage, tmp_path: Pa
         assert told()[0] is (EndReason.EXPIRED if "runs out" in how else EndReason.GUEST_FAILED)
         desk.end_parking(under)
     until("nothing left", lambda: not stage.residue())
-
-
-def test_the_warning_that_a_parking_lease_runs_out_is_no_signal(stage: SupervisorStage, tmp_path: Path) -> None:
-    """It would wait for the guest, and end it when it goes on."""
-    desk, beat = Desk(stage), tmp_path / "beat"
-    desk.begin("-c", BEAT, str(beat))
-    until("a beat", beat.exists)
-    under = desk.park(ttl_s=3)
-    time.sleep(2.8)
-    stage.office_line.order(
-        Extend(lease=under.lease, epoch=under.epoch, number=99, deadline_ns=now_ns() + 10**11, ttl_ns=10**11)
-    )
-    before = beat.stat().st_size
-    desk.resume(under)
-    until("it beats", lambda: beat.stat().st_size > before + 20)
 
 
 def test_a_late_resume_is_refused(stage: SupervisorStage, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ CAUGHT_BY = {
     "G4": "P3 fold",
     "G5": "P1",
     "G6": "P2 L4",
+    "G7": "P4",
     "K1": "V2",
     "K2": "V2",
     "K3": "V2",
@@ -53,9 +54,9 @@ could be let onto the slice (L4)."""
 
 
 def test_every_mutant_of_the_list_is_there() -> None:
-    """Z1 to Z22, G1 to G6 and K1 to K4, none left out."""
+    """Z1 to Z22, G1 to G7 and K1 to K4, none left out."""
     assert all(set(rules.split()) <= set(RULES) for rules in CAUGHT_BY.values())
-    zs, gs, ks = ([f"{letter}{n}" for n in range(1, 1 + last)] for letter, last in (("Z", 22), ("G", 6), ("K", 4)))
+    zs, gs, ks = ([f"{letter}{n}" for n in range(1, 1 + last)] for letter, last in (("Z", 22), ("G", 7), ("K", 4)))
     assert list(MUTANTS) == [*zs, *gs, *ks] == list(CAUGHT_BY)
 
 

@@ -112,6 +112,8 @@ class Machine:
         self._residents: dict[ResourceId, dict[LeaseId, Resident]] = {}
         self._left: dict[ResourceId, dict[LeaseId, Resident]] = {}
         self._parked: dict[LeaseId, tuple[Resident, ...]] = {}
+        self.set_going: set[LeaseId] = set()
+        """Parking leases whose guests were told to leave, and may save."""
         self.disk = Disk()
         self._on_effect = on_effect
         self._on_leave = on_leave

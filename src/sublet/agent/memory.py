@@ -100,6 +100,10 @@ class MemoryAgent:
         """The notice that guests of this lease see now."""
         return self._law.notices.get(lease)
 
+    def is_expiring(self, lease: LeaseId) -> bool:
+        """Whether it was warned that its deadline is near."""
+        return self._law.is_expiring(lease)
+
     def teardowns(self) -> tuple[Teardown, ...]:
         """What is being taken off the hardware, or could not be."""
         return self._law.teardowns()

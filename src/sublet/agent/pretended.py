@@ -72,6 +72,8 @@ class PretendedHardware:
         self._looking: dict[tuple[ResourceId, LeaseId], int] = {}
         self._live: dict[LeaseId, tuple[Epoch, tuple[Part, ...]]] = {}
         self._parking: dict[LeaseId, _ParkingNow] = {}
+        self._warned: dict[LeaseId, int] = {}
+        """Leases that run out, and when."""
 
     def advance(self, now_ns: int) -> list[LeaseId]:
         """Who was on the way out and has arrived."""
@@ -102,10 +104,11 @@ class PretendedHardware:
         return
 
     def warn(self, lease: LeaseId, epoch: Epoch, deadline_ns: int) -> None:
-        return
+        self._warned[lease] = deadline_ns
+        self._set_going(lease, epoch)
 
     def spare(self, lease: LeaseId, epoch: Epoch) -> None:
-        return
+        self._warned.pop(lease, None)
 
     def need(self, lease: LeaseId, epoch: Epoch) -> Need:
         guests = self._machine.of(lease, epoch)
@@ -132,6 +135,9 @@ class PretendedHardware:
     def tell(self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int) -> None:
         if lease in self._live and self._live[lease][0] <= epoch:
             del self._live[lease]
+        self._warned.pop(lease, None)
+        if kill_at_ns > now_ns and self._machine.parked(lease):
+            self._machine.set_going.add(lease)
         for device in self._machine.inventory.devices:
             self._tell_one(device.id, lease, epoch, kill_at_ns, now_ns)
 
@@ -206,7 +212,18 @@ class PretendedHardware:
                 self._tell_one(guest.part.resource, lease, parking.epoch, parking.until_ns, now_ns)
             return False
         self._machine.park(lease, parking.epoch, parking.under.lease, *under)
+        self._set_going(parking.under.lease, under[0])
         return True
+
+    def _set_going(self, lease: LeaseId, epoch: Epoch) -> None:
+        """What is parked under a lease that runs out saves, and has left just before the deadline."""
+        if lease not in self._warned or not self._machine.parked(lease):
+            return
+        self._machine.set_going.add(lease)
+        leaving = _Leaving(at_ns=self._warned[lease] - 1, epoch=epoch, by_itself=True)
+        for device in self._machine.inventory.devices:
+            if self._machine.is_there(device.id, lease, epoch):
+                self._leaving.setdefault((device.id, lease), leaving)
 
     def _tell_one(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, kill_at_ns: int, now_ns: int) -> None:
         leaving = _Leaving(at_ns=now_ns + self._timings.leave_ns, epoch=epoch, by_itself=True)

@@ -137,7 +137,8 @@ class History:
             case ev.Metered():
                 self._leases[event.lease].metered = event.counts
             case ev.Saved():
-                self._leases[event.lease].saved = event.saved
+                if event.saved.count:  # else it was under the parking lease, on whose bill it is
+                    self._leases[event.lease].saved = event.saved
             case ev.VolumeKept() | ev.VolumeFound():
                 self._keeps(event, ns, wall_ns)
             case ev.VolumeTaken() | ev.VolumeLost() | ev.VolumeRemoved():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker import parking, volumes
@@ -104,6 +106,9 @@ def _torn_down(step: Step, report: orders.TornDown) -> None:
         step.emit(ev.Metered(lease=lease.id, counts=report.metered, steps=report.steps))
     if report.saved is not None and lease is not None and lease.saved_wall_ns is None:
         step.emit(ev.Saved(lease=lease.id, saved=report.saved))
+        if lease.parks is not None and lease.parks.of in step.state.leases:
+            # What was parked saved in the end: whoever asks what became of the lease that was taken is told so.
+            step.emit(ev.Saved(lease=lease.parks.of, saved=replace(report.saved, size=0, count=0)))
     for resource_id in report.resources:
         resource = step.state.resources.get(resource_id)
         if resource is not None and resource.node == report.node:

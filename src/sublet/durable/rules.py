@@ -20,6 +20,7 @@ from pickle import PickleBuffer
 from typing import Any, ClassVar, Final, Literal
 
 from sublet.durable import rebuild
+from sublet.durable.away import devices_are_away
 from sublet.durable.memory import address_of, memory_at
 
 __all__ = ["OWNERS", "GpuRule", "Refused", "Rules", "behind", "found_by_name", "loaded", "owner_of"]
@@ -313,6 +314,8 @@ class Rules:
         if value.device.type != "cpu":
             if self.gpu == "refuse":
                 raise Refused(f"memory on {device}")
+            if devices_are_away():
+                raise Refused(f"memory on {device}, which was taken before it could be read")
             value = value.cpu()
             self.keep.append(value)
         length = value.nbytes()

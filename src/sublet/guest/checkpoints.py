@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sublet.errors import Unsupported
-from sublet.values import EndReason
+from sublet.values import EndReason, LeaseId
 from sublet.wire.page import PageReader, PageState
 
 __all__ = ["Checkpoints", "checkpoints_of", "wait_for_save"]
@@ -24,7 +24,7 @@ LOOK_S: Final = 0.1
 """Between two looks at the page: some microseconds each."""
 
 GIVEN_BACK: Final = frozenset((EndReason.RELEASED, EndReason.WITHDRAWN))
-"""Its holder wants nothing more of it; whoever does, saves first."""
+"""Its holder wants nothing more of it; whoever does, saves first. (Of what is parked nobody could have done that.)"""
 
 
 class Checkpoints:
@@ -36,8 +36,8 @@ class Checkpoints:
         self._saving = threading.RLock()
         self._watcher: threading.Thread | None = None
         self._pid = os.getpid()
-        self._is_answered = False
-        """Whether it was saved since the end was announced."""
+        self._answered: LeaseId | None = None
+        """The lease whose end was announced, and for which it was saved since."""
         self.is_by_hand = False
         """While it saves: whether the program itself asked for it."""
 
@@ -83,19 +83,25 @@ class Checkpoints:
 
     def _answer(self) -> None:
         """Save, if it is time to and nobody has since it was announced."""
-        if not self._is_due():
-            self._is_answered = False
-        elif not self._is_answered:
-            self._is_answered = True
+        lease = self._ending()
+        if lease is None:
+            self._answered = None
+        elif lease != self._answered:
+            self._answered = lease
             try:
                 self.save()
             except Exception:  # noqa: BLE001 - on a thread of ours there is nobody else to tell
                 sys.stderr.write("sublet: what was registered with on_checkpoint() failed:\n")
                 traceback.print_exc()
 
-    def _is_due(self) -> bool:
+    def _ending(self) -> LeaseId | None:
+        """The lease before whose end it is to be saved, if it is time to. One that was noticed, and whose guest was
+        parked then, is another than the parking lease that ends later."""
         view = self._page.read()
-        return view.state is PageState.NOTICED or (view.state is PageState.OVER and view.reason not in GIVEN_BACK)
+        is_due = view.state in (PageState.NOTICED, PageState.LEAVING) or (
+            view.state is PageState.OVER and view.reason not in GIVEN_BACK
+        )
+        return view.lease if is_due else None
 
 
 def checkpoints_of(path: str) -> Checkpoints:

@@ -91,7 +91,7 @@ def _leave_if_over(page: PageReader) -> None:
     grace is over and it is killed."""
     view = page.read()
     taken = view.state is PageState.NOTICED and view.take_at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    if taken or view.state is PageState.OVER:
+    if taken or view.state in (PageState.OVER, PageState.LEAVING):
         _loop().add_callback(_loop().stop)
 
 

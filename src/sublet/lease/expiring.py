@@ -62,6 +62,11 @@ class Expiring:
         entry.save_ns = save_ns
         return self._arm(lease, entry, now_ns)
 
+    def save_ns(self, lease: LeaseId) -> int:
+        """How long its last save took; 0 if that is not known."""
+        entry = self._entries.get(lease)
+        return 0 if entry is None else entry.save_ns
+
     def drop(self, lease: LeaseId) -> None:
         """It is over; harmless if it was not known."""
         self._entries.pop(lease, None)

@@ -93,7 +93,8 @@ class Hardware(Protocol):
 
     def warn(self, lease: LeaseId, epoch: Epoch, deadline_ns: int, /) -> None:
         """The deadline is near and nobody has moved it: guests save and leave now (a line, SIGTERM). The pair is still
-        live, and what has not left by the deadline is killed then.
+        live, and what has not left by the deadline is killed then. Guests that are parked under it are set going for
+        that, without a device; nothing brings them to a stand again.
         """
 
     def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
@@ -124,7 +125,8 @@ class Hardware(Protocol):
         self, lease: LeaseId, epoch: Epoch, reason: EndReason, kill_at_ns: int, detail: str, now_ns: int, /
     ) -> None:
         """The lease is over up to this epoch: nothing of it starts any more, its connections are cut, and its guests
-        are told to leave, once. With ``kill_at_ns`` now or earlier there is no time to: ``kill`` follows at once.
+        are told to leave, once; those that are parked are set going to. With ``kill_at_ns`` now or earlier there is no
+        time to: ``kill`` follows at once.
         """
 
     def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> int | None:

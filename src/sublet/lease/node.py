@@ -138,8 +138,8 @@ class Node:
         self._warn_who_expires(now_ns)
         self._look_at_devices(now_ns)
         self._teardowns.advance(self._teardowns, now_ns)
-        for live in self._parking.empty():
-            self._end_here(live, EndReason.GUEST_FAILED, "what was parked under it is gone", now_ns)
+        for live, reason, detail in self._parking.empty():
+            self._end_here(live, reason, detail, now_ns)
         self.shelf.advance(now_ns)
         self._take_waiting(now_ns)
         self._repeat(now_ns)
@@ -340,11 +340,14 @@ class Node:
             epoch = max(epoch, live.epoch)  # a restored office ends what it knew; what was granted since is over too
         gone = self.fence.end(order.lease, epoch, order.parts, order.reason)
         self._ended_here.stop(order.lease)
+        save_ns = self._expiring.save_ns(order.lease)
         self._let_go(order.lease)
         until_ns = now_ns + order.grace_ns
         is_new = self._begin_end(order, epoch, gone, until_ns)
         if is_new and not self._parking.park(order.lease, epoch, order.park, until_ns, now_ns):
             self._hardware.tell(order.lease, epoch, order.reason, until_ns, order.detail, now_ns)
+        elif is_new and order.park is not None:  # what is parked has as much to save as it had before
+            self._expiring.saved(order.park.lease, save_ns, now_ns)
         self._teardowns.advance(self._teardowns.of(order.lease, order.parts), now_ns)
 
     def _begin_end(self, order: End, epoch: Epoch, gone: Live | None, until_ns: int) -> bool:
@@ -392,6 +395,7 @@ class Node:
             live = self.fence.get(lease)
             if live is not None:
                 self._hardware.warn(lease, live.epoch, live.deadline_ns)
+                self._parking.warned(lease)
 
     def _look_at_devices(self, now_ns: int) -> None:
         for resource in self._capacity:

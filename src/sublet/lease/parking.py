@@ -7,8 +7,10 @@ Four moments, each of which can be met by a restart, a copy of an order or a dea
 2. *Suspend.* ``End`` with ``park``: the lease is fenced, its guests stand still, leave the device and count as the
    parking lease's from the moment on at which nothing of them is left there. Only then is the device torn down. If
    that does not come off in time they are told to leave, and end.
-3. *Parked.* The parking lease is one like any other: it has a deadline, is renewed, runs out. With it its guests end.
-   If they end first, so does it.
+3. *Parked.* The parking lease is one like any other: it has a deadline, is renewed, runs out. With it its guests end,
+   and before that they save: at its notice, which is as long before its deadline as for the lease they came from, or
+   when an order ends it with a grace. For that they are set going, without a device. From there on they are leaving:
+   nothing brings them to a stand again, and nobody goes on with them. If they end first, so does it.
 4. *Resume.* A grant that names the parking lease *and its epoch*. Admitting it, handing over and ending the parking
    lease are one step of this table, so the guests are under one lease before it and under one after it. A grant whose
    guests are not here any more is not held.
@@ -43,6 +45,8 @@ class ParkingLot:
         self._parkable: Repeats[LeaseId] = Repeats()
         self._under: dict[LeaseId, bool] = {}
         """Leases under which somebody is, or may soon be parked; whether somebody was seen there."""
+        self._leaving: set[LeaseId] = set()
+        """Those of them whose guests were set going to save and leave."""
 
     # ---- 1: notice ----
 
@@ -93,21 +97,32 @@ class ParkingLot:
 
     # ---- 3: parked ----
 
-    def empty(self) -> list[Live]:
-        """Live parking leases whose guests were seen there and are gone."""
+    def warned(self, lease: LeaseId) -> None:
+        """Its time runs out: whoever is parked under it was set going to save, and leaves."""
+        if lease in self._under:
+            self._leaving.add(lease)
+
+    def empty(self) -> list[tuple[Live, EndReason, str]]:
+        """Live parking leases whose guests were seen there and are gone, and how each ends by that."""
         found = []
         for under, was_seen in tuple(self._under.items()):
             live = self._fence.get(under)
             if live is None:
-                del self._under[under]
+                self._forget(under)
             elif self._hardware.parked(under):
                 self._under[under] = True
             elif was_seen:
-                del self._under[under]
-                found.append(live)
+                found.append((live, *self._forget(under)))
             elif not self._teardowns.are_parking(under):
-                del self._under[under]  # nobody came, which the office hears with the end of the other lease
+                self._forget(under)  # nobody came, which the office hears with the end of the other lease
         return found
+
+    def _forget(self, under: LeaseId) -> tuple[EndReason, str]:
+        del self._under[under]
+        if under not in self._leaving:
+            return EndReason.GUEST_FAILED, "what was parked under it is gone"
+        self._leaving.discard(under)
+        return EndReason.EXPIRED, "its time ran out, and what was parked under it left before"
 
     # ---- 4: resume ----
 
@@ -129,4 +144,6 @@ class ParkingLot:
             return f"epoch {under.epoch} of the parking lease {under.lease} is old; {live.epoch} is live"
         if not self._hardware.parked(under.lease):
             return f"nothing is parked under {under.lease}"
+        if under.lease in self._leaving:
+            return f"the time of the parking lease {under.lease} runs out: what was parked there saves, and leaves"
         return ""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pickle import PickleBuffer
 from typing import Any, Final
 
+from sublet.durable.away import devices_are_away
 from sublet.durable.durable import store_of
 from sublet.durable.roots import encode_roots
 from sublet.errors import CheckpointFailed, NotFound, SubletError
@@ -281,11 +282,21 @@ def _shared_with(space: Space, one: Probe) -> tuple[str, ...]:
 def _save(space: dict[str, Any], *, everything: bool, note: str = "") -> News:
     dirty = {name for name in (_state.held if everything else _state.dirty) if name not in _state.lost}
     dirty &= space.keys()
+    if devices_are_away():
+        dirty -= _left_behind(dirty)
     if _state.place is None or not (dirty or (_state.gone and _state.shelf is not None)):
         return look()
     about = {key_of(Part.DEVICE, name): _state.held[name] for name in dirty}
     values = {key_of(Part.DEVICE, name): space[name] for name in dirty}
     return _written(values, about, _state.gone.__contains__, note or f"cell {_state.cell}")
+
+
+def _left_behind(names: Iterable[str]) -> set[str]:
+    """What of it is on a device that was taken, and so cannot be read any more: named, and the rest is saved."""
+    found = {name for name in names if _state.elsewhere.get(name)}
+    if found:
+        print(f"sublet: not saved, for its device was taken: {', '.join(sorted(found))}", file=sys.stderr)  # noqa: T201
+    return found
 
 
 def _save_inside(space: dict[str, Any]) -> News:

@@ -1,4 +1,4 @@
-"""What must hold of guests that are taken off their device and live on (P1 to P3).
+"""What must hold of guests that are taken off their device and live on (P1 to P4).
 
 A part of the onlooker (``watch``). It compares what is on the hardware with what the agent's fence lets through, and
 what holders were told with what they get.
@@ -13,9 +13,10 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Outcome
 from sublet.errors import InvalidRequest, NotFound, SubletError
+from sublet.lease.fence import Live
 from sublet.lease.states import LIVE_STATES
 from sublet.values import Epoch, LeaseId, Way
-from sublet.wire.orders import Parking, Resumed
+from sublet.wire.orders import End, Order, Parking, Resumed
 
 if TYPE_CHECKING:
     from sublet.broker.state import State
@@ -34,6 +35,8 @@ class ParkedRules:
         self._holding: dict[LeaseId, Epoch] = {}
         """Parking leases of which the office durably said that they hold guests."""
         self._told: set[LeaseId] = set()
+        self._lay: dict[str, frozenset[LeaseId]] = {}
+        """By node: under which leases guests lay parked when it was looked last."""
         self._went_on: dict[LeaseId, LeaseId] = {}
         """Parking lease → who went on with what was there."""
 
@@ -103,6 +106,7 @@ class ParkedRules:
     def look(self, node: NodeProcess) -> None:
         """P1, after each step of an agent."""
         agent = node.agent
+        self._lay[node.name] = frozenset(node.machine.all_parked())
         for under, guests in node.machine.all_parked().items():
             leaving = {down.lease for down in agent.teardowns()}
             if agent.fence.get(under) is None and under not in leaving:
@@ -111,6 +115,17 @@ class ParkedRules:
                 live = agent.fence.get(guest.lease)
                 if live is not None and live.epoch == guest.epoch:
                     self._fail("P1", f"{node.name}: {guest.lease} is live, and its guest is parked under {under}")
+
+            if agent.is_expiring(under) and under not in node.machine.set_going:
+                self._fail("P4", f"{node.name}: {under} runs out, and what is parked there stands still")
+
+    def ordered(self, node: NodeProcess, order: Order, before: Live | None) -> None:
+        """P4, of an order that was obeyed. ``before``: what the agent had of its lease."""
+        if not isinstance(order, End) or before is None or node.agent.fence.get(order.lease) is not None:
+            return
+        had_time = order.grace_ns > 0 and node.clock.now_ns() < before.deadline_ns
+        if had_time and order.lease in self._lay.get(node.name, ()) and order.lease not in node.machine.set_going:
+            self._fail("P4", f"{node.name}: {order.lease} ended with a grace, and what was parked there could not save")
 
     def acted(self, node: NodeProcess, lease: LeaseId, epoch: Epoch) -> None:
         """P1: an effect was let through."""

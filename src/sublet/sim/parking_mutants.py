@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from sublet.agent.machine import Machine
@@ -14,7 +15,7 @@ from sublet.lease.node import Node
 from sublet.sim.disk import Disk
 from sublet.sim.mutant import Mutant
 from sublet.values import Epoch, LeaseId, ResourceId
-from sublet.wire.orders import Grant, Parking, Resumed
+from sublet.wire.orders import End, Grant, Parking, Resumed
 
 __all__ = ["PARKING"]
 
@@ -66,6 +67,24 @@ def _hands_on_and_keeps(original: Any) -> Any:
     return resume
 
 
+def _keeps_its_warning(_original: Any) -> Any:
+    def _warn_who_expires(self: Node, now_ns: int) -> None:
+        for lease in self._expiring.due(now_ns):
+            live = self.fence.get(lease)
+            if live is not None and not self._hardware.parked(lease):
+                self._hardware.warn(lease, live.epoch, live.deadline_ns)
+
+    return _warn_who_expires
+
+
+def _has_no_time_to_save(original: Any) -> Any:
+    def _end(self: Node, order: End, now_ns: int) -> None:
+        is_parked = order.park is None and self._hardware.parked(order.lease)
+        original(self, replace(order, grace_ns=0) if is_parked else order, now_ns)
+
+    return _end
+
+
 PARKING: Final[dict[str, Mutant]] = {
     "G1": Mutant(
         "what is parked goes on for whoever names it, by whatever epoch",
@@ -96,5 +115,10 @@ PARKING: Final[dict[str, Mutant]] = {
         "what is parked goes on under a new lease, and the parking lease lives",
         "leases that are copied instead of moved",
         ((Node, "_resume", _hands_on_and_keeps),),
+    ),
+    "G7": Mutant(
+        "what is parked is killed where it lies when its parking lease ends",
+        "schedulers that kill what they had suspended",
+        ((Node, "_warn_who_expires", _keeps_its_warning), (Node, "_end", _has_no_time_to_save)),
     ),
 }

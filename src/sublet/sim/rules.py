@@ -30,6 +30,7 @@ RULES: Final[dict[str, str]] = {
     "P1": "a parked guest has a live parking lease, or is being ended; it acts under no epoch of a device",
     "P2": "what is parked goes on once, under one lease, and for nobody who holds an older epoch of it",
     "P3": "whoever was told that his guests are parked finds them, for as long as the parking lease lives",
+    "P4": "what is parked is set going to save before it is killed, wherever the end of its parking lease leaves time",
     "V1": "no volume is taken off its disk while the office has it in its books",
     "V2": "no volume lies on a disk without anybody knowing of it",
     "V3": "what the books keep is on its disk",

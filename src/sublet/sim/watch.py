@@ -311,6 +311,7 @@ class Watch:
 
     def after_order(self, node: NodeProcess, order: Order, incarnation: int | None) -> None:
         """It was taken. If an older office gave it, nothing may have changed."""
+        self.parked.ordered(node, order, self._entry_before)
         if incarnation is None:
             return
         met = self._met_incarnation.get(f"{node.name}/{node.boot}", 0)

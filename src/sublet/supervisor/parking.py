@@ -4,7 +4,8 @@ Three steps, of which the law (``lease.parking``) is told when all of them are d
 still; what they have on cards is copied by the driver (``suspending``), less what frameworks only keep (``caches``),
 which on a host device is nothing, since its memory is theirs; and page, folder and groups become the parking lease's.
 A guest in the middle of work goes on standing still. One that serves calls and has none to answer is let go: it reads
-on its page that it has no device, and refuses.
+on its page that it has no device, and refuses. When the parking lease ends, all of them are set going so that they can
+save what is not on a device, and leave.
 
 Between the first step and the last nothing of a guest runs, so no instant is left at which it could act under a lease
 that is over, or see two.
@@ -120,6 +121,16 @@ class Parker:
             self._suspending.suspend(self._pids(guests), left_ms, told)
 
         self._caches.free(guests, max(0, until_ns - self._loop.now_ns()) / 4 / NS_PER_S, freed)
+
+    def let_leave(self, tenancy: Tenancy) -> None:
+        """What is parked there was told to leave, and goes on so that it can: with what that sends in this turn, and
+        without its cards. Calls of the driver go on waiting."""
+
+        def go() -> None:
+            for guest in tenancy.running():
+                self._standstill.go(guest)
+
+        self._loop.soon(go)
 
     def is_leaving(self, lease: LeaseId) -> bool:
         """Whether it is being parked."""

@@ -149,17 +149,24 @@ class Premises:
         tenancy.expiring = True
         tenancy.show(self._now_ns())  # before SIGTERM: a guest looks there why it came
         left_s = max(0.0, (deadline_ns - self._now_ns()) / NS_PER_S)
-        if tenancy.is_parked:  # it cannot save, and a signal would be its end when it goes on
-            self.say(lease, f"its parking lease runs out in {left_s:.1f} s; resume it, or it is lost")
+        if tenancy.is_parked:
+            line = f"its parking lease runs out in {left_s:.1f} s; it goes on without its device, to save and leave"
+            self._let_leave(tenancy, line, EndReason.EXPIRED)
             return
         line = f"this lease runs out in {left_s:.1f} s and is not being renewed; save and leave now"
         self._guests.tell(tenancy.running(), line, None)
         for guest in tenancy.running():
             guest.tell(GuestNews(guest=guest.id, what="notice", reason=EndReason.EXPIRED, take_at_ns=deadline_ns))
 
+    def _let_leave(self, tenancy: Tenancy, line: str, reason: EndReason) -> None:
+        """What is parked goes on for as long as it takes to save. Its page says that it has no device, and the signal
+        to leave is the first thing that it meets."""
+        self._guests.tell(tenancy.running(), line, reason)
+        self._parker.let_leave(tenancy)
+
     def spare(self, lease: LeaseId, epoch: Epoch, /) -> None:
         tenancy = self.tenancies.get(lease)
-        if tenancy is None:
+        if tenancy is None or tenancy.is_parked:  # who was set going to leave is on his way
             return
         tenancy.expiring = False
         tenancy.show(self._now_ns())
@@ -185,6 +192,8 @@ class Premises:
         def moved() -> None:
             tenancy.over = reason
             self.on_moved(lease)
+            if other.expiring:  # since it came, its parking lease has nearly run out
+                self.warn(other.lease, other.epoch, other.deadline_ns)
 
         def failed(why: str) -> None:
             detail = f"its device was taken, and it could not be parked: {why}"
@@ -212,15 +221,17 @@ class Premises:
             return
         tenancy.over, tenancy.detail = reason, detail
         tenancy.show(now_ns)
-        if tenancy.is_parked:  # it stands still, and nothing is gained by waiting
-            self._guests.kill(tenancy.running(), reason)
-            return
         because = f": {detail}" if detail else ""
         line = f"the lease is over ({reason}{because})"
         grace_s = (kill_at_ns - now_ns) / NS_PER_S
         if grace_s > 0:
             line += f"; what still runs in {grace_s:.1f} s is ended"
-        self._guests.tell(tenancy.running(), line, reason)
+        if not tenancy.is_parked:
+            self._guests.tell(tenancy.running(), line, reason)
+        elif grace_s > 0:
+            self._let_leave(tenancy, f"its parking {line}", reason)
+        else:  # it stands still, and there is no time for it to do anything
+            self._guests.kill(tenancy.running(), reason)
 
     def kill(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, now_ns: int, /) -> int | None:
         attempt = self._kills.get((lease, resource), 0)

@@ -83,7 +83,8 @@ class Tenancy:
         self.guests: dict[GuestId, Guest] = {}
         self.notice: Notify | None = None
         self.expiring = False
-        """Whether guests were told that its deadline is near, and that nobody has moved it."""
+        """Whether guests were told that its deadline is near, and that nobody has moved it. Of those that are parked
+        that is for good: they are on their way out."""
         self.over: EndReason | None = None
         """Why it ended, once it has; it stays here until nothing of it is left."""
         self.parking = False
@@ -255,7 +256,9 @@ class Tenancy:
 
     def _view(self, now_ns: int) -> PageView:
         state, reason, take_at_ns = PageState.LIVE, self.over, 0
-        if self.over is not None:
+        if self.is_parked and (self.expiring or self.over is not None):
+            state, reason, take_at_ns = PageState.LEAVING, self.over or EndReason.EXPIRED, self.deadline_ns
+        elif self.over is not None:
             state = PageState.OVER
         elif self.is_parked:
             state = PageState.PARKED

@@ -83,6 +83,9 @@ class PageState(enum.StrEnum):
     OVER = "over"
     PARKED = "parked"
     """It has no device, and nothing may be done on any; the lease is the one under which it waits for another."""
+    LEAVING = "leaving"
+    """It was parked, and that lease ends: it may save what it can without a device, and is to leave; ``reason`` says
+    why. Nothing may be done on any device."""
 
 
 _STATES: Final = tuple(PageState)
@@ -130,7 +133,7 @@ class PageView:
         """
         if (lease != self.lease or epoch != self.epoch) and not self._is_followed(epoch):
             raise StaleEpoch(f"({lease}, {epoch}) is not live here; ({self.lease}, {self.epoch}) is")
-        if self.state is PageState.OVER:
+        if self.state in (PageState.OVER, PageState.LEAVING):
             raise ended_error(lease, self.reason or EndReason.EXPIRED, self.detail)
         if self.state is PageState.PARKED:
             raise LeaseNotActive(

@@ -23,7 +23,10 @@ from sublet.durable import rebuild
 from sublet.durable.codec import SMALL_BYTES, SPLICE_BYTES, encode
 from sublet.durable.encoded import BufferKind, Encoded, Head
 from sublet.durable.loading import decode, decode_encoded
+from sublet.durable.rules import Refused, Rules
 from sublet.errors import InvalidRequest, Unsupported
+from sublet.values import Epoch, LeaseId
+from sublet.wire.page import PageState, PageView, PageWriter
 
 
 def copied(encoded: Encoded) -> list[memoryview]:
@@ -303,6 +306,27 @@ def test_a_tensor_of_a_device_that_is_not_here_is_not_put_elsewhere_in_silence()
     importlib.import_module("torch")
     with pytest.raises(Unsupported, match="saved on nowhere:0"):
         rebuild.torch_storage(memoryview(b"1234"), "nowhere:0")
+
+
+class OnACard:
+    """A storage of torch's whose device was taken: reading it would wait for ever."""
+
+    _cdata = 1
+    device = types.SimpleNamespace(type="cuda")
+
+    def cpu(self) -> None:
+        pytest.fail("it waits for ever")
+
+
+@pytest.mark.parametrize("state", [PageState.PARKED, PageState.LEAVING])
+def test_memory_of_a_device_that_was_taken_is_refused_and_not_waited_for(
+    state: PageState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = PageView(lease=LeaseId("p"), epoch=Epoch(1, 2), deadline_ns=1 << 60, now_ns=0, state=state)
+    with PageWriter.create(str(tmp_path / "page"), view):
+        monkeypatch.setenv("SUBLET_PAGE", str(tmp_path / "page"))
+        with pytest.raises(Refused, match="which was taken before it could be read"):
+            Rules()._storage(OnACard())
 
 
 # ---- functions and classes ----

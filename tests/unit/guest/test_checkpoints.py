@@ -58,9 +58,23 @@ def test_a_notice_that_was_taken_back_and_made_again_is_another(
     page(NOTICED)
     until("a save", lambda: len(count) == 1)
     page(LIVE)
-    until("that it was seen", lambda: not saves._is_answered)
+    until("that it was seen", lambda: saves._answered is None)
     page(NOTICED)
     until("another", lambda: len(count) == 2)
+
+
+def test_what_is_parked_is_saved_when_that_ends_whatever_was_saved_before(
+    saves: Checkpoints, page: Callable[[PageView], None]
+) -> None:
+    """It may have stood still from the notice on, and seen nothing of what was between."""
+    count: list[int] = []
+    saves.register(lambda: count.append(1))
+    page(NOTICED)
+    until("a save", lambda: len(count) == 1)
+    page(replace(LIVE, lease=LeaseId("l-a-p1"), state=PageState.LEAVING, reason=EndReason.RELEASED))
+    until("another", lambda: len(count) == 2)
+    saves.wait(5)
+    assert len(count) == 2
 
 
 def test_an_end_without_a_notice_is_saved_by_who_is_about_to_leave(

@@ -325,6 +325,62 @@ def test_the_end_of_the_parking_lease_is_the_end_of_what_is_parked() -> None:
         assert rig.on(MEMORY) == []
 
 
+def test_what_is_parked_is_set_going_before_its_time_runs_out_and_leaves() -> None:
+    """The lead before the deadline: at least the grace. Nobody goes on with what is on its way out."""
+    rig = Rig()
+    rig.parked()
+    rig.wait(592)
+    assert not rig.agent.machine.set_going
+    rig.wait(2)
+    assert rig.agent.machine.set_going == {UNDER}
+    rig.reports.clear()
+    rig.grant(AGAIN, 3, gpu(OTHER), resume=HERE)
+    (refused,) = rig.said(NotHeld)
+    assert isinstance(refused, NotHeld)
+    assert (refused.reason, "leaves" in refused.detail) == (EndReason.REFUSED, True)
+    rig.wait(10)
+    ends = [one for one in rig.said(EndedHere) if isinstance(one, EndedHere)]
+    assert {(one.lease, one.reason) for one in ends} == {(UNDER, EndReason.EXPIRED)}
+    assert rig.on(MEMORY) == []
+
+
+def test_who_leaves_is_not_called_back_by_an_extension() -> None:
+    """It was told; and when it has gone, so has the lease."""
+    rig = Rig()
+    rig.parked()
+    rig.wait(595)
+    ttl_ns = 2000 * S
+    order = Extend(lease=UNDER, epoch=Epoch(1, 2), number=9, deadline_ns=rig.clock.now_ns() + ttl_ns, ttl_ns=ttl_ns)
+    rig.agent.send(order)
+    rig.reports.clear()
+    rig.grant(AGAIN, 3, gpu(OTHER), resume=HERE)
+    assert rig.said(NotHeld)
+    rig.wait(10)
+    assert {one.reason for one in rig.said(EndedHere) if isinstance(one, EndedHere)} == {EndReason.EXPIRED}
+
+
+def test_what_is_parked_has_as_long_to_save_as_it_needed_before() -> None:
+    """One and a half times its last save, measured under the lease that was taken."""
+    rig = Rig()
+    rig.at_work()
+    rig.agent._law.saved(A, 20 * S, rig.clock.now_ns())
+    rig.end(A, 1, gpu(), park=HERE)
+    rig.wait(565)
+    assert not rig.agent.machine.set_going
+    rig.wait(10)
+    assert rig.agent.machine.set_going == {UNDER}
+
+
+@pytest.mark.parametrize("grace_s", [0, 3])
+def test_an_order_that_leaves_time_sets_it_going(grace_s: float) -> None:
+    rig = Rig()
+    rig.parked()
+    rig.end(UNDER, 2, Part(resource=MEMORY, kind=Kind.MEMORY, amount=2 * GIB), grace_s=grace_s)
+    assert rig.agent.machine.set_going == ({UNDER} if grace_s else set())
+    rig.wait(5)
+    assert rig.on(MEMORY) == []
+
+
 def test_an_extension_keeps_it() -> None:
     """Like any lease."""
     rig = Rig()

@@ -15,7 +15,7 @@ from sublet.broker.state import State
 from sublet.errors import InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, RequestId, Suspend, Tier, Way
-from sublet.wire.orders import End, EndedHere, Grant, NotHeld, Parkable, Parking, Resumed, TornDown
+from sublet.wire.orders import End, EndedHere, Grant, NotHeld, Parkable, Parking, Resumed, Saved, TornDown
 from tests.unit.ledger.bench import ANN, BEN, LOCAL, Bench, cores, device, gpu, inventory, seconds, shared
 
 NODE = NodeId("n1")
@@ -516,6 +516,25 @@ def test_a_report_of_a_resume_that_comes_late_hurts_nobody() -> None:
     report = Resumed(node=NODE, lease=again.id, epoch=again.epoch, under=Parking(lease=under.id, epoch=under.epoch))
     assert not bench.report(report).events
     assert LOCAL in bench.state.tenants
+
+
+def test_what_was_parked_and_saved_in_the_end_is_told_of_both_leases() -> None:
+    """Of the one that was taken, which people ask for, as of the parking lease, which pays for it."""
+    bench = bench_with()
+    lease, under = parked(bench)
+    bench.obedient = False
+    assert under.epoch is not None
+    ended = EndedHere(node=NODE, lease=under.id, epoch=under.epoch, reason=EndReason.EXPIRED, detail="it left before")
+    bench.report(ended)
+    assert under.end is not None
+    assert under.end.reason is EndReason.EXPIRED
+    saved = Saved(version=3, wall_ns=77, size=10, count=2)
+    resources = tuple(part.resource for part in under.parts)
+    torn = TornDown(node=NODE, lease=under.id, epoch=under.epoch, resources=resources, saved=saved)
+    events = [event for event in bench.report(torn).events if isinstance(event, ev.Saved)]
+    assert [(event.lease, event.saved.count) for event in events] == [(under.id, 2), (lease.id, 0)]
+    assert (under.saved_wall_ns, lease.saved_wall_ns) == (77, 77)
+    assert not [event for event in bench.report(torn).events if isinstance(event, ev.Saved)], "once"
 
 
 def test_who_saved_has_not_lost_everything() -> None:
