@@ -7,13 +7,12 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from sublet.client.command_words import own_folder
 from sublet.client.guests import environment, start_spec
 from sublet.client.handle import ended_error
+from sublet.compute.shown import folder_for, interpreter_for
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, WorkerLost
 from sublet.lease.states import GuestState
 from sublet.lease.value import LeaseEnd, rfc3339
@@ -41,19 +40,16 @@ TAIL_BYTES: Final = 1500
 """Of what it said last, in the error."""
 PYTHON_WITHIN_S: Final = 20.0
 _SIGNALLED: Final = 128
-_LOCAL: Final = "local"
-"""The tenant whose guests see this program's folders."""
 
 
 def start_worker(lease: Lease, options: Options) -> Guest:
     """Start one. It is not counted as use of the lease; its calls are."""
     check_python(options.python)
-    is_local = lease._held.view.tenant == _LOCAL
     spec = GuestSpec(
         entry=ENTRY,
         imports=IMPORTS,
-        python=options.python or ("" if is_local else sys.executable),  # what is named is shown to a tenant's guest
-        cwd=options.cwd or (own_folder() if is_local else "/"),
+        python=interpreter_for(lease, options.python),
+        cwd=folder_for(lease, options.cwd),
         env=environment(lease, None if options.env is None else dict(options.env)),
         stdio=StdioKind.NULL,
         serves=True,

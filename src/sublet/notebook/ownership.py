@@ -88,9 +88,16 @@ class Volume:
 class Owner:
     """Of one kernel's state."""
 
-    def __init__(self, user_ns: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        user_ns: Mapping[str, Any],
+        environ: Mapping[str, str] = os.environ,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """``labels``: more of them, for the lease of the volume."""
         self._user_ns = user_ns
         self._environ = environ
+        self._labels = {"program": "notebook", **(labels or {})}
         self._name = ""
         self._size = 0
         self.volume: Volume | None = None
@@ -163,7 +170,7 @@ class Owner:
                 return self._made(fabric, name)
             try:
                 if found.lease is None:
-                    return Volume(name=name, lease=_there(fabric.block(name=name, **_terms())))
+                    return Volume(name=name, lease=_there(fabric.block(name=name, **self._terms())))
                 if _is_gone(fabric, found.lease):
                     return Volume(name=name, lease=_there(fabric.attach(found.lease, renew="always")))
             except (CapacityExceeded, NotFound, LeaseEnded):  # it is being put away, or was in this moment
@@ -174,11 +181,14 @@ class Owner:
                     return None
             time.sleep(0.1)
 
+    def _terms(self) -> dict[str, Any]:
+        return {"ttl": TTL, "wait": 0, "renew": "always", "labels": self._labels}
+
     def _made(self, fabric: Fabric, name: str, *, said: str = "") -> Volume:
         sizes = (self._size,) if self._size else SIZES
         for size in sizes:
             try:
-                lease = _there(fabric.block(size, name=name or None, **_terms()))
+                lease = _there(fabric.block(size, name=name or None, **self._terms()))
             except CapacityExceeded:
                 if size == sizes[-1]:
                     raise
@@ -196,10 +206,6 @@ def _there(lease: Lease) -> Lease:
             lease.release()
         raise
     return lease
-
-
-def _terms() -> dict[str, Any]:
-    return {"ttl": TTL, "wait": 0, "renew": "always", "labels": {"program": "notebook"}}
 
 
 def _is_gone(fabric: Fabric, lease: LeaseId) -> bool:

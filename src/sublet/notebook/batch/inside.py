@@ -19,12 +19,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from sublet.client.fabric import connect
+from sublet.durable.durable import store_of
+from sublet.durable.measuring import needed_bytes
 from sublet.durable.roots import Group, encode_roots
 from sublet.durable.saving import Saver
-from sublet.durable.store import FolderStore
-from sublet.errors import InvalidRequest, LeaseEnded, NotFound, SubletError, Unpicklable
+from sublet.durable.store import CheckpointStore, FolderStore
+from sublet.errors import CheckpointFailed, InvalidRequest, LeaseEnded, NotFound, SubletError, Unpicklable
 from sublet.notebook.home import HomeRules
-from sublet.notebook.spaces import HIDDEN, NOTEBOOK, Space
+from sublet.notebook.namespace import HIDDEN
+from sublet.notebook.ownership import Owner
+from sublet.notebook.spaces import NOTEBOOK, Space
 
 __all__ = ["begin", "bill", "give_back", "go_on", "save", "why"]
 
@@ -36,12 +41,13 @@ BESIDE: Final = "\0beside"
 PR_SET_PDEATHSIG: Final = 1
 
 _saver: Saver | None = None
-_store: FolderStore | None = None
+_store: CheckpointStore | None = None
 _has_saved = False
 
 
 def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: int) -> str:
-    """Before the first cell of a run: the magics are there, what an earlier run saved is restored."""
+    """Before the first cell of a run: the magics are there, what an earlier run saved is restored. ``folder``: where it
+    is saved; empty: in the volume that this guest was given."""
     global _saver, _store
     if parent:
         _end_with(parent)
@@ -56,7 +62,7 @@ def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: i
 
         magics.defaults = parse_line(cell_options)
         magics.cells.labels["job"] = label
-    _store, _saver = FolderStore(folder), Saver()
+    _store, _saver = FolderStore(folder) if folder else _own_volume(), Saver()
     if not checkpoint:
         return json.dumps({"restored": 0})
     return json.dumps({"restored": len(_restored(_store, checkpoint))})
@@ -71,9 +77,10 @@ def save(note: str) -> str:
         _store.collect(KEEP)
     groups, unsaved = _encoded()
     base = _store.base()
-    with _store.staging_folder() as staging:
+    capture = _saver.capture(groups, base)
+    with _store.staging_folder(needed_bytes(capture, base, _store.room)) as staging:
         staged = _saver.write(
-            _saver.capture(groups, base),
+            capture,
             staging=staging,
             base=base,
             who=_store.who,
@@ -124,13 +131,16 @@ def give_back() -> str:
 
 def go_on(folder: str) -> str:
     """For a person: the variables a job ended with, in this notebook; what there is to say about it."""
-    store = FolderStore(Path(folder) / "state", create=False)
-    if not store.newest():
-        raise NotFound("the job saved no variables", do="Its first cell was not finished.")
     from sublet.notebook.batch.jobs import Job
 
-    record = Job(Path(folder)).record()
-    names = _restored(store, record.checkpoint)
+    job = Job(Path(folder))
+    record = job.record()
+    if not record.checkpoint:
+        raise NotFound("the job saved no variables", do="Its first cell was not finished.")
+    if os.path.isdir(job.state):
+        names = _restored(FolderStore(job.state, create=False), record.checkpoint)
+    else:  # a tenant's, run under one lease
+        names = _restored_from_volume(job.spec().label, record.checkpoint)
     said = f"restored {len(names)} variables, as cell {record.done} of the job left them"
     return "\n".join([said, *(f"not saved: {one}" for one in record.unsaved)])
 
@@ -162,7 +172,13 @@ def _refused(values: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
-def _restored(store: FolderStore, number: int) -> list[str]:
+def _own_volume() -> CheckpointStore:
+    import sublet
+
+    return store_of(sublet.current().volume)
+
+
+def _restored(store: CheckpointStore, number: int) -> list[str]:
     names = _shell().user_ns
     with store.open(number) as checkpoint:
         values = checkpoint.load_all()
@@ -171,6 +187,23 @@ def _restored(store: FolderStore, number: int) -> list[str]:
     if beside is not None:
         _put_beside(beside)
     return sorted(name for name in values if name not in HIDDEN)
+
+
+def _restored_from_volume(name: str, number: int) -> list[str]:
+    owner = Owner({}, {})
+    owner.rename(name)
+    with connect() as fabric:
+        fabric.volume(name)  # it may be gone, and none is to be made
+        volume = owner.take(fabric)
+        if volume is None or not volume.name:
+            raise CheckpointFailed(
+                f"what the job saved cannot be read: {owner.trouble or f'another program has the volume {name}'}",
+                do="`sublet volume ls` shows who has it.",
+            )
+        try:
+            return _restored(volume.store, number)
+        finally:
+            owner.leave()
 
 
 def _beside() -> dict[str, Any]:

@@ -19,11 +19,12 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sublet.client.home import home_dir, make_private_dir, runtime_dir
-from sublet.errors import InvalidRequest, LeaseEnded, RemoteError, SubletError, Unsupported
+from sublet.errors import CheckpointFailed, InvalidRequest, LeaseEnded, RemoteError, SubletError, Unsupported
 from sublet.notebook.batch.asked import Asked
 from sublet.notebook.batch.guest_client import GuestClient, beside
 from sublet.notebook.going_on import give_up, go_on, is_parked
 from sublet.notebook.options import CellOptions
+from sublet.notebook.ownership import Owner, Volume
 from sublet.notebook.status import Suspended, as_text
 from sublet.values import GIB, NS_PER_S, Tier
 
@@ -54,6 +55,9 @@ class JobKernel(Protocol):
     async def open(self) -> None:
         """Start it. Raises ``SubletError`` if that cannot be."""
 
+    def place(self, folder: str) -> str:
+        """Where its variables are saved: in this folder, or (empty) in the volume that came with it."""
+
     async def ask(self, what: str, *arguments: object) -> Any:
         """Call a function of ``inside`` in it, between cells."""
 
@@ -71,6 +75,9 @@ class _Kernel:
     """What both have in common."""
 
     client: Any
+
+    def place(self, folder: str) -> str:
+        return folder
 
     async def ask(self, what: str, *arguments: object) -> Any:
         client = self.client.kc
@@ -151,7 +158,11 @@ class OrdinaryKernel(_Kernel):
 
 
 class WholeKernel(_Kernel):
-    """A guest of one lease, in which every cell runs. It is renewed from the first cell to the last."""
+    """A guest of one lease, in which every cell runs. It is renewed from the first cell to the last.
+
+    A tenant's guest sees neither the notebook's folder nor the job's. It begins in its own, and its variables are saved
+    in a volume, which has the name of the job's label.
+    """
 
     def __init__(
         self,
@@ -175,11 +186,15 @@ class WholeKernel(_Kernel):
         self._connect = connect
         self._note = note
         self._guest: KernelGuest | None = None
+        self._owner = Owner({}, {}, labels=self._labels)
+        self._owner.rename(label)
+        self._volume: Volume | None = None
         self._busy = contextlib.ExitStack()
 
     async def open(self) -> None:
         self.lease = await beside(self._acquired)
         self._busy.enter_context(self.lease.activity("a notebook"))
+        self._volume = await beside(self._own_volume)
         self._guest = await beside(self._started)
         self.client.km = self.client.kc = GuestClient(self._guest, self._look)
 
@@ -201,7 +216,29 @@ class WholeKernel(_Kernel):
         from sublet.compute.kernel_guest import KernelGuest
 
         assert self.lease is not None
-        return KernelGuest(self.lease, cwd=self._folder, env=self._env, name="notebook")
+        volume = self._volume
+        folder, place = (self._folder, None) if volume is None else ("", volume.lease)
+        return KernelGuest(self.lease, cwd=folder, env=self._env, name="notebook", volume=place)
+
+    def _own_volume(self) -> Volume | None:
+        from sublet.compute.shown import sees_our_folders
+
+        assert self.lease is not None
+        if sees_our_folders(self.lease):
+            return None
+        volume = self._owner.take(self._connect())
+        if volume is None:
+            raise CheckpointFailed(
+                f"the job has nowhere to save its variables: {self._owner.trouble}",
+                do="Make room for blocks, or let each cell have a lease of its own, which needs none (--lease cells).",
+            )
+        if not volume.name:
+            volume.release()
+            raise CheckpointFailed(f"another program has {self._owner.name}, where the job saves", do="Try again.")
+        return volume
+
+    def place(self, folder: str) -> str:
+        return folder if self._volume is None else ""
 
     def _look(self) -> None:
         """Its device was taken and it lives on without one: wait in line for another, and go on where it was."""
@@ -241,6 +278,7 @@ class WholeKernel(_Kernel):
         if lease is not None:
             with contextlib.suppress(SubletError):
                 await beside(lambda: give_up(self._connect(), lease) if is_parked(lease) else lease.release())
+        await beside(self._owner.leave)
 
 
 async def _awaited(found: Any) -> Any:

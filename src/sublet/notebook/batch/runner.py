@@ -315,7 +315,7 @@ class Runner:
         is_child = not self._is_whole
         answer = await self._asked_of(
             "begin",
-            str(self.job.state),
+            kernel.place(str(self.job.state)),
             self.record.checkpoint,
             cell_options(self._asked) if is_child else "",
             self.spec.label,
