@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from sublet.broker import preemption
+from sublet.broker.rooms import Room
 from sublet.broker.schedule import Schedule
 from sublet.sim import coverage
-from sublet.sim.run import run_many, run_seed
+from sublet.sim.run import MODES, run_many, run_seed
 
 SEEDS = 1_000
 
@@ -53,3 +55,22 @@ def test_a_scheduler_that_sits_on_its_hands_is_noticed(
     monkeypatch.setattr(part, name, lambda *_arguments: None)
     rules = [failure.rule for seed in range(25) for failure in run_seed(seed, "safety").failures]
     assert rule in rules, f"only {set(rules)} broke"
+
+
+def test_who_waits_for_what_is_quarantined_and_keeps_the_rest_from_others_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the scheduler once did: a person may look after it tomorrow, or never."""
+
+    def as_if_it_came_clean(self: Room) -> Room:
+        return replace(self, free=self.capacity - self.foreign, slices=0, exclusive=0, quarantined=0, tenants={})
+
+    monkeypatch.setattr(Room, "once_all_have_left", as_if_it_came_clean)
+    seeds = ((seed, MODES[seed % len(MODES)]) for seed in range(60))
+    failures = (failure for seed, mode in seeds for failure in run_seed(seed, mode).failures)
+    assert next(failures).rule == "S4"
+
+
+def test_whoever_hears_of_his_place_after_he_went_home_leaves_the_line() -> None:
+    """Liveness seed 1591: he waited on, for a device on which somebody was stuck for good."""
+    assert run_seed(1591, "liveness").failures == []

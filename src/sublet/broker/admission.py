@@ -43,6 +43,7 @@ __all__ = [
     "never_allowed",
     "never_fits",
     "not_free",
+    "out_of_service",
     "over_quota",
     "over_seconds",
     "smaller",
@@ -280,14 +281,8 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     if lease.promise:
         leaving = "1 lease has" if len(lease.victims) == 1 else f"{len(lease.victims)} leases have"
         return f"{leaving} notice to make room for yours"
-    want = lease.wants[0]
-    pieces = [r for r in state.resources.values() if r.device.kind is want.kind]
-    shut = sum(r.state is not SliceState.FREE for r in pieces)
     ahead = position(state, lease, now.ns, policy) - 1
-    said = not_free(lease)
-    if shut:
-        said += f" ({shut} of {len(pieces)} out of service)"
-    said += in_the_way(lease, state)
+    said = not_free(lease) + out_of_service(lease, state) + in_the_way(lease, state)
     if not ahead:
         return f"{said}; yours is next"
     return f"{said}; 1 request goes first" if ahead == 1 else f"{said}; {ahead} requests go first"
@@ -301,6 +296,23 @@ def not_free(lease: LeaseRecord) -> str:
         return f"{beyond}{together(wants)} are not free together now"
     several = want.count > 1 or (want.kind is Kind.CPU and want.amount > 1)
     return f"{beyond}{describe(want)} {'are' if several else 'is'} not free now"
+
+
+def out_of_service(lease: LeaseRecord, state: State) -> str:
+    """How many of what is asked for nobody can have before a person has looked after them, or their node is back."""
+    kind = lease.wants[0].kind
+    rooms = [state.rooms[resource.id] for resource in state.resources.values() if resource.device.kind is kind]
+    shut = sum(_is_shut(state, room) for room in rooms)
+    held = sum(room.quarantined for room in rooms if not _is_shut(state, room))
+    said = [f"{shut} of {len(rooms)} out of service"] if shut else []
+    if held:
+        said.append("some of it is quarantined")
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _is_shut(state: State, room: Room) -> bool:
+    is_quarantined = room.kind is Kind.GPU and room.quarantined > 0
+    return is_quarantined or state.resources[room.resource].state is not SliceState.FREE
 
 
 def in_the_way(lease: LeaseRecord, state: State) -> str:

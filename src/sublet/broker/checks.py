@@ -1,51 +1,66 @@
-"""The invariants of the books, walked in full. Tests and the simulator call this after every step."""
+"""The invariants of the books, walked in full. Tests and the simulator call this after every step, so it walks once.
+
+Most leases that are remembered have ended, and hold nothing: of them it is looked whether they have a reason and an
+epoch of their own. That nothing is leased to them is seen from the slices.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sublet.broker.records import KEPT_STATES, LeaseRecord, SliceRecord, VolumeRecord, volume_key
-from sublet.broker.rooms import Room
+from sublet.broker.records import KEPT_STATES, LeaseRecord, ResourceRecord, SliceRecord, VolumeRecord, volume_key
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
-from sublet.values import Epoch, Exclusivity, Kind
+from sublet.values import Epoch, Exclusivity, Kind, LeaseId, TenantId
 
 if TYPE_CHECKING:
-    from sublet.broker.state import State
+    from sublet.broker.state import Held, State
 
 __all__ = ["check_books"]
+
+_HOLDING: Final = LIVE_STATES | {LeaseStatus.GRANTED}
+"""In which a lease counts against its tenant's quota."""
+_NOBODYS: Final = frozenset({SliceState.FREE, SliceState.DRAINING})
+_STAYS: Final = frozenset({SliceState.QUARANTINED, SliceState.RETAINED})
 
 
 def check_books(state: State) -> None:
     """Raise AssertionError if the books contradict themselves or an index contradicts the books."""
-    _check_resources(state)
-    for lease in state.leases.values():
-        _check_lease(state, lease)
+    epochs: dict[Epoch, LeaseId] = {}
+    _check_leases(state, epochs)
+    for resource in state.resources.values():
+        _check_resource(state, resource, epochs)
     for volume in state.volumes.values():
         _check_volume(state, volume)
-    _check_epochs(state)
-    _check_indexes(state)
+    latest = max(epochs, default=None)
+    assert latest is None or latest < state.next_epoch(), (
+        f"{epochs[latest]} has epoch {latest}, not below {state.next_epoch()} (L2)"
+    )
 
 
-def _check_resources(state: State) -> None:
-    for resource in state.resources.values():
-        slices = list(resource.slices.items())
-        used = sum(piece.part.amount for _, piece in slices)
-        assert used == resource.used, f"{resource.id}: {resource.used} used in the books, {used} in slices"
-        kept = sum(piece.part.amount for _, piece in slices if _was_kept(state, piece))
-        assert used - kept <= resource.device.capacity, f"{resource.id}: committed beyond its capacity (S1)"
-        for key, piece in slices:
-            assert key == str(piece.epoch) and piece.resource == resource.id, f"{resource.id}: slice misfiled"
-            assert piece.state not in (SliceState.FREE, SliceState.DRAINING), f"{resource.id}: a slice cannot be free"
-        alone = [p for _, p in slices if p.part.kind is Kind.GPU and p.part.exclusivity is not Exclusivity.SHARED]
-        assert not alone or len(slices) == 1, f"{resource.id}: an exclusive slice has neighbours (L1)"
-        assert Room.of(resource) == state.rooms[resource.id], f"{resource.id}: its room is out of date"
-
-
-def _was_kept(state: State, piece: SliceRecord) -> bool:
-    """Whether it is of a volume that was there before its lease: that takes its room, whatever the capacity is now."""
-    volume = state.volumes.get(volume_key(piece.tenant, piece.volume)) if piece.volume else None
-    lease = state.leases.get(piece.lease)
-    return volume is not None and (volume.state in KEPT_STATES or (lease is not None and lease.takes))
+def _check_leases(state: State, epochs: dict[Epoch, LeaseId]) -> None:
+    queued: set[LeaseId] = set()
+    live: set[LeaseId] = set()
+    holding: list[LeaseRecord] = []
+    for lease in state.leases.values():
+        if lease.epoch is not None:
+            assert epochs.setdefault(lease.epoch, lease.id) == lease.id, f"epoch {lease.epoch} was given twice (L2)"
+        if lease.status is LeaseStatus.ENDED:
+            # On a lost node it may still have slices to be torn down when the node returns.
+            assert lease.end is not None, f"{lease.id} ({lease.status}) has no reason (L12)"
+            assert not lease.promise, f"{lease.id} ({lease.status}) has a promise but does not wait"
+            continue
+        _check_lease(state, lease)
+        (queued if lease.status is LeaseStatus.QUEUED else live).add(lease.id)
+        if lease.status in _HOLDING:
+            holding.append(lease)
+    assert queued.issuperset(state.promises), "somebody has a promise but does not wait"
+    listed = [lease.id for lease in state.queue_listing()]
+    assert len(listed) == len(queued) == state.queued_count and queued.issuperset(listed), "the queue is out of date"
+    on_nodes = [lease for leases in state.on_node.values() for lease in leases]
+    assert len(on_nodes) == len(live) == state.live_count and live.issuperset(on_nodes), (
+        "the index of nodes is out of date"
+    )
+    _check_tenants(state, holding)
 
 
 def _check_lease(state: State, lease: LeaseRecord) -> None:
@@ -67,14 +82,84 @@ def _check_lease(state: State, lease: LeaseRecord) -> None:
             assert lease.end is not None, f"{name} has no reason"
             assert SliceState.LEASED not in states, f"{name} still has a leased slice"
             assert SliceState.TEARDOWN in states, f"{name}: nothing left to tear down, yet not ended"
-        case LeaseStatus.ENDED:
-            assert lease.end is not None, f"{name} has no reason (L12)"
-            # Ended on a lost node, a lease may still have slices to be torn down when the node returns.
-            assert SliceState.LEASED not in states, f"{name}: slices {states}"
         case _:
             raise AssertionError(f"{name}: not a state of the broker")
     assert bool(lease.promise) == (lease.id in state.promises), f"{name}: promise misfiled"
     assert not lease.promise or lease.status is LeaseStatus.QUEUED, f"{name} has a promise but does not wait"
+
+
+def _check_tenants(state: State, holding: list[LeaseRecord]) -> None:
+    """What each tenant holds, against the index of it and against its meter."""
+    fresh: dict[TenantId, Held] = {}
+    millis: dict[TenantId, int] = {}
+    for tenant, held in state.held.items():
+        fresh[tenant] = type(held)()
+    for lease in holding:
+        assert lease.tenant in fresh, f"{lease.tenant} holds {lease.id}, the index knows of nothing"
+        fresh[lease.tenant].add(lease.parts, +1)
+        millis[lease.tenant] = millis.get(lease.tenant, 0) + sum(part.millis for part in lease.parts)
+    for volume in state.volumes.values():
+        if volume.state in KEPT_STATES:
+            assert volume.tenant in fresh, f"{volume.tenant} keeps {volume.name}, the index knows of nothing"
+            fresh[volume.tenant].keep(volume.size)
+    for tenant, held in state.held.items():
+        assert fresh[tenant] == held, f"{tenant} holds {fresh[tenant]}, the index says {held}"
+        assert millis.get(tenant, 0) == state.held_millis(tenant), f"{tenant}: the meter is out of step (S9)"
+
+
+def _check_resource(state: State, resource: ResourceRecord, epochs: dict[Epoch, LeaseId]) -> None:
+    name, slices = resource.id, resource.slices
+    used = alone = quarantined = exclusive = stays = 0
+    tenants: dict[TenantId, int] = {}
+    for key, piece in slices.items():
+        part = piece.part
+        used += part.amount
+        tenants[piece.tenant] = tenants.get(piece.tenant, 0) + 1
+        quarantined += piece.state is SliceState.QUARANTINED
+        stays += part.amount if piece.state in _STAYS else 0
+        exclusive += part.exclusivity is Exclusivity.SESSION or part.exclusivity is Exclusivity.DEVICE
+        alone += part.kind is Kind.GPU and part.exclusivity is not Exclusivity.SHARED
+        assert key == str(piece.epoch) and piece.resource == name, f"{name}: slice misfiled"
+        assert piece.state not in _NOBODYS, f"{name}: a slice cannot be free"
+        _check_slice(state, piece)
+        assert epochs.setdefault(piece.epoch, piece.lease) == piece.lease, f"epoch {piece.epoch} was given twice"
+    assert used == resource.used, f"{name}: {resource.used} used in the books, {used} in slices"
+    capacity = resource.device.capacity
+    if used > capacity:
+        kept = sum(piece.part.amount for piece in slices.values() if _was_kept(state, piece))
+        assert used - kept <= capacity, f"{name}: committed beyond its capacity (S1)"
+    assert not alone or len(slices) == 1, f"{name}: an exclusive slice has neighbours (L1)"
+    _check_room(state, resource, (len(slices), exclusive, quarantined, stays, tenants))
+
+
+def _check_room(state: State, resource: ResourceRecord, there: tuple[int, int, int, int, dict[TenantId, int]]) -> None:
+    """What placement sees of it, against what it is and who is ``there``."""
+    room, device, others = state.rooms[resource.id], resource.device, resource.foreign
+    foreign, blocked = (0, False) if others is None else (others.amount, others.blocks)
+    free = device.capacity - foreign - resource.used
+    assert (room.slices, room.exclusive, room.quarantined, room.stays, room.tenants) == there and (
+        (room.capacity, room.free, room.foreign, room.blocked) == (device.capacity, free, foreign, blocked)
+        and (room.kind, room.model, room.partition) == (device.kind, device.model, device.partition)
+    ), f"{resource.id}: its room is out of date"
+
+
+def _check_slice(state: State, piece: SliceRecord) -> None:
+    if piece.volume:
+        known = state.volumes.get(volume_key(piece.tenant, piece.volume))
+        assert known is not None and known.epoch == piece.epoch, f"{piece.resource}: no such volume"
+    else:
+        assert piece.state is not SliceState.RETAINED, f"{piece.resource}: nothing is kept there (V1)"
+    if piece.state is SliceState.LEASED:
+        holder = state.leases.get(piece.lease)
+        assert holder is not None and holder.epoch == piece.epoch, f"{piece.resource}: leased to nobody"
+        assert holder.status in _HOLDING, f"{piece.resource}: leased to {holder.status}"
+
+
+def _was_kept(state: State, piece: SliceRecord) -> bool:
+    """Whether it is of a volume that was there before its lease: that takes its room, whatever the capacity is now."""
+    volume = state.volumes.get(volume_key(piece.tenant, piece.volume)) if piece.volume else None
+    lease = state.leases.get(piece.lease)
+    return volume is not None and (volume.state in KEPT_STATES or (lease is not None and lease.takes))
 
 
 def _check_volume(state: State, volume: VolumeRecord) -> None:
@@ -101,51 +186,3 @@ def _check_volume(state: State, volume: VolumeRecord) -> None:
             assert piece.state in away, f"{name} is {piece.state} (V3)"
         case _:
             raise AssertionError(f"{name}: not a state of the books")
-
-
-def _check_epochs(state: State) -> None:
-    next_epoch = state.next_epoch()
-    seen: dict[Epoch, str] = {}
-    for lease in state.leases.values():
-        if lease.epoch is not None:
-            assert lease.epoch < next_epoch, f"{lease.id} has epoch {lease.epoch}, not below {next_epoch} (L2)"
-            assert seen.setdefault(lease.epoch, lease.id) == lease.id, f"epoch {lease.epoch} was given twice (L2)"
-    for resource in state.resources.values():
-        for piece in resource.slices.values():
-            known = state.volumes.get(volume_key(piece.tenant, piece.volume)) if piece.volume else None
-            assert not piece.volume or (known is not None and known.epoch == piece.epoch), (
-                f"{resource.id}: no such volume"
-            )
-            assert piece.state is not SliceState.RETAINED or piece.volume, f"{resource.id}: nothing is kept there (V1)"
-            assert piece.epoch < next_epoch, f"{resource.id} has a slice of epoch {piece.epoch} (L2)"
-            assert seen.setdefault(piece.epoch, piece.lease) == piece.lease, f"epoch {piece.epoch} was given twice"
-            holder = state.leases.get(piece.lease)
-            if piece.state is SliceState.LEASED:
-                assert holder is not None and holder.epoch == piece.epoch, f"{resource.id}: leased to nobody"
-                assert holder.status in LIVE_STATES | {LeaseStatus.GRANTED}, f"{resource.id}: leased to {holder.status}"
-
-
-def _check_indexes(state: State) -> None:
-    queued = {lease.id for lease in state.leases.values() if lease.status is LeaseStatus.QUEUED}
-    listed = [lease.id for lease in state.queue_listing()]
-    assert sorted(listed) == sorted(queued) and state.queued_count == len(queued), "the queue is out of date"
-    waiting = (LeaseStatus.QUEUED, LeaseStatus.ENDED)
-    live = {lease.id for lease in state.leases.values() if lease.status not in waiting}
-    on_nodes = [lease for leases in state.on_node.values() for lease in leases]
-    assert sorted(on_nodes) == sorted(live) and state.live_count == len(live), "the index of nodes is out of date"
-    for tenant, held in state.held.items():
-        fresh = type(held)()
-        for lease in state.leases.values():
-            if lease.tenant == tenant and lease.status in LIVE_STATES | {LeaseStatus.GRANTED}:
-                fresh.add(lease.parts, +1)
-        for volume in state.volumes.values():
-            if volume.tenant == tenant and volume.state in KEPT_STATES:
-                fresh.keep(volume.size)
-        assert fresh == held, f"{tenant} holds {fresh}, the index says {held}"
-        millis = sum(
-            part.millis
-            for lease in state.leases.values()
-            if lease.tenant == tenant and lease.status in LIVE_STATES | {LeaseStatus.GRANTED}
-            for part in lease.parts
-        )
-        assert millis == state.held_millis(tenant), f"{tenant}: the meter is out of step (S9)"

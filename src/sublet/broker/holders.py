@@ -311,7 +311,8 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
     said = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else "nothing alike is free"
     return Refusal(
         code=RefusalCode.CAPACITY,
-        reason=f"{admission.not_free(lease)}; {said}{admission.in_the_way(lease, step.state)}",
+        reason=f"{admission.not_free(lease)}{admission.out_of_service(lease, step.state)}; {said}"
+        f"{admission.in_the_way(lease, step.state)}",
         do="Wait for it (wait=...), or ask for less.",
         would_fit=free,
         estimate_ns=estimate.estimate_if_queued(lease, step.state, step.now, step.policy),

@@ -38,6 +38,8 @@ class Room:
     """What others than our guests have; it is not free."""
     blocked: bool = False
     """Others are here, so nobody can have it for himself."""
+    stays: int = 0
+    """What no end of a lease gives back: it is quarantined, or kept as a volume."""
 
     @classmethod
     def empty(cls, resource: ResourceRecord) -> Room:
@@ -68,13 +70,18 @@ class Room:
 
     def put(self, piece: SliceRecord) -> None:
         self.take(piece.part, piece.tenant)
-        if piece.state is SliceState.QUARANTINED:
-            self.quarantined += 1
+        self._count(piece, +1)
 
     def remove(self, piece: SliceRecord) -> None:
         self.give_back(piece.part, piece.tenant)
+        self._count(piece, -1)
+
+    def _count(self, piece: SliceRecord, sign: int) -> None:
         if piece.state is SliceState.QUARANTINED:
-            self.quarantined -= 1
+            self.quarantined += sign
+            self.stays += sign * piece.part.amount
+        elif piece.state is SliceState.RETAINED:
+            self.stays += sign * piece.part.amount
 
     def take(self, part: Part, tenant: TenantId) -> None:
         self.free -= part.amount
@@ -93,6 +100,11 @@ class Room:
 
     def copy(self) -> Room:
         return replace(self, tenants=dict(self.tenants))
+
+    def once_all_have_left(self) -> Room:
+        """As if every lease had come to its end. What waits for a person, or for a volume's time, does not count."""
+        free = max(self.free, self.capacity - self.foreign - self.stays)  # a volume that is taken along is free to it
+        return replace(self, free=free, slices=0, exclusive=0, tenants={})
 
 
 _ALONE = frozenset({Exclusivity.SESSION, Exclusivity.DEVICE})

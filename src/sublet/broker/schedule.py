@@ -15,7 +15,6 @@ from sublet.broker.order import InOrder, kinds_of
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord
-from sublet.broker.rooms import Room
 from sublet.broker.state import State
 from sublet.broker.step import Step
 from sublet.broker.volume_rooms import held_beside
@@ -76,10 +75,11 @@ class Schedule:
         return any(state.leases[owner].status is not LeaseStatus.QUEUED for owner in owners)
 
     def _guard(self, state: State, lease: LeaseRecord) -> None:
-        """Its patience is over: the nodes that could have it, if they were empty, are kept for it."""
-        for node in promises.rooms_for(state, lease):
-            empty = [Room.without_leases(state.resources[room.resource]) for room in state.rooms_by_node[node]]
-            if fit_on_node(lease.wants, lease.tenant, empty, mix=True) is not None:
+        """Its patience is over: the nodes that could have it, if all leases there ended, are kept for it. Where that
+        would not do, because something is quarantined, nobody is kept out for its sake."""
+        for node, here in promises.rooms_for(state, lease).items():
+            left = [room.once_all_have_left() for room in here]
+            if fit_on_node(lease.wants, lease.tenant, left, mix=True) is not None:
                 for kind in kinds_of(lease):
                     self._guarded.setdefault((node, kind), (lease.tier.rank, lease.id))
 

@@ -84,7 +84,12 @@ class HolderProcess(AskingProcess):
         if self.holder is not None:
             self._stop_working()
         elif self.lease is not None:
-            self.ask(cmd.Release(tenant=self.tenant, lease=self.lease), self._released)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Out of the line."""
+        assert self.lease is not None
+        self.ask(cmd.Release(tenant=self.tenant, lease=self.lease), self._released)
 
     def come_back(self) -> None:
         """Ask again, as somebody new, first of all for one core."""
@@ -158,6 +163,8 @@ class HolderProcess(AskingProcess):
             case "offer":
                 assert self.lease is not None
                 self.ask(cmd.Decline(tenant=self.tenant, lease=self.lease), self._placed)
+            case "place" if self.retired:  # it went home before it heard of its place
+                self._leave()
             case "place":
                 self.after(LOOK_NS, self._look)
             case _:

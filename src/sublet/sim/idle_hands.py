@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.broker.order import kinds_of
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord
+from sublet.broker.records import LeaseRecord, NodeRecord, Want
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import Exclusivity, Kind, LeaseId, Tier
 
@@ -40,7 +40,8 @@ class IdleHands:
     def look(self, state: State, now_ns: int) -> None:
         """Once a second, while the office is awake."""
         old_ns = now_ns - self._policy.gang_patience_ns
-        patient = [lease for lease in state.queue_listing() if lease.asked_at_ns <= old_ns]
+        waiting = (lease for lease in state.queue_listing() if lease.asked_at_ns <= old_ns)
+        patient = [lease for lease in waiting if _leases_are_in_its_way(state, lease)]
         served = [("S4", lease) for lease in _would_fit(state)] + [
             ("S6", lease) for lease in _goes_before(state, now_ns)
         ]
@@ -61,26 +62,42 @@ def _is_kept_back(lease: LeaseRecord, patient: Iterable[LeaseRecord]) -> bool:
     )
 
 
+def _leases_are_in_its_way(state: State, lease: LeaseRecord) -> bool:
+    """Whether it could be served somewhere if they all ended. Else it waits for a person, and may keep nobody back."""
+    return any(all(_has(state, node, want) for want in lease.wants) for node in state.nodes.values() if not node.lost)
+
+
+def _has(state: State, node: NodeRecord, want: Want) -> bool:
+    rooms = []
+    for resource in map(state.resources.__getitem__, node.resources):
+        if resource.device.kind is want.kind and resource.state is SliceState.FREE:
+            stays = [piece for piece in resource.slices.values() if piece.state is SliceState.QUARANTINED]
+            if want.kind is not Kind.GPU or not stays:
+                rooms.append(resource.device.capacity - sum(piece.part.amount for piece in stays))
+    return sum(room >= want.amount for room in rooms) >= want.count
+
+
 def _plain(state: State, kind: Kind) -> Iterator[LeaseRecord]:
     """Waiting requests for one thing of this kind, while nothing is promised to anybody."""
     if state.promises:
         return
     for lease in state.queue_listing():
         want = lease.wants[0]
-        if len(lease.wants) == 1 and want.kind is kind and want.count == 1 and not lease.selector:
+        anywhere = not lease.selector and lease.resume is None
+        if len(lease.wants) == 1 and want.kind is kind and want.count == 1 and anywhere:
             yield lease
 
 
 def _would_fit(state: State) -> Iterator[LeaseRecord]:
-    """S4: cores are free for it."""
-    rooms = [
-        resource.device.capacity - resource.used
-        for resource in state.resources.values()
-        if resource.device.kind is Kind.CPU
-        and resource.state is SliceState.FREE
-        and not state.nodes[resource.node].lost
-    ]
-    yield from (lease for lease in _plain(state, Kind.CPU) if any(lease.wants[0].amount <= room for room in rooms))
+    """S4: cores are free for it, or a whole device."""
+    rooms: dict[Kind, list[int]] = {Kind.CPU: [], Kind.GPU: []}
+    for resource in state.resources.values():
+        kind, is_whole = resource.device.kind, not resource.slices
+        if resource.state is SliceState.FREE and (kind is Kind.CPU or (kind is Kind.GPU and is_whole)):
+            rooms[kind].append(resource.device.capacity - resource.used)
+    for kind, free in rooms.items():
+        most = max(free, default=0)
+        yield from (lease for lease in _plain(state, kind) if lease.wants[0].amount <= most)
 
 
 def _goes_before(state: State, now_ns: int) -> Iterator[LeaseRecord]:
