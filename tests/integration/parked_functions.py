@@ -28,3 +28,17 @@ def remember(what: str) -> None:
 
 def remembered() -> str:
     return _kept[-1] if _kept else "nothing"
+
+
+def save_in_the_end() -> int:
+    """When its lease is taken for good, a word is left in the volume."""
+    import sublet
+
+    here = sublet.current()
+
+    @here.on_checkpoint
+    def save() -> None:
+        with sublet.Durable("saved in the end", here.volume) as state:
+            state.checkpoint()
+
+    return os.getpid()

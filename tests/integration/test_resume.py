@@ -139,9 +139,9 @@ def test_an_asyncio_program_goes_on_with_its_workers(fabric: sublet.Fabric) -> N
 
 
 def test_what_is_parked_can_be_let_go(fabric: sublet.Fabric) -> None:
-    """Then there is nothing to go on with, and it is said why."""
-    lease = spot(fabric)
-    pid = lease.run(parked_functions.pid)
+    """Then there is nothing to go on with, and it is said why. It saves first, which is told of both leases."""
+    lease, block = spot(fabric), fabric.block("4MiB", name="kept", renew="always")
+    pid = lease.options(volume=block).run(parked_functions.save_in_the_end)
     other = taken(fabric, lease)
     assert lease.end is not None
     parked = lease.end.parked
@@ -152,7 +152,16 @@ def test_what_is_parked_can_be_let_go(fabric: sublet.Fabric) -> None:
         fabric.gpu(resume=parked, wait=0)
     with pytest.raises(SubletError):
         fabric.gpu(resume=lease, wait=0)
+    assert sublet.Durable.restore(block).value == "saved in the end"
+    until(lambda: saved_at(fabric, name), "word of the save")
+    assert saved_at(fabric, lease.id) == saved_at(fabric, name)
     other.release()
+    block.release()
+
+
+def saved_at(fabric: sublet.Fabric, lease: str) -> str | None:
+    end = fabric.lease(lease).end
+    return None if end is None else end.saved_at
 
 
 def test_bad_input(fabric: sublet.Fabric) -> None:
