@@ -15,7 +15,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sublet.durable.encoded import NO_BUFFER, Buffer, BufferKind, BufferShape, Encoded, Head, Splice, Window
+from sublet.durable.encoded import NO_BUFFER, Buffer, BufferKind, BufferShape, Encoded, Head, Splice, Window, bare_head
 from sublet.durable.memory import address_of, memory_at
 from sublet.durable.rules import OWNERS, GpuRule, Rules, owner_of
 from sublet.durable.unpicklable import named
@@ -95,9 +95,16 @@ class Encoding:
         if self.owners:
             met = {id(one) for _, one in pickler.memo.copy().values() if type(one) in OWNERS}
             self.owners = {key: one for key, one in self.owners.items() if key in met}
-        if self.rules.remembers and remember:
-            self.met = dict(pickler.memo.copy().values())
+        if remember and self.rules.remembers:
+            self.remember(pickler)
         return pickler
+
+    def remember(self, pickler: Any) -> dict[int, Any]:
+        """What the pickler has met, by id; kept by number if the rules want that."""
+        memo: dict[int, Any] = pickler.memo.copy()
+        if self.rules.remembers:
+            self.met = dict(memo.values())
+        return memo
 
     @property
     def nbytes(self) -> int:
@@ -141,6 +148,8 @@ class Encoding:
         return again.finish()
 
     def finish(self) -> Encoded:
+        if not self.seen and max(map(len, self.parts), default=0) < SPLICE_BYTES:  # most values by far
+            return Encoded(head=bare_head(self.parts), buffers=(), met=self.met)
         buffers = self._layout()
         stream, splices = [], []
         position = 0

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from sublet.errors import InvalidRequest
 
-__all__ = ["NO_BUFFER", "Buffer", "BufferKind", "Encoded", "Head", "Splice", "Window"]
+__all__ = ["NO_BUFFER", "Buffer", "BufferKind", "Encoded", "Head", "Splice", "Window", "bare_head"]
 
 MAGIC: Final = b"SBLH"
 VERSION: Final = 1
@@ -26,6 +26,7 @@ _FIXED: Final = struct.Struct("<4sHHIII")
 _WINDOW: Final = struct.Struct("<IQQ")
 _SPLICE: Final = struct.Struct("<QI")
 _BUFFER: Final = struct.Struct("<QBB6x")
+_BARE: Final = _FIXED.pack(MAGIC, VERSION, 0, 0, 0, 0)
 
 
 class BufferKind(enum.IntEnum):
@@ -163,6 +164,11 @@ class Head:
             if not last <= splice.position <= len(self.stream) or splice.buffer >= len(self.buffers):
                 raise _no_head("a splice lies outside the pickle")
             last = splice.position
+
+
+def bare_head(stream: Iterable[bytes | bytearray]) -> bytes:
+    """The head of a value that has no memory beside its pickle, which comes in parts."""
+    return b"".join((_BARE, *stream))
 
 
 def _no_head(why: str) -> InvalidRequest:

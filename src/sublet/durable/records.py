@@ -17,7 +17,7 @@ from typing import Final
 
 from sublet.durable.format import HASH_BYTES, damaged
 
-__all__ = ["INLINE_MAX", "Blob", "Record", "begin_leaves", "dump_leaf", "parse_leaf"]
+__all__ = ["INLINE_MAX", "Blob", "Record", "dump_leaf", "leaf_starts", "parse_leaf"]
 
 MAGIC: Final = b"SBLF"
 VERSION: Final = 1
@@ -62,9 +62,9 @@ class Record:
     blobs: Sequence[Blob]
 
 
-def begin_leaves(names: Sequence[str]) -> list[bool]:
-    """Of each name, whether a leaf begins with it."""
-    return [crc % PER_LEAF == 0 for crc in map(zlib.crc32, as_bytes(names))]
+def leaf_starts(names: Sequence[str]) -> list[int]:
+    """The places of the names with which a leaf begins."""
+    return [n for n, crc in enumerate(map(zlib.crc32, as_bytes(names))) if not crc % PER_LEAF]
 
 
 def as_bytes(names: Sequence[str]) -> list[bytes]:
@@ -80,8 +80,10 @@ def dump_leaf(records: Iterable[Record]) -> bytes:
 
 
 def _dump_record(record: Record) -> bytes:
-    names = as_bytes(record.names)
-    parts = [struct.pack(f"<{len(names)}I", *map(len, names)), *names]
+    joined = "".join(record.names).encode("utf-8", "surrogatepass")
+    plain = len(joined) == sum(map(len, record.names))  # a byte for each letter: most names
+    lengths = map(len, record.names if plain else as_bytes(record.names))
+    parts = [struct.pack(f"<{len(record.names)}I", *lengths), joined]
     for blob in record.blobs:
         body = blob.hashes if blob.chunk_bytes else blob.inline
         parts += [

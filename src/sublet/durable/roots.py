@@ -13,27 +13,28 @@ import decimal
 import enum
 import fractions
 import functools
-import itertools
+import gc
 import pathlib
 import re
 import types
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sublet.durable.codec import Encoding
 from sublet.durable.encoded import Encoded
 from sublet.durable.memory import address_of
-from sublet.durable.records import begin_leaves
+from sublet.durable.records import leaf_starts
 from sublet.durable.rules import OWNERS, GpuRule, Rules, found_by_name
 
-__all__ = ["IDENTITY_FREE", "Group", "encode_roots"]
+__all__ = ["IDENTITY_FREE", "Group", "Order", "encode_roots"]
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""
-SCALARS: Final = frozenset((str, bytes, int, float, complex, bool, type(None)))
-PLAIN: Final = frozenset((dict, list, tuple, set, frozenset))
+SCALARS: Final = frozenset((str, bytes, int, float, bool, type(None)))
+CHANGING: Final = frozenset((dict, list, set))
+PLAIN: Final = SCALARS | CHANGING | {tuple, frozenset}
 IDENTITY_FREE: Final = (
     *(str, bytes, int, float, complex, tuple, frozenset, range, slice, type, type(None), type(...)),
     *(types.BuiltinFunctionType, types.ModuleType, types.CodeType, types.GenericAlias, types.UnionType),
@@ -63,13 +64,39 @@ class Group:
         return replace(self, encoded=encoding.finished(self.plain))
 
 
-def encode_roots(roots: Mapping[str, object], *, gpu: GpuRule = "copy", rules: Rules | None = None) -> list[Group]:
+class Order:
+    """Names and the bundles they stand in, remembered from one time to the next: mostly they are the same, and to sort
+    10,000 takes as long as to encode some of them."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._runs: list[tuple[str, ...]] = []
+
+    def runs(self, names: Iterable[str]) -> list[tuple[str, ...]]:
+        """The bundles of these, in the order of names."""
+        found = list(names)
+        if found != self._names:
+            self._runs = list(_runs(sorted(found)))
+            self._names = found
+        return self._runs
+
+
+def encode_roots(
+    roots: Mapping[str, object],
+    *,
+    names: Iterable[str] | None = None,
+    gpu: GpuRule = "copy",
+    rules: Rules | None = None,
+    order: Order | None = None,
+) -> list[Group]:
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
-    ``rules``: others than the usual ones. Raises ``Unpicklable`` with the root's name at the head of the path.
+    ``names``: of these roots alone, each once; ``rules``: others than the usual ones; ``order``: of the last time, for
+    who asks again and again. Raises ``Unpicklable`` with the root's name at the head of the path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules
-    bundles = [_Bundle(names, roots, rules) for names in _runs(sorted(roots))]
+    runs = (Order() if order is None else order).runs(roots if names is None else names)
+    bundles = list(_bundles(runs, roots, rules))
     doubtful = _sharing(bundles) | {n for n, one in enumerate(bundles) if len(one.names) > 1 and one.is_large}
     groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
     if doubtful:
@@ -77,28 +104,44 @@ def encode_roots(roots: Mapping[str, object], *, gpu: GpuRule = "copy", rules: R
     return sorted(groups, key=lambda group: group.names[0])
 
 
+def _bundles(runs: Iterable[tuple[str, ...]], roots: Mapping[str, object], rules: Rules) -> Iterator[_Bundle]:
+    """Rules that nobody has asked are as new."""
+    fresh = rules.anew()
+    for names in runs:
+        yield _Bundle(names, roots, fresh)
+        if fresh.was_asked:
+            fresh = rules.anew()
+
+
 def _runs(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    starts = [n for n, begins in enumerate(begin_leaves(names)) if begins or n == 0]
-    for start, end in zip(starts, [*starts[1:], len(names)], strict=False):
+    starts = leaf_starts(names)
+    if starts[:1] != [0] and names:
+        starts.insert(0, 0)
+    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
         yield tuple(names[start:end])
 
 
 class _Bundle:
-    """Some roots, encoded together, and everything that was met on the way."""
+    """Some roots, encoded together by rules that were not used before, and everything that was met on the way."""
 
     def __init__(self, names: tuple[str, ...], roots: Mapping[str, object], rules: Rules) -> None:
         self.names = names
-        values = list(map(roots.__getitem__, names))
-        self.value = dict(zip(names, values, strict=True))
-        self._encoding = Encoding(rules.anew())
-        self.plain = _are_plain(values)
-        pickler = self._encoding.dump(self.value, roots=True, remember=not self.plain)
-        self.met: dict[int, Any]
-        """Id → object, or what the pickler has: (number, object). It holds them, so that no id is given out twice."""
+        self.value = {name: roots[name] for name in names}
+        self._encoding = Encoding(rules)
+        pickler = self._encoding.dump(self.value, roots=True, remember=False)
+        values = self.value.values()
+        kinds = set(map(type, values))
+        self.plain = not rules.was_asked and kinds <= PLAIN and _are_flat(values)
+        self.met: dict[int, Any] = {}
+        """Id → what the pickler has: (number, object). It holds them, so that no id is given out twice."""
+        self.ids: Collection[int]
+        """Of everything in it that another bundle could have met as well."""
         if self.plain:  # nothing but they themselves can be shared, and asking the pickler costs much
-            self.met = dict(zip(map(id, values), values, strict=True))
+            same = values if kinds <= CHANGING else [value for value in values if type(value) in CHANGING]
+            self.ids = list(map(id, same))
         else:
-            self.met = pickler.memo.copy()
+            self.met = self._encoding.remember(pickler)
+            self.ids = self.met.keys()
 
     @functools.cached_property
     def is_large(self) -> bool:
@@ -127,15 +170,8 @@ def _sharing(bundles: Sequence[_Bundle]) -> set[int]:
 
 def _links(bundles: Sequence[_Bundle]) -> list[tuple[int, int]]:
     links: list[tuple[int, int]] = []
-    first: dict[int, int] = {}
-    everything: set[int] = set()
-    for n, bundle in enumerate(bundles):
-        for which in everything.intersection(bundle.met):
-            if _has_identity(bundle.met[which] if bundle.plain else bundle.met[which][1]):
-                if which not in first:
-                    first[which] = next(m for m in range(n) if which in bundles[m].met)
-                links.append((first[which], n))
-        everything.update(bundle.met)
+    if len(set().union(*(bundle.ids for bundle in bundles))) < sum(len(bundle.ids) for bundle in bundles):
+        links += _met_twice(bundles)
     spans = sorted((start, end, n) for n, bundle in enumerate(bundles) for start, end in bundle.spans)
     reach, owner = -1, -1
     for start, end, n in spans:
@@ -146,22 +182,22 @@ def _links(bundles: Sequence[_Bundle]) -> list[tuple[int, int]]:
     return links
 
 
-def _are_plain(values: Sequence[Any]) -> bool:
-    """Numbers, texts, and containers of nothing else. Asked of 10,000 small objects at once, so without a loop."""
-    kinds = set(map(type, values))
-    if not kinds <= SCALARS | PLAIN:
-        return False
-    dicts: Sequence[Any]
-    others: Sequence[Any]
-    if kinds == {dict}:
-        dicts, others = values, []
-    else:
-        dicts = [value for value in values if type(value) is dict]
-        others = [value for value in values if type(value) in PLAIN and type(value) is not dict]
-    held = itertools.chain(
-        itertools.chain.from_iterable(map(dict.values, dicts)), itertools.chain.from_iterable(others)
-    )
-    return SCALARS.issuperset(map(type, set().union(*dicts))) and SCALARS.issuperset(map(type, held))
+def _met_twice(bundles: Sequence[_Bundle]) -> Iterator[tuple[int, int]]:
+    first: dict[int, int] = {}
+    everything: set[int] = set()
+    for n, bundle in enumerate(bundles):
+        for which in everything.intersection(bundle.ids):
+            if bundle.plain or _has_identity(bundle.met[which][1]):
+                if which not in first:
+                    first[which] = next(m for m in range(n) if which in bundles[m].ids)
+                yield first[which], n
+        everything.update(bundle.ids)
+
+
+def _are_flat(values: Iterable[Any]) -> bool:
+    """Whether plain containers hold nothing but numbers and texts; of what the pickler took apart without a rule.
+    Asked of 10,000 small objects at once, so without a loop."""
+    return SCALARS.issuperset(map(type, gc.get_referents(*values)))
 
 
 def _has_identity(value: object) -> bool:
@@ -175,7 +211,7 @@ def _has_identity(value: object) -> bool:
 
 def _one_by_one(bundles: Sequence[tuple[str, ...]], roots: Mapping[str, object], rules: Rules) -> list[Group]:
     """Components of names that share, large names, and what is left of each bundle."""
-    single = [_Bundle((name,), roots, rules) for names in bundles for name in names]
+    single = list(_bundles([(name,) for names in bundles for name in names], roots, rules))
     parent = list(range(len(single)))
 
     def top(n: int) -> int:
@@ -191,7 +227,7 @@ def _one_by_one(bundles: Sequence[tuple[str, ...]], roots: Mapping[str, object],
         components.setdefault(top(n), []).append(n)
     alone = {n: members for members in components.values() if len(members) > 1 for n in members}
     groups = [
-        _Bundle(tuple(sorted(single[n].names[0] for n in members)), roots, rules).group()
+        _Bundle(tuple(sorted(single[n].names[0] for n in members)), roots, rules.anew()).group()
         for members in components.values()
         if len(members) > 1
     ]
@@ -207,5 +243,5 @@ def _one_by_one(bundles: Sequence[tuple[str, ...]], roots: Mapping[str, object],
                 rest.append(single[n].names[0])
         at += len(names)
         if rest:
-            groups.append(_Bundle(tuple(rest), roots, rules).group())
+            groups.append(_Bundle(tuple(rest), roots, rules.anew()).group())
     return groups

@@ -82,6 +82,11 @@ class Rules:
         """The same rules for another encoding."""
         return type(self)(gpu=self.gpu, compact=compact)
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether anything was met that is no number, text or plain container."""
+        return bool(self._rules)
+
     def reduce(self, value: Any) -> Any:
         """What ``reducer_override`` answers."""
         kind = type(value)

@@ -20,7 +20,7 @@ from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.files import write_synced
 from sublet.durable.format import HASH_BYTES, Entry, LeafRef, Manifest, PackRef
 from sublet.durable.packs import PackFile, PackWriter, file_name
-from sublet.durable.records import INLINE_MAX, Blob, Record, begin_leaves, dump_leaf
+from sublet.durable.records import INLINE_MAX, Blob, Record, dump_leaf, leaf_starts
 from sublet.durable.roots import Group, encode_roots
 from sublet.durable.rules import GpuRule
 from sublet.errors import CheckpointFailed
@@ -321,7 +321,8 @@ class _Run:
             return Blob(length=len(data), inline=data)
         view, hashes = memoryview(data), bytearray()
         for n in range(chunk_count(len(data), HEAD_CHUNK_BYTES)):
-            part = bytes(view[n * HEAD_CHUNK_BYTES : (n + 1) * HEAD_CHUNK_BYTES])
+            whole = len(data) <= HEAD_CHUNK_BYTES
+            part = data if whole else bytes(view[n * HEAD_CHUNK_BYTES : (n + 1) * HEAD_CHUNK_BYTES])
             digest = chunk_hash(part)
             self._put(part, digest)
             hashes += digest
@@ -395,7 +396,7 @@ def hashes_in(table: bytes) -> Iterator[bytes]:
 def _runs(records: Sequence[Record]) -> list[list[Record]]:
     runs: list[list[Record]] = []
     for record in records:
-        if not runs or begin_leaves(record.names[:1])[0]:
+        if not runs or leaf_starts(record.names[:1]):
             runs.append([])
         runs[-1].append(record)
     return runs
