@@ -13,6 +13,7 @@ from typing import Any
 
 from sublet.errors import SubletError
 from sublet.notebook import guest_side
+from sublet.notebook.namespace import Told
 from sublet.notebook.reading import read_cell
 from sublet.notebook.spaces import BESIDE, NOTEBOOK, Outgoing, Space
 
@@ -98,6 +99,7 @@ class Notebook:
         self.names = vars(self.main)
         self.space = Space(self.names, NOTEBOOK)
         self._other = other
+        self._told = Told()
         other.ask("new")
 
     @contextlib.contextmanager
@@ -122,9 +124,11 @@ class Notebook:
             self.sent = self.space.outgoing(reads, must=True)
             parcels = self.sent.parcels
             try:
-                self._other.ask("place", parcels, self.sent.gone, self.sent.names, reading.binds)
+                said = self._told.say(self.sent.names, self._other)
+                self._other.ask("place", parcels, self.sent.gone, said, reading.binds)
             except BaseException:
                 self.space.disagree(self.sent.names)
+                self._told.forget()
                 raise
             self.space.sent(self.sent)
             raised: str | None = self._other.ask("run", source)

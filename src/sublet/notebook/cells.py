@@ -191,8 +191,8 @@ class Cells:
     def reading(self, python: str) -> Reading:
         """What a cell reads, of names that are there. Raises ``SyntaxError`` before anything is asked for."""
         found = read_cell(python)
-        space = self._space.visible()
-        reads = (space if found.opaque else found.reads & space) | self._space.results(found.reads)
+        space = self._space
+        reads = space.visible() | space.results(found.reads) if found.opaque else space.named(found.reads)
         return Reading(reads=frozenset(reads), binds=found.binds, opaque=found.opaque)
 
     def explained(self, source: str) -> str:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import compress
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +15,7 @@ from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding
 from sublet.notebook.home import HomeRules
+from sublet.notebook.namespace import Bound, Heard, Said
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 
 __all__ = ["NotKept", "again", "collect", "place", "seen"]
@@ -28,41 +27,10 @@ RESULT: Final = re.compile(r"_\d+")
 NO_HANDLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Bound(Mapping[str, Callable[[], object]]):
-    """What each name had; held weakly where that can be, so that memory on the device is freed when a cell lets go."""
-
-    def __init__(self, names: Mapping[str, object]) -> None:
-        own = dict(names)
-        kinds = list(map(type, own.values()))
-        can = {kind for kind in set(kinds) if kind.__weakrefoffset__}
-        weak = list(compress(own, map(can.__contains__, kinds)))  # of 10,000 names few, so without a loop over all
-        self._weak = {name: _held(own.pop(name)) for name in weak}
-        self._own = own
-
-    def rebound(self, names: Mapping[str, object]) -> set[str]:
-        """Names that have something else now."""
-        own, nothing = self._own, object()
-        other = {name for name, value in names.items() if own.get(name, nothing) is not value}
-        return {name for name in other if name not in self._weak or self._weak[name]() is not names[name]}
-
-    def __getitem__(self, name: str) -> Callable[[], object]:
-        if name in self._weak:
-            return self._weak[name]
-        value = self._own[name]
-        return lambda: value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own.keys() | self._weak.keys())
-
-    def __len__(self) -> int:
-        return len(self._own) + len(self._weak)
-
-
 class _Before(NamedTuple):
     """What there was before a cell."""
 
     reads: frozenset[str]
-    bound: Bound
     aside: dict[str, Any]
     """What an earlier cell left under names that this one may bind and does not read: the notebook may have something
     newer. It is put back where the cell binds nothing in its place."""
@@ -71,13 +39,16 @@ class _Before(NamedTuple):
 
 
 _space: Space | None = None
-_before = _Before(frozenset(), Bound({}), {})
+_before = _Before(frozenset(), {})
+_bound = Bound()
+"""What each name had before it."""
+_heard = Heard()
 
 
 def place(
     parcels: list[Parcel],
     gone: tuple[str, ...],
-    reads: frozenset[str],
+    reads: frozenset[str] | Said,
     binds: frozenset[str],
     number: int = 0,
     handles: Mapping[str, str] = NO_HANDLES,
@@ -89,16 +60,18 @@ def place(
     (``holding``)."""
     global _before
     space = seen()
+    reads = _heard.hear(reads) if isinstance(reads, Said) else reads
     taken = space.take(parcels, gone)
     for name, why in taken.broken.items():
         if why == BESIDE:
             continue
         raise Unpicklable(f"{name} cannot be put together on the device: {why}", path=name, what=why)
     holding.prepare(space, handles, alive)
-    reads |= handles.keys()
+    reads = reads | handles.keys() if handles else reads
     aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
-    _before = _Before(reads, Bound(space.names), aside, number)
-    holding.begin(number, reads, _before.bound, room)
+    _before = _Before(reads, aside, number)
+    _bound.look(space.names, without=aside)
+    holding.begin(number, reads, _bound, room)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
         shell.execution_count = number
@@ -109,7 +82,7 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     """What the cell changed: of what it read, and of whatever is bound anew; or ``only`` these names. What is new there
     and has more bytes than there is ``room`` for stays here."""
     space = seen()
-    every = _before.bound.rebound(space.names)
+    every = _bound.rebound(space.names)
     rebound = every & space.visible() | _small_result(space, every)
     space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
     if only is not None:
@@ -160,13 +133,6 @@ class NotKept:
 
     def __repr__(self) -> str:
         return f"<the result of cell {self.cell} stayed on the device and was not kept; give it a name>"
-
-
-def _held(value: object) -> Callable[[], object]:
-    try:
-        return weakref.ref(value)
-    except TypeError:  # it has no room for it all the same: it was made so
-        return lambda: value
 
 
 def seen() -> Space:

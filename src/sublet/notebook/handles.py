@@ -21,7 +21,7 @@ from sublet.notebook.going_on import is_parked
 from sublet.notebook.home import HomeRules
 from sublet.notebook.probing import MODULE, describe, probe
 from sublet.notebook.shelf import About, Key, Part, Saved, Shelf, key_of
-from sublet.notebook.stays import Stays, clock_time, lost_handle
+from sublet.notebook.stays import Stays, any_handles, clock_time, lost_handle
 
 if TYPE_CHECKING:
     from sublet.compute.kernel_guest import KernelGuest
@@ -171,9 +171,9 @@ class Handles:
 
     def all(self) -> dict[str, Stays]:
         """Every handle, by the name it has in the notebook."""
-        names = self._names.copy()
-        if Stays not in set(map(type, names.values())):  # most often; and there may be 10,000 of them
+        if not any_handles():
             return {}
+        names = self._names.copy()
         return {name: value for name, value in names.items() if type(value) is Stays}
 
     # ---- around a cell

@@ -11,8 +11,6 @@ it is held, and a new object replaces none (``merging``).
 
 from __future__ import annotations
 
-import hashlib
-import re
 import sys
 import types
 from collections.abc import Iterable, Mapping
@@ -20,29 +18,24 @@ from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import Any, Final
 
-from sublet.durable.changes import ChangeFinder
+from sublet.durable.changes import ChangeFinder, chunk_hash
 from sublet.durable.codec import can_travel, encode
 from sublet.durable.encoded import Encoded
 from sublet.durable.loading import decode
-from sublet.durable.roots import Group, encode_roots
+from sublet.durable.roots import Group, Order, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities, Tag
 from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.merging import can_change, merge
-from sublet.notebook.stays import Stays
+from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
+from sublet.notebook.stays import Stays, any_handles
 from sublet.values import format_size
 
-__all__ = ["BESIDE", "GUEST", "HIDDEN", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
+__all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 
 NOTEBOOK, GUEST = 0, 1
 """The two sides."""
-HIDDEN: Final = frozenset(
-    {"In", "Out", "get_ipython", "exit", "quit", "open", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
-)
-"""What the shell keeps in the namespace for itself."""
-RESULTS: Final = frozenset({"In", "Out", "_", "__", "___", "_i", "_ii", "_iii"})
-RESULT: Final = re.compile(r"_i?\d+")
 LOST: Final = "\0"
 """Begins what stands in a parcel in place of a name, for an object that has none any more."""
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
@@ -53,6 +46,8 @@ BESIDE: Final = "it came with what could not be put together"
 """Why something is not there that may be all right."""
 ALONE: Final = 2
 """References to an object that only a dict holds: the dict's, and that of whoever asks."""
+ORDERED_MIN: Final = 1024
+"""Of so many names the order is worth remembering."""
 ROUNDS_MAX: Final = 64
 """Functions that read functions that read functions: each step finds more names; nobody has more steps than that."""
 
@@ -169,17 +164,21 @@ class Space:
         """Groups, and the digest of the head each had when the sides agreed; its memory the finder remembers."""
         self._group_of: dict[str, tuple[str, ...]] = {}
         """The group in which each name was agreed on last."""
-        self._shared: set[str] = set()
+        self._shared = Shared()
         """Names that the other side has."""
+        self._order = Order()
 
     def visible(self) -> set[str]:
         """The names that are the notebook's own."""
-        names = self.names.keys() - HIDDEN
-        return names - {name for name in names if name[:1] == "_" and _is_the_shells(name)}
+        return visible(self.names)
+
+    def named(self, names: Iterable[str]) -> set[str]:
+        """What of these a cell that names them means: names of the notebook's own, and results the shell keeps."""
+        return visible_among(self.names, names) | self.results(names)
 
     def results(self, names: Iterable[str]) -> set[str]:
-        """Of these names those under which the shell keeps what cells gave and were: they travel if they are named."""
-        return {name for name in names if name in self.names and (name in RESULTS or RESULT.fullmatch(name))}
+        """Of these those under which the shell keeps what cells gave and were: they travel if they are named."""
+        return results(self.names, names)
 
     def outgoing(
         self,
@@ -216,9 +215,9 @@ class Space:
             groups = self._encoded(names, rules, found, must=must, beside=lost)
         if room is not None:
             groups = [group for group in groups if self._has_room(group, room, stuck, found)]
-        found.names = frozenset(names - found.stays.keys())
+        found.names = frozenset(names - found.stays.keys() if found.stays else names)
         found.opaque = tuple(sorted(rules.opaque))
-        found.gone = tuple(sorted(self._shared.difference(self.names)))
+        found.gone = self._shared.gone(self.names)
         bound = frozenset(new)
         looked = [(group, *self._looked(group)) for group in groups]
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
@@ -227,8 +226,8 @@ class Space:
 
     def sent(self, what: Outgoing) -> None:
         """The other side has it now."""
-        self._shared |= what.names
-        self._shared -= set(what.gone)
+        self._shared.add(what.names)
+        self._shared.remove(what.gone)
 
     def take(self, parcels: Iterable[Parcel], gone: Iterable[str] = ()) -> Taken:
         """Merge what arrived."""
@@ -251,9 +250,9 @@ class Space:
             self._identities.note(parcel.names, parcel.own, here, parcel.known)
         for name in gone:
             self.names.pop(name, None)
-            self._shared.discard(name)
+        self._shared.remove(gone)
         self._identities.gone(gone)
-        self._shared.update(changed)
+        self._shared.add(changed)
         self._agree(changed, {one.names: one for one, _ in crossed})
         return Taken(changed=tuple(changed), rebound=tuple(sorted(set(rebound))), nbytes=nbytes, broken=broken)
 
@@ -289,7 +288,7 @@ class Space:
 
     def unchanged(self, groups: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
         """Of these groups those that the other side has; they may have changed since."""
-        return {group for group in groups if self._shared.issuperset(group)}
+        return {group for group in groups if self._shared.has_all(group)}
 
     def forget(self) -> None:
         """The other side has nothing any more."""
@@ -305,8 +304,8 @@ class Space:
 
     def _without_handles(self, names: Iterable[str], found: Outgoing) -> set[str]:
         """Names that are here, without those that stand for what is only there; and what functions in that read."""
-        left = {name for name in names if name in self.names}
-        while Stays in set(map(type, map(self.names.__getitem__, left))):  # 10,000 names at once, so without a loop
+        left = set(filter(self.names.__contains__, names))
+        while any_handles() and Stays in set(map(type, map(self.names.__getitem__, left))):  # so without a loop
             fresh = {n for n in left if type(self.names[n]) is Stays}
             handles = {name: self.names[name] for name in fresh}
             left -= fresh
@@ -318,7 +317,7 @@ class Space:
     def _has_room(self, group: Group, room: int, stuck: Mapping[str, str], found: Outgoing) -> bool:
         nbytes = group.encoded.nbytes
         stayed = [stuck[name] for name in group.names if name in stuck]
-        if nbytes <= SMALL_BYTES or (not stayed and (nbytes <= room or not self._shared.isdisjoint(group.names))):
+        if nbytes <= SMALL_BYTES or (not stayed and (nbytes <= room or self._shared.has_any(group.names))):
             return True
         names = [name for name in group.names if not name.startswith(LOST)]
         why = stayed[0] if stayed else f"{format_size(nbytes)}, more than {format_size(room)}"
@@ -348,21 +347,26 @@ class Space:
     def _encoded(
         self, names: set[str], rules: HomeRules, found: Outgoing, *, must: bool, beside: Mapping[str, Any] = NOTHING
     ) -> list[Group]:
-        left = {name: self.names[name] for name in names if name not in found.stays} | dict(beside)
+        left = names - found.stays.keys() if found.stays else names
+        few = len(left) < ORDERED_MIN
+        here: dict[str, Any] = {name: self.names[name] for name in left} if few else self.names.copy()
+        line = list(here) if few else list(filter(left.__contains__, here))
+        here |= beside
+        line += beside
         while True:
             try:
-                groups = encode_roots(left, rules=rules)
+                groups = encode_roots(here, names=line, rules=rules, order=None if few else self._order)
                 for group in groups:
                     if isinstance(group.encoded.met, dict) and group.plain is None:
                         _without_scaffolding(group.encoded.met)
                 return groups
             except Unpicklable as error:
-                name, error = _blamed(error, left)
+                name, error = _blamed(error, {name: here[name] for name in line})
                 if must and name != LOST:
                     raise error from None
                 if name != LOST:
                     found.stays[name] = error.what or error.message
-                del left[name]
+                line.remove(name)
 
     def _looked(self, group: Group) -> tuple[bool, tuple[bytes, ...]]:
         """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed."""
@@ -410,7 +414,7 @@ class Space:
 
 
 def _digest(group: Group) -> bytes:
-    return hashlib.blake2b(group.encoded.head, digest_size=16).digest()
+    return chunk_hash(group.encoded.head)
 
 
 def _blamed(error: Unpicklable, roots: Mapping[str, object]) -> tuple[str, Unpicklable]:
@@ -432,8 +436,3 @@ def _blamed_alone(root: Mapping[str, object]) -> str:
     except Unpicklable as error:
         return error.what or error.message
     return ""
-
-
-def _is_the_shells(name: str) -> bool:
-    """``_12``, ``_i12``: what cells were and gave; ``__name__`` and such: the module's."""
-    return (name.startswith("__") and name.endswith("__")) or (name[:1] == "_" and name[1:].removeprefix("i").isdigit())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sublet.errors import LeaseEnded
 from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
+from sublet.notebook.namespace import Told
 from sublet.notebook.spaces import BESIDE, Outgoing
 from sublet.notebook.stays import Stays, again, clock_time
 from sublet.values import format_size
@@ -64,6 +65,8 @@ class Traffic:
     handles: Handles
     fates: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     """Of every name that cells on devices have left."""
+    told: Told = field(default_factory=Told)
+    """What was said of names that cells read."""
 
     def send(
         self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int
@@ -74,10 +77,12 @@ class Traffic:
         try:
             handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
             alive = self.handles.live()
-            of_the_cell = sent.names, reading.binds, number, handles, tuple(alive), options.room_bytes
+            reads = self.told.say(sent.names, kernel)
+            of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
             kernel.call(guest_side.place, sent.parcels, sent.gone, *of_the_cell)
         except BaseException:
             self.space.disagree(sent.names)
+            self.told.forget()
             raise
         self.space.sent(sent)
         return sent, restored

@@ -1,0 +1,214 @@
+"""A namespace, looked at again and again: which names are its owner's, which are new in it, which are gone.
+
+There may be 10,000 names, and a cell that reads one of them waits for every look. So what must be asked of all of them
+is asked without a loop, and of most only whether they are what they were. Names keep their order while none is removed,
+so a namespace that begins with the names it had has lost none of them.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress
+from operator import is_not
+from typing import Any, Final, NamedTuple
+
+__all__ = ["HIDDEN", "Bound", "Heard", "Said", "Shared", "Told", "results", "visible", "visible_among"]
+
+HIDDEN: Final = frozenset(
+    {"In", "Out", "get_ipython", "exit", "quit", "open", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
+)
+"""What the shell keeps in the namespace for itself."""
+RESULTS: Final = frozenset({"In", "Out", "_", "__", "___", "_i", "_ii", "_iii"})
+RESULT: Final = re.compile(r"_i?\d+")
+FEW: Final = 64
+"""Names that are said whole, whatever was said before."""
+
+
+def visible(names: Mapping[str, object]) -> set[str]:
+    """The names that are the notebook's own."""
+    own = set(names)
+    own -= HIDDEN
+    own.difference_update([name for name in own if "_" <= name < "`" and _is_the_shells(name)])
+    return own
+
+
+def visible_among(names: Mapping[str, object], few: Iterable[str]) -> set[str]:
+    """Of these those that are there and the notebook's own."""
+    return {name for name in few if name in names and name not in HIDDEN and not _is_the_shells(name)}
+
+
+def results(names: Mapping[str, object], few: Iterable[str]) -> set[str]:
+    """Of these those under which the shell keeps what cells gave and were: they travel if they are named."""
+    return {name for name in few if name in names and (name in RESULTS or RESULT.fullmatch(name))}
+
+
+def _is_the_shells(name: str) -> bool:
+    """``_12``, ``_i12``: what cells were and gave; ``__name__`` and such: the module's."""
+    if name[:1] != "_":
+        return False
+    return (name.startswith("__") and name.endswith("__")) or name[1:].removeprefix("i").isdigit()
+
+
+def _begins_with(names: list[str], begin: list[str]) -> bool:
+    return names[: len(begin)] == begin
+
+
+class Bound(Mapping[str, Callable[[], object]]):
+    """What each name has; held weakly where that can be, so that memory on the device is freed when a cell lets go."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+        self._weak: set[str] = set()
+        """Names of which a reference is held."""
+
+    def look(self, names: Mapping[str, object], without: Iterable[str] = ()) -> None:
+        """From here on it is what they have now. ``without``: names that were just removed."""
+        for name in without:
+            self._held.pop(name, None)
+            self._weak.discard(name)
+        if not _begins_with(list(names), list(self._held)):
+            self._held, self._weak = {}, set()
+        if not self._held:
+            self._held = dict(names)
+            kinds = list(map(type, self._held.values()))
+            can = {kind for kind in set(kinds) if kind.__weakrefoffset__}
+            changed = list(compress(self._held, map(can.__contains__, kinds)))
+        else:
+            changed = [name for name in self._unlike(names) if not self._has(name, names[name])]
+        for name in changed:
+            self._hold(name, names[name])
+
+    def rebound(self, names: Mapping[str, object]) -> set[str]:
+        """Names that have something else now, or are new."""
+        if _begins_with(list(names), list(self._held)):
+            other = self._unlike(names)
+        else:
+            names = dict(names)
+            other = [name for name, value in names.items() if name not in self._held or self._held[name] is not value]
+        return {name for name in other if not self._has(name, names[name])}
+
+    def _unlike(self, names: Mapping[str, object]) -> list[str]:
+        """Names whose object is not the very one that is held: others, references, and what is new. Where the names
+        begin with those that are held."""
+        unlike = list(compress(names, map(is_not, names.values(), self._held.values())))
+        return unlike + list(names)[len(self._held) :]
+
+    def _has(self, name: str, value: object) -> bool:
+        if name not in self._held:
+            return False
+        held = self._held[name]
+        return (held() if name in self._weak else held) is value
+
+    def _hold(self, name: str, value: object) -> None:
+        self._weak.discard(name)
+        self._held[name] = value
+        if type(value).__weakrefoffset__:
+            try:
+                self._held[name] = weakref.ref(value)
+                self._weak.add(name)
+            except TypeError:  # it has no room for it all the same: it was made so
+                pass
+
+    def __getitem__(self, name: str) -> Callable[[], object]:
+        held = self._held[name]
+        return held if name in self._weak else lambda: held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class Shared:
+    """Names that the other side has as well."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._seen: list[str] = []
+        """The namespace when it was last looked for names that are gone."""
+        self._gone: set[str] = set()
+        """What was found, and is not taken back yet."""
+        self._new: set[str] = set()
+        """Names that came since."""
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        return not self._names.isdisjoint(names)
+
+    def has_all(self, names: Iterable[str]) -> bool:
+        return self._names.issuperset(names)
+
+    def add(self, names: Iterable[str]) -> None:
+        before = len(self._names)
+        self._names.update(names)
+        if len(self._names) != before or self._gone:
+            self._new.update(names)
+
+    def remove(self, names: Iterable[str]) -> None:
+        self._names.difference_update(names)
+        self._gone.difference_update(names)
+        self._new.difference_update(names)
+
+    def clear(self) -> None:
+        for kept in (self._names, self._gone, self._new):
+            kept.clear()
+
+    def gone(self, names: Mapping[str, object]) -> tuple[str, ...]:
+        """Those that are not here any more."""
+        here = list(names)
+        if _begins_with(here, self._seen):
+            doubtful = self._gone | self._new
+            self._gone = {name for name in doubtful if name not in names}
+        else:
+            self._gone = self._names.difference(names)
+        self._seen = here
+        self._new.clear()
+        return tuple(sorted(self._gone))
+
+
+class Said(NamedTuple):
+    """Names, as they are told."""
+
+    names: frozenset[str]
+    is_difference: bool = False
+    """To what was told whole before."""
+
+
+class Told:
+    """Tells one listener, who remembers, of many names, which mostly are those of the last time."""
+
+    def __init__(self) -> None:
+        self._last: frozenset[str] | None = None
+        self._listener: weakref.ref[Any] | None = None
+
+    def say(self, names: frozenset[str], listener: object) -> Said:
+        """How to say them. If it did not arrive, say so."""
+        if len(names) < FEW:
+            return Said(names)
+        if self._listener is None or self._listener() is not listener:
+            self._last, self._listener = None, weakref.ref(listener)
+        last, self._last = self._last, names
+        if last is None:
+            return Said(names)
+        other = last ^ names
+        return Said(other, is_difference=True) if len(other) < len(names) // 2 else Said(names)
+
+    def forget(self) -> None:
+        """Nobody knows whether it arrived."""
+        self._last = None
+
+
+class Heard:
+    """The listener's side."""
+
+    def __init__(self) -> None:
+        self._last: frozenset[str] = frozenset()
+
+    def hear(self, said: Said) -> frozenset[str]:
+        """The names that are meant."""
+        names = self._last ^ said.names if said.is_difference else said.names
+        if len(names) >= FEW:
+            self._last = names
+        return names
