@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,22 @@ def test_saving_needs_no_office(fabric: sublet.Fabric) -> None:
             os.kill(pid, signal.SIGCONT)
         assert sublet.Durable.restore(block).value == 2
         state.close()
+
+
+class Slow:
+    """Something that takes a second to save."""
+
+    def __reduce__(self) -> Any:
+        time.sleep(1)
+        return Slow, ()
+
+
+def test_saves_that_take_long_raise_the_time_that_the_lease_asks_for(fabric: sublet.Fabric) -> None:
+    """Of its own accord, by what was measured where it is published; the office has it in its books."""
+    with fabric.block("4MiB", name="slow", ttl="5s", renew="always") as block:
+        assert block.ttl == 5
+        with sublet.Durable(Slow(), block) as state:
+            state.checkpoint()
+        until("a longer time to live", lambda: block.ttl >= 6)
+        until("it is granted", lambda: fabric.lease(block.id).ttl >= 6)
+        assert block.status is not sublet.LeaseStatus.ENDED

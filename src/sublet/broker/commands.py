@@ -127,6 +127,8 @@ class Renew(_Tenants, frozen=True, kw_only=True):
     busy_ns: int = 0
     """Busy time since the last word."""
     ttl_ns: int | None = None
+    lead_ns: int = 0
+    """How long before the deadline its saving must begin, as the holder reckons."""
 
 
 class NoteActivity(_Tenants, frozen=True, kw_only=True):

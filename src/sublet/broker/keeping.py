@@ -30,6 +30,8 @@ def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
         raise InvalidRequest("busy time cannot be negative")
     policy, now = step.policy, step.now
     ttl_ns = lease.ttl_ns if command.ttl_ns is None else command.ttl_ns
+    if command.lead_ns > 0:  # asked for by a reckoning, not by a person: what is too much is had as far as it may be
+        ttl_ns = min(ttl_ns, policy.ttl_max_ns)
     if not policy.ttl_min_ns <= ttl_ns <= policy.ttl_max_ns:
         raise InvalidRequest("the new time to live is out of bounds", do="Leave it out to keep the old one.")
     refused = _why_not_renewed(step, lease, active=command.active)
@@ -50,10 +52,10 @@ def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
             number=lease.number + 1,
             busy_ns=_plausible(step, lease, command.busy_ns),
             idle=not command.active,
-            ttl_ns=command.ttl_ns,
+            ttl_ns=None if command.ttl_ns is None else ttl_ns,
         )
     )
-    step.orders.append(extend_order(lease, now.ns))
+    step.orders.append(extend_order(lease, now.ns, max(0, min(command.lead_ns, ttl_ns))))
     step.hold = (lease.id, lease.number)
     return Granted(lease=lease)
 

@@ -80,6 +80,10 @@ class Ledger:
         """Whether the agent has confirmed the deadline that the books have; until it has, nobody may be told of it."""
         return self._unconfirmed.holds(lease)
 
+    def save_ns(self, lease: LeaseId) -> int:
+        """How long the last save under it took, as its agent said; 0 if it said nothing."""
+        return self._unconfirmed.saves.get(lease, 0)
+
     def place_of(self, lease_id: LeaseId, now: Now) -> Place | None:
         """The place of a waiting lease as of now."""
         lease = self.state.leases.get(lease_id)

@@ -138,6 +138,7 @@ def renew(service: Service, call: Call) -> Asked:
         active=request.active,
         busy_ns=busy_ns(request.busy),
         ttl_ns=None if request.ttl is None else parse_duration_ns(request.ttl, "ttl"),
+        lead_ns=_lead_ns(request.lead),
     )
 
     def finish(answer: RenewAnswer) -> Reply:
@@ -174,6 +175,10 @@ async def renewals(service: Service, call: Call) -> Reply:
     return json_reply(RenewalsAnswer(items=done, errors=errors))
 
 
+def _lead_ns(seconds: float) -> int:
+    return parse_duration_ns(seconds, "lead", zero_ok=True) if seconds else 0
+
+
 def _renew_item(call: Call, item: RenewItem) -> cmd.Renew:
     return cmd.Renew(
         tenant=call.caller.tenant,
@@ -182,6 +187,7 @@ def _renew_item(call: Call, item: RenewItem) -> cmd.Renew:
         epoch=item.epoch,
         active=item.active,
         busy_ns=busy_ns(item.busy),
+        lead_ns=_lead_ns(item.lead),
     )
 
 
@@ -326,8 +332,8 @@ def _render_view(service: Service, lease_id: str) -> Callable[[Answer, Now], Lea
 
 
 def _render_renewal(service: Service, lease_id: str) -> Callable[[Answer, Now], RenewAnswer]:
-    leases = service.driver.ledger.state.leases
-    return lambda answer, now: renew_answer(leases[LeaseId(lease_id)], now)
+    ledger, lease = service.driver.ledger, LeaseId(lease_id)
+    return lambda answer, now: renew_answer(ledger.state.leases[lease], now, save_ns=ledger.save_ns(lease))
 
 
 def _view(service: Service, lease_id: str, now: Now) -> LeaseView:

@@ -219,8 +219,8 @@ def grant_order(lease: LeaseRecord, now_ns: int) -> orders.Grant:
     )
 
 
-def extend_order(lease: LeaseRecord, now_ns: int) -> orders.Extend:
-    """The order that moves a deadline."""
+def extend_order(lease: LeaseRecord, now_ns: int, lead_ns: int = 0) -> orders.Extend:
+    """The order that moves a deadline. ``lead_ns``: what its holder reckons with for saving."""
     assert lease.epoch is not None and lease.deadline_ns is not None
     return orders.Extend(
         lease=lease.id,
@@ -228,6 +228,7 @@ def extend_order(lease: LeaseRecord, now_ns: int) -> orders.Extend:
         number=lease.number,
         deadline_ns=lease.deadline_ns,
         ttl_ns=max(0, lease.deadline_ns - now_ns),
+        lead_ns=lead_ns,
     )
 
 

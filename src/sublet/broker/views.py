@@ -191,7 +191,7 @@ def refusal_answer(refusal: Refusal) -> RefusalAnswer:
     )
 
 
-def renew_answer(lease: LeaseRecord, now: Now, token: str | None = None) -> RenewAnswer:
+def renew_answer(lease: LeaseRecord, now: Now, token: str | None = None, *, save_ns: int = 0) -> RenewAnswer:
     """``ttl`` is counted from the decision, a little after the request came in: the error is on the safe side."""
     assert lease.epoch is not None and lease.deadline_ns is not None
     return RenewAnswer(
@@ -201,6 +201,7 @@ def renew_answer(lease: LeaseRecord, now: Now, token: str | None = None) -> Rene
         ttl=max(0.0, seconds(lease.deadline_ns - now.ns)),
         number=lease.number,
         token=token,
+        save=seconds(save_ns),
     )
 
 

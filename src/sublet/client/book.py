@@ -320,7 +320,7 @@ class Book:
             case HolderWord.WARNING:
                 said = _why_not_renewed(held.holder)
                 _log.log(_loudness(held), "lease %s ends soon%s: %s", held.id, said, news.detail)
-            case HolderWord.JEOPARDY | HolderWord.REFUSED:
+            case HolderWord.JEOPARDY | HolderWord.REFUSED | HolderWord.LONGER:
                 _log.warning("lease %s: %s: %s", held.id, news.word, news.detail)
             case _:
                 _log.info("lease %s: %s: %s", held.id, news.word, news.detail)

@@ -46,6 +46,7 @@ def renew_one(core: Core, book: Book, attempt: Attempt, timeout_s: float) -> Pro
         active=attempt.active,
         busy=attempt.busy_ns / NS_PER_S,
         ttl=None if attempt.ttl_ns is None else attempt.ttl_ns / NS_PER_S,
+        lead=attempt.lead_ns / NS_PER_S,
     )
     try:
         answer, _ = yield from core.renew(attempt.lease, request, timeout_s)

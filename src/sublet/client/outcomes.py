@@ -21,7 +21,7 @@ __all__ = ["fenced_end", "item_of", "outcome_of"]
 def outcome_of(attempt: Attempt, answer: RenewAnswer | None, error: SubletError | None, now: str) -> Outcome:
     """What the office's answer to one renewal means to its holder."""
     if answer is not None:
-        return Done(granted_ns=_ns(answer.ttl))
+        return Done(granted_ns=_ns(answer.ttl), save_ns=_ns(answer.save))
     if error is None or isinstance(error, Disconnected):
         return Unknown(detail="" if error is None else error.message)
     if isinstance(error, LeaseEnded) and error.end is not None:
@@ -57,6 +57,7 @@ def item_of(attempt: Attempt) -> RenewItem:
         epoch=attempt.epoch or Epoch(0, 0),
         active=attempt.active,
         busy=attempt.busy_ns / NS_PER_S,
+        lead=attempt.lead_ns / NS_PER_S,
     )
 
 

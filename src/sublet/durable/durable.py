@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar, cast, runtime_checkable
@@ -249,8 +250,10 @@ class Durable(Generic[T]):
                 self._queue.failure = error
 
     def _captured(self, *, copy: bool) -> Capture:
+        began_ns = time.monotonic_ns()
         groups = encode_roots({ROOT: self._value})
         capture = self._saver.capture(groups, self._base, copy=self._copies if copy else None)
+        capture.took_ns = time.monotonic_ns() - began_ns
         self._mutations, self._dirty_ns = 0, None
         return capture
 

@@ -122,6 +122,8 @@ class Staged:
     """What the next save builds on, once this one is published."""
     records: Sequence[Record]
     """What it is made of, by whose names: to be compared with those of the base."""
+    capture_ns: int = 0
+    """How long it took before anything was written."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -141,6 +143,8 @@ class Capture:
 
     records: Sequence[tuple[Sequence[str], bytes, Sequence[Piece]]]
     state_bytes: int
+    took_ns: int = 0
+    """How long it took to look at the state."""
 
     @property
     def roots(self) -> int:
@@ -251,6 +255,7 @@ class Saver:
             report=report,
             base=base.after(manifest, made[0] if made is not None else None, writer.hashes),
             records=records,
+            capture_ns=capture.took_ns,
         )
 
 

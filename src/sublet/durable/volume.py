@@ -134,7 +134,7 @@ class VolumeStore(FolderStore):
 
     def publish(self, staged: Staged) -> None:
         manifest = staged.manifest
-        took_ns = time.monotonic_ns() - self._began_ns.get(staged.folder, time.monotonic_ns())
+        took_ns = staged.capture_ns + time.monotonic_ns() - self._began_ns.get(staged.folder, time.monotonic_ns())
         asked = Publish(
             lease=manifest.lease,
             epoch=manifest.epoch,

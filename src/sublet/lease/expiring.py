@@ -3,6 +3,11 @@
 Saving needs no office. At the deadline everything is killed, so what is to be saved must begin before it, by the lead:
 the grace, or one and a half times what the last save took. If the deadline is moved after all, the lease is spared, and
 may be warned again.
+
+A renewal in time must not come too late for the warning. Its holder plans it when a renewal is answered, and is told
+with that answer how long saving takes; so a save counts from the next move of the deadline on, and not in the time that
+has begun. And a holder whose renewals do not say that he reckons with it may come as late as after 80 % of the time;
+for his sake the lead is never more than 15 % of it.
 """
 
 from __future__ import annotations
@@ -11,29 +16,31 @@ import heapq
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.lease.policy import lead_ns
-from sublet.values import NS_PER_S, LeaseId
+from sublet.lease.policy import grace_ns, lead_ns
+from sublet.values import LeaseId
 
-__all__ = ["GRACE_MAX_NS", "Expiring", "grace_ns"]
+__all__ = ["Expiring"]
 
-GRACE_MAX_NS: Final = 5 * NS_PER_S
-
-
-def grace_ns(ttl_ns: int) -> int:
-    """What a guest has to save and leave, unless more is asked for."""
-    return min(GRACE_MAX_NS, ttl_ns // 10)
+_UNHEEDED_PERCENT: Final = 15
+"""What saving may take of the time of a holder who does not say that he reckons with it."""
 
 
 @dataclass(slots=True)
 class _Entry:
     deadline_ns: int
-    grace_ns: int
+    ttl_ns: int = 0
     save_ns: int = 0
+    """What the last save took, when the deadline was moved last."""
+    next_save_ns: int = 0
+    """What it takes now."""
+    heeded_ns: int = 0
+    """The lead that its holder reckons with."""
     warned: bool = False
 
     @property
     def warn_at_ns(self) -> int:
-        return self.deadline_ns - lead_ns(self.grace_ns, self.save_ns)
+        most_ns = max(self.ttl_ns * _UNHEEDED_PERCENT // 100, self.heeded_ns)
+        return self.deadline_ns - max(grace_ns(self.ttl_ns), min(most_ns, lead_ns(0, self.save_ns)))
 
 
 class Expiring:
@@ -48,24 +55,31 @@ class Expiring:
         entry = self._entries.get(lease)  # type: ignore[call-overload]  # any object may be asked for
         return entry is not None and entry.warned
 
-    def moved(self, lease: LeaseId, deadline_ns: int, ttl_ns: int, now_ns: int) -> bool:
-        """The lease has this deadline now. Returns whether it was warned, and is spared."""
-        entry = self._entries.setdefault(lease, _Entry(deadline_ns, grace_ns(ttl_ns)))
-        entry.deadline_ns, entry.grace_ns = deadline_ns, grace_ns(ttl_ns)
+    def moved(self, lease: LeaseId, deadline_ns: int, ttl_ns: int, now_ns: int, *, heeded_ns: int = 0) -> bool:
+        """The lease has this deadline now; ``heeded_ns``: the lead that its holder reckons with. Returns whether it was
+        warned, and is spared."""
+        entry = self._entries.setdefault(lease, _Entry(deadline_ns))
+        entry.deadline_ns, entry.ttl_ns, entry.heeded_ns = deadline_ns, ttl_ns, heeded_ns
+        entry.save_ns = entry.next_save_ns
         return self._arm(lease, entry, now_ns)
 
-    def saved(self, lease: LeaseId, save_ns: int, now_ns: int) -> bool:
-        """The lease's last save took so long. Returns whether it was warned, and is spared."""
+    def saved(self, lease: LeaseId, save_ns: int) -> None:
+        """The lease's last save took so long."""
         entry = self._entries.get(lease)
-        if entry is None:
-            return False
-        entry.save_ns = save_ns
-        return self._arm(lease, entry, now_ns)
+        if entry is not None:
+            entry.next_save_ns = save_ns
 
     def save_ns(self, lease: LeaseId) -> int:
         """How long its last save took; 0 if that is not known."""
         entry = self._entries.get(lease)
-        return 0 if entry is None else entry.save_ns
+        return 0 if entry is None else entry.next_save_ns
+
+    def inherit(self, lease: LeaseId, save_ns: int, now_ns: int) -> None:
+        """From now on it is the lease of guests whose last save took so long: nobody planned a renewal without that."""
+        entry = self._entries.get(lease)
+        if entry is not None and save_ns:
+            entry.save_ns = entry.next_save_ns = save_ns
+            self._arm(lease, entry, now_ns)
 
     def drop(self, lease: LeaseId) -> None:
         """It is over; harmless if it was not known."""

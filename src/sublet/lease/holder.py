@@ -64,7 +64,7 @@ class Holder:
     _attempts: int = field(default=0, init=False, repr=False)
     """Renewals sent since the last answered one."""
     _pending: Attempt | None = field(default=None, init=False, repr=False)
-    """The last of them, while its time to be answered has not run out."""
+    """The last of them, while it may be answered."""
     _retry_ns: int = field(default=0, init=False, repr=False)
     _quiet: HolderWord | None = field(default=None, init=False, repr=False)
     """Why it is not being renewed: IDLE or HELD_LONG."""
@@ -74,6 +74,7 @@ class Holder:
     _notice: tuple[EndReason, int, str] | None = field(default=None, init=False, repr=False)
     _capped: bool = field(default=False, init=False, repr=False)
     """Held up to the moment at which it will be taken, so there is nothing to renew."""
+    _raised_ns: int = field(default=0, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
     _news: list[HolderNews] = field(default_factory=list, init=False, repr=False)
 
@@ -121,13 +122,18 @@ class Holder:
 
     @property
     def take_at_ns(self) -> int | None:
-        """When it will be taken, if that was announced."""
+        """When it will be taken, if announced."""
         return None if self._notice is None else self._notice[1]
 
     def claim_left_ns(self, now_ns: int) -> int | None:
         """About how long the office still waits for the claim; None unless GRANTED. The office decides, so a claim
         that is late by this reckoning is sent all the same."""
         return None if self.claim_by_ns is None else max(0, self.claim_by_ns - now_ns)
+
+    @property
+    def asked_ns(self) -> int:
+        """The TTL it asks for: its own, or what its saves have come to need. That stays, if they get shorter again."""
+        return max(self.ttl_ns, self._raised_ns, self.policy.ttl_for_ns(self.lead_ns))
 
     # ---- how it comes to be held
 
@@ -185,7 +191,8 @@ class Holder:
             active=self.busy if active is None else active,
             busy_ns=self.busy_time.unsaid_ns(now_ns),
             busy_total_ns=self.busy_time.total_ns(now_ns),
-            ttl_ns=None if ttl_ns is None and self._ask_ns() == self.ttl_ns else self._ask_ns(),
+            ttl_ns=None if ttl_ns is None and self.asked_ns == self.ttl_ns else self.asked_ns,
+            lead_ns=self.lead_ns,
         )
         return self._pending
 
@@ -202,10 +209,11 @@ class Holder:
         if self.status not in HELD_STATES or attempt.epoch != self.epoch:
             return False
         match outcome:
-            case Done(granted_ns=granted_ns):
+            case Done(granted_ns=granted_ns, save_ns=save_ns):
                 self.busy_time.said(attempt.busy_total_ns)
                 if attempt.sent_ns <= self._sent_ns:
                     return False  # an answer to an older request says less than what is known already
+                self._reckon(now_ns, save_ns)
                 self._grant(now_ns, attempt.sent_ns, granted_ns, HolderEvent.ANSWERED)
                 self._pass(now_ns)
             case Refused(reason=EndReason.IDLE):
@@ -231,9 +239,7 @@ class Holder:
 
     def use(self, policy: RenewalPolicy, *, lead_ns: int | None = None) -> None:
         """Renew by another policy, or with another lead, from now on. The deadline never moves out by that."""
-        self.policy = policy
-        if lead_ns is not None:
-            self.lead_ns = lead_ns
+        self.policy, self.lead_ns = policy, self.lead_ns if lead_ns is None else lead_ns
         if self._quiet is HolderWord.HELD_LONG:
             self._quiet = None
         if self._plan is not None:
@@ -332,7 +338,7 @@ class Holder:
         cap_ns = self.policy.max_hold_ns
         if self.policy.mode is RenewMode.WHILE_BUSY and not self.busy:
             self._put_off(now_ns)
-        elif cap_ns is not None and now_ns + self._ask_ns() > self._held_since_ns + cap_ns:
+        elif cap_ns is not None and now_ns + self.asked_ns > self._held_since_ns + cap_ns:
             self._quiet = HolderWord.HELD_LONG
             self._say(now_ns, HolderWord.HELD_LONG, f"it may be held for {format_duration(cap_ns)} at most")
 
@@ -358,9 +364,14 @@ class Holder:
             return None
         return self._sent_ns + self._plan.warn_ns
 
-    def _ask_ns(self) -> int:
-        """The TTL to ask for: the lease's, or what its saves have come to need."""
-        return max(self.ttl_ns, self.policy.ttl_needed_ns(self.lead_ns))
+    def _reckon(self, now_ns: int, save_ns: int) -> None:
+        """A save takes so long: from here on renewals leave time for it, if need be by asking for more time."""
+        if save_ns:
+            before_ns, self.lead_ns = self.asked_ns, self.policy.lead_of(save_ns, self.ttl_ns)
+            self._raised_ns = max(self._raised_ns, self.policy.ttl_for_ns(self.lead_ns))
+            if self.asked_ns > before_ns:
+                said = f"saving takes {format_duration(save_ns)}, so it asks for {format_duration(self.asked_ns)}"
+                self._say(now_ns, HolderWord.LONGER, said)
 
     def _newer(self, epoch: Epoch) -> bool:
         return self.epoch is None or epoch > self.epoch

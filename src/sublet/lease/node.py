@@ -166,11 +166,10 @@ class Node:
         waiting = self._waiting.get(lease)
         return waiting is not None and waiting.epoch == epoch
 
-    def saved(self, lease: LeaseId, save_ns: int, now_ns: int) -> None:
-        """The last save of this lease took so long: it is warned that much earlier (see ``lease.policy.lead_ns``)."""
-        live = self.fence.get(lease)
-        if live is not None and self._expiring.saved(lease, save_ns, now_ns):
-            self._hardware.spare(lease, live.epoch)
+    def saved(self, lease: LeaseId, save_ns: int) -> None:
+        """The last save of this lease took so long. Its holder is told with the next extension, and from there on it is
+        warned that much earlier (see ``expiring``)."""
+        self._expiring.saved(lease, save_ns)
 
     def inventory_changed(self, inventory: Inventory) -> None:
         """The same node has other devices now, or more or less of one. Leases that are live stay; that one of their
@@ -306,7 +305,8 @@ class Node:
             self._hardware.grant(live.lease, self._tenants[live.lease], live.epoch, live.parts, live.deadline_ns)
         else:
             self._hardware.extend(live.lease, live.epoch, live.deadline_ns)
-        if self._expiring.moved(live.lease, live.deadline_ns, order.ttl_ns, now_ns):
+        heeded_ns = order.lead_ns if isinstance(order, Extend) else 0
+        if self._expiring.moved(live.lease, live.deadline_ns, order.ttl_ns, now_ns, heeded_ns=heeded_ns):
             self._hardware.spare(live.lease, live.epoch)
 
     def _notify(self, order: Notify, now_ns: int) -> None:
@@ -347,7 +347,7 @@ class Node:
         if is_new and not self._parking.park(order.lease, epoch, order.park, until_ns, now_ns):
             self._hardware.tell(order.lease, epoch, order.reason, until_ns, order.detail, now_ns)
         elif is_new and order.park is not None:  # what is parked has as much to save as it had before
-            self._expiring.saved(order.park.lease, save_ns, now_ns)
+            self._expiring.inherit(order.park.lease, save_ns, now_ns)
         self._teardowns.advance(self._teardowns.of(order.lease, order.parts), now_ns)
 
     def _begin_end(self, order: End, epoch: Epoch, gone: Live | None, until_ns: int) -> bool:
@@ -442,8 +442,8 @@ class Node:
     ) -> None:
         name, lease, epoch, number = self.name, order.lease, order.epoch, order.number
         if held:
-            told = isinstance(order, Notify)
-            self._report(Held(node=name, lease=lease, epoch=epoch, number=number, told=told))
+            told, save_ns = isinstance(order, Notify), self._expiring.save_ns(lease)
+            self._report(Held(node=name, lease=lease, epoch=epoch, number=number, told=told, save_ns=save_ns))
         else:
             report = NotHeld(node=name, lease=lease, epoch=epoch, number=number, detail=detail, reason=reason)
             self._report(report)

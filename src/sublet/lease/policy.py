@@ -26,7 +26,7 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, LeaseId, RenewMode, format_duration, parse_duration_ns, shown
 
-__all__ = ["ATTEMPTS_LEAST", "RenewalPlan", "RenewalPolicy", "lead_ns"]
+__all__ = ["ATTEMPTS_LEAST", "GRACE_MAX_NS", "RenewalPlan", "RenewalPolicy", "grace_ns", "lead_ns"]
 
 ATTEMPTS_LEAST: Final = 5
 """So many attempts, each with its wait, fit between due and the holder's deadline, whatever the TTL."""
@@ -38,8 +38,14 @@ _LEAD_SHARE: Final = 4
 """Saving may need at most a quarter of the TTL."""
 _DUE_LEAST: Final = 10
 """Never renew before a tenth of the time has gone, whatever the lead: that would be a loop, not a heartbeat."""
+GRACE_MAX_NS: Final = 5 * NS_PER_S
 _PPM: Final = 1_000_000
 _DOUBLINGS_MAX: Final = 20
+
+
+def grace_ns(ttl_ns: int) -> int:
+    """What a guest has to save and leave, unless more is asked for."""
+    return min(GRACE_MAX_NS, ttl_ns // 10)
 
 
 def lead_ns(grace_ns: int, save_ns: int) -> int:
@@ -199,8 +205,19 @@ class RenewalPolicy:
 
     @staticmethod
     def ttl_needed_ns(lead_ns: int) -> int:
-        """The shortest TTL in which saving has room; a lease asks for this much once its saves take so long."""
+        """The shortest TTL in which saving has room."""
         return _LEAD_SHARE * lead_ns
+
+    def ttl_for_ns(self, lead_ns: int) -> int:
+        """What a lease asks for once its saves take so long: that, but not more than it may be held for."""
+        needed_ns = self.ttl_needed_ns(lead_ns)
+        return needed_ns if self._max_hold_ns is None else min(needed_ns, self._max_hold_ns)
+
+    @staticmethod
+    def lead_of(save_ns: int, ttl_ns: int) -> int:
+        """The lead of a lease whose last save took so long; 0 where its grace is enough."""
+        lead = lead_ns(0, save_ns)
+        return lead if lead > grace_ns(ttl_ns) else 0
 
     def _latest_ns(self, granted_ns: int) -> int:
         """The last moment to begin renewing from which five attempts fit before the holder's deadline."""

@@ -58,6 +58,8 @@ class Attempt:
     """Busy time of the whole lease; what the holder notes once this is answered."""
     ttl_ns: int | None = None
     """Ask for this much instead of what the lease has, because saving has come to take longer."""
+    lead_ns: int = 0
+    """How long before the deadline saving must begin, as the holder reckons: whoever warns its guests may go by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ class Done:
 
     granted_ns: int
     """What the office says is left, as of when it got the request: not the TTL that was asked for."""
+    save_ns: int = 0
+    """How long the last save under the lease took; 0 if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +106,8 @@ class HolderWord(enum.StrEnum):
     """Work began after the holder had said that it was idle."""
     HELD_LONG = "held_long"
     """The policy's ``max_hold`` is reached: it is not renewed again."""
+    LONGER = "longer"
+    """Saving has come to take so long that more time to live is asked for from now on."""
     REFUSED = "refused"
     """The office will not renew it; no new device work starts."""
     OVER = "over"

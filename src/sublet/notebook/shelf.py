@@ -12,6 +12,7 @@ it and can be read without loading any value, which may be for a device that is 
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
@@ -133,7 +134,7 @@ class Shelf:
     ) -> Saved:
         """Save these, keep what else there is, but for what is to be dropped. Whole or not at all: it raises
         ``CheckpointFailed`` then, and what was saved before is as it was."""
-        base = self._base_now()
+        began_ns, base = time.monotonic_ns(), self._base_now()
         carry, rest = self._kept(values, drop)
         everything = {**values, **rest}
         now_ns = self._clock.wall_ns()
@@ -144,7 +145,7 @@ class Shelf:
         groups.sort(key=lambda group: group.names[0])
         was = self.found()
         same_as = {key: was[key] for key in values} if not rest and was.keys() >= values.keys() else None
-        return self._write(groups, base, carry, now_ns, note, same_as=same_as)
+        return self._write(groups, base, carry, now_ns, note, same_as=same_as, began_ns=began_ns)
 
     def settle(self, number: int) -> int:
         """See that the newest checkpoint is of this number: the last whose cell is known to have finished, its results
@@ -180,9 +181,11 @@ class Shelf:
         now_ns: int,
         note: str,
         same_as: Mapping[Key, About] | None = None,
+        began_ns: int | None = None,
     ) -> Saved:
         """``same_as``: what is known of these in the newest checkpoint. If all would be as it is there, that is it."""
         capture = self._saver.capture(groups, base)
+        capture.took_ns = 0 if began_ns is None else time.monotonic_ns() - began_ns
         needed = needed_bytes(capture, base, self._store.room)
         try:
             with self._store.staging_folder(needed) as staging:

@@ -62,7 +62,6 @@ class Premises:
         self._parker = parker
         self.saved: Mapping[LeaseId, Saved] = {}
         """What was published for which lease."""
-        self.on_extended: Callable[[LeaseId], None] = lambda _: None
         self.on_moved: Callable[[LeaseId], None] = lambda _: None
         """Told when the guests of a lease were taken off its devices alive, or when that failed."""
         self._guests = guests
@@ -112,7 +111,6 @@ class Premises:
         if tenancy is not None:
             tenancy.deadline_ns = deadline_ns
             tenancy.show(self._now_ns())
-            self.on_extended(lease)
 
     def notice(self, lease: LeaseId, notice: Notify | None, /) -> None:
         tenancy = self.tenancies.get(lease)

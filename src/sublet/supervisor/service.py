@@ -165,7 +165,7 @@ class Supervisor:
             runtime=settings.runtime,
             on_saved=self._saved,
         )
-        self.premises.saved, self.premises.on_extended = self._desk.publishing.saved, self._desk.extended
+        self.premises.saved = self._desk.publishing.saved
         memory = MemoryWatch(self.guests, self._procs, lambda: self.premises.everything)
         self.guests.on_look = memory.look
 
@@ -399,9 +399,8 @@ class Supervisor:
         self._reports.append(report)
 
     def _saved(self, lease: LeaseId, save_ns: int) -> None:
-        if self.node is not None and not self.node.is_expiring(lease):
-            self.node.saved(lease, save_ns, self.loop.now_ns())
-            self._step()
+        if self.node is not None:
+            self.node.saved(lease, save_ns)
 
     def _guest_gone(self, lease: LeaseId) -> None:
         """Of some that are gone at once all are told in one go."""

@@ -30,9 +30,6 @@ __all__ = ["VolumeDesk"]
 
 PUBLICATION_S: Final = 600.0
 """What takes longer is a disk that hangs."""
-SAVE_SHARE: Final = 10
-"""A save that takes a tenth of the time to live has a notice of 15 %; the latest renewal is made when 20 % are left."""
-SAVES_KEPT: Final = 4096
 WRITE: Final = "write"
 
 
@@ -50,18 +47,15 @@ class VolumeDesk:
         runtime: str,
         on_saved: Callable[[LeaseId, int], None],
     ) -> None:
-        """``on_saved`` is told how long saving takes, for the notice before the deadline of a lease."""
+        """``on_saved`` is told how long a save took, for the notice before the deadline of a lease."""
         self._launch = launch
         self._guests = guests
         self._trees = trees
         self._tenancies = tenancies
         self._loop = loop.guarded(lambda _: None)
-        self._on_saved = on_saved
-        self._saves: dict[LeaseId, int] = {}
-        """How long the last save of a lease took."""
         self._errands = Errands(loop, launch.helper_lives, longest_s=PUBLICATION_S)
         self.publishing: Final = Publishing(
-            loop=loop, errands=self._errands, stores=launch.stores, tenancies=tenancies, on_saved=self._note
+            loop=loop, errands=self._errands, stores=launch.stores, tenancies=tenancies, on_saved=on_saved
         )
         self._door = PublishDoor(loop, runtime, self.publishing, who=self._guest_of, asker=self._of_guest)
         launch.door = self._door.open
@@ -71,27 +65,6 @@ class VolumeDesk:
         """The supervisor ends."""
         self._door.close()
         self._errands.close()
-
-    def extended(self, lease: LeaseId) -> None:
-        """Its deadline was moved: from here on the notice before that is long enough for another save.
-
-        Not before: the holder renews by a plan, which may be later than such a notice would be in the time that has
-        begun, and then its guests would be told to leave for nothing. For the same reason the notice is never so long
-        that a renewal in time would come too late for it.
-        """
-        if lease in self._saves:
-            self._loop.soon(lambda: self._tell(lease))
-
-    def _note(self, lease: LeaseId, save_ns: int) -> None:
-        self._saves[lease] = save_ns
-        while len(self._saves) > SAVES_KEPT:
-            del self._saves[next(iter(self._saves))]
-
-    def _tell(self, lease: LeaseId) -> None:
-        tenancy, save_ns = self._tenancies.get(lease), self._saves.get(lease, 0)
-        if tenancy is not None:
-            left_ns = tenancy.deadline_ns - self._loop.now_ns()
-            self._on_saved(lease, max(0, min(save_ns, left_ns // SAVE_SHARE)))
 
     def of_holder(self, front: Front, call: VolumeCall, then: Callable[[VolumeReply], None]) -> None:
         """A holder asks."""

@@ -144,6 +144,9 @@ class RenewRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """Seconds of work since the last word."""
     ttl: float | None = None
     token: bool = False
+    lead: float = 0.0
+    """Seconds before the deadline at which saving must begin, as this holder reckons; guests are told that early. A
+    ``ttl`` that comes with it and is more than there may be is cut down to that."""
 
 
 class RenewItem(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -151,6 +154,8 @@ class RenewItem(_Request, kw_only=True, forbid_unknown_fields=True):
     epoch: Epoch
     active: bool = True
     busy: float = 0.0
+    lead: float = 0.0
+    """As in ``RenewRequest``."""
 
 
 class RenewalsRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -298,6 +303,8 @@ class RenewAnswer(Message, kw_only=True):
     """What was granted, counted from when the office got the request; less than the TTL under notice."""
     number: int
     token: str | None = None
+    save: float = 0.0
+    """Seconds that the last save under it took; 0 if there was none."""
 
 
 _REASON: Final = (

@@ -172,6 +172,8 @@ class Extend:
     number: int
     deadline_ns: int
     ttl_ns: int
+    lead_ns: int = 0
+    """So long before the deadline its holder knows that saving must begin, and renews with that in mind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +250,8 @@ class Held:
     number: int
     told: bool = False
     """It answers a ``Notify``, and says nothing of any deadline: an older ``Extend`` may still be on its way."""
+    save_ns: int = 0
+    """How long the last save under the lease took, for its holder; 0 if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,9 +163,16 @@ class Rig:
         """A guest of the lease is there."""
         self.paper.there |= {(resource, lease) for resource in resources or (GPU,)}
 
-    def extend(self, number: int, *, ttl_s: float = 60, lease: LeaseId = A, n: int = 1) -> None:
+    def extend(self, number: int, *, ttl_s: float = 60, lease: LeaseId = A, n: int = 1, lead_s: int = 0) -> None:
         ttl_ns = round(ttl_s * S)
-        order = Extend(lease=lease, epoch=Epoch(1, n), number=number, deadline_ns=self.now_ns + ttl_ns, ttl_ns=ttl_ns)
+        order = Extend(
+            lease=lease,
+            epoch=Epoch(1, n),
+            number=number,
+            deadline_ns=self.now_ns + ttl_ns,
+            ttl_ns=ttl_ns,
+            lead_ns=lead_s * S,
+        )
         self.node.send(order, now_ns=self.now_ns)
 
     def end(self, lease: LeaseId = A, n: int = 1, *, grace_s: int = 0, parts: tuple[Part, ...] = (ONE,)) -> None:
@@ -315,43 +322,49 @@ def test_an_extension_that_leaves_no_more_than_the_lead_does_not_spare() -> None
     """The guests were told to leave, and the end is no further than that."""
     rig = Rig()
     rig.grant(ttl_s=20)
-    rig.node.saved(A, 4 * S, 0)
+    rig.node.saved(A, 4 * S)
     rig.at(19)
-    rig.extend(2, ttl_s=3)
+    rig.extend(2, ttl_s=3, lead_s=6)
     assert rig.paper.names() == ["grant", "warn", "extend"]
     assert rig.node.is_expiring(A)
     rig.at(21.9)
     assert rig.paper.names().count("warn") == 1
 
 
-def test_what_saves_slowly_is_warned_earlier() -> None:
-    """One and a half times the last save, if that is more than the grace; a shorter save takes it back."""
+def test_what_saves_slowly_is_warned_earlier_from_the_next_extension_on() -> None:
+    """One and a half times the last save, if that is more than the grace, and its holder, who is told with the
+    extension, says that he reckons with it; a shorter save takes it back."""
     rig = Rig()
     rig.grant(ttl_s=100)
-    rig.node.saved(A, 20 * S, 0)
-    rig.at(69)
+    rig.node.saved(A, 20 * S)
+    rig.at(50)
+    rig.extend(2, ttl_s=100)
+    assert [one.save_ns for one in rig.reports if isinstance(one, Held)] == [0, 20 * S]
+    rig.extend(3, ttl_s=100, lead_s=30)
+    rig.at(119)
     assert "warn" not in rig.paper.names()
-    rig.at(70)
+    rig.at(120)
     assert rig.paper.names()[-1] == "warn"
-    rig.node.saved(A, 1 * S, rig.now_ns)
+    rig.node.saved(A, 1 * S)
+    rig.extend(4, ttl_s=40, lead_s=30)
     assert rig.paper.names()[-1] == "spare"
-    rig.at(94)
+    rig.at(154)
     assert rig.paper.names()[-1] == "spare"
-    rig.at(95)
+    rig.at(156)
     assert rig.paper.names()[-1] == "warn"
-    rig.node.saved(B, 1 * S, rig.now_ns)  # a lease it does not know: nothing happens
+    rig.node.saved(B, 1 * S)  # a lease it does not know: nothing happens
 
 
 def test_the_measured_save_outlives_a_renewal_and_an_attach() -> None:
     """It is a fact about the work, not about the deadline."""
     rig = Rig()
     rig.grant(ttl_s=100)
-    rig.node.saved(A, 20 * S, 0)
+    rig.node.saved(A, 20 * S)
     rig.at(50)
     rig.grant(n=2, number=2, ttl_s=100)
-    rig.at(119)
+    rig.at(134)
     assert "warn" not in rig.paper.names()
-    rig.at(120)
+    rig.at(135)  # nobody says that he reckons with more than 15 % of the time
     assert rig.paper.asked[-1] == ("warn", A, 2, 150 * S)
 
 

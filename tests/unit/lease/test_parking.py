@@ -363,7 +363,7 @@ def test_what_is_parked_has_as_long_to_save_as_it_needed_before() -> None:
     """One and a half times its last save, measured under the lease that was taken."""
     rig = Rig()
     rig.at_work()
-    rig.agent._law.saved(A, 20 * S, rig.clock.now_ns())
+    rig.agent._law.saved(A, 20 * S)
     rig.end(A, 1, gpu(), park=HERE)
     rig.wait(565)
     assert not rig.agent.machine.set_going

@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from sublet.broker import commands as cmd
+from sublet.broker.answers import Granted
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Quota
-from sublet.errors import RenewalRefusal, SubletError
+from sublet.errors import InvalidRequest, RenewalRefusal, SubletError
 from sublet.lease.states import LeaseStatus
-from sublet.values import Epoch, LeaseId
-from tests.unit.ledger.bench import ANN, BEN, Bench, gpu, seconds
+from sublet.values import Epoch, LeaseId, NodeId
+from sublet.wire.orders import Extend, Held
+from tests.unit.ledger.bench import ANN, BEN, Bench, device, gpu, inventory, seconds
 
 POLICY = Policy(max_hold_ns=seconds(600), cool_down_ns=seconds(10))
 
@@ -81,3 +83,23 @@ def test_the_word_of_a_refused_renewal(word: RenewalRefusal) -> None:
 def test_every_word_is_met() -> None:
     """But for the one that only the driver says, of an agent that does not hold it."""
     assert set(RenewalRefusal) - set(CASES) == {RenewalRefusal.NOT_HELD}
+
+
+def test_what_saving_has_come_to_need_is_had_as_far_as_it_may_be() -> None:
+    """It was reckoned and not asked for by a person, so it is cut down; the order says what the holder goes by, also
+    when it is sent again, and what the agent says of saves is there for the next answer."""
+    bench = Bench(inventory("n1", device("gpu0")))
+    lease = bench.granted(gpu(), tenant=BEN)
+    most_ns = bench.policy.ttl_max_ns
+    assert isinstance(bench.renew(lease, ttl_ns=2 * most_ns), InvalidRequest)
+    assert isinstance(bench.renew(lease, ttl_ns=seconds(400), lead_ns=seconds(100)), Granted)
+    assert (lease.ttl_ns, lease.deadline_ns) == (seconds(400), bench.now.ns + seconds(400))
+    assert [order.lead_ns for order in bench.sent if isinstance(order, Extend)][-1] == seconds(100)
+    assert isinstance(bench.renew(lease, ttl_ns=2 * most_ns, lead_ns=most_ns), Granted)
+    assert lease.ttl_ns == most_ns
+    assert lease.epoch is not None
+    held = Held(node=NodeId("n1"), lease=lease.id, epoch=lease.epoch, number=lease.number, save_ns=seconds(100))
+    bench.report(held)
+    assert bench.ledger.save_ns(lease.id) == seconds(100)
+    bench.release(lease)
+    assert bench.ledger.save_ns(lease.id) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,7 +13,6 @@ from sublet.supervisor.publishing import TICKETS_MAX, WAITING_MAX, Asker, Lent, 
 from sublet.supervisor.stores import State, Store
 from sublet.supervisor.stores_work import Made, StoreNote
 from sublet.supervisor.tenancy import Tenancy
-from sublet.supervisor.volume_desk import VolumeDesk
 from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.orders import Part
@@ -236,33 +234,3 @@ def test_a_ticket_is_good_for_its_tenant_and_its_epoch(bench: Bench) -> None:
     bench.work.on_leave(bench.store)
     with pytest.raises(Unauthorized):
         bench.publishing.borrowed(tickets[-1], ANNA)
-
-
-def test_a_notice_is_as_long_as_a_save_needs_from_the_next_deadline_on(bench: Bench, tmp_path: Path) -> None:
-    """And never so long that a renewal in time would come too late for it."""
-    told: list[tuple[LeaseId, int]] = []
-    work = cast("Any", bench.work)
-    work.helper_lives, work.stores, work.soon = None, bench.work, lambda call: call()
-    desk = VolumeDesk(
-        loop=work,
-        launch=work,
-        guests=work,
-        trees=work,
-        tenancies={A: bench.tenancy},
-        runtime=str(tmp_path),
-        on_saved=lambda lease, save_ns: told.append((lease, save_ns)),
-    )
-    bench.tenancy.deadline_ns = 100 + 1000
-    desk.extended(A)
-    desk._note(A, 7)
-    assert told == [], "not in the time that has begun"
-    desk.extended(A)
-    assert told == [(A, 7)]
-    desk._note(A, 999_999)
-    desk.extended(A)
-    assert told[-1] == (A, 100), "a tenth of what is left"
-    bench.tenancy.deadline_ns = 50
-    desk.extended(A)
-    assert told[-1] == (A, 0)
-    desk.extended(C)
-    assert len(told) == 3
