@@ -34,9 +34,11 @@ Importing this package loads nothing but this file; each public name is fetched 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Final
 
+TYPE_CHECKING = False  # so that not even ``typing`` is loaded
 if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens, and a test compares them
+    from typing import Final
+
     from sublet import aio, errors, replicated, training
     from sublet.client.fabric import Fabric, connect
     from sublet.client.guests import Guest

@@ -53,6 +53,7 @@ MANY = 8_000
 """Leases whose ends do not fit into one message."""
 FILES = 20_000
 """More than are removed at once."""
+GUESTS_FIRST, GUESTS_ALL = 10, 60
 COUNTS = "trap 'echo got INT' INT; trap 'echo got TERM' TERM; echo ready; while :; do sleep 0.02; done"
 
 
@@ -242,9 +243,23 @@ def test_who_reads_nothing_takes_neither_memory_nor_anybodys_turn(stage: Supervi
             return got == size
 
         until("all of it", all_read)
-        with open(f"/proc/{stage.pid}/status") as file:
-            resident = next(int(text.split()[1]) for text in file if text.startswith("VmRSS"))
-        assert resident < (UNREAD_BYTES >> 10) + 60_000, "without a bound it is 200 MB and more"
+        assert resident(stage.pid) < UNREAD_BYTES + 60_000_000, "without a bound it is 200 MB and more"
+
+
+def test_two_hundred_guests_fit_into_twenty_megabytes(stage: SupervisorStage) -> None:
+    """Each under a lease of its own, and with its holder's connection; what some of them take is known from fewer."""
+
+    def start(numbers: range) -> None:
+        for n in numbers:
+            lease, epoch = LeaseId(f"l-{n:016x}"), Epoch(1, 10 + n)
+            stage.office_line.order(shared(lease, epoch))
+            stage.holder(lease, epoch).start("sleep", "1000")
+
+    start(range(GUESTS_FIRST))
+    first = resident(stage.pid)
+    start(range(GUESTS_FIRST, GUESTS_ALL))
+    each = (resident(stage.pid) - first) / (GUESTS_ALL - GUESTS_FIRST)
+    assert first + each * (200 - GUESTS_FIRST) < 20_000_000
 
 
 def test_very_many_guests_are_listed_page_by_page(stage: SupervisorStage) -> None:
@@ -280,6 +295,12 @@ def test_no_descriptor_left_is_nobody_elses_end(stage: SupervisorStage) -> None:
         assert [one.pid for one in stage.marked(A)] == [guest.pid]
     until("there is room again", lambda: _starts(stage))
     assert guest.pid in [one.pid for one in stage.marked(A)]
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(text.split()[1]) for text in file if text.startswith("VmRSS")) << 10
 
 
 def _told(stage: SupervisorStage, kind: type) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sublet.supervisor.lean  # before anything that loads what it stands for
+
+# isort: split
 import contextlib
 import fcntl
 import os
@@ -9,7 +12,6 @@ import signal
 import socket
 import sys
 
-import sublet.supervisor.lean  # before anything that loads dataclasses
 import sublet.wire.refusals  # noqa: F401 - when it is needed there may be no descriptor, or other files, to load it from
 from sublet.clock import SystemClock
 from sublet.supervisor.files import raise_limit

@@ -46,6 +46,7 @@ class Groups:
         self.files = files or Files()
         self.v2 = self._usable_v2()
         self.v1 = self._usable_v1()
+        self._hierarchies = Hierarchies(self.v2, self.v1, self.files)
 
     @classmethod
     def probe(cls, office: str, *, proc: str = "/proc", files: Files | None = None) -> Groups:
@@ -73,7 +74,7 @@ class Groups:
         if not self.is_active:
             return None
         parts = [f"sublet-{self.office}", _checked(lease), *([] if guest is None else [_checked(guest)])]
-        return Group(Hierarchies(self.v2, self.v1, self.files), "/".join(parts), lease, guest)
+        return Group(self._hierarchies, "/".join(parts), lease, guest)
 
     def found(self) -> list[Group]:
         """The groups of guests that are there, whoever made them."""

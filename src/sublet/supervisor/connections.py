@@ -37,7 +37,7 @@ class Connection:
         """Called when everything went out, if before that a stream had too little room."""
         self._unread = Unread() if unread is None else unread
         self._is_short = False
-        self._loop = loop.guarded(lambda _: self.cut(mistake()))
+        self._loop = loop.guarded(self._failed)
         self.sock = sock
         """For who hands it on; nobody else reads or writes here."""
         self._heard = heard
@@ -92,6 +92,9 @@ class Connection:
         self._unread.now(self, 0)
         self._loop.forget(self.sock.fileno())
         return self.sock
+
+    def _failed(self, error: Exception) -> None:
+        self.cut(mistake())
 
     def _ready(self, events: int) -> None:
         with self.guard():

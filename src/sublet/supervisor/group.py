@@ -37,6 +37,8 @@ class Hierarchies(NamedTuple):
 class Group:
     """The box of one guest (or of one lease, around those of its guests)."""
 
+    __slots__ = ("_bases", "_files", "_v2", "_was_struck", "_where", "guest", "lease", "name")
+
     def __init__(self, where: Hierarchies, name: str, lease: LeaseId, guest: GuestId | None) -> None:
         self.name = name
         """``sublet-<office>/<lease>/<guest>``: what a note of it says."""
@@ -47,8 +49,8 @@ class Group:
         self._v2 = f"{where.v2.base}/{name}" if where.v2 is not None else None
         self._was_struck = False
         """Whether all that is in it was sent SIGKILL before."""
-        self._mine: list[str] | None = None
-        """Its folders, if we have made it: they need not be looked for."""
+        self._bases: tuple[str, ...] | None = None
+        """Below which its folders are, if we have made it: they need not be looked for."""
 
     def create(self, limits: Limits | None = None) -> None:
         """Make it, with these limits; harmless where it is there already. ``OSError`` where the kernel refuses."""
@@ -58,7 +60,7 @@ class Group:
             self._make_v1(controller)
         if limits is not None:
             self.set_limits(limits)
-        self._mine = self._made()
+        self._bases = tuple(folder.removesuffix(f"/{self.name}") for folder in self._made())
 
     def join_paths(self) -> list[str]:
         """The files into which a process with *one thread* writes ``0`` to be in it; what it starts is born in it.
@@ -91,7 +93,7 @@ class Group:
 
     def set_limits(self, limits: Limits) -> list[str]:
         """Cap it; returns what cannot be capped here, by name. To be called before anything joins."""
-        self._mine = None
+        self._bases = None
         asked = {
             "memory": bool(limits.memory_bytes),
             "pids": bool(limits.pids_max),
@@ -172,7 +174,7 @@ class Group:
         for _ in range(_REMOVE_ROUNDS):
             left = [folder for top in self._made() if not self._gone(top) for folder in self._left_of(top)]
             if not left:
-                self._mine = None if self._mine is None else []
+                self._bases = None if self._bases is None else ()
                 break
         return left
 
@@ -183,8 +185,8 @@ class Group:
 
     def _made(self) -> list[str]:
         """Its folders, one for each hierarchy it was made in; controllers mounted together share theirs."""
-        if self._mine is not None:
-            return self._mine
+        if self._bases is not None:
+            return [f"{base}/{self.name}" for base in self._bases]
         folders = [self._v2] if self._v2 is not None else []
         folders += [self._v1(controller) for controller in self._where.v1]
         return [folder for folder in dict.fromkeys(folders) if self._files.has(folder)]

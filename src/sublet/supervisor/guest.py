@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -14,9 +14,9 @@ from sublet.supervisor.stdio import Stdio
 from sublet.supervisor.tree import Tree
 from sublet.supervisor.visits import Visits
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
-from sublet.wire.guests import GuestNews, GuestSpec, GuestView, Profile
+from sublet.wire.guests import GUESTS_PAGE, GuestNews, Guests, GuestSpec, GuestView, Profile
 
-__all__ = ["Guest"]
+__all__ = ["Guest", "page_of"]
 
 SHOWN_ARGUMENTS: Final = 64
 SHOWN_CHARACTERS: Final = 256
@@ -181,3 +181,14 @@ class Guest:
             log_dropped=self.log.dropped,
             number=self.number,
         )
+
+
+def page_of(found: Iterable[Guest], after: int) -> Guests:
+    """The first of these that come after this number, as people see them."""
+    shown: list[Guest] = []
+    for guest in found:
+        if guest.number > after:
+            if len(shown) == GUESTS_PAGE:
+                return Guests(guests=tuple(one.view() for one in shown), more=shown[-1].number)
+            shown.append(guest)
+    return Guests(guests=tuple(one.view() for one in shown))

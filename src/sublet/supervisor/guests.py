@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from sublet.clock import Clock
@@ -19,7 +20,7 @@ from sublet.errors import LeaseNotActive, NotFound, SubletError
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.supervisor.connections import mistake
 from sublet.supervisor.endings import UNSEEN_S, Endings
-from sublet.supervisor.guest import Guest
+from sublet.supervisor.guest import Guest, page_of
 from sublet.supervisor.kept import Kept, Room
 from sublet.supervisor.launch import Launch, Prepared
 from sublet.supervisor.logs import GuestLog
@@ -32,8 +33,7 @@ from sublet.supervisor.tree import Look, Tree, Trees
 from sublet.supervisor.visits import Visits
 from sublet.supervisor.words import out_of_memory, refused_by_machine
 from sublet.values import NS_PER_S, EndReason, GuestId, LeaseId, TenantId
-from sublet.wire.guests import GUESTS_PAGE, GuestSpec, Profile
-from sublet.wire.guests import Guests as GuestList
+from sublet.wire.guests import GuestSpec, Profile
 
 __all__ = ["Guests"]
 
@@ -119,7 +119,7 @@ class Guests:
         id_ = GuestId("g-" + os.urandom(5).hex())
         folder = os.path.join(self._logs, id_)
         bound = self._kept.log_bound(tenancy.tenant, (guest.log.bound for guest in self.of(tenancy.tenant)))
-        loop = self._loop.guarded(lambda _: self.broken(id_))
+        loop = self._loop.guarded(partial(self.broken, id_))
         try:
             prepared = self._launch.prepare(
                 tenancy,
@@ -127,7 +127,7 @@ class Guests:
                 spec,
                 id_,
                 log=lambda: GuestLog(folder, self._clock, bound),
-                on_done=lambda: self._all_read(id_),
+                on_done=partial(self._all_read, id_),
                 loop=loop,
                 volume=volume,
             )
@@ -203,9 +203,9 @@ class Guests:
         if prepared.stdio.inbox >= 0:
             guest.visits = Visits(prepared.loop, prepared.stdio.inbox)
         tenancy.guests[id_] = self.by_id[id_] = guest
-        guest.on_gone = lambda: tenancy.guests.pop(id_, None)
+        guest.on_gone = partial(tenancy.guests.pop, id_, None)
         self._trees.add(tree)
-        self._reaper.expect(child.pid, lambda how: self._safely(guest, lambda: self._main_exited(guest, how)))
+        self._reaper.expect(child.pid, partial(self._reaped, guest))
         guest.stdio.started()
         self._starting[child.failure] = _Starting(guest, child, begun)
         prepared.loop.watch(child.failure, READ, lambda _: self._began(child.failure))
@@ -245,6 +245,8 @@ class Guests:
 
     # ---- seeing ----
 
+    page = staticmethod(page_of)
+
     def get(self, id_: str, tenant: TenantId | None, *, lease: LeaseId | None = None) -> Guest:
         """The guest, if it is this tenant's (None: anybody's), and under this lease (None: any)."""
         guest = self.by_id.get(GuestId(id_))
@@ -262,17 +264,7 @@ class Guests:
             if ended or guest or not found.is_gone:
                 yield found
 
-    def page(self, found: Iterable[Guest], after: int) -> GuestList:
-        """The first of these that come after this number, as people see them."""
-        shown: list[Guest] = []
-        for guest in found:
-            if guest.number > after:
-                if len(shown) == GUESTS_PAGE:
-                    return GuestList(guests=tuple(one.view() for one in shown), more=shown[-1].number)
-                shown.append(guest)
-        return GuestList(guests=tuple(one.view() for one in shown))
-
-    def broken(self, id_: GuestId) -> None:
+    def broken(self, id_: GuestId, why: Exception | None = None) -> None:
         """A mistake of ours, as the log says: this guest cannot be looked after any more, so it is ended."""
         guest = self.by_id.get(id_)
         if guest is None:
@@ -373,6 +365,9 @@ class Guests:
             if guest.hides:
                 self._loop.after(UNSEEN_S, self.look_soon)
         return not guest.hides
+
+    def _reaped(self, guest: Guest, how: Exit) -> None:
+        self._safely(guest, lambda: self._main_exited(guest, how))
 
     def _main_exited(self, guest: Guest, how: Exit) -> None:
         failed = guest.exit_code >= 0  # it never ran: the failure pipe said so, and why

@@ -51,7 +51,7 @@ class Loop:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._epoll = select.epoll()
-        self._watched: dict[int, OnReady] = {}
+        self._watched: dict[int, tuple[OnReady, _Guarded | None]] = {}
         self._timers: list[tuple[int, int, Timer]] = []
         self._made = 0
         self._soon: list[Callable[[], None]] = []
@@ -62,8 +62,7 @@ class Loop:
 
     def watch(self, fd: int, events: int, on_ready: OnReady) -> None:
         """From now on ``on_ready`` is called when one of the events is there. With no events only a hang-up tells."""
-        self._epoll.register(fd, events)
-        self._watched[fd] = on_ready
+        self._watch(fd, events, on_ready, None)
 
     def change(self, fd: int, events: int) -> None:
         """Wait for other events on a watched descriptor."""
@@ -102,9 +101,14 @@ class Loop:
     def turn(self, longest_s: float) -> None:
         """Wait once, at most for so long, and do what came up."""
         for fd, events in self._epoll.poll(self._wait_s(longest_s), READY_MAX):
-            on_ready = self._watched.get(fd)
-            if on_ready is not None:  # another one called in this turn may have forgotten it
+            watched = self._watched.get(fd)
+            if watched is None:  # another one called in this turn has forgotten it
+                continue
+            on_ready, guard = watched
+            if guard is None:
                 on_ready(events)
+            else:
+                guard.ready(fd, events, on_ready)
         calls, self._soon = self._soon, []
         for call in calls:
             call()
@@ -117,6 +121,10 @@ class Loop:
     def close(self) -> None:
         """Let go of the descriptor of the loop itself."""
         self._epoll.close()
+
+    def _watch(self, fd: int, events: int, on_ready: OnReady, guard: _Guarded | None) -> None:
+        self._epoll.register(fd, events)
+        self._watched[fd] = (on_ready, guard)
 
     def _wait_s(self, longest_s: float) -> float:
         if self._soon:
@@ -145,14 +153,15 @@ class _Guarded(Loop):
         self._on_error = on_error
 
     def watch(self, fd: int, events: int, on_ready: OnReady) -> None:
-        def ready(came: int) -> None:
-            try:
-                on_ready(came)
-            except Exception as error:  # noqa: BLE001 - see the head of the module
-                self._loop.forget(fd)  # nobody took what is there, so it would come again, for ever
-                self._failed(error)
+        self._loop._watch(fd, events, on_ready, self)
 
-        self._loop.watch(fd, events, ready)
+    def ready(self, fd: int, events: int, on_ready: OnReady) -> None:
+        """Something came; called by the loop itself."""
+        try:
+            on_ready(events)
+        except Exception as error:  # noqa: BLE001 - see the head of the module
+            self._loop.forget(fd)  # nobody took what is there, so it would come again, for ever
+            self._failed(error)
 
     def change(self, fd: int, events: int) -> None:
         self._loop.change(fd, events)

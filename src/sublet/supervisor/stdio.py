@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from sublet.supervisor.ends import ChildEnds, Ends, child_setup, open_pipes, open_serving, open_terminal, read_some
@@ -48,8 +49,8 @@ class Stdio:
         self._loop = loop
         self._ends = ends
         self._on_done = on_done
-        self._outputs = dict(ends.outputs) if ends else {}
-        self._watched: set[int] = set()
+        self._outputs = ends.outputs if ends else {}
+        self._watched: tuple[int, ...] = ()
         self._started = False
         self._unheld = False
         self._draining: Timer | None = None
@@ -240,7 +241,7 @@ class Stdio:
         self._closed = True
         for fd in (*self._watched, *((self._ends.stdin,) if self._ends is not None and self._writing else ())):
             self._loop.forget(fd)
-        self._watched, self._outputs, self._writing, self._input_ends = set(), {}, False, True
+        self._watched, self._outputs, self._writing, self._input_ends = (), {}, False, True
         if self._ends is not None:
             self._ends.let_go(*self._ends.open)
         followings, self._followings = self._followings, []
@@ -265,14 +266,16 @@ class Stdio:
         """Watch the outputs exactly while they may be read. A pipe with a hang-up would not let the loop sleep."""
         if not self._started:
             return
-        wanted = set(self._outputs) if self._allowed() > 0 else set()
-        for fd in self._watched - wanted:
-            self._loop.forget(fd)
-        for fd in wanted - self._watched:
-            self._loop.watch(fd, READ, lambda _events, fd=fd: self._on_readable(fd))  # type: ignore[misc]
+        wanted = tuple(self._outputs) if self._allowed() > 0 else ()
+        for fd in self._watched:
+            if fd not in wanted:
+                self._loop.forget(fd)
+        for fd in wanted:
+            if fd not in self._watched:
+                self._loop.watch(fd, READ, partial(self._on_readable, fd))
         self._watched = wanted
 
-    def _on_readable(self, fd: int) -> None:
+    def _on_readable(self, fd: int, events: int) -> None:
         allowed = self._allowed()
         if allowed > 0:
             data = read_some(fd, allowed)
@@ -360,7 +363,7 @@ class Stdio:
     def _drop(self, fd: int) -> None:
         self._outputs.pop(fd, None)
         if fd in self._watched:
-            self._watched.discard(fd)
+            self._watched = tuple(one for one in self._watched if one != fd)
             self._loop.forget(fd)
         if self._ends is not None:
             self._ends.let_go(fd)

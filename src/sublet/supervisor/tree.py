@@ -20,8 +20,8 @@ faster than it can be counted loses. Nothing here waits; the caller looks again 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from typing import Final, NamedTuple, TypeVar
 
 from sublet.supervisor.group import Group
 from sublet.supervisor.limits import Usage
@@ -42,6 +42,8 @@ _ASLEEP_IN_KERNEL: Final = ord("D")
 _NOBODY: Final = GuestId("")
 _NOBODY_AT_ALL: Final = frozenset[Identity]()
 """One for all trees: an empty set takes as much room as one with four in it."""
+_FEW: Final = 4
+_T = TypeVar("_T")
 
 
 class Tree:
@@ -71,13 +73,13 @@ class Tree:
         """Whose processes they are; an orphan of another user is not believed its marks. None: anybody's."""
         self.stands_in = stands_in
         """Whether the first process only stands for the guest outside of a process namespace (``isolation.init``)."""
-        self.known: Set[Identity] = frozenset((root,))
+        self.known: Collection[Identity] = (root,)
         """Its processes at the last look."""
-        self.sessions: Set[int] = frozenset((root.pid,))
+        self.sessions: Collection[int] = (root.pid,)
         """Theirs. A session's number is not given anew as long as a process is in it."""
         self.outside: Set[Identity] = _NOBODY_AT_ALL
         """Those of them that have left the group, as root may."""
-        self._inherited = frozenset[int]()
+        self._inherited: Collection[int] = ()
         """The session it was started in, if it was seen before it made its own: that of a zygote, or ours."""
         self._exited_ns = 0
         self._cpu_ns = 0
@@ -96,10 +98,10 @@ class Tree:
     def seen(self, members: Iterable[Stat], foreign_session: int, inside: Set[int] | None) -> None:
         """Remember what a look has shown."""
         members = list(members)
-        self.known = frozenset(stat.identity for stat in members) or _NOBODY_AT_ALL
+        self.known = _kept(stat.identity for stat in members)
         if inherited := {one.session for one in members if one.identity == self.root} - {self.root.pid}:
-            self._inherited |= inherited
-        self.sessions = frozenset({stat.session for stat in members} - self._inherited - {foreign_session})
+            self._inherited = _kept((*self._inherited, *inherited))
+        self.sessions = _kept({stat.session for stat in members}.difference(self._inherited, (foreign_session,)))
         if inside is not None:
             self.outside = frozenset(stat.identity for stat in members if stat.pid not in inside) or _NOBODY_AT_ALL
         self._cpu_ns = max(self._cpu_ns, self._exited_ns + sum(stat.cpu_ticks for stat in members) * NS_PER_TICK)
@@ -342,6 +344,12 @@ def _may_be_in(stat: Stat, table: Table, owners: Mapping[int, GuestId | None], g
 def stands_still(stat: Stat) -> bool:
     """Whether it cannot fork before it has seen the next signal."""
     return stat.is_stopped or stat.state == _ASLEEP_IN_KERNEL
+
+
+def _kept(found: Iterable[_T]) -> Collection[_T]:
+    """These, each once. Of nearly every guest they are few, and a set takes four times the room of a few."""
+    each = tuple(dict.fromkeys(found))
+    return each if len(each) <= _FEW else frozenset(each)
 
 
 def _resident(members: Iterable[Stat]) -> int:

@@ -71,7 +71,7 @@ class Endpoint:
         self._next_number = 1 if connected else 2
         self._came_round = False
         self._calls: dict[int, bool] = {}
-        self._called: set[int] = set()
+        self._called: dict[int, None] = {}  # mostly empty, where a set takes three times as much
         self._channels: dict[int, Channel] = {}
         self._news: list[Happening] = []
         self._their_last = 0

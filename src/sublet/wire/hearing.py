@@ -118,7 +118,7 @@ class Hearing(Endpoint):
         self._check_fresh(frame)
         if len(self._called) >= CALLS_MAX:
             raise broken(f"more than {CALLS_MAX} calls were made without waiting for an answer")
-        self._called.add(frame.channel)
+        self._called[frame.channel] = None
         self._news.append(Called(frame.channel, frame.body, frame.fds))
 
     def _take_reply(self, frame: Frame) -> None:

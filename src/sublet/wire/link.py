@@ -118,13 +118,13 @@ class Link(Hearing):
         """Answer a call."""
         if self._answers(call, fds):
             self._send(FrameKind.REPLY, call, body, fds)
-            self._called.discard(call)
+            self._called.pop(call, None)
 
     def refuse(self, call: int, error: SubletError) -> None:
         """Answer a call with an error."""
         if self._answers(call, ()):
             self._send(FrameKind.ERROR, call, error_body(error), ())
-            self._called.discard(call)
+            self._called.pop(call, None)
 
     def event(self, body: bytes, fds: Sequence[int] = (), *, channel: int = 0) -> None:
         """Say something that nobody answers. On a channel that is closed it is not sent."""

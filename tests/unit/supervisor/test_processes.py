@@ -174,7 +174,7 @@ def test_the_session_of_the_supervisor_is_nobodys_claim(procs: Pretended) -> Non
     trees.look()
     procs.put(40, ME, session=ME)
     assert [stat.pid for stat in trees.look().strangers] == [40]
-    assert guest.sessions == frozenset()
+    assert not guest.sessions
 
 
 def test_a_pid_given_anew_is_not_the_guest(procs: Pretended) -> None:
