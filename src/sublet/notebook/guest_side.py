@@ -15,7 +15,7 @@ from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding
 from sublet.notebook.home import HomeRules
-from sublet.notebook.namespace import Bound, Heard, Said
+from sublet.notebook.namespace import Bound, Heard, Said, visible_among
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 
 __all__ = ["NotKept", "again", "collect", "place", "seen"]
@@ -40,7 +40,7 @@ class _Before(NamedTuple):
 
 _space: Space | None = None
 _before = _Before(frozenset(), {})
-_bound = Bound()
+_bound = Bound({})
 """What each name had before it."""
 _heard = Heard()
 
@@ -62,15 +62,16 @@ def place(
     space = seen()
     reads = _heard.hear(reads) if isinstance(reads, Said) else reads
     taken = space.take(parcels, gone)
+    _bound.noted(space.names, (*taken.changed, *taken.rebound, *gone))
     for name, why in taken.broken.items():
         if why == BESIDE:
             continue
         raise Unpicklable(f"{name} cannot be put together on the device: {why}", path=name, what=why)
-    holding.prepare(space, handles, alive)
+    _bound.noted(space.names, holding.prepare(space, handles, alive))
     reads = reads | handles.keys() if handles else reads
     aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
     _before = _Before(reads, aside, number)
-    _bound.look(space.names, without=aside)
+    _bound.noted(space.names, aside)
     holding.begin(number, reads, _bound, room)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
@@ -83,7 +84,14 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     and has more bytes than there is ``room`` for stays here."""
     space = seen()
     every = _bound.rebound(space.names)
-    rebound = every & space.visible() | _small_result(space, every)
+    try:
+        return _collected(space, set(every), only, room)
+    finally:
+        _bound.noted(space.names, (*every, f"_{_before.number}", *_before.aside))
+
+
+def _collected(space: Space, every: set[str], only: frozenset[str] | None, room: int | None) -> Outgoing:
+    rebound = visible_among(space.names, every) | _small_result(space, every)
     space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
     if only is not None:
         found = space.outgoing(only, new=only, room=room, stuck=holding.stuck())
@@ -137,8 +145,8 @@ class NotKept:
 
 def seen() -> Space:
     """The namespace of this kernel; made when it is first asked for."""
-    global _space
+    global _space, _bound
     main: dict[str, Any] = vars(sys.modules["__main__"])
     if _space is None or _space.names is not main:
-        _space = Space(main, GUEST)
+        _space, _bound = Space(main, GUEST), Bound(main)
     return _space

@@ -98,6 +98,8 @@ class _State:
         self.is_taken = True
         """The notebook has what the last cell left."""
         self.touched: frozenset[str] = frozenset()
+        self.moved: set[str] = set()
+        """Names that were bound or removed here since the last cell, and by none."""
         self.reads: frozenset[str] = frozenset()
         self.bound: Mapping[str, Callable[[], object]] = {}
         """What each name had when the cell began."""
@@ -122,16 +124,20 @@ def found() -> dict[Key, About]:
     return {} if _state.place is None else _shelf().found()
 
 
-def prepare(space: Space, handles: Mapping[str, str], alive: Collection[str] | None) -> None:
+def prepare(space: Space, handles: Mapping[str, str], alive: Collection[str] | None) -> set[str]:
     """A cell is to begin. ``handles``: names under which it reads what is here, and the names it has here; ``alive``:
-    what of it the notebook still has a handle for. The rest is let go of, and its memory with it."""
+    what of it the notebook still has a handle for. The rest is let go of, and its memory with it. Answers with the
+    names that were bound or removed here since the last cell."""
     _state.space = space
     if alive is not None:
         drop([name for name in _state.held if name not in alive])
     for alias, name in handles.items():
         if alias != name and name in space.names:
             space.names[alias] = space.names[name]
+            _state.moved.add(alias)
     _state.touched = frozenset(handles.values())
+    moved, _state.moved = _state.moved, set()
+    return moved
 
 
 def begin(cell: int, reads: frozenset[str], bound: Mapping[str, Callable[[], object]], room: int | None) -> None:
@@ -202,6 +208,7 @@ def restore(names: Iterable[str], handles: Collection[str]) -> dict[str, About]:
         if name not in handles:
             continue
         space[name] = value
+        _state.moved.add(name)
         _state.held[name] = restored[name] = known[key]
         _state.elsewhere[name] = probe(name, value).is_elsewhere
         _state.mates[name] = together
@@ -223,6 +230,7 @@ def drop(names: Iterable[str]) -> None:
     for name in names:
         _let_go(name)
         _names().pop(name, None)
+        _state.moved.add(name)
 
 
 def checkpoint() -> News:

@@ -56,50 +56,49 @@ def _begins_with(names: list[str], begin: list[str]) -> bool:
 
 
 class Bound(Mapping[str, Callable[[], object]]):
-    """What each name has; held weakly where that can be, so that memory on the device is freed when a cell lets go."""
+    """What each name has; held weakly where that can be, so that memory on the device is freed when a cell lets go.
 
-    def __init__(self) -> None:
+    It is kept from one look to the next, and who binds or removes names that are not to count as bound anew says which.
+    """
+
+    def __init__(self, names: Mapping[str, object]) -> None:
         self._held: dict[str, Any] = {}
         self._weak: set[str] = set()
         """Names of which a reference is held."""
+        self._look(names)
 
-    def look(self, names: Mapping[str, object], without: Iterable[str] = ()) -> None:
-        """From here on it is what they have now. ``without``: names that were just removed."""
-        for name in without:
-            self._held.pop(name, None)
-            self._weak.discard(name)
-        if not _begins_with(list(names), list(self._held)):
-            self._held, self._weak = {}, set()
-        if not self._held:
-            self._held = dict(names)
-            kinds = list(map(type, self._held.values()))
-            can = {kind for kind in set(kinds) if kind.__weakrefoffset__}
-            changed = list(compress(self._held, map(can.__contains__, kinds)))
-        else:
-            changed = [name for name in self._unlike(names) if not self._has(name, names[name])]
-        for name in changed:
-            self._hold(name, names[name])
+    def noted(self, names: Mapping[str, object], some: Iterable[str]) -> None:
+        """Of these it is from here on what they have now."""
+        for name in some:
+            if name in names:
+                self._hold(name, names[name])
+            else:
+                self._held.pop(name, None)
+                self._weak.discard(name)
 
-    def rebound(self, names: Mapping[str, object]) -> set[str]:
-        """Names that have something else now, or are new."""
+    def rebound(self, names: Mapping[str, object]) -> list[str]:
+        """Names that have something else now, or are new; in their order."""
         if _begins_with(list(names), list(self._held)):
-            other = self._unlike(names)
-        else:
-            names = dict(names)
-            other = [name for name, value in names.items() if name not in self._held or self._held[name] is not value]
-        return {name for name in other if not self._has(name, names[name])}
+            other = list(compress(names, map(is_not, names.values(), self._held.values())))
+            other += list(names)[len(self._held) :]
+        else:  # some are gone
+            names, held = dict(names), self._held
+            other = [name for name, value in names.items() if name not in held or held[name] is not value]
+            self._held = {name: held[name] for name in names if name in held}
+        return [name for name in other if not self._has(name, names[name])]
 
-    def _unlike(self, names: Mapping[str, object]) -> list[str]:
-        """Names whose object is not the very one that is held: others, references, and what is new. Where the names
-        begin with those that are held."""
-        unlike = list(compress(names, map(is_not, names.values(), self._held.values())))
-        return unlike + list(names)[len(self._held) :]
+    def _look(self, names: Mapping[str, object]) -> None:
+        self._held = dict(names)
+        kinds = list(map(type, self._held.values()))
+        can = {kind for kind in set(kinds) if kind.__weakrefoffset__}
+        for name in list(compress(self._held, map(can.__contains__, kinds))):
+            self._hold(name, self._held[name])
 
     def _has(self, name: str, value: object) -> bool:
         if name not in self._held:
             return False
         held = self._held[name]
-        return (held() if name in self._weak else held) is value
+        return (_alive(held) if name in self._weak else held) is value
 
     def _hold(self, name: str, value: object) -> None:
         self._weak.discard(name)
@@ -113,13 +112,22 @@ class Bound(Mapping[str, Callable[[], object]]):
 
     def __getitem__(self, name: str) -> Callable[[], object]:
         held = self._held[name]
-        return held if name in self._weak else lambda: held
+        return (lambda: _alive(held)) if name in self._weak else (lambda: held)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held)
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+def _alive(held: weakref.ref[Any]) -> object:
+    """What is held weakly, or something that nobody has: a name may have None by now."""
+    value = held()
+    return _GONE if value is None else value
+
+
+_GONE: Final = object()
 
 
 class Shared:
