@@ -125,6 +125,43 @@ def test_a_network_is_trained_to_the_end_through_forced_preemptions(fabric: subl
     until(lambda: fabric.volume("train-twenty").state.value == "retained")
 
 
+OF_A_TENANT: Final = """
+import sublet, sys, time
+place = sublet.current().volume
+try:
+    state = sublet.Durable.restore(place)
+except sublet.NotFound:
+    state = sublet.Durable([], place)
+state.mutate(lambda lives: lives.append(1))
+state.checkpoint()
+print("life", len(state.value), sys.argv[1:], open(__file__).read()[1:7], flush=True)
+if len(state.value) == 1:
+    time.sleep(600)
+raise ValueError("as written")
+"""
+
+
+def test_a_tenants_script_travels_and_is_run_behind_walls(home: Path, fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """None of its files is seen there. A lease that is taken, and a line that fails, are as for anybody."""
+    made = fabric.request("POST", "/v1/tenants", {"id": "ann"}, shape=dict)
+    taken: list[str] = []
+
+    def take(_: Progress, lease: sublet.Lease) -> None:
+        if not taken and b"life 1" in audience.out:
+            taken.append(lease.id)
+            fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"detail": "a test"}, shape=dict)
+
+    audience, script = Audience(take), tmp_path / "theirs.py"
+    script.write_text(OF_A_TENANT)
+    with sublet.connect(home=home, token=made["token"]) as theirs:
+        run = TrainingRun(theirs, plan("walled", "a", script=script), audience)
+        assert (run.run(), run.preemptions) == (1, 1), audience.err
+        with pytest.raises(sublet.SubletError, match="cannot be read"):
+            TrainingRun(theirs, plan("none", script=tmp_path / "none.py"), audience).run()
+    assert audience.out.splitlines() == [b"life 1 ['a'] import", b"life 2 ['a'] import"]
+    assert b'raise ValueError("as written")' in audience.err
+
+
 Begin = Callable[..., subprocess.Popen[str]]
 
 

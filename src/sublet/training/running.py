@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import queue
 import signal
@@ -26,6 +27,7 @@ from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.training.progress import Progress, Sieve
+from sublet.training.script import for_tenant
 from sublet.training.telling import VARIABLE
 from sublet.values import EndReason
 from sublet.wire.http import LeaseView
@@ -174,7 +176,8 @@ class TrainingRun:
 
     def _live(self, lease: Lease, storage: Lease) -> Life:
         plan = self.plan
-        ours = os.environ if self.fabric.lease(lease.id).tenant == LOCAL else {}  # others begin with an empty one
+        is_local = self.fabric.lease(lease.id).tenant == LOCAL
+        ours = os.environ if is_local else {}  # others begin with an empty one
         env = {"PYTHONUNBUFFERED": "1", **ours, **plan.env}
         spec = command_spec(
             plan.argv,
@@ -186,6 +189,8 @@ class TrainingRun:
             name=plan.name,
             grace=plan.grace,
         )
+        if not is_local:
+            spec = for_tenant(spec, plan.cwd)
         guest = start_spec(lease, replace(spec, imports=IMPORTS), volume=storage)
         self.progress.new_life()
         with contextlib.closing(guest):
@@ -211,8 +216,9 @@ class TrainingRun:
         if home is None:
             yield
             return
-        folder = runtime_dir(Path(home).resolve())
-        fd = os.open(folder / f"{self.plan.volume}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        folder, token = runtime_dir(Path(home).resolve()), self.fabric.address.token
+        whose = hashlib.blake2s(token.encode()).hexdigest()[:12] if token else LOCAL
+        fd = os.open(folder / f"{self.plan.volume}-{whose}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
