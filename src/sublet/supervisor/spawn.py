@@ -24,6 +24,7 @@ NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 _FAILURE_MAX: Final = 4096
 _GO: Final = b"!"
+_SIGNALS: Final = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
 class SpawnFailed(Exception):
@@ -165,8 +166,9 @@ def _write(path: str, text: bytes) -> None:
 
 
 def _reset_signals() -> None:
-    """What the interpreter and the supervisor changed is nobody else's business."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    """What the interpreter and the supervisor changed is nobody else's business, nor what their shell told them to
+    ignore."""
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

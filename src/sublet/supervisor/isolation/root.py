@@ -42,6 +42,7 @@ class _Piece(NamedTuple):
 
 def build(plan: Plan) -> None:
     """Replace the root of this process. It has a mount namespace of its own already."""
+    os.umask(0o022)  # whoever started us may have another one, and the guest must come through these folders
     syscalls.mount("", "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
     pieces = [*_private(plan), *(_Piece(path, _cover) for path in plan.covers)]
     pieces += [piece for bind in plan.binds if (piece := _shown(bind, plan)) is not None]
