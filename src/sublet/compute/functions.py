@@ -182,8 +182,18 @@ def _stamped(file: str | None) -> tuple[str | None, tuple[int, int]]:
     try:
         found = os.stat(file)
     except OSError:
-        return os.path.realpath(file), (0, 0)
-    return os.path.realpath(file), (found.st_mtime_ns, found.st_size)
+        return _real(file), (0, 0)
+    return _real(file), (found.st_mtime_ns, found.st_size)
+
+
+def _real(file: str) -> str:
+    """Of a module that was imported, and mostly found out before."""
+    return _real_absolute(file) if os.path.isabs(file) else os.path.realpath(file)
+
+
+@functools.lru_cache(maxsize=1024)
+def _real_absolute(file: str) -> str:
+    return os.path.realpath(file)
 
 
 def is_library(path: str) -> bool:

@@ -166,12 +166,15 @@ class Shared:
     def gone(self, names: Mapping[str, object]) -> tuple[str, ...]:
         """Those that are not here any more."""
         here = list(names)
-        if _begins_with(here, self._seen):
+        more = here[len(self._seen) :]
+        del here[len(self._seen) :]
+        if here == self._seen:
             doubtful = self._gone | self._new
             self._gone = {name for name in doubtful if name not in names}
+            self._seen += more
         else:
             self._gone = self._names.difference(names)
-        self._seen = here
+            self._seen = list(names)
         self._new.clear()
         return tuple(sorted(self._gone))
 
@@ -200,7 +203,7 @@ class Told:
         last, self._last = self._last, names
         if last is None:
             return Said(names)
-        other = last ^ names
+        other = frozenset() if last == names else last ^ names
         return Said(other, is_difference=True) if len(other) < len(names) // 2 else Said(names)
 
     def forget(self) -> None:
@@ -216,7 +219,9 @@ class Heard:
 
     def hear(self, said: Said) -> frozenset[str]:
         """The names that are meant."""
-        names = self._last ^ said.names if said.is_difference else said.names
+        names = said.names
+        if said.is_difference:
+            names = self._last ^ names if names else self._last
         if len(names) >= FEW:
             self._last = names
         return names
