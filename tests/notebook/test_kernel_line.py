@@ -132,3 +132,19 @@ def test_commands_and_top_level_await(line: KernelLine, tmp_path: Path) -> None:
     shown = Shown()
     line.execute("import asyncio\nawait asyncio.sleep(0)\n!echo from a shell\n", shown)
     assert shown.text.splitlines() == ["from a shell"]
+
+
+ENDLESS = "import time\nwhile True: time.sleep(0.01)"
+
+
+@pytest.mark.parametrize("code", [ENDLESS, "import asyncio\nawait asyncio.sleep(60)", "input('who?')", "# nothing"])
+def test_an_interrupt_that_is_there_before_its_cell_stops_it_and_not_the_next(line: KernelLine, code: str) -> None:
+    asked = line.send("shell", "execute_request", {"code": code, "allow_stdin": True})
+    passed_on = line.interrupt(asked)
+    reply, told = line.finish(asked, lambda *_: None), []
+    assert reply["content"]["ename"] == "KeyboardInterrupt"
+    assert reply["content"]["traceback"]
+    line.interrupt(asked)  # it is over
+    assert line.execute("x = 1", lambda _, one: told.append(one))["content"]["status"] == "ok"
+    replies = [one for one in told if one["header"]["msg_type"] == "interrupt_reply"]
+    assert passed_on not in [one["parent_header"]["msg_id"] for one in replies if one["content"]["late"]]

@@ -10,13 +10,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from sublet.errors import Unsupported
+from sublet.errors import LeaseInterrupt, Unsupported
 from sublet.guest.current import PAGE_VARIABLE
 from sublet.guest.desk import Desk
 from sublet.guest.forked import end_with_the_cell
 from sublet.guest.inbox import Inbox
+from sublet.guest.interrupts import kernel_class
 from sublet.guest.jupyter import Bridge
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, SpokenRecords
@@ -26,6 +27,8 @@ from sublet.wire.guests import Service, Visit
 from sublet.wire.page import PageReader, PageState
 
 __all__ = ["main", "plot_where_told"]
+
+T = TypeVar("T")
 
 
 def main() -> None:
@@ -82,6 +85,17 @@ class _Desk(Desk):
 
         self._loop.add_callback(done)
 
+    def execute(self, work: Callable[[], T]) -> T:
+        """The end of the lease is raised wherever the kernel is. In the middle of a function it is no mistake of the
+        function's."""
+        try:
+            return super().execute(work)
+        except BaseException as error:
+            cause = getattr(error, "error", error)  # as the calls wrap it
+            if isinstance(cause, LeaseInterrupt):
+                raise cause from None
+            raise
+
     def interrupt(self, what: object) -> None:
         """Not here."""
 
@@ -134,6 +148,7 @@ def _make_app() -> Any:
     app = GuestKernelApp.instance(
         quiet=False,  # what is printed is in the guest's log as well, for `sublet logs`
         capture_fd_output=True,
+        kernel_class=kernel_class(),
     )
     app.session.key = b""  # nobody but the line's thread reaches the sockets, so there is nobody to sign against
     app.config.HistoryManager.enabled = False  # the history is the notebook's, not the guest's

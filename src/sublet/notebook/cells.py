@@ -7,33 +7,32 @@ notebook; so when the lease is lost, the next cell takes another one and goes on
 from __future__ import annotations
 
 import contextlib
-import difflib
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.compute.kernel_guest import KernelGuest
-from sublet.errors import CheckpointFailed, GpuSessionEnded, InvalidRequest, LeaseEnded, SubletError
+from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, SubletError
 from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill
+from sublet.notebook.cell_terms import as_numbered, check_names, fits, look_in
 from sublet.notebook.explain import explain
 from sublet.notebook.front import Front, StatusLine, failed_cell, say
 from sublet.notebook.going_on import give_up, go_on, is_parked
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.in_terminal import be_plain
-from sublet.notebook.interrupts import AFTERWARDS, interrupts_wait
+from sublet.notebook.interrupts import Interrupts, interrupts_wait
 from sublet.notebook.kernel_line import LOOK_S, KernelLine, Message
 from sublet.notebook.news import RERUN, session_ended, what_ended
 from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
 from sublet.notebook.reading import Reading, read_cell
-from sublet.notebook.spaces import NOTEBOOK, Outgoing, Space
+from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Running, Starting, Waiting, coarse
-from sublet.notebook.traffic import Came, Traffic, fates_text, number_of
+from sublet.notebook.traffic import Traffic, fates_text, number_of
 from sublet.values import GIB, NS_PER_S, Tier
 
 if TYPE_CHECKING:
@@ -60,6 +59,10 @@ class _Ran(NamedTuple):
     """What of its variables is worth a word."""
     failed: CheckpointFailed | None
     """What stays on the device could not be saved."""
+
+
+class _Early(Exception):
+    """An interrupt came before the cell began; everything is in order."""
 
 
 class Cells:
@@ -91,6 +94,8 @@ class Cells:
         self._stood_s = 0.0
         """For so long the cell was suspended."""
         self._notices = Notices() if self._front.kernel is not None else None
+        self._interrupts = Interrupts()
+        """Of the cell that runs."""
         self._activities = contextlib.ExitStack()
         """What keeps the leases of the cell that runs from being idle."""
 
@@ -99,9 +104,14 @@ class Cells:
     def run(self, source: str, options: CellOptions, *, is_whole: bool = False) -> None:
         """Run it on a device. What it raises is raised here, with its own traceback. ``is_whole``: no line with
         ``%%gpu`` stands above it."""
+        with interrupts_wait() as self._interrupts:
+            self._front.may_stop = self._interrupts.cut_short
+            self._run_one(source, options, is_whole)
+
+    def _run_one(self, source: str, options: CellOptions, is_whole: bool) -> None:
         python = self._shell.transform_cell(source)
         self.reading(python)
-        _check_names(options, self._space.names)
+        check_names(options, self._space.names)
         if options.gives is None:
             self._ahead.begin(python)
         status = StatusLine(self._shell)
@@ -109,12 +119,12 @@ class Cells:
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
         self._stood_s = 0.0
         try:
-            with status.left_behind():
+            with status.left_behind(), self._interrupts.open():
                 lease = self._leased(options, status)
             waited_s = time.monotonic() - began_s - self._stood_s
             with self._activities:
                 self._activities.enter_context(lease.activity())
-                numbered = source if is_whole else _as_numbered(source)
+                numbered = source if is_whole else as_numbered(source)
                 ran = self._run(lease, numbered, python, options, status)
         except GpuSessionEnded as error:  # what it reads went with an earlier lease; this one is as it was
             status.show(Ended(message=error.message, do=error.do))
@@ -217,7 +227,7 @@ class Cells:
         if lease is not None and is_parked(lease) and self._kernel is not None and not self._kernel.is_lost:
             with contextlib.suppress(LeaseEnded):  # then there is nothing to go on with, and another is asked for
                 lease = self._go_on(lease, self._kernel, options, status)
-        if lease is not None and lease.end is None and lease.notice is None and _fits(lease, self._asked, options):
+        if lease is not None and lease.end is None and lease.notice is None and fits(lease, self._asked, options):
             return lease
         if lease is not None:
             self.release()
@@ -257,7 +267,7 @@ class Cells:
         )
         line = self._line = KernelLine(kernel.channels)
         if options.paths:
-            kernel.call(_look_in, options.paths)
+            kernel.call(look_in, options.paths)
         if self._front.is_terminal:
             kernel.call(be_plain)
         if volume is not None and volume.said:
@@ -285,12 +295,21 @@ class Cells:
             self._tell(self.handles.go_on())
             sent, restored = self.traffic.send(kernel, self.reading(python), options, number)
             self._tell(restored)
+            if self._interrupts.are_waiting:
+                status.leave(Ended(message="interrupted before its first line", do="Rerun this cell."))
+                raise _Early
             began_s = time.monotonic()
             stood_s = self._stood_s
             reply = self._execute(line, source, options, status)
             busy_s = time.monotonic() - began_s - (self._stood_s - stood_s)
             lease = self.lease or lease  # another one, if it was suspended
-            came = self._taken(kernel, options, sent, number)
+            self._ahead.settle()
+            came = self.traffic.take(kernel, options, sent, number)
+        except _Early:
+            raise KeyboardInterrupt from None
+        except KeyboardInterrupt:
+            self._get_away()
+            raise
         except SubletError:
             if kernel.is_lost:
                 raise self._why_lost(lease, kernel) from None
@@ -312,20 +331,12 @@ class Cells:
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         return _Ran(reply, bill, said, failed)
 
-    def _taken(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
-        """What the cell has done, whole: an interrupt that comes now is for a cell that is done. Who insists gets away,
-        and then nobody knows what the other side has, so that is let go of."""
-        try:
-            with interrupts_wait():
-                self._ahead.settle()
-                return self.traffic.take(kernel, options, sent, number)
-        except KeyboardInterrupt as error:
-            if error.args != (AFTERWARDS,):
-                lease, self.lease = self.lease, None
-                self._let_go()
-                if lease is not None:
-                    lease.release()
-            raise
+    def _get_away(self) -> None:
+        """Somebody insists, and nobody knows now what the other side has: that is let go of."""
+        lease, self.lease = self.lease, None
+        self._let_go()
+        if lease is not None:
+            lease.release()
 
     def _tell(self, restored: Restored) -> None:
         """One line for what came back."""
@@ -355,18 +366,10 @@ class Cells:
             self._front.show(channel, message)
 
         self._between.leave()
-        asked = ""
         try:
-            while True:
-                try:
-                    if not asked:
-                        with interrupts_wait():  # it may run before this has returned: then it is stopped, not left
-                            asked = line.send("shell", "execute_request", content)
-                    return line.finish(asked, show, look=look)
-                except KeyboardInterrupt:
-                    if self._line is not line or not asked:
-                        raise  # it stood still, and was given up; or who waits for nothing insists
-                    line.interrupt()  # the cell stops, the lease stays; the kernel says KeyboardInterrupt by itself
+            with self._interrupts.patient():  # each stops the cell, and the lease stays
+                asked = line.send("shell", "execute_request", content)
+                return line.finish(asked, show, look=look, interrupts=self._interrupts)
         finally:
             self._between.watch(line)
 
@@ -381,7 +384,8 @@ class Cells:
         if lease is None or kernel is None or fabric is None or not is_parked(lease):
             return
         try:
-            new = self._go_on(lease, kernel, replace(options, wait_ns=None), status)
+            with self._interrupts.open():
+                new = self._go_on(lease, kernel, replace(options, wait_ns=None), status)
         except KeyboardInterrupt:
             self.lease = None
             self._let_go()
@@ -417,34 +421,3 @@ def running(lease: Lease) -> Running:
     why = "" if said is None else said.detail or said.reason
     left_s = lease.remaining if said is not None else coarse(lease.remaining)
     return Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=left_s, notice=why)
-
-
-def _as_numbered(source: str) -> str:
-    """With the line of ``%%gpu`` as a comment: tracebacks count as the notebook does. A magic must stay first."""
-    return source if source.lstrip().startswith("%%") else f"# %%gpu\n{source}"
-
-
-def _check_names(options: CellOptions, names: Mapping[str, object]) -> None:
-    """Of what is said to travel in, before anything is asked for."""
-    missing = [name for name in options.takes or () if name not in names]
-    if missing:
-        close = difflib.get_close_matches(missing[0], [name for name in names if not name.startswith("_")], n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise InvalidRequest(f"there is no variable {missing[0]}{hint}", do="See --in.")
-
-
-def _fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:
-    """Whether a lease that is there will do."""
-    if len(lease.devices) != wants.gpus or had.python != wants.python:
-        return False
-    return wants.vram_bytes is None or all(device.amount >= wants.vram_bytes for device in lease.devices)
-
-
-def _look_in(paths: tuple[str, ...]) -> None:
-    """In the guest: import from there as well."""
-    import os
-
-    for path in reversed(paths):
-        folder = path if os.path.isdir(path) else os.path.dirname(path)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)

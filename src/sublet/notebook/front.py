@@ -62,6 +62,8 @@ class Front:
         """Gives what was typed to the guest."""
         self.to_guest: Callable[[Message], None] = lambda _message: None
         """Passes on what a widget's view says."""
+        self.may_stop: Callable[[Callable[[], object]], None] = _wait
+        """Waits for something that may take long, or until an interrupt comes."""
         self.on_cleared: Callable[[], None] = lambda: None
         """Told when a cell has wiped its output, and the status line with it."""
         self._clears_next = False
@@ -101,7 +103,7 @@ class Front:
                 else:
                     self.on_cleared()
             case "input_request":
-                self.answer(message, self._ask(content.get("prompt", ""), bool(content.get("password"))))
+                self._pass_question(message)
             case "comm_open" | "comm_msg" | "comm_close":
                 self._pass_comm(kind, message)
             case _:
@@ -130,6 +132,14 @@ class Front:
         kernel.session.send(
             kernel.iopub_socket, "execute_result", said, parent=kernel.get_parent(), ident=b"execute_result"
         )
+
+    def _pass_question(self, message: Message) -> None:
+        """Unless it is interrupted: then the cell is as well, and its question with it."""
+        asked, typed = message["content"], list[str]()
+        prompt, is_password = asked.get("prompt", ""), bool(asked.get("password"))
+        self.may_stop(lambda: typed.append(self._ask(prompt, is_password)))
+        if typed:
+            self.answer(message, typed[0])
 
     def _ask(self, prompt: str, is_password: bool) -> str:
         return getpass.getpass(prompt) if is_password else input(prompt)
@@ -189,13 +199,14 @@ class StatusLine:
         try:
             yield
         except KeyboardInterrupt:
-            self._leave(Ended(message="interrupted, and not in line any more", do="Rerun this cell to ask again."))
+            self.leave(Ended(message="interrupted, and not in line any more", do="Rerun this cell to ask again."))
             raise
         except SubletError as error:
-            self._leave(Ended(message=error.message, do=error.do))
+            self.leave(Ended(message=error.message, do=error.do))
             raise
 
-    def _leave(self, status: Ended) -> None:
+    def leave(self, status: Ended) -> None:
+        """The cell is given up: what was said of it does not hold any more."""
         if self._last:
             self.show(status, quiet=True)
 
@@ -235,6 +246,10 @@ def say(shell: Any, text: str) -> None:
         print(line, file=sys.stderr)  # noqa: T201
         return
     shell.display_pub.publish(data={"text/plain": line, "text/html": line_of_html(html.escape(text))})
+
+
+def _wait(for_it: Callable[[], object]) -> None:
+    for_it()
 
 
 def _new_id() -> str:

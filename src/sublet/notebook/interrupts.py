@@ -1,38 +1,104 @@
-"""An interrupt that comes while a cell's results are taken waits until they are: half of them is worse than all."""
+"""An interrupt that comes while a cell is dealt with waits for a place where it does no harm.
+
+Wherever else it came it would tear something: a message that was read and not yet passed on, a lease that was granted
+and not yet written down, results of which one half is here. So it is only noted, and whoever deals with the cell says
+where it may be raised: where he waits for something that may take long.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["AFTERWARDS", "interrupts_wait"]
+__all__ = ["AFTERWARDS", "Interrupts", "interrupts_wait"]
 
 AFTERWARDS: Final = "interrupted after the cell was done"
-"""What a ``KeyboardInterrupt`` says that has waited."""
+"""What a ``KeyboardInterrupt`` says that has waited to the end."""
+INSISTS_S: Final = 1.0
+"""One that comes so long after one that waits is raised at once: what they wait for may never end. One that comes
+sooner is the same wish, told twice."""
+
+
+class Interrupts:
+    """Those that wait."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._since_s = 0.0
+        """The first of them came then."""
+        self._is_open = False
+        self._is_patient = False
+
+    def note(self, _number: int = signal.SIGINT, _frame: object = None) -> None:
+        """For SIGINT."""
+        now_s = time.monotonic()
+        insists = self._waiting > 0 and now_s - self._since_s >= INSISTS_S and not self._is_patient
+        self._since_s = self._since_s if self._waiting else now_s
+        self._waiting += 1
+        if self._is_open or insists:
+            self._is_open = False
+            raise KeyboardInterrupt
+
+    def take(self) -> bool:
+        """Whether one has come; it does not wait any longer."""
+        has_come, self._waiting = self._waiting > 0, 0
+        return has_come
+
+    @property
+    def are_waiting(self) -> bool:
+        return self._waiting > 0
+
+    def check(self) -> None:
+        """Here it may be raised, if one has come."""
+        if self.take():
+            raise KeyboardInterrupt
+
+    def put_back(self) -> None:
+        """One was taken, and came to nothing."""
+        self._waiting, self._since_s = self._waiting + 1, self._since_s if self._waiting else time.monotonic()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """In the block one is raised wherever it comes, and one that has come at once. It is not taken by that."""
+        try:
+            self._is_open = True
+            if self._waiting:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._is_open = False
+
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[None]:
+        """In the block somebody looks for them all the time, and none is raised that insists."""
+        self._is_patient = True
+        try:
+            yield
+        finally:
+            self._is_patient = False
+
+    def cut_short(self, wait: Callable[[], object]) -> None:
+        """Wait, but no longer than until one comes."""
+        with contextlib.suppress(KeyboardInterrupt), self.open():
+            wait()
 
 
 @contextlib.contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """The first one is raised at the end of the block, where nothing else is; the second at once."""
+def interrupts_wait() -> Iterator[Interrupts]:
+    """The first one is raised at the end of the block, where nothing else is; one that insists at once."""
+    interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():
-        yield  # interrupts come on the main thread only
+        yield interrupts  # interrupts come on the main thread only
         return
-    came = 0
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal came
-        came += 1
-        if came > 1:
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, note)
+    before: Any = signal.signal(signal.SIGINT, interrupts.note)
     try:
-        yield
+        yield interrupts
     finally:
         if before is not None:  # else it was set by a library in C, and cannot be set again from here
             signal.signal(signal.SIGINT, before)
-    if came:
+    if interrupts.take():
         raise KeyboardInterrupt(AFTERWARDS)

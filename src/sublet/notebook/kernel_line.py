@@ -7,12 +7,14 @@ message in between to who shows them. Questions for input come the same way and 
 from __future__ import annotations
 
 import contextlib
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sublet.errors import Disconnected
+from sublet.notebook.interrupts import Interrupts
 from sublet.wire.conversation import Conversation
 from sublet.wire.happenings import Closed, Data, Happening, Over
 from sublet.wire.jupyter import CHANNELS, Messages, pack_message
@@ -22,6 +24,8 @@ __all__ = ["LOOK_S", "KernelLine", "Message"]
 Message = dict[str, Any]
 """A message of the Jupyter protocol: ``header``, ``parent_header``, ``metadata``, ``content``, ``buffers``."""
 LOOK_S: Final = 1.0
+VOID_S: Final = 1.0
+"""A question that crossed with an interrupt is put to the person if the cell is not over by then."""
 
 
 class KernelLine:
@@ -72,27 +76,49 @@ class KernelLine:
         return self.finish(asked, show)
 
     def finish(
-        self, asked: str, show: Callable[[str, Message], None], *, look: Callable[[], float] = lambda: LOOK_S
+        self,
+        asked: str,
+        show: Callable[[str, Message], None],
+        *,
+        look: Callable[[], float] = lambda: LOOK_S,
+        interrupts: Interrupts | None = None,
     ) -> Message:
         """Wait for the end of what was asked for before: reply and idle. ``look`` is called now and then, and says
-        when it would like to be again."""
+        when it would like to be again. Of ``interrupts`` each that comes is passed on; one that the kernel says came
+        when the cell was over is put back."""
         reply: Message | None = None
-        is_idle = False
-        while reply is None or not is_idle:
-            for channel, message in self.wait(look()):
-                is_mine = message["parent_header"].get("msg_id") == asked
-                kind = message["header"]["msg_type"]
-                if is_mine and channel == "shell":
+        is_idle = is_late = False
+        passed_on: set[str] = set()
+        question, then_s = list[Message](), 0.0
+        while reply is None or not is_idle or passed_on:
+            if reply is None and interrupts is not None and interrupts.take():
+                passed_on.add(self.interrupt(asked))
+            if question and not passed_on and time.monotonic() >= then_s:
+                show("stdin", question.pop())
+            for channel, message in self.wait(
+                min(look(), VOID_S) if question else look(), interrupts if reply is None else None
+            ):
+                parent, kind = message["parent_header"].get("msg_id"), message["header"]["msg_type"]
+                if channel == "control" and parent in passed_on:
+                    passed_on.discard(parent)
+                    then_s = time.monotonic() + VOID_S
+                    is_late = is_late or bool(message["content"].get("late"))
+                elif parent == asked and channel == "shell":
                     reply = message
-                elif is_mine and kind == "status":
+                elif parent == asked and kind == "status":
                     is_idle = message["content"]["execution_state"] == "idle"
+                elif channel == "stdin" and passed_on:  # most often the cell is over before anybody could answer
+                    question = [message]
                 else:
                     show(channel, message)
+        if is_late and interrupts is not None:
+            interrupts.put_back()
         return reply
 
-    def interrupt(self) -> None:
-        """Stop what runs, as Ctrl-C does. It is over when its ``finish`` returns."""
-        self.send("control", "interrupt_request", {})
+    def interrupt(self, asked: str = "") -> str:
+        """Stop what was asked for, or whatever runs, as Ctrl-C does; the message's id. It is over when its ``finish``
+        returns. The kernel answers whether it came too late for that."""
+        return self.send("control", "interrupt_request", {"of": asked})
 
     def answer_input(self, question: Message, text: str) -> None:
         """Give what was typed to who asked."""
@@ -108,17 +134,23 @@ class KernelLine:
         self._push()
         return str(message["header"]["msg_id"])
 
-    def wait(self, timeout_s: float) -> list[tuple[str, Message]]:
-        """What came, as soon as something did. Raises when the kernel is gone."""
+    def wait(self, timeout_s: float, interrupts: Interrupts | None = None) -> list[tuple[str, Message]]:
+        """What came, as soon as something did, or an interrupt of these. Raises when the kernel is gone."""
         until_s = time.monotonic() + timeout_s
         found: list[tuple[str, Message]] = []
-        while not found:
+        while True:
             self._push()
-            for happening in self._conversation.wait(max(0.0, until_s - time.monotonic())):
+            for happening in self._conversation.pump():
                 found += self._heard(happening)
-            if time.monotonic() >= until_s:
-                break
-        return found
+            left_s = until_s - time.monotonic()
+            if found or left_s <= 0:
+                return found
+            if interrupts is None:
+                self._sleep(left_s)
+                continue
+            interrupts.cut_short(lambda: self._sleep(left_s))  # noqa: B023 - called at once
+            if interrupts.are_waiting:
+                return found
 
     def fileno(self) -> int:
         """For who waits for several things; then ``wait(0)``. Below zero: it is closed."""
@@ -128,6 +160,14 @@ class KernelLine:
         """Hang up. The kernel goes on."""
         with contextlib.suppress(OSError):
             self._conversation.close()
+
+    def _sleep(self, timeout_s: float) -> None:
+        """Until there is something to do."""
+        if self._conversation.link.over is not None or self.fileno() < 0:
+            raise Disconnected("the connection to the kernel is over")
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN | (select.POLLOUT if self._conversation.wants_write else 0))
+        poll.poll(1 + int(min(timeout_s, LOOK_S) * 1000))
 
     def _push(self) -> None:
         link = self._conversation.link
