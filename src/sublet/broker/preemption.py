@@ -117,10 +117,13 @@ def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, po
 def _plan_on_node(
     request: LeaseRecord, node: NodeId, here: Sequence[Room], state: State, now_ns: int, policy: Policy
 ) -> Plan | None:
+    candidates = _candidates(request, here, state, now_ns, policy)
+    if not candidates:
+        return None
     mix = policy.share_across_tenants
-    rooms = {room.resource: room for room in here}
+    rooms = {room.resource: room.copy() for room in here}
     chosen: list[Victim] = []
-    for candidate in _candidates(request, rooms, state, now_ns, policy):
+    for candidate in candidates:
         _leave(candidate.lease, rooms)
         chosen.append(candidate)
         if fit_on_node(request.wants, request.tenant, list(rooms.values()), mix=mix) is not None:
@@ -139,27 +142,28 @@ def _plan_on_node(
 
 
 def _soon(rooms: RoomsByNode, state: State) -> dict[NodeId, list[Room]]:
-    """Copies of the rooms as they will be once everything is torn down that nobody was promised."""
+    """The rooms as they will be once everything is torn down that nobody was promised. Those that change are copies."""
     spoken_for = {lease for promised in state.promises for lease in state.leases[promised].victims}
-    found: dict[NodeId, list[Room]] = {}
-    for node, here in rooms.items():
-        found[node] = [room.copy() for room in here]
-        for room in found[node]:
-            for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
-                if piece.state is SliceState.TEARDOWN and piece.lease not in spoken_for:
-                    room.give_back(piece.part, piece.tenant)
-    return found
+    return {node: [_without_leaving(room, state, spoken_for) for room in here] for node, here in rooms.items()}
 
 
-def _candidates(
-    request: LeaseRecord, rooms: Mapping[ResourceId, Room], state: State, now_ns: int, policy: Policy
-) -> list[Victim]:
+def _without_leaving(room: Room, state: State, spoken_for: set[LeaseId]) -> Room:
+    copied = False
+    for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
+        if piece.state is SliceState.TEARDOWN and piece.lease not in spoken_for:
+            if not copied:
+                room, copied = room.copy(), True
+            room.give_back(piece.part, piece.tenant)
+    return room
+
+
+def _candidates(request: LeaseRecord, here: Sequence[Room], state: State, now_ns: int, policy: Policy) -> list[Victim]:
     """Who could go, first those of the lowest standing and with the least work to lose."""
     kinds = kinds_of(request)
     leases: dict[LeaseId, None] = {}
-    for resource, room in rooms.items():
+    for room in here:
         if room.kind in kinds:
-            for piece in islice(state.resources[resource].slices.values(), SLICES_MAX):
+            for piece in islice(state.resources[room.resource].slices.values(), SLICES_MAX):
                 leases[piece.lease] = None
     found = (victim(state.leases[lease], request, state, now_ns, policy) for lease in leases if lease in state.leases)
     return sorted((v for v in found if v is not None), key=lambda v: (v.standing, v.ran_ns, v.lease.id))[:VICTIMS_MAX]

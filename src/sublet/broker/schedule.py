@@ -50,12 +50,12 @@ class Schedule:
 
     def next_wake_ns(self, state: State) -> int | None:
         """When time alone will change something."""
-        timers = [state.next_timer_ns(), state.next_volume_ns()]
+        wake_ns = _sooner(state.next_timer_ns(), state.next_volume_ns())
         if state.queued_count:
-            timers.append(self._replan_at_ns)
+            wake_ns = _sooner(wake_ns, self._replan_at_ns)
         if state.ended:
-            timers.append(_ended_at(state.leases[state.ended[0]]) + self._policy.ended_keep_ns)
-        return min((at for at in timers if at is not None), default=None)
+            wake_ns = _sooner(wake_ns, _ended_at(state.leases[state.ended[0]]) + self._policy.ended_keep_ns)
+        return wake_ns
 
     def rooms_for(self, state: State, lease: LeaseRecord) -> RoomsByNode:
         """Rooms as this lease, waiting or just come, may see them: without what is promised to others, and without
@@ -217,6 +217,12 @@ class Schedule:
         old = list(takewhile(lambda lease: _ended_at(state.leases[lease]) <= old_ns, oldest))
         if old or too_many >= FORGET_AT_ONCE:
             step.emit(ev.Forgotten(leases=tuple(islice(state.ended, max(len(old), too_many)))))
+
+
+def _sooner(one_ns: int | None, other_ns: int | None) -> int | None:
+    if one_ns is None or other_ns is None:
+        return one_ns if other_ns is None else other_ns
+    return min(one_ns, other_ns)
 
 
 def _ended_at(lease: LeaseRecord) -> int:

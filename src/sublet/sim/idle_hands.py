@@ -23,6 +23,7 @@ __all__ = ["IdleHands"]
 
 _S: Final = 1_000_000_000
 PATIENCE_NS: Final = 8 * _S
+_ON_THE_MOVE: Final = frozenset({LeaseStatus.NOTICED, LeaseStatus.GRANTED})
 
 
 class IdleHands:
@@ -39,6 +40,9 @@ class IdleHands:
 
     def look(self, state: State, now_ns: int) -> None:
         """Once a second, while the office is awake."""
+        if not state.queued_count:
+            self._since.clear()
+            return
         old_ns = now_ns - self._policy.gang_patience_ns
         waiting = (lease for lease in state.queue_listing() if lease.asked_at_ns <= old_ns)
         patient = [lease for lease in waiting if _leases_are_in_its_way(state, lease)]
@@ -105,8 +109,6 @@ def _goes_before(state: State, now_ns: int) -> Iterator[LeaseRecord]:
     gpus = [resource for resource in state.resources.values() if resource.device.kind is Kind.GPU]
     if any(piece.state is SliceState.TEARDOWN for gpu in gpus for piece in gpu.slices.values()):
         return
-    if any(lease.status in (LeaseStatus.NOTICED, LeaseStatus.GRANTED) for lease in state.leases.values()):
-        return
     victims = [
         state.leases[piece.lease]
         for gpu in gpus
@@ -115,6 +117,8 @@ def _goes_before(state: State, now_ns: int) -> Iterator[LeaseRecord]:
         if piece.state is SliceState.LEASED
     ]
     spots = [lease for lease in victims if lease.status is LeaseStatus.ACTIVE and lease.tier is Tier.SPOT]
+    if not spots or any(lease.status in _ON_THE_MOVE for lease in state.leases.values()):
+        return
     for lease in _plain(state, Kind.GPU):
         goes_first = lease.tier is Tier.INTERACTIVE and lease.wants[0].exclusivity is not Exclusivity.SHARED
         if goes_first and any(not state.is_cooling(lease.tenant, spot.tenant, now_ns) for spot in spots):

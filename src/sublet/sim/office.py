@@ -206,8 +206,12 @@ class OfficeProcess(Process):
         """An agent's sink."""
         if not self.alive or not self.opened:
             return
-        self.submit(cmd.AgentReport(report=report), None)
-        if type(report) is Held and not report.told:
+        if type(report) is not Held:
+            self.submit(cmd.AgentReport(report=report), None)
+            return
+        assert self.ledger is not None
+        self.ledger.confirm(report)
+        if not report.told:
             self._holds(report)
 
     def submit(self, command: cmd.Command, answer: Callable[[Reply], None] | None) -> None:
@@ -372,8 +376,10 @@ class OfficeProcess(Process):
         if self.ledger is None:
             return
         now_ns = self.clock.now_ns()
-        wakes = [w for w in (self.ledger.next_wake_ns(), self.ledger.next_resend_ns()) if w is not None]
-        at_ns = max(min([*wakes, now_ns + BEAT_NS]), now_ns + 1_000_000)
+        at_ns = now_ns + BEAT_NS
+        for wake_ns in (self.ledger.next_wake_ns(), self.ledger.next_resend_ns()):
+            if wake_ns is not None and wake_ns < at_ns:
+                at_ns = max(wake_ns, now_ns + 1_000_000)
         if self._timer_ns is None or at_ns < self._timer_ns:
             self._timer_ns = at_ns
             self.at(at_ns, self._timer, at_ns)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from sublet.sim.once import swept_afterwards
 from sublet.sim.register_mutants import MUTANTS, switched_on
 from sublet.sim.register_world import RULES, Broken, RegisterWorld
 
@@ -58,7 +59,7 @@ class Tally:
 def run_seed(seed: int, mutant: str | None = None) -> Tally:
     """One seed, to its end or to the first broken rule."""
     tally = Tally(seeds=1)
-    with switched_on(mutant):
+    with switched_on(mutant), swept_afterwards():
         world = RegisterWorld(seed)
         try:
             world.run()

@@ -11,6 +11,7 @@ from typing import Final
 
 from sublet.lease.states import LeaseStatus
 from sublet.sim.mutants import MUTANTS, switched_on
+from sublet.sim.once import swept_afterwards
 from sublet.sim.rules import RULES
 from sublet.sim.scenario import Mode
 from sublet.sim.watch import Violation
@@ -71,7 +72,7 @@ class Tally:
 def run_seed(seed: int, mode: Mode, mutant: str | None = None) -> Tally:
     """One seed, to its end or to the first broken rule."""
     tally = Tally(seeds=1)
-    with switched_on(mutant):
+    with switched_on(mutant), swept_afterwards():
         world = World(seed, mode)
         try:
             world.run()

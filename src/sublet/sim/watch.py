@@ -14,7 +14,7 @@ from sublet.broker.answers import Granted, Outcome
 from sublet.broker.records import LeaseRecord, Now
 from sublet.errors import LeaseExpired, SubletError
 from sublet.lease.fence import is_exclusive
-from sublet.lease.states import LIVE_STATES
+from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.sim.account import audit
 from sublet.sim.idle_hands import IdleHands
 from sublet.sim.kept import KeptRules
@@ -397,7 +397,7 @@ class Watch:
         if office.ledger is not None and office.opened and not office.is_syncing and awake_ns > LATE_NS:
             now_ns = office.clock.now_ns()
             for lease in office.ledger.state.leases.values():
-                due_ns = office.ledger.state.due_at(lease)
+                due_ns = None if lease.status is LeaseStatus.ENDED else office.ledger.state.due_at(lease)
                 if due_ns is not None and now_ns - due_ns > LATE_NS:
                     late_s = (now_ns - due_ns) / _S
                     self.fail("L5", f"the time of {lease.id} ({lease.status}) was over {late_s:.1f} s ago")
