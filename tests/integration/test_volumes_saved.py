@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -188,3 +189,22 @@ def test_saves_that_take_long_raise_the_time_that_the_lease_asks_for(fabric: sub
         until("a longer time to live", lambda: block.ttl >= 6)
         until("it is granted", lambda: fabric.lease(block.id).ttl >= 6)
         assert block.status is not sublet.LeaseStatus.ENDED
+
+
+def test_an_asyncio_program_saves_beside_its_loop(home: Path) -> None:
+    """In the loop it is said how; guests and workers of its leases may be lent the volume as well."""
+
+    async def main() -> tuple[Any, ...]:
+        async with await sublet.aio.connect(home=home) as fabric, fabric.block("4MiB", name="awaited") as block:
+            with pytest.raises(sublet.InvalidRequest, match="keep this event loop waiting"):
+                sublet.Durable({"n": 1}, block)
+            state = await asyncio.to_thread(sublet.Durable, {"n": 1}, block)
+            with pytest.raises(sublet.InvalidRequest, match="keep this event loop waiting"):
+                state.checkpoint()
+            await asyncio.to_thread(state.checkpoint)
+            async with fabric.cpu(1) as cpu:
+                found = await cpu.options(volume=block).run(count_up, 5)
+            again = await asyncio.to_thread(sublet.Durable.restore, block)
+            return found, again.value
+
+    assert asyncio.run(main()) == (("awaited", ANY, 2), {"n": 6})

@@ -171,7 +171,8 @@ async def start_guest(
     token = (await fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView))).token
     ticket = "" if volume is None else await _lent(volume)
     ended, running = asyncio.Event(), contextlib.ExitStack()
-    running.enter_context(lease.activity())
+    for used in (lease, volume) if volume is not None else (lease,):
+        running.enter_context(used.activity())
 
     def is_over() -> None:
         running.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
@@ -22,6 +23,7 @@ from sublet.values import LeaseId
 if TYPE_CHECKING:
     from sublet.client.aio_fabric import Fabric
     from sublet.client.aio_guests import Guest
+    from sublet.client.aio_volume import LoopLine
     from sublet.client.guests import StdioText
     from sublet.compute.aio_calls import Calls
 
@@ -40,6 +42,8 @@ class Lease(LeaseFacts):
         self._fabric = fabric
         self._ground: Any = None
         """What runs Python functions under it, from the first call on."""
+        self._loop = asyncio.get_running_loop()
+        self._volume_line: Callable[[], LoopLine | None] = lambda: None
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,6 +79,8 @@ class Lease(LeaseFacts):
         finally:
             if self._ground is not None and self._ground._workers is not None:
                 self._ground._workers.close()
+            if (line := self._volume_line()) is not None:
+                await asyncio.to_thread(line.close)
 
     def leave(self) -> LeaseId:
         """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id."""
@@ -126,6 +132,22 @@ class Lease(LeaseFacts):
             self, argv, env=env, cwd=cwd, stdio=stdio, rows=rows, cols=cols, name=name, grace=grace, volume=volume
         )
 
+    def volume_line(self) -> LoopLine:
+        """The way to its volume, for a lease of blocks: `sublet.Durable` saves over it, on a thread that is not the
+        loop's: ``await asyncio.to_thread(state.checkpoint)``."""
+        from sublet.client.aio_volume import LoopLine
+
+        line = self._volume_line()
+        if line is None:
+            line = LoopLine(self, self._loop)
+            self._volume_line = weakref.ref(line)
+        return line
+
+    def _in_use(self) -> Callable[[], None]:
+        from sublet.client.aio_volume import in_use
+
+        return in_use(self, self._loop)
+
     # ---- Python functions under it
 
     @overload
@@ -153,11 +175,12 @@ class Lease(LeaseFacts):
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         name: str = "",
+        volume: Lease | None = None,
     ) -> Calls:
         """The same three with options; see `sublet.Lease.options`."""
         from sublet.compute.options import options_of
 
-        return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name))
+        return self._calls(options_of(timeout=timeout, python=python, env=env, cwd=cwd, name=name, volume=volume))
 
     def _calls(self, options: Any = None) -> Calls:
         from sublet.compute.aio_calls import Calls, Options, new_ground
