@@ -92,7 +92,7 @@ class Durable(Generic[T]):
     ) -> None:
         """``schema`` says what the value is, in your words; a checkpoint of another schema is not restored. The newest
         ``keep`` checkpoints stay, older ones are removed."""
-        if keep < 1:
+        if type(keep) is not int or keep < 1:
             raise InvalidRequest("at least the newest checkpoint is kept", do="Give keep=1 or more.")
         self._keep = keep
         self._value = value

@@ -27,7 +27,7 @@ from sublet.durable.format import MANIFEST_MAX, Manifest, damaged
 from sublet.durable.opening import Checkpoint, Stored
 from sublet.durable.saving import NOBODY, Base, Staged, Who
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, VersionConflict
-from sublet.values import format_size
+from sublet.values import format_size, shown
 
 __all__ = ["CheckpointStore", "FolderStore", "Publisher"]
 
@@ -118,13 +118,17 @@ class FolderStore:
         return max(self.numbers(), default=0)
 
     def manifest(self, number: int | None = None) -> Manifest:
+        if isinstance(number, bool) or not isinstance(number, int | None):
+            raise InvalidRequest(f"{shown(number)} is no number of a checkpoint", do="Give one such as 3, or none.")
         which = self.newest() if number is None else number
         path = self.manifest_path(which)
         try:
             manifest = Manifest.parse(read_whole(path, MANIFEST_MAX))
         except FileNotFoundError:
-            has = ", ".join(map(str, self.numbers()[-5:])) or "none"
-            raise NotFound(f"there is no checkpoint {which or ''} in {self.folder}", do=f"There is: {has}.") from None
+            has = ", ".join(map(str, self.numbers()[-5:]))
+            if number is None or not has:
+                raise NotFound(f"there is no checkpoint in {self.folder}", do="Save one first.") from None
+            raise NotFound(f"there is no checkpoint {which} in {self.folder}", do=f"There is: {has}.") from None
         except OSError as error:
             raise damaged(f"{path.name} cannot be read: {error.strerror}") from error
         if manifest.number != which:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from blake3 import blake3
 
 from sublet.errors import CheckpointFailed, InvalidRequest, StaleEpoch, VersionConflict
+from sublet.replicated.asked import asked_bytes, asked_effect, asked_epoch, asked_version
 from sublet.replicated.ballot import Garbled
 from sublet.replicated.cell import KEY_MAX, VALUE_MAX
 from sublet.replicated.checkpoint_record import Effect, History, Save
@@ -135,7 +136,7 @@ class ReplicatedCheckpoint:
         A save whose effect is there already is not done again: the one that is there is returned. Whatever is raised,
         what was saved before is unharmed.
         """
-        of = Effect(*effect) if isinstance(effect, tuple) else effect
+        of, expected, data = asked_effect(effect), asked_version(expected), asked_bytes(data)
         tenure = self._tenure(name, epoch)
         if tenure.tenure.ballot is None:
             self.open(name, epoch=epoch)
@@ -323,11 +324,7 @@ class ReplicatedCheckpoint:
     # ---- inside ----
 
     def _tenure(self, name: str, epoch: Epoch | None) -> _Open:
-        wanted = epoch if epoch is not None else self.epoch
-        if wanted is None:
-            raise InvalidRequest(
-                "writing a checkpoint needs the epoch of a lease", do="Give epoch=lease.epoch; reading needs none."
-            )
+        wanted = asked_epoch(epoch if epoch is not None else self.epoch, "writing a checkpoint")
         opened = self._open.get(name)
         if opened is not None and wanted < opened.tenure.epoch:
             raise StaleEpoch(
@@ -373,6 +370,8 @@ def as_group(replicas: ReplicaGroup | Sequence[Replica], policy: ReplicaPolicy |
     if isinstance(replicas, ReplicaGroup):
         if policy is not None and policy != replicas.policy:
             raise InvalidRequest("the group has a policy already", do="Give the policy where the group is made.")
+        if office not in ("local", replicas.office):
+            raise InvalidRequest(f"the group trusts {replicas.office!r} already", do="Say office= where it is made.")
         return replicas
     return ReplicaGroup(replicas, policy, office=office)
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from sublet.errors import CheckpointFailed, InvalidRequest
+from sublet.replicated.asked import asked_replicas
 from sublet.replicated.ballot import NONCE_BYTES, OFFICE_MAX
 from sublet.replicated.cell import Install, Installed
 from sublet.replicated.changing import Listing, Run, Spread, change
@@ -77,8 +78,7 @@ class ReplicaGroup:
         office: str = "local",
         patience: float | str = "10s",
     ) -> None:
-        if not replicas:
-            raise InvalidRequest("a group needs at least one replica", do="Give one replica or more.")
+        replicas = asked_replicas(replicas)
         if not 0 < len(office.encode()) <= OFFICE_MAX:
             raise InvalidRequest(
                 f"{office[:80]!r} is not the name of an office", do=f"Give 1 to {OFFICE_MAX} bytes of text."

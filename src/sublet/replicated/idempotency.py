@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from blake3 import blake3
 
 from sublet.errors import CheckpointFailed, InvalidRequest, SubletError
+from sublet.replicated.asked import asked_epoch
 from sublet.replicated.ballot import Garbled
 from sublet.replicated.cell import KEY_MAX, VALUE_MAX
 from sublet.replicated.checkpoint import as_group
@@ -189,10 +190,7 @@ class ReplicatedIdempotencyStore:
             raise CheckpointFailed(f"{self._what()} holds something else ({error})", reason=UNKNOWN) from error
 
     def _epoch(self, epoch: Epoch | None) -> Epoch:
-        wanted = epoch if epoch is not None else self.epoch
-        if wanted is None:
-            raise InvalidRequest("a reservation needs the epoch of a lease", do="Give epoch=lease.epoch.")
-        return wanted
+        return asked_epoch(epoch if epoch is not None else self.epoch, "a reservation")
 
     def _check(self, key: str, fingerprint: str) -> None:
         for what, text in (("key", key), ("fingerprint", fingerprint)):

@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from sublet.errors import InvalidRequest
 from sublet.replicated.quorum import Seats, check_quorums
+from sublet.values import shown
 
 if TYPE_CHECKING:
     from sublet.replicated.replica import Replica
@@ -92,6 +93,10 @@ class ReplicaPolicy:
     placement: Placement = Placement()
 
     def __post_init__(self) -> None:
+        for name in ("min_replicas", "read_quorum", "write_quorum"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | None):
+                raise InvalidRequest(f"{name} is {shown(value)}", do="Give a whole number above zero.")
         if self.min_replicas < 1:
             raise InvalidRequest("a policy of no replicas keeps nothing", do="Set min_replicas to 1 or more.")
 

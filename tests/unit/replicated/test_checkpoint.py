@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -418,3 +419,27 @@ def test_names_and_numbers_are_checked(stage: Stage) -> None:
     with pytest.raises(InvalidRequest, match="retain"):
         ReplicatedCheckpoint("x", schema="s", replicas=stage.group(), retain=0)
     assert PACK_BYTES > 4096
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda c: c.save_bytes("a", "text"), "a str is not bytes"),
+        (lambda c: c.save_bytes("a", b"", expected="1"), "expected='1' is no version"),
+        (lambda c: c.save_bytes("a", b"", effect=("key",)), "not what a save is the effect of"),
+        (lambda c: c.save_bytes("a", b"", effect=("key", "print", "1")), "not what a save is the effect of"),
+        (lambda c: c.open("a", epoch=7), "7 is no epoch"),
+        (lambda c: c.open("a", epoch=(1, 7)), r"\(1, 7\) is no epoch"),
+        (lambda _: ReplicaGroup([5]), "5 is not a replica"),  # type: ignore[list-item]
+        (lambda _: ReplicaGroup("abc"), "'abc' is not a replica"),  # type: ignore[arg-type]
+        (lambda c: ReplicaGroup([c.group.replicas()[0], *c.group.replicas()]), "of 4 replicas two are the same"),
+        (lambda _: ReplicaPolicy(write_quorum="2"), "write_quorum is '2'"),  # type: ignore[arg-type]
+        (lambda c: ReplicatedCheckpoint("t", schema="s", replicas=c.group, office="other"), "trusts 'local' already"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_told_in_a_sentence(wrong: Callable[[Any], object], said: str) -> None:
+    """Before anything is sent; and one replica that is given twice is not two."""
+    checkpoint = ReplicatedCheckpoint("t", schema="s", replicas=[MemoryReplica() for _ in range(3)], epoch=Epoch(1, 1))
+    with checkpoint.group, pytest.raises(InvalidRequest, match=said):
+        wrong(checkpoint)
+    assert checkpoint._open == {}

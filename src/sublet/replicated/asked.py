@@ -1,0 +1,71 @@
+"""What is handed over by programs, told in a sentence where it is of the wrong kind, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sublet.errors import InvalidRequest
+from sublet.replicated.checkpoint_record import Effect
+from sublet.replicated.replica import Replica
+from sublet.values import Epoch, shown
+
+__all__ = ["asked_bytes", "asked_effect", "asked_epoch", "asked_replicas", "asked_version"]
+
+
+def asked_epoch(epoch: object, what: str) -> Epoch:
+    """That of a lease. ``what`` needs it."""
+    if epoch is None:
+        raise InvalidRequest(f"{what} needs the epoch of a lease", do="Give epoch=lease.epoch; reading needs none.")
+    if not isinstance(epoch, Epoch):
+        raise InvalidRequest(f"{shown(epoch)} is no epoch", do="Give epoch=lease.epoch, or sublet.Epoch(1, 7).")
+    return epoch
+
+
+def asked_effect(effect: object) -> Effect | None:
+    """What a save is the effect of."""
+    if effect is None:
+        return None
+    found = Effect(*effect) if isinstance(effect, tuple) and len(effect) == 3 else effect
+    if isinstance(found, Effect) and [type(part) for part in (found.key, found.fingerprint, found.step)] == [
+        str,
+        str,
+        int,
+    ]:
+        return found
+    raise InvalidRequest(
+        f"{shown(effect)} is not what a save is the effect of", do="Give (key, fingerprint, step): two texts, a number."
+    )
+
+
+def asked_version(expected: object) -> int | None:
+    """The version that is to be replaced."""
+    if expected is None or (isinstance(expected, int) and not isinstance(expected, bool)):
+        return expected
+    raise InvalidRequest(f"expected={shown(expected)} is no version", do="Give a number: 0 for what was never saved.")
+
+
+def asked_bytes(data: object) -> bytes:
+    """What is saved as it is."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise InvalidRequest(f"a {type(data).__name__} is not bytes", do="Use save(name, value), which takes any value.")
+
+
+def asked_replicas(replicas: Any) -> Sequence[Replica]:
+    """At least one, each of them another: one that is given twice would be lost once, and with it two votes."""
+    found = list(replicas) if isinstance(replicas, Sequence) and not isinstance(replicas, str | bytes) else [replicas]
+    if not found:
+        raise InvalidRequest("a group needs at least one replica", do="Give one replica or more.")
+    strangers = [one for one in found if not hasattr(one, "identity") or not hasattr(one, "domain")]
+    if strangers:
+        raise InvalidRequest(
+            f"{shown(strangers[0])} is not a replica", do='Give a list of them: [FolderReplica("/disk1/replica"), ...].'
+        )
+    if len({one.identity for one in found}) < len(found):
+        raise InvalidRequest(
+            f"of {len(found)} replicas two are the same", do="Give each of them once, each with a folder of its own."
+        )
+    return found
