@@ -20,19 +20,25 @@ def run_program(
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
     """The program's result. Whatever goes wrong with a step, an interrupt included, is thrown into the program, so
-    that it can still put things right (leave the queue, give back what was granted) before it ends."""
-    try:
-        step = next(program)
-        while True:
-            try:
-                reply = _carry_out(step, exchange, revive, sleep)
-            except BaseException as error:  # noqa: BLE001 - the program decides; what it does not take comes out again
-                step = program.throw(error)
-            else:
+    that it can still put things right (leave the queue, give back what was granted) before it ends. That holds for an
+    interrupt between two steps as well, when an answer was brought and the program has not seen it yet."""
+    reply: Reply | None = None
+    wrong: BaseException | None = None
+    while True:
+        try:
+            if wrong is None:
                 step = program.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+            else:
+                told, wrong = wrong, None
+                step = program.throw(told)
+            reply = _carry_out(step, exchange, revive, sleep)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except BaseException as error:
+            if getattr(program, "gi_frame", None) is None:  # it has ended, and by this
+                raise
+            wrong = error
 
 
 def _carry_out(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from types import FrameType
+from typing import Any, Protocol
 
 import pytest
 
@@ -226,3 +229,50 @@ def test_both_drivers_carry_out_the_same_steps() -> None:
     assert (asyncio.run(main()), left, waits) == ("done", [], [1.5, "revive"])
     said.append(told)
     assert said[0] == said[1] == ["got 200", "silence", "interrupted"]
+
+
+def test_an_interrupt_between_any_two_steps_reaches_the_program() -> None:
+    """It comes at each line of the driver in turn. What was granted is given back; or the program is over, and has
+    handed it out."""
+    for at in itertools.count():
+        office: list[str] = []
+        lines = 0
+
+        def granted(call: Call, office: list[str] = office) -> Reply:
+            office.append(call.path)
+            return Reply(200, b"", 0)
+
+        def holds(office: list[str] = office) -> Program[str]:
+            try:
+                yield from ask(CALL)
+                yield Pause(0.0)
+            except BaseException:
+                if office:
+                    office.clear()
+                raise
+            office.append("returned")
+            return "a lease"
+
+        def trace(frame: FrameType, event: str, _: object, at: int = at) -> Any:
+            nonlocal lines
+            if frame.f_code is not driver.run_program.__code__:
+                return None
+            if event == "line":
+                lines += 1
+                if lines == at + 1:
+                    raise KeyboardInterrupt
+            return trace
+
+        before, done = sys.gettrace(), ""
+        sys.settrace(trace)
+        try:
+            done = driver.run_program(holds(), granted, lambda: None, lambda _: None)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert bool(done) == ("returned" in office) or lines > at
+        assert done or office[-1:] in ([], ["returned"]), f"what was granted is lost (line {at})"
+        if lines <= at:
+            assert at > 6
+            return

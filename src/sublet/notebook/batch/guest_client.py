@@ -124,7 +124,7 @@ class GuestClient:
                 came = await beside(self._wait)
                 if self._is_interrupted.is_set():
                     self._is_interrupted.clear()
-                    self._line.interrupt()
+                    self._line.interrupt(asked)
             except (SubletError, OSError):
                 self._is_over = True
                 return
