@@ -26,12 +26,13 @@ def run_program(
     wrong: BaseException | None = None
     while True:
         try:
-            if wrong is None:
-                step = program.send(reply)
-            else:
-                told, wrong = wrong, None
-                step = program.throw(told)
-            reply = _carry_out(step, exchange, revive, sleep)
+            while True:  # within, for an interrupt comes where a loop turns back
+                if wrong is None:
+                    step = program.send(reply)
+                else:
+                    told, wrong = wrong, None
+                    step = program.throw(told)
+                reply = _carry_out(step, exchange, revive, sleep)
         except StopIteration as stop:
             result: T = stop.value
             return result
