@@ -13,6 +13,7 @@ the next touch and at ``close``. What was saved before is whole in either case.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import threading
 import time
@@ -251,8 +252,15 @@ class Durable(Generic[T]):
 
     def _captured(self, *, copy: bool) -> Capture:
         began_ns = time.monotonic_ns()
-        groups = encode_roots({ROOT: self._value})
-        capture = self._saver.capture(groups, self._base, copy=self._copies if copy else None)
+        try:
+            groups = encode_roots({ROOT: self._value})
+            capture = self._saver.capture(groups, self._base, copy=self._copies if copy else None)
+        except (OSError, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+                raise
+            how = "Save with wait=True, which copies no arrays" if copy else "Free some, or save in smaller parts"
+            failed = "there is not enough memory to take the state down; what was saved before is whole"
+            raise CheckpointFailed(failed, do=f"{how}.") from error
         capture.took_ns = time.monotonic_ns() - began_ns
         self._mutations, self._dirty_ns = 0, None
         return capture

@@ -12,8 +12,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 __all__ = ["move_into_place", "name_once", "read_whole", "sync_file", "sync_folder", "write_synced"]
+
+PIECE: Final = 1 << 20
+"""Read at once at most: most files have less, and memory is taken for all of it."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -56,7 +60,7 @@ def read_whole(path: Path, limit: int) -> bytes:
     pipe that nobody writes to) is not waited for."""
     with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         parts, room = [], limit + 1
-        while room > 0 and (part := os.read(fd, room)):
+        while room > 0 and (part := os.read(fd, min(room, PIECE))):
             parts.append(part)
             room -= len(part)
         return b"".join(parts)

@@ -19,7 +19,8 @@ from sublet.durable.loading import decode
 from sublet.durable.memory import fresh_memory
 from sublet.durable.packs import PackFile, check_content, file_name
 from sublet.durable.records import Blob, Record, parse_leaf
-from sublet.errors import NotFound
+from sublet.errors import NotFound, OutOfMemory
+from sublet.values import format_size
 
 __all__ = ["Checkpoint", "Stored"]
 
@@ -86,7 +87,13 @@ class Stored:
 
     def blob(self, blob: Blob) -> memoryview:
         """A blob in fresh memory, every chunk compared with its hash."""
-        memory = fresh_memory(blob.length)
+        try:
+            memory = fresh_memory(blob.length)
+        except (OSError, MemoryError):
+            raise OutOfMemory(
+                f"there is no memory for {format_size(blob.length)} of this checkpoint",
+                do="Restore it where there is more; nothing is lost.",
+            ) from None
         if not blob.chunk_bytes:
             memory[:] = blob.inline
             return memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -16,11 +17,12 @@ import numpy as np
 import pytest
 
 import sublet
+from sublet.durable import changes, opening
 from sublet.durable.durable import Durable, store_of
 from sublet.durable.saving import Staged
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
-from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, Unpicklable
+from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, OutOfMemory, StaleEpoch, Unpicklable
 from sublet.values import Epoch, LeaseId
 
 PATIENCE_S = 20.0
@@ -281,3 +283,24 @@ def test_what_holds_no_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="at least the newest"):
         Durable(1, tmp_path, keep=0)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_state_for_which_there_is_no_memory_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the background, where it is copied; what was saved is whole, and can be restored where there is more."""
+
+    def none(length: int) -> memoryview:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    state = Durable({"array": np.arange(1 << 18)}, tmp_path)
+    state.checkpoint()
+    state.mutate(lambda it: it["array"].__iadd__(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(changes, "fresh_memory", none)
+        with pytest.raises(CheckpointFailed, match="not enough memory") as failed:
+            state.checkpoint(wait=False)
+        assert "wait=True" in failed.value.do
+        patched.setattr(opening, "fresh_memory", none)
+        with pytest.raises(OutOfMemory, match="there is no memory for"):
+            Durable.restore(tmp_path)
+    state.checkpoint()
+    assert Durable.restore(tmp_path).value["array"][0] == 1
