@@ -271,6 +271,17 @@ class ChangeFinder:
             self._memories.move_to_end((buffer.address, buffer.view.nbytes))
             self._drop_oldest()
 
+    def knows(self, buffer: Piece) -> bool:
+        """Whether there is a settled look at this memory."""
+        with self._lock:
+            memory = self._memories.get((buffer.address, buffer.view.nbytes))
+            return memory is not None and bool(memory.hashes)
+
+    def leave(self, buffer: Piece) -> None:
+        """Somebody else knows better what this memory was: the next look finds all of it changed."""
+        with self._lock:
+            self._memories.pop((buffer.address, buffer.view.nbytes), None)
+
     def forget(self) -> None:
         """The other side has lost what it had: the next look finds everything changed."""
         with self._lock:

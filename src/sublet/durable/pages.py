@@ -115,6 +115,13 @@ class Pages:
 
         From here on every write to these bytes is seen by a later look. So look first, then read.
         """
+        return self._looked(address, length, since, shared=False)
+
+    def look_at_shared(self, address: int, length: int, since: int) -> tuple[int, list[Range] | None]:
+        """The same of memory that could be another's as well; the caller knows that nobody else writes to it."""
+        return self._looked(address, length, since, shared=True)
+
+    def _looked(self, address: int, length: int, since: int, *, shared: bool) -> tuple[int, list[Range] | None]:
         start, end = address - address % PAGE, address + length + -(address + length) % PAGE
         with self._lock:
             if not self._ready():
@@ -122,15 +129,23 @@ class Pages:
             self._look += 1
             region = self._regions.pop((start, end), None)
             if region is not None:
-                found = self._scan(start, end)
+                found = self._scan(start, end, quick=shared)
                 if found is not None:
                     self._regions[start, end] = region  # last again: the first is forgotten first
                     self._publish(found, start, end)
                     return self._look, region.since(since)
                 # else something else is mapped there by now
-            if not self._register(start, end):
+            if not self._register(start, end, shared=shared):
                 return 0, None
             return self._look, None
+
+    def leave(self, address: int, length: int) -> None:
+        """These bytes are about to be written, all of them: a page that is protected would cost a fault."""
+        start, end = address - address % PAGE, address + length + -(address + length) % PAGE
+        with self._lock:
+            if self._pid == os.getpid():
+                for one in [one for one in self._regions if one[0] < end and start < one[1]]:
+                    self._unregister(*one)
 
     def forget(self) -> None:
         """Give up, for good: the answers turned out not to be true. Everybody looks at the bytes from now on."""
@@ -177,9 +192,9 @@ class Pages:
         self._uffd = self._pagemap = self._maps = -1
         self._regions.clear()
 
-    def _register(self, start: int, end: int) -> bool:
+    def _register(self, start: int, end: int, *, shared: bool) -> bool:
         """Protect a new range. What is in it is not known yet, so whoever asked looks at all of it, after this."""
-        if not self._private_anonymous(start, end):
+        if not shared and not self._private_anonymous(start, end):
             return False
         if len(self._regions) >= REGIONS_MAX:
             self._unregister(*next(iter(self._regions)))
@@ -208,15 +223,17 @@ class Pages:
             if region.start < end and start < region.end:
                 region.add(self._look, found)
 
-    def _scan(self, start: int, end: int) -> list[Range] | None:
-        """Ranges that are not known to be untouched, protected again in the same step. None: not under protection."""
+    def _scan(self, start: int, end: int, *, quick: bool = False) -> list[Range] | None:
+        """Ranges that are not known to be untouched, protected again in the same step. None: not under protection.
+        ``quick``: a page that is not there is no answer: dropped, it is its file's again, and that is what it was."""
+        wanted = (0, _WRITTEN, 0, _WRITTEN) if quick else (_PRESENT, 0, _WRITTEN | _PRESENT, _WRITTEN | _PRESENT)
         found: list[Range] = []
         at = start
         while at < end:
             arg = bytearray(
                 _SCAN_ARG.pack(
                     *(_SCAN_ARG.size, _WP_MATCHING_CHECKED, at, end, 0, ctypes.addressof(self._vector), RANGES_MAX, 0),
-                    *(_PRESENT, 0, _WRITTEN | _PRESENT, _WRITTEN | _PRESENT),
+                    *wanted,
                 )
             )
             try:

@@ -20,7 +20,7 @@ from sublet.durable.memory import PAGE, address_of
 from sublet.durable.pages import something_pins
 from sublet.wire.shared import sealed_maps
 
-__all__ = ["move", "own_pages"]
+__all__ = ["is_sealed", "move", "own_pages", "written_privately"]
 
 Range = tuple[int, int]
 
@@ -42,9 +42,14 @@ def own_pages(address: int, length: int) -> tuple[int, list[Range]] | None:
     for one in sealed_maps():
         start = address_of(memoryview(one))
         if start <= address and address + length <= start + len(one):
-            found = _scan(address - address % PAGE, address + length + -(address + length) % PAGE)
+            found = written_privately(address - address % PAGE, address + length + -(address + length) % PAGE)
             return None if found is None else (one.number, found)
     return None
+
+
+def is_sealed(address: int) -> bool:
+    """Whether this byte lies in such a map."""
+    return any(0 <= address - address_of(memoryview(one)) < len(one) for one in sealed_maps())
 
 
 def move(target: int, source: int, length: int) -> bool:
@@ -56,7 +61,7 @@ def move(target: int, source: int, length: int) -> bool:
     if old is None or new is None or old is new or len(old) != length or len(new) != length or something_pins():
         return False
     size = length + -length % PAGE
-    if _scan(source, source + size) != []:
+    if written_privately(source, source + size) != []:
         return False  # what was written to it would leave it
     if _mremap(source, size, size, _MAY_MOVE | _FIXED | _DONT_UNMAP, target) != target:
         return False  # kernels before 5.13
@@ -64,8 +69,8 @@ def move(target: int, source: int, length: int) -> bool:
     return True
 
 
-def _scan(start: int, end: int) -> list[Range] | None:
-    """What is there or swapped out, and not of a file."""
+def written_privately(start: int, end: int) -> list[Range] | None:
+    """Ranges of private memory that are there or swapped out, and not of a file. None: the kernel does not tell."""
     vector = (ctypes.c_uint64 * (3 * RANGES_MAX))()
     found: list[Range] = []
     at = start

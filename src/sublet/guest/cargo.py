@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 import io
+import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from sublet.errors import InvalidRequest, OutOfMemory, SubletError, Unpicklable,
 from sublet.guest.culprit import find_culprit
 from sublet.guest.tensors import tensor_reducers
 from sublet.wire.frames import close_all
+from sublet.wire.lasting import Lasting
 from sublet.wire.shared import map_shared, write_shared
 from sublet.wire.work import INLINE_MAX, LARGE_BYTES, PIECES_MAX, Piece, Said, Where
 
@@ -109,7 +111,8 @@ def unstow(said: Said, fds: Sequence[int], kept: Callable[[int], int]) -> tuple[
 
     What was writable is so again, and what is written stays here: neither the sender nor a later call sees it.
     """
-    found, at = [], 0
+    found: list[memoryview] = []
+    at = 0
     for piece in said.pieces:
         if piece.where is Where.INLINE:
             found.append(said.data[at : at + piece.length])
@@ -119,6 +122,9 @@ def unstow(said: Said, fds: Sequence[int], kept: Callable[[int], int]) -> tuple[
             raise InvalidRequest("a message of a call came without its shared memory")
         fd = kept(piece.number) if piece.where is Where.KEPT else fds[piece.fd]
         try:
+            if piece.is_lasting:
+                found.append(memoryview(Lasting.of(fd, piece.length)))
+                continue
             found.append(map_shared(fd, piece.offset, piece.length, writable=not piece.is_readonly))
         except OSError as error:
             raise OutOfMemory(f"{piece.length} bytes that were sent found no room here ({error})") from error
@@ -153,6 +159,10 @@ class _Stowing:
             self._share(memoryview(head), 0, is_readonly=False)
 
     def _add_buffer(self, view: memoryview) -> None:
+        if isinstance(view.obj, Lasting) and len(self.fds) < FDS_OF_ONE:
+            self._pieces.append(Piece(Where.SHARED, view.nbytes, fd=len(self.fds), is_lasting=True))
+            self.fds.append(os.dup(view.obj.file.fd))
+            return
         number = 0 if self._keeper is None else self._keeper.find(view)
         if number:
             self._pieces.append(Piece(Where.KEPT, view.nbytes, number, is_readonly=view.readonly))

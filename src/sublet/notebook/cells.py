@@ -25,6 +25,7 @@ from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
 from sublet.notebook.kernel_line import LOOK_S, KernelLine, Message
+from sublet.notebook.lending import Lender
 from sublet.notebook.news import RERUN, session_ended, what_ended
 from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
@@ -83,7 +84,7 @@ class Cells:
         self._ahead = Ahead()
         self._kernel: KernelGuest | None = None
         self._line: KernelLine | None = None
-        self._space = Space(shell.user_ns, NOTEBOOK)
+        self._space = Space(shell.user_ns, NOTEBOOK, lender=Lender())
         self.handles = Handles(shell.user_ns)
         self.owner = Owner(shell.user_ns)
         self.traffic = Traffic(self._space, self.handles)

@@ -15,7 +15,9 @@ from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding
 from sublet.notebook.home import HomeRules
+from sublet.notebook.lodging import Word
 from sublet.notebook.namespace import Bound, Heard, Said, visible_among
+from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 
 __all__ = ["NotKept", "again", "collect", "place", "seen"]
@@ -54,13 +56,15 @@ def place(
     handles: Mapping[str, str] = NO_HANDLES,
     alive: Collection[str] | None = None,
     room: int | None = None,
+    word: Word = NO_WORD,
 ) -> Taken:
     """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
     ``number``: that of the cell, which tracebacks name; ``handles``, ``alive``, ``room``: of what is and will be here
-    (``holding``)."""
+    (``holding``); ``word``: of memory that was lent (``lodging``)."""
     global _before
     space = seen()
     reads = _heard.hear(reads) if isinstance(reads, Said) else reads
+    space.hear(word)
     taken = space.take(parcels, gone)
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *gone))
     for name, why in taken.broken.items():

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from sublet.durable.lasting import Exchanged, area_at, exchange
+from sublet.durable.memory import copy_bytes, memory_at
+from sublet.durable.pages import process_pages
 from sublet.durable.sealed import move
 
 __all__ = [
@@ -18,6 +21,7 @@ __all__ = [
     "overlapping",
     "same_array",
     "same_tensor",
+    "take_exchanged",
     "view_of",
     "windows_of",
 ]
@@ -140,10 +144,32 @@ def same_tensor(old: Any, new: Any) -> bool:
 def move_array(target: Any, new: Any) -> None:
     """Write all of an array into another of the same layout; large ones by moving their pages, where that can be."""
     start, length = _start(target), target.nbytes
-    if length >= MOVED_MIN and target.flags.forc and new.flags.forc and move(start, _start(new), length):
+    if length >= MOVED_MIN and target.flags.forc and new.flags.forc:
+        at = _start(new)
+        if not move(start, at, length) and not _exchange(start, at, length):
+            process_pages().leave(start, length)
+            copy_bytes(memory_at(start, length), memory_at(at, length))
         return
     ndarray = sys.modules["numpy"].ndarray
     target.view(ndarray)[...] = new.view(ndarray)
+
+
+def _exchange(start: int, at: int, length: int) -> bool:
+    target, source = area_at(start, length), area_at(at, length)
+    exchanged = None if target is None or source is None else exchange(target, source)
+    if exchanged is not None:
+        _exchanged.append(exchanged)
+    return exchanged is not None
+
+
+def take_exchanged() -> list[Exchanged]:
+    """Those that were exchanged and are to be finished; they are the caller's from here on."""
+    found = list(_exchanged)
+    _exchanged.clear()
+    return found
+
+
+_exchanged: Final[list[Exchanged]] = []
 
 
 def _start(value: Any) -> int:

@@ -11,24 +11,25 @@ it is held, and a new object replaces none (``merging``).
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pickle import PickleBuffer
 from typing import Any, Final
 
 from sublet.durable.changes import ChangeFinder, chunk_hash
 from sublet.durable.codec import can_travel, encode
-from sublet.durable.encoded import Encoded
-from sublet.durable.loading import decode
+from sublet.durable.encoded import Buffer, BufferKind, Encoded
+from sublet.durable.lasting import is_same
+from sublet.durable.memory import address_of
 from sublet.durable.roots import Group, Order, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
-from sublet.notebook.identity import Identities, Tag
+from sublet.notebook.identity import Identities
+from sublet.notebook.lending import Lender
+from sublet.notebook.lodging import Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
-from sublet.notebook.merging import can_change, merge
+from sublet.notebook.merging import ATOMS, can_change, merge
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
+from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
 from sublet.notebook.stays import Stays, any_handles
 from sublet.values import format_size
 
@@ -36,127 +37,28 @@ __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"
 
 NOTEBOOK, GUEST = 0, 1
 """The two sides."""
-LOST: Final = "\0"
-"""Begins what stands in a parcel in place of a name, for an object that has none any more."""
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 NO_WHYS: Final[Mapping[str, str]] = types.MappingProxyType({})
 SMALL_BYTES: Final = 256 * 1024
 """This much always travels: names that have less stand together in one group."""
-BESIDE: Final = "it came with what could not be put together"
-"""Why something is not there that may be all right."""
-ALONE: Final = 2
-"""References to an object that only a dict holds: the dict's, and that of whoever asks."""
 ORDERED_MIN: Final = 1024
 """Of so many names the order is worth remembering."""
 ROUNDS_MAX: Final = 64
 """Functions that read functions that read functions: each step finds more names; nobody has more steps than that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parcel:
-    """One group on its way."""
-
-    names: tuple[str, ...]
-    head: bytes
-    buffers: tuple[Any, ...]
-    own: Tag
-    """What stands under number n and is new is called this, with n in it."""
-    known: dict[int, Tag]
-    """What both sides have already, by its number."""
-    hashes: tuple[bytes, ...] = ()
-    """Of each buffer those of its chunks, so that who takes it need not read it to remember what both have."""
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.head) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
-
-    def __reduce__(self) -> Any:
-        """Its memory is lent out only while it is pickled; see ``unpicklable`` for what may happen else."""
-        lent = tuple(map(PickleBuffer, self.buffers))
-        return _parcel, (self.names, self.head, lent, self.own, self.known, self.hashes)
-
-
-def _parcel(
-    names: tuple[str, ...],
-    head: bytes,
-    buffers: tuple[Any, ...],
-    own: Tag,
-    known: dict[int, Tag],
-    hashes: tuple[bytes, ...] = (),
-) -> Parcel:
-    return Parcel(names=names, head=head, buffers=buffers, own=own, known=known, hashes=hashes)
-
-
-@dataclass(slots=True, kw_only=True)
-class Outgoing:
-    """What must travel, and what was found on the way."""
-
-    parcels: list[Parcel] = field(default_factory=list)
-    names: frozenset[str] = frozenset()
-    """Everything the other side will have as it is here, sent now or before."""
-    stays: dict[str, str] = field(default_factory=dict)
-    """Names that cannot travel, and why."""
-    opaque: tuple[str, ...] = ()
-    """Functions among them that may read any name."""
-    gone: tuple[str, ...] = ()
-    """Names the other side still has and this one no longer."""
-    handles: dict[str, Stays] = field(default_factory=dict)
-    """Names that stand here for something that is only on the other side."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(parcel.nbytes for parcel in self.parcels)
-
-
-@dataclass(slots=True, kw_only=True)
-class Taken:
-    """What became of what arrived."""
-
-    changed: tuple[str, ...]
-    """Names whose object took over what came, or that are new."""
-    rebound: tuple[str, ...]
-    """Names that had another object before, which could not take over; other holders of it still have that."""
-    nbytes: int
-    broken: dict[str, str] = field(default_factory=dict)
-    """Names whose objects could not be put together here, and why; ``BESIDE`` where that may be another's fault that
-    came with it. Nothing of them was taken."""
-
-
-class _Came:
-    """A parcel, unpacked."""
-
-    def __init__(self, parcel: Parcel) -> None:
-        self.parcel = parcel
-        self.met: dict[int, Any] = {}
-        self.values: dict[str, Any] = {}
-        self.broken: dict[str, str] = {}
-        views = [memoryview(buffer) for buffer in parcel.buffers]
-        try:
-            self.values = decode(parcel.head, views, met=self.met)
-        except Exception as error:  # noqa: BLE001 - whatever an object's own methods raise
-            self.broken = self._broken(f"{type(error).__name__}: {error}")
-        _without_scaffolding(self.met)
-
-    def _broken(self, why: str) -> dict[str, str]:
-        """All of its names are, but one was at work: the last whose turn had come."""
-        begun = {value: n for n, value in self.met.items() if type(value) is str and value in self.parcel.names}
-        culprit = max(begun, key=lambda name: begun[name], default="")
-        return {name: why if name == culprit else BESIDE for name in self.parcel.names if not name.startswith(LOST)}
-
-
-def _without_scaffolding(met: dict[int, Any]) -> None:
-    """Let go of what was made only to take the values apart or to put them together, such as the state that an object
-    is given: nobody else holds it, and on the other side its number may stand for something that lives."""
-    while alone := [n for n in met if sys.getrefcount(met[n]) <= ALONE]:
-        for n in alone:
-            del met[n]
-
-
 class Space:
     """One side."""
 
-    def __init__(self, names: dict[str, Any], side: int, finder: ChangeFinder | None = None) -> None:
-        """``names`` is the namespace itself; the two sides have different numbers."""
+    def __init__(
+        self,
+        names: dict[str, Any],
+        side: int,
+        finder: ChangeFinder | None = None,
+        lender: Lender | None = None,
+    ) -> None:
+        """``names`` is the namespace itself; the two sides have different numbers. ``lender``: of memory for large
+        arrays; the side that starts the other may have one."""
         self.names = names
         self._identities = Identities(side, names)
         self._finder = ChangeFinder() if finder is None else finder
@@ -167,6 +69,7 @@ class Space:
         self._shared = Shared()
         """Names that the other side has."""
         self._order = Order()
+        self._lodging: Lender | Lodger = Lodger() if lender is None else lender
 
     def visible(self) -> set[str]:
         """The names that are the notebook's own."""
@@ -221,30 +124,62 @@ class Space:
         bound = frozenset(new)
         looked = [(group, *self._looked(group)) for group in groups]
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
-        found.parcels = self._parcels([(group.remembering(rules), hashes) for group, _, hashes in changed])
+        self._lodging.undo()
+        try:
+            found.parcels = self._parcels([(group.remembering(rules), hashes) for group, _, hashes in changed])
+        except BaseException:
+            self.disagree(found.names)
+            raise
+        found.word, found.free = self._lodging.word(), self._lodging.freed()
         return found
+
+    def hear(self, word: Word) -> None:
+        """What the other side says of the memory that it lent."""
+        if isinstance(self._lodging, Lodger):
+            self._lodging.hear(word)
+
+    def freed(self, numbers: Iterable[int]) -> None:
+        """Memory that was lent and is not used any more."""
+        self._lodging.free(numbers)
 
     def sent(self, what: Outgoing) -> None:
         """The other side has it now."""
+        self._lodging.sent()
         self._shared.add(what.names)
         self._shared.remove(what.gone)
 
     def take(self, parcels: Iterable[Parcel], gone: Iterable[str] = ()) -> Taken:
         """Merge what arrived."""
+        try:
+            taken = self._take(parcels, gone)
+        finally:
+            self._lodging.settle()
+        taken.free = self._lodging.freed()
+        return taken
+
+    def _take(self, parcels: Iterable[Parcel], gone: Iterable[str]) -> Taken:
         changed: list[str] = []
         rebound: list[str] = []
         nbytes = 0
         crossed = []
+        idle: set[tuple[str, ...]] = set()
         broken: dict[str, str] = {}
         for parcel in parcels:
-            came = _Came(parcel)
+            names = [name for name in parcel.names if not name.startswith(LOST)]
+            same = self._same(parcel)
+            if same is not None:
+                crossed.append((parcel, same))
+                idle.add(parcel.names)
+                changed += names
+                continue
+            came = Came(parcel, self._lodging.view)
             if came.broken:
                 broken |= came.broken
                 continue
-            here, names = self._merge(came)
+            here, anew = self._merge(came)
             crossed.append((parcel, here))
-            rebound += names
-            changed += [name for name in parcel.names if not name.startswith(LOST)]
+            rebound += anew
+            changed += names
             nbytes += parcel.nbytes
         for parcel, here in crossed:
             self._identities.note(parcel.names, parcel.own, here, parcel.known)
@@ -254,9 +189,35 @@ class Space:
         self._identities.gone(gone)
         self._shared.add(changed)
         self._agree(changed, {one.names: one for one, _ in crossed})
-        return Taken(changed=tuple(changed), rebound=tuple(sorted(set(rebound))), nbytes=nbytes, broken=broken)
+        news = tuple(name for name in changed if not any(name in names for names in idle)) if idle else tuple(changed)
+        return Taken(
+            changed=news, rebound=tuple(sorted(set(rebound))), nbytes=nbytes, broken=broken, idle=frozenset(idle)
+        )
 
-    def _merge(self, came: _Came) -> tuple[dict[int, Any], list[str]]:
+    def _same(self, parcel: Parcel) -> dict[int, Any] | None:
+        """Of a parcel that was sent because it may have changed: what it holds, if that is here and just so."""
+        lodged = [one for one in parcel.buffers if isinstance(one, Lodged)]
+        if not lodged or parcel.names not in self._agreed or not self.names.keys() >= set(parcel.names):
+            return None
+        rules = HomeRules()
+        groups = self._encoded(set(parcel.names), rules, Outgoing(), must=False)
+        if len(groups) != 1 or groups[0].encoded.head != parcel.head:
+            return None
+        group = groups[0].remembering(rules)
+        met = group.encoded.met or {}
+        known = self._identities.known(met)
+        objects = [n for n, one in met.items() if type(one) not in ATOMS and can_change(one)]
+        if any(n not in known or known[n] != parcel.known.get(n) for n in objects):
+            return None  # one of them is new there, or another
+        for buffer, one in zip(group.encoded.buffers, parcel.buffers, strict=True):
+            came = self._lodging.view(one) if isinstance(one, Lodged) else memoryview(one)
+            if not is_same(buffer.address, address_of(came), came.nbytes):
+                return None
+        for one in lodged:
+            self._lodging.idle(one)
+        return dict(met)
+
+    def _merge(self, came: Came) -> tuple[dict[int, Any], list[str]]:
         """What stands here for each object of the parcel, and the names that had to be bound anew."""
         known, met = came.parcel.known, came.met
         originals = {id(met[n]): self._identities.find(tag) for n, tag in known.items() if n in met}
@@ -275,15 +236,28 @@ class Space:
         for group in self._encoded(known, rules, Outgoing(), must=False):
             parcel = came.get(group.names)
             if parcel is None or parcel.head != group.encoded.head or len(parcel.hashes) != len(parcel.buffers):
-                self._looked(group)
+                self._remember(group.names, _digest(group))
+                for n, buffer in enumerate(group.encoded.buffers):
+                    self._lodging.leave((group.names, n))
+                    if buffer.kind is not BufferKind.SMALL:
+                        self._finder.changed(buffer)
                 continue
             self._remember(group.names, _digest(group))
-            for buffer, hashes in zip(group.encoded.buffers, parcel.hashes, strict=True):
-                self._finder.believe(buffer, hashes)
+            for n, (buffer, one) in enumerate(zip(group.encoded.buffers, parcel.buffers, strict=True)):
+                if buffer.kind is BufferKind.SMALL:
+                    continue
+                if isinstance(one, Lodged) and self._lodging.took((group.names, n), one, buffer):
+                    self._finder.leave(buffer)
+                elif isinstance(one, Lodged):
+                    self._finder.changed(buffer)
+                else:
+                    self._lodging.leave((group.names, n))
+                    self._finder.believe(buffer, parcel.hashes[n])
 
     def disagree(self, names: Iterable[str]) -> None:
         """The other side may have changed these and not said so: they are sent again when they are wanted."""
         doubtful = set(names)
+        self._lodging.undo()
         self._agreed = {group: one for group, one in self._agreed.items() if doubtful.isdisjoint(group)}
 
     def unchanged(self, groups: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
@@ -297,6 +271,7 @@ class Space:
         self._shared.clear()
         self._finder.forget()
         self._identities.forget()
+        self._lodging.forget()
 
     def crossed_with(self, values: Mapping[int, Any]) -> tuple[str, ...]:
         """Names that the other side has and that hold some of these objects."""
@@ -341,8 +316,10 @@ class Space:
         """Of an array or a tensor: its memory is all there is to it, and costs too much to send for nothing."""
         if not is_memory(value) or (is_array(value) and value.dtype.hasobject):
             return False
-        changed = [self._finder.changed(buffer) for buffer in encode(value, gpu="copy").buffers]
-        return not any(changed)
+        buffers = encode(value, gpu="copy").buffers
+        if any(one.kind is BufferKind.SMALL for one in buffers):
+            return False
+        return not any(self._compared(((LOST,), 0), one)[0] for one in buffers)
 
     def _encoded(
         self, names: set[str], rules: HomeRules, found: Outgoing, *, must: bool, beside: Mapping[str, Any] = NOTHING
@@ -358,7 +335,7 @@ class Space:
                 groups = encode_roots(here, names=line, rules=rules, order=None if few else self._order)
                 for group in groups:
                     if isinstance(group.encoded.met, dict) and group.plain is None:
-                        _without_scaffolding(group.encoded.met)
+                        without_scaffolding(group.encoded.met)
                 return groups
             except Unpicklable as error:
                 name, error = _blamed(error, {name: here[name] for name in line})
@@ -372,9 +349,21 @@ class Space:
         """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed."""
         digest = _digest(group)
         same = self._agreed.get(group.names) == digest
-        looked = [self._finder.compared(buffer) for buffer in group.encoded.buffers]
+        looked = [self._compared((group.names, n), buffer) for n, buffer in enumerate(group.encoded.buffers)]
         self._remember(group.names, digest)
         return same and not any(changed for changed, _ in looked), tuple(hashes for _, hashes in looked)
+
+    def _compared(self, key: Key, buffer: Buffer) -> tuple[bool, bytes]:
+        """Whether its memory holds something else than what both had, and the hashes of that if anybody needs some."""
+        if buffer.kind is BufferKind.SMALL:
+            return False, b""  # the digest says it
+        changed = self._lodging.changed(key, buffer)
+        if changed is None and self._lodging.takes(buffer) and not self._finder.knows(buffer):
+            return True, b""  # it will lie where it can be compared with, so nobody needs hashes of it
+        if changed is not None:
+            return changed, b""
+        chunks, hashes = self._finder.compared(buffer)
+        return bool(chunks), hashes
 
     def _remember(self, names: tuple[str, ...], digest: bytes) -> None:
         """A name was in another group before, perhaps: what was agreed on then is over."""
@@ -402,7 +391,7 @@ class Space:
                 Parcel(
                     names=group.names,
                     head=encoded.head,
-                    buffers=encoded.views,
+                    buffers=tuple(self._lodged((group.names, n), one) for n, one in enumerate(encoded.buffers)),
                     own=own,
                     known=known,
                     hashes=hashes,
@@ -412,9 +401,21 @@ class Space:
             self._identities.note(parcel.names, parcel.own, group.encoded.met or {}, parcel.known)
         return found
 
+    def _lodged(self, key: Key, buffer: Buffer) -> Lodged | memoryview:
+        lodged = self._lodging.lodge(key, buffer)
+        if lodged is None:
+            self._lodging.leave(key)
+            return buffer.view
+        self._finder.leave(buffer)
+        return lodged
+
 
 def _digest(group: Group) -> bytes:
-    return chunk_hash(group.encoded.head)
+    """Of what it is and of where its memory lies, so that it is news when two arrays change places; what the memory
+    holds is for others to find out. Small pieces are gathered anew each time, so of them it is what they hold."""
+    buffers = group.encoded.buffers
+    said = [one.view if one.kind is BufferKind.SMALL else one.address.to_bytes(8, "little") for one in buffers]
+    return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)
 
 
 def _blamed(error: Unpicklable, roots: Mapping[str, object]) -> tuple[str, Unpicklable]:

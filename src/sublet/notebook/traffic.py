@@ -11,7 +11,7 @@ from sublet.errors import LeaseEnded
 from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.namespace import Told
-from sublet.notebook.spaces import BESIDE, Outgoing
+from sublet.notebook.spaces import BESIDE, Outgoing, Taken
 from sublet.notebook.stays import Stays, again, clock_time
 from sublet.values import format_size
 
@@ -79,12 +79,13 @@ class Traffic:
             alive = self.handles.live()
             reads = self.told.say(sent.names, kernel)
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
-            kernel.call(guest_side.place, sent.parcels, sent.gone, *of_the_cell)
+            placed: Taken = kernel.call(guest_side.place, sent.parcels, sent.gone, *of_the_cell, sent.word)
         except BaseException:
             self.space.disagree(sent.names)
             self.told.forget()
             raise
         self.space.sent(sent)
+        self.space.freed(placed.free)
         return sent, restored
 
     def take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
@@ -123,7 +124,10 @@ class Traffic:
     def _merged(self, kernel: KernelGuest, options: CellOptions, out: Outgoing) -> dict[str, str]:
         """Take it in; what could not be put together here, and why. From here on the cell has finished, whatever
         becomes of its lease."""
-        broken = self.space.take(out.parcels, out.gone).broken
+        taken = self.space.take(out.parcels, out.gone)
+        self.space.freed(out.free)
+        out.parcels = [parcel for parcel in out.parcels if parcel.names not in taken.idle]
+        broken = taken.broken
         beside = frozenset(name for name, why in broken.items() if why == BESIDE)
         if beside:
             stuck = {name: why for name, why in broken.items() if name not in beside}

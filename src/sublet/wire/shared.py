@@ -23,7 +23,17 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.values import GIB
 
-__all__ = ["ALIGNMENT", "SHARED_MAX", "Sealed", "SharedBuffer", "map_shared", "sealed_maps", "write_shared"]
+__all__ = [
+    "ALIGNMENT",
+    "BLOCK",
+    "SHARED_MAX",
+    "Sealed",
+    "SharedBuffer",
+    "map_shared",
+    "sealed_maps",
+    "write_all",
+    "write_shared",
+]
 
 SHARED_MAX: Final = 64 * GIB
 """Bytes of one buffer. Its memory is counted where it was written."""
@@ -123,7 +133,7 @@ def write_shared(pieces: Sequence[memoryview], *, name: str = "sublet") -> tuple
         starts, end = [], 0
         for piece in pieces:
             starts.append(end)
-            _write_all(fd, piece, end)
+            write_all(fd, piece, end)
             end += piece.nbytes
             if (beyond := end % ALIGNMENT) and len(pieces) > 1:
                 os.pwrite(fd, bytes(ALIGNMENT - beyond), end)
@@ -135,7 +145,8 @@ def write_shared(pieces: Sequence[memoryview], *, name: str = "sublet") -> tuple
     return fd, starts
 
 
-def _write_all(fd: int, piece: memoryview, at: int) -> None:
+def write_all(fd: int, piece: memoryview, at: int) -> None:
+    """All of these bytes (format ``B``), from this place of the file on."""
     done, size = 0, piece.nbytes
     while done < size:
         done += os.pwrite(fd, piece[done : done + WRITE_MAX], at + done)

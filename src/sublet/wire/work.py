@@ -57,6 +57,7 @@ _HEAD: Final = struct.Struct("!BBHIQ")  # kind, flags, number of pieces, subject
 _PIECE: Final = struct.Struct("!BBHQQQ")  # where, flags, descriptor, number, offset, length
 _NUMBER: Final = struct.Struct("!Q")
 _READ_ONLY: Final = 1
+_LASTING: Final = 2
 
 
 class Asked(enum.IntEnum):
@@ -140,6 +141,8 @@ class Piece(NamedTuple):
     """SHARED: where it begins there."""
     is_readonly: bool = False
     """Whether the buffer was one that cannot be written to."""
+    is_lasting: bool = False
+    """SHARED: all of it is memory that both sides keep (``lasting``), and that is not sealed."""
 
 
 class Said(NamedTuple):
@@ -178,8 +181,8 @@ def pack(
     """The bytes of a message. ``inline`` are the inline pieces, in order; there are no others without ``pieces``."""
     pieces = pieces or [Piece(Where.INLINE, len(data)) for data in inline]
     table = [
-        _PIECE.pack(where, _READ_ONLY if is_readonly else 0, fd, number, offset, length)
-        for where, length, number, fd, offset, is_readonly in pieces
+        _PIECE.pack(where, is_readonly * _READ_ONLY | is_lasting * _LASTING, fd, number, offset, length)
+        for where, length, number, fd, offset, is_readonly, is_lasting in pieces
     ]
     return b"".join((_HEAD.pack(kind, flags, len(pieces), subject, amount), *table, *inline))
 
@@ -200,7 +203,9 @@ def unpack(body: bytes) -> Said:
             raise _wrong(f"has a piece of {length} bytes at {where}")
         if where == Where.INLINE:
             inline += length
-        pieces.append(Piece(_PLACES[where], length, number, fd, offset, bool(marks & _READ_ONLY)))
+        pieces.append(
+            Piece(_PLACES[where], length, number, fd, offset, bool(marks & _READ_ONLY), bool(marks & _LASTING))
+        )
     if len(body) - start != inline:
         raise _wrong(f"has {len(body) - start} bytes of content where {inline} were announced")
     return Said(kind, Flag(flags & _FLAGS), subject, amount, tuple(pieces), memoryview(body)[start:])

@@ -1,0 +1,237 @@
+"""The notebook's side of memory that is lent for large arrays (``lodging``): filled, compared with, and used again."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sublet.durable.encoded import Buffer, BufferKind
+from sublet.durable.lasting import is_same, separate
+from sublet.durable.memory import address_of, copy_bytes
+from sublet.durable.sealed import is_sealed
+from sublet.errors import InvalidRequest
+from sublet.notebook.lodging import Key, Lodged, Range, Watch, Word
+from sublet.values import MIB
+from sublet.wire.lasting import Lasting
+
+__all__ = ["Lender"]
+
+LODGED_MIN: Final = 16 * MIB
+"""Smaller arrays go as any other: they are copied in no time."""
+FRESH_MAX: Final = 8
+"""Files the other side has not seen yet, in one message: each takes a descriptor along."""
+SPARE_SHARE: Final = 4
+"""Free files take at most one part in so many of the memory that is available to whoever asks for some."""
+SPARE_FOR_S: Final = 60.0
+"""A free file that was not used for so long is let go of with the next cell; all are when the lease ends."""
+SAMPLE_BYTES: Final = 64 * 1024
+KINDS: Final = (BufferKind.NUMPY, BufferKind.TORCH)
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    area: Lasting
+    is_known: bool = False
+    """The other side has it open."""
+    is_lent: bool = False
+    key: Key | None = None
+    """Whose array lies in it there."""
+    here: int = 0
+    """Where that lies here."""
+    watch: Watch = field(default_factory=Watch)
+    used_s: float = 0.0
+
+    @property
+    def number(self) -> int:
+        return self.area.file.number
+
+    @property
+    def is_held(self) -> bool:
+        return sys.getrefcount(self.area) > 2
+
+
+class Lender:
+    """The notebook's side."""
+
+    def __init__(self, spare_max: int | None = None) -> None:
+        """``spare_max``: bytes of free files; None: what there is room for."""
+        self._spare_max = spare_max
+        self._files: dict[int, _File] = {}
+        self._at: dict[Key, _File] = {}
+        self._flight: list[tuple[Key, _File, int, Watch]] = []
+        self._viewed: list[_File] = []
+        self._last = 0
+        self._forget: list[int] = []
+        self._quiet: list[int] = []
+        self._chance = random.Random(0)
+
+    def takes(self, buffer: Buffer) -> bool:
+        """Whether it is of the kind that is lodged."""
+        fits = buffer.length >= LODGED_MIN and buffer.writable and buffer.kind in KINDS
+        return fits and not is_sealed(buffer.address)
+
+    def changed(self, key: Key, buffer: Buffer) -> bool | None:
+        """Whether it differs from what lies on the other side; None: it does not lie there in such memory."""
+        file = self._at.get(key)
+        if file is None or len(file.area) != buffer.length or not self.takes(buffer):
+            return None
+        address, watch = buffer.address, file.watch
+        if file.here != address:
+            watch.restart()
+            file.here = address
+        parts = watch.written(address, buffer.length)
+        there = address_of(memoryview(file.area))
+        if parts == []:
+            low = self._chance.randrange(max(1, buffer.length - SAMPLE_BYTES))
+            parts = [(address + low, address + min(low + SAMPLE_BYTES, buffer.length))]
+            if not _are_same(parts, there - address):
+                parts = None
+        whole = [(address, address + buffer.length)]
+        is_changed = not _are_same(whole if parts is None else parts, there - address)
+        if not is_changed and parts is None:
+            watch.is_quiet = True
+        return is_changed
+
+    def lodge(self, key: Key, buffer: Buffer) -> Lodged | None:
+        """Fill it into a file. It counts as the other side's when it was ``sent``. None: it goes another way."""
+        old = self._at.get(key)
+        if not self.takes(buffer):
+            return None
+        spares = [one for one in self._files.values() if not one.is_lent and len(one.area) == buffer.length]
+        if not spares and sum(not one.is_known for _, one, _, _ in self._flight) >= FRESH_MAX:
+            return None
+        watch = Watch() if old is None else old.watch
+        if old is None:
+            watch.begin(buffer.address, buffer.length)
+        elif not watch.is_quiet:
+            watch.restart()
+        content = buffer.view.cast("B")
+        if spares:
+            file = spares[0]
+            file.is_lent = True
+            self._flight.append((key, file, buffer.address, watch))
+            copy_bytes(memoryview(file.area), content)
+        else:
+            self._last += 1
+            file = self._files[self._last] = _File(Lasting.filled(content), is_lent=True)
+            file.area.file.number = self._last
+            self._flight.append((key, file, buffer.address, watch))
+        given = None if file.is_known else Lasting.on(file.area.file)  # who has that looks at no array
+        return Lodged(file.number, buffer.length, given)
+
+    def sent(self) -> None:
+        """What was lodged is what the other side has now."""
+        for key, file, address, watch in self._flight:
+            self._associate(key, file, address)
+            file.is_known, file.watch = True, watch
+        self._flight.clear()
+        self._forget.clear()
+        self._quiet.clear()
+
+    def undo(self) -> None:
+        """Whether the other side has what was lodged last nobody knows: those files are used no more."""
+        for _, file, _, _ in self._flight:
+            self._drop(file)
+        self._flight.clear()
+
+    def view(self, lodged: Lodged) -> memoryview:
+        """What lies there: the other side's array itself, so not to be written to, and to be let go of soon."""
+        file = self._files.get(lodged.number)
+        if file is None or not file.is_lent or len(file.area) != lodged.nbytes:
+            raise InvalidRequest("an array came in memory that was not lent for it")
+        self._viewed.append(file)
+        return memoryview(file.area)
+
+    def settle(self) -> None:
+        """What was viewed is the other side's alone again. Whoever here looks at it still gets memory of their own."""
+        viewed, self._viewed = self._viewed, []
+        for file in viewed:
+            if file.is_held:
+                kept, area = file.area.file, file.area
+                file.area = Lasting.on(kept)
+                separate(area)
+
+    def took(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
+        """What lies there and this are the same now."""
+        file = self._files[lodged.number]
+        if self._at.get(key) is not file or file.here != buffer.address or not self._was_quiet(file):
+            file.watch = Watch()
+        self._associate(key, file, buffer.address)
+        return True
+
+    def idle(self, lodged: Lodged) -> None:
+        """It might have changed there, and has not."""
+        self._quiet.append(lodged.number)
+
+    def leave(self, key: Key) -> None:
+        """It went, or came, another way."""
+        file = self._at.pop(key, None)
+        if file is not None:
+            file.key = None
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """Nobody there looks at these any more."""
+        for file in [self._files[number] for number in numbers if number in self._files]:
+            if file.is_lent and all(file is not one for _, one, _, _ in self._flight):
+                if file.key is not None:
+                    del self._at[file.key]
+                file.is_lent, file.key, file.used_s = False, None, time.monotonic()
+        self._trim()
+
+    def freed(self) -> tuple[int, ...]:
+        """Nothing was lent to it."""
+        return ()
+
+    def word(self) -> Word:
+        return Word(tuple(self._forget), tuple(self._quiet))
+
+    def forget(self) -> None:
+        """The other side is gone."""
+        kept: Any
+        for kept in (self._files, self._at, self._flight, self._viewed, self._forget, self._quiet):
+            kept.clear()
+
+    @property
+    def spare_bytes(self) -> int:
+        return sum(len(one.area) for one in self._files.values() if not one.is_lent)
+
+    def _was_quiet(self, file: _File) -> bool:
+        return file.number in self._quiet
+
+    def _associate(self, key: Key, file: _File, address: int) -> None:
+        self.leave(key)
+        if file.key is not None:
+            self._at.pop(file.key, None)
+        self._at[key] = file
+        file.key, file.here = key, address
+
+    def _trim(self) -> None:
+        spares = sorted((one for one in self._files.values() if not one.is_lent), key=lambda one: one.used_s)
+        if not spares:
+            return
+        most = _available() // SPARE_SHARE if self._spare_max is None else self._spare_max
+        before_s = time.monotonic() - SPARE_FOR_S
+        while spares and (spares[0].used_s < before_s or sum(len(one.area) for one in spares) > most):
+            self._drop(spares.pop(0))
+
+    def _drop(self, file: _File) -> None:
+        del self._files[file.number]
+        if file.key is not None:
+            self._at.pop(file.key, None)
+        self._forget.append(file.number)
+
+
+def _are_same(parts: Iterable[Range], beyond: int) -> bool:
+    return all(is_same(low, low + beyond, high - low) for low, high in parts)
+
+
+def _available() -> int:
+    """Bytes that could be had without anybody's losing some."""
+    with open("/proc/meminfo", "rb") as file:
+        text = file.read()
+    at = text.index(b"MemAvailable:")
+    return int(text[at + 13 : text.index(b"kB", at)]) * 1024

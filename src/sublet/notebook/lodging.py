@@ -1,0 +1,226 @@
+"""Where large arrays of a notebook live on the device: in memory that the notebook makes, lends, and uses again.
+
+The notebook's side fills a file of lasting memory (``wire.lasting``) with an array and lends it; on the device the
+array *is* that memory. When it has changed here, it is filled into another such file, once more for both sides at the
+same time: there the two change places, and the first is free for the next. When it has changed there, it is copied from
+where it lies. So it costs one copy each way, in memory that has long been there.
+
+Neither side keeps hashes of it. What the other has is there to be looked at: two arrays that differ mostly do so at
+once, and where the kernel tracks pages, one that nobody wrote to is not even looked at. The device's side cannot look
+at the notebook's array, so what may have changed there is compared here, and is no news if it has not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pickle import PickleBuffer
+from typing import Any, Final, NamedTuple
+
+from sublet.durable.encoded import Buffer
+from sublet.durable.lasting import (
+    Exchanged,
+    abandon,
+    adopt,
+    area_at,
+    is_untouched,
+    rejoin,
+    separate,
+)
+from sublet.durable.memory import address_of
+from sublet.durable.pages import process_pages
+from sublet.errors import InvalidRequest
+from sublet.notebook.memories import take_exchanged
+from sublet.wire.lasting import Lasting
+
+__all__ = ["Key", "Lodged", "Lodger", "Range", "Watch", "Word"]
+
+FEW: Final = 0.25
+"""Up to this share of an array, it pays to have the kernel tell what was written to."""
+
+Key = tuple[tuple[str, ...], int]
+"""The names of a group, and which of its buffers."""
+Range = tuple[int, int]
+
+
+class Lodged:
+    """Stands in a parcel for a buffer that lies in such memory."""
+
+    __slots__ = ("given", "nbytes", "number")
+
+    def __init__(self, number: int, nbytes: int, given: Any = None) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.given = given
+        """The memory itself, for who has not seen it yet."""
+
+    def __reduce__(self) -> Any:
+        return Lodged, (self.number, self.nbytes, None if self.given is None else PickleBuffer(self.given))
+
+
+class Word(NamedTuple):
+    """What the notebook's side has to say beside what it sends."""
+
+    forget: tuple[int, ...] = ()
+    """Files it will not speak of any more."""
+    quiet: tuple[int, ...] = ()
+    """What lies in these had not changed, though it might have: it is worth being watched."""
+
+
+class Watch:
+    """What was written to some memory since it was known to be what both have."""
+
+    __slots__ = ("is_quiet", "look")
+
+    def __init__(self) -> None:
+        self.look = 0
+        """The kernel's answers from this look on are what is not known yet; 0: nothing is."""
+        self.is_quiet = False
+        """It did not change lately, so that it is worth it to protect its pages."""
+
+    def written(self, address: int, length: int, *, shared: bool = False) -> list[Range] | None:
+        """Where it may differ from what both have; None: anywhere. It is for the caller to say what comes of it
+        (``settle``, ``begin``); the next question is about what is written from here on."""
+        since, self.look = self.look, 0
+        if not self.is_quiet:
+            return None
+        self.look, ranges = _look(shared)(address, length, since)
+        if not since or ranges is None:
+            return None
+        clipped = [(max(low, address), min(high, address + length)) for low, high in ranges]
+        found = [(low, high) for low, high in clipped if low < high]
+        if sum(high - low for low, high in found) > FEW * length:
+            self.is_quiet = False
+        return found
+
+    def begin(self, address: int, length: int, *, shared: bool = False) -> None:
+        """It is what both have, and nobody but the caller can write to it yet."""
+        self.is_quiet = True
+        self.look, _ = _look(shared)(address, length, 0)
+
+    def restart(self) -> None:
+        """It has just been written, all of it."""
+        self.look, self.is_quiet = 0, False
+
+
+def _look(shared: bool) -> Callable[[int, int, int], tuple[int, list[Range] | None]]:
+    return process_pages().look_at_shared if shared else process_pages().look
+
+
+@dataclass(slots=True, eq=False)
+class _Home:
+    area: Lasting
+    watch: Watch = field(default_factory=Watch)
+
+    @property
+    def is_held(self) -> bool:
+        return sys.getrefcount(self.area) > 2
+
+
+class Lodger:
+    """The device's side; and any side to which nothing is lent."""
+
+    def __init__(self) -> None:
+        self._homes: list[_Home] = []
+
+    def takes(self, buffer: Buffer) -> bool:
+        return False
+
+    def changed(self, key: Key, buffer: Buffer) -> bool | None:
+        """Whether it may have changed; None: it does not lie in such memory, or not any more."""
+        home = self._home(buffer)
+        if home is None:
+            return None
+        if home.area.parted:
+            return True if is_untouched(home.area) else None
+        return home.watch.written(buffer.address, buffer.length, shared=True) != []
+
+    def lodge(self, key: Key, buffer: Buffer) -> Lodged | None:
+        home = self._home(buffer)
+        if home is None or (home.area.parted and not is_untouched(home.area)):
+            return None
+        return Lodged(home.area.file.number, buffer.length)
+
+    def sent(self) -> None:
+        """Nothing is to be remembered."""
+
+    def undo(self) -> None:
+        """Nothing is to be remembered."""
+
+    def view(self, lodged: Lodged) -> memoryview:
+        """The memory that what came shall live in."""
+        given, lodged.given = lodged.given, None
+        if given is not None:
+            came: Any = memoryview(given).obj
+            home = _Home(Lasting.of(came.file.fd, lodged.nbytes))
+            home.area.file.number = lodged.number
+            adopt(home.area)
+            self._homes.append(home)
+            home.watch.begin(address_of(memoryview(home.area)), lodged.nbytes, shared=True)
+            return memoryview(home.area)
+        for home in self._homes:
+            if home.area.file.number == lodged.number and len(home.area) == lodged.nbytes and not home.is_held:
+                return memoryview(home.area)
+        raise InvalidRequest("an array came in memory that is not there, or not free")
+
+    def settle(self) -> None:
+        """Arrays that took over what came have changed places with it; what is left over is made free."""
+        for one in take_exchanged():
+            self._finish(one)
+
+    def _finish(self, one: Exchanged) -> None:
+        home = next((home for home in self._homes if home.area is one.source), None)
+        for other in self._homes:
+            if other.area is one.target:
+                other.watch.restart()
+        if home is None:
+            one.finish()
+            return
+        home.watch.restart()
+        if sys.getrefcount(one.source) > 3:  # one of the exchange, one of its home, one of this call
+            separate(home.area)
+            home.area = Lasting.on(one.file)
+            adopt(home.area)
+        else:
+            one.finish()
+
+    def took(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
+        return self._home(buffer) is not None
+
+    def idle(self, lodged: Lodged) -> None:
+        """Nothing is to be remembered."""
+
+    def leave(self, key: Key) -> None:
+        """Nothing is to be remembered."""
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """Nothing was lent from here."""
+
+    def freed(self) -> tuple[int, ...]:
+        """Files in which nothing lies any more; each is told as long as that is so."""
+        found = [home for home in self._homes if not home.is_held]
+        for home in found:
+            if home.area.parted:
+                rejoin(home.area)
+        return tuple(home.area.file.number for home in found)
+
+    def hear(self, word: Word) -> None:
+        forgotten: Collection[int] = set(word.forget)
+        for home in self._homes:
+            number = home.area.file.number
+            if number in forgotten:
+                abandon(home.area)
+            elif number in word.quiet:
+                home.watch.is_quiet = True
+        self._homes = [home for home in self._homes if home.area.file.number not in forgotten]
+
+    def word(self) -> Word:
+        return Word()
+
+    def forget(self) -> None:
+        """The other side has nothing any more; what lies here stays."""
+
+    def _home(self, buffer: Buffer) -> _Home | None:
+        area = area_at(buffer.address, buffer.length)
+        return next((home for home in self._homes if home.area is area), None) if area is not None else None

@@ -1,0 +1,133 @@
+"""What crosses between the two namespaces, how it is unpacked, and what became of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pickle import PickleBuffer
+from typing import Any, Final
+
+from sublet.durable.loading import decode
+from sublet.notebook.identity import Tag
+from sublet.notebook.lodging import Lodged, Word
+from sublet.notebook.stays import Stays
+
+__all__ = ["BESIDE", "LOST", "NO_WORD", "Came", "Outgoing", "Parcel", "Taken", "without_scaffolding"]
+
+NO_WORD: Final = Word()
+LOST: Final = "\0"
+"""Begins what stands in a parcel in place of a name, for an object that has none any more."""
+BESIDE: Final = "it came with what could not be put together"
+"""Why something is not there that may be all right."""
+ALONE: Final = 2
+"""References to an object that only a dict holds: the dict's, and that of whoever asks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parcel:
+    """One group on its way."""
+
+    names: tuple[str, ...]
+    head: bytes
+    buffers: tuple[Any, ...]
+    own: Tag
+    """What stands under number n and is new is called this, with n in it."""
+    known: dict[int, Tag]
+    """What both sides have already, by its number."""
+    hashes: tuple[bytes, ...] = ()
+    """Of each buffer those of its chunks, so that who takes it need not read it to remember what both have."""
+
+    @property
+    def nbytes(self) -> int:
+        lodged = sum(one.nbytes for one in self.buffers if isinstance(one, Lodged))
+        return len(self.head) + lodged + sum(memoryview(one).nbytes for one in self.buffers if type(one) is not Lodged)
+
+    def __reduce__(self) -> Any:
+        """Its memory is lent out only while it is pickled; see ``unpicklable`` for what may happen else."""
+        lent = tuple(one if isinstance(one, Lodged) else PickleBuffer(one) for one in self.buffers)
+        return _parcel, (self.names, self.head, lent, self.own, self.known, self.hashes)
+
+
+def _parcel(
+    names: tuple[str, ...],
+    head: bytes,
+    buffers: tuple[Any, ...],
+    own: Tag,
+    known: dict[int, Tag],
+    hashes: tuple[bytes, ...] = (),
+) -> Parcel:
+    return Parcel(names=names, head=head, buffers=buffers, own=own, known=known, hashes=hashes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outgoing:
+    """What must travel, and what was found on the way."""
+
+    parcels: list[Parcel] = field(default_factory=list)
+    names: frozenset[str] = frozenset()
+    """Everything the other side will have as it is here, sent now or before."""
+    stays: dict[str, str] = field(default_factory=dict)
+    """Names that cannot travel, and why."""
+    opaque: tuple[str, ...] = ()
+    """Functions among them that may read any name."""
+    gone: tuple[str, ...] = ()
+    """Names the other side still has and this one no longer."""
+    handles: dict[str, Stays] = field(default_factory=dict)
+    """Names that stand here for something that is only on the other side."""
+    word: Word = NO_WORD
+    """What is to be said about memory that was lent."""
+    free: tuple[int, ...] = ()
+    """Of that what is not used any more."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(parcel.nbytes for parcel in self.parcels)
+
+
+@dataclass(slots=True, kw_only=True)
+class Taken:
+    """What became of what arrived."""
+
+    changed: tuple[str, ...]
+    """Names whose object took over what came, or that are new."""
+    rebound: tuple[str, ...]
+    """Names that had another object before, which could not take over; other holders of it still have that."""
+    nbytes: int
+    broken: dict[str, str] = field(default_factory=dict)
+    """Names whose objects could not be put together here, and why; ``BESIDE`` where that may be another's fault that
+    came with it. Nothing of them was taken."""
+    idle: frozenset[tuple[str, ...]] = frozenset()
+    """Groups that might have changed and had not, so that nothing was taken."""
+    free: tuple[int, ...] = ()
+    """Memory that was lent and is not used any more."""
+
+
+class Came:
+    """A parcel, unpacked."""
+
+    def __init__(self, parcel: Parcel, view: Callable[[Lodged], memoryview]) -> None:
+        self.parcel = parcel
+        self.met: dict[int, Any] = {}
+        self.values: dict[str, Any] = {}
+        self.broken: dict[str, str] = {}
+        views = [view(one) if isinstance(one, Lodged) else memoryview(one) for one in parcel.buffers]
+        try:
+            self.values = decode(parcel.head, views, met=self.met)
+        except Exception as error:  # noqa: BLE001 - whatever an object's own methods raise
+            self.broken = self._broken(f"{type(error).__name__}: {error}")
+        without_scaffolding(self.met)
+
+    def _broken(self, why: str) -> dict[str, str]:
+        """All of its names are, but one was at work: the last whose turn had come."""
+        begun = {value: n for n, value in self.met.items() if type(value) is str and value in self.parcel.names}
+        culprit = max(begun, key=lambda name: begun[name], default="")
+        return {name: why if name == culprit else BESIDE for name in self.parcel.names if not name.startswith(LOST)}
+
+
+def without_scaffolding(met: dict[int, Any]) -> None:
+    """Let go of what was made only to take the values apart or to put them together, such as the state that an object
+    is given: nobody else holds it, and on the other side its number may stand for something that lives."""
+    while alone := [n for n in met if sys.getrefcount(met[n]) <= ALONE]:
+        for n in alone:
+            del met[n]

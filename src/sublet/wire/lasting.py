@@ -1,0 +1,87 @@
+"""Shared memory that stays: filled once, and then used again and again, by both sides of one notebook.
+
+Unlike a sealed buffer (``shared``) it can be written to by whoever has it, so it is for two processes that are one
+program, and the rule between them is simple: it is either *lent*, then the one who borrowed it alone writes to it, or
+it is *free*, and then the one who made it does. That it can neither shrink nor grow the kernel sees to, and that its
+memory is there is looked at before it is mapped: so reading it cannot end anybody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Final
+
+from sublet.errors import InvalidRequest
+from sublet.wire.shared import BLOCK, SHARED_MAX, write_all
+
+__all__ = ["Lasting", "LastingFile"]
+
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class LastingFile:
+    """The memory itself; it is there as long as anybody on either side has it open or mapped."""
+
+    __slots__ = ("__weakref__", "fd", "length", "number")
+
+    def __init__(self, fd: int, length: int) -> None:
+        """The descriptor is closed with the last reference to this."""
+        self.fd = fd
+        self.length = length
+        self.number = 0
+        """What both sides call it."""
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class Lasting(mmap.mmap):
+    """Such memory, mapped."""
+
+    file: LastingFile
+    """What is mapped here; it can become another (``durable.lasting``)."""
+    parted: bool
+    """It is mapped privately: what is written here nobody else sees."""
+
+    @classmethod
+    def filled(cls, content: memoryview) -> Lasting:
+        """New, holding these bytes (format ``B``). They are written, not copied: see ``shared.write_shared``."""
+        if not 0 < content.nbytes <= SHARED_MAX:
+            raise InvalidRequest(f"shared memory cannot have {content.nbytes} bytes", do=f"Use 1 to {SHARED_MAX}.")
+        file = LastingFile(os.memfd_create("sublet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), content.nbytes)
+        write_all(file.fd, content, 0)
+        fcntl.fcntl(file.fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
+        return cls.on(file)
+
+    @classmethod
+    def of(cls, fd: int, length: int) -> Lasting:
+        """What somebody else made. ``fd`` stays the caller's. Raises ``InvalidRequest`` for what could do harm."""
+        _check(fd, length)
+        return cls.on(LastingFile(os.dup(fd), length))
+
+    @classmethod
+    def on(cls, file: LastingFile) -> Lasting:
+        """A map of this."""
+        made = cls(file.fd, file.length)
+        made.file, made.parted = file, False
+        return made
+
+
+def _check(fd: int, length: int) -> None:
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise _refused("it is no memory file") from None
+    found = os.fstat(fd)
+    if seals & SEALS != SEALS or seals & fcntl.F_SEAL_WRITE:
+        raise _refused("it is sealed otherwise than such memory is")
+    if os.fstatvfs(fd).f_bsize != mmap.PAGESIZE:
+        raise _refused("it is made of huge pages")
+    if not 0 < length <= SHARED_MAX or found.st_size != length or found.st_blocks * BLOCK < length:
+        raise _refused(f"it has {found.st_size} bytes, and {found.st_blocks * BLOCK} of memory, not {length}")
+
+
+def _refused(why: str) -> InvalidRequest:
+    return InvalidRequest(f"lasting memory is refused: {why}", do="Make it with sublet.wire.lasting.Lasting.")

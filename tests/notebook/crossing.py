@@ -1,0 +1,65 @@
+"""Both sides of a notebook in one process, with what crosses between them put into shared memory as for two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sublet.guest.cargo import encode, load, stow, unstow
+from sublet.notebook.lending import Lender
+from sublet.notebook.lodging import Lodger
+from sublet.notebook.spaces import GUEST, NOTEBOOK, Outgoing, Space, Taken
+from sublet.wire.frames import close_all
+from sublet.wire.work import Told, pack, unpack
+
+
+class Sides:
+    """Both of them."""
+
+    def __init__(self, lender: Lender | None = None) -> None:
+        self.here: dict[str, Any] = {}
+        self.there: dict[str, Any] = {}
+        self.lender = lender
+        self.spaces = Space(self.here, NOTEBOOK, lender=lender), Space(self.there, GUEST)
+        self.sent = self.came = 0
+        self.taken = Taken(changed=(), rebound=(), nbytes=0)
+
+    @property
+    def lodger(self) -> Lodger:
+        found = self.spaces[1]._lodging
+        assert isinstance(found, Lodger)
+        return found
+
+    def go(self, *names: str) -> None:
+        """As before a cell."""
+        space, other = self.spaces
+        found = space.outgoing(names, must=True)
+        came: Outgoing = crossed(found)
+        other.hear(came.word)
+        taken = other.take(came.parcels, came.gone)
+        space.sent(found)
+        space.freed(taken.free)
+        self.sent = found.nbytes
+
+    def fails(self, *names: str) -> None:
+        """As before a cell that was never told of."""
+        found = self.spaces[0].outgoing(names, must=True)
+        self.spaces[0].disagree(found.names)
+
+    def back(self, *names: str, new: tuple[str, ...] = ()) -> None:
+        """As after it."""
+        other, space = self.spaces
+        found = space.outgoing(names, lost_of=names, new=new)
+        space.sent(found)
+        came: Outgoing = crossed(found)
+        self.taken = other.take(came.parcels, came.gone)
+        other.freed(came.free)
+        self.came = sum(one.nbytes for one in came.parcels if one.names not in self.taken.idle)
+
+
+def crossed(found: Any) -> Any:
+    stowed = stow(encode(found, "it"))
+    try:
+        said = unpack(pack(Told.VALUE, pieces=stowed.pieces, inline=stowed.inline))
+        return load(*unstow(said, stowed.fds, lambda number: -1))
+    finally:
+        close_all(stowed.fds)

@@ -1,0 +1,340 @@
+"""Arrays that live on the device in memory the notebook lends: exchanged, read where they lie, and nobody sees it."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sublet.durable import changes
+from sublet.durable.memory import address_of
+from sublet.errors import InvalidRequest
+from sublet.notebook import lending
+from sublet.notebook.lending import Lender
+from sublet.notebook.lodging import Lodged
+from tests.notebook.crossing import Sides, crossed
+
+LENGTH = 3 * (1 << 17) + 5
+"""Numbers of 8 bytes: more than 3 MiB, and no whole page at the end."""
+NBYTES = 8 * LENGTH
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lending, "LODGED_MIN", 1 << 20)
+        yield
+
+
+@pytest.fixture
+def sides() -> Sides:
+    return Sides(Lender())
+
+
+def lent(sides: Sides) -> list[int]:
+    assert sides.lender is not None
+    return sorted(number for number, file in sides.lender._files.items() if file.is_lent)
+
+
+def files(sides: Sides) -> list[int]:
+    assert sides.lender is not None
+    return sorted(sides.lender._files)
+
+
+def test_what_changes_here_crosses_in_two_files_by_turns(sides: Sides) -> None:
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    array, view, start = sides.there["a"], sides.there["a"][7:9], address_of(sides.there["a"].data)
+    seen = []
+    for n in range(5):
+        sides.here["a"] += 1.0
+        sides.go("a")
+        assert sides.there["a"] is array
+        assert address_of(array.data) == start
+        assert np.array_equal(array, sides.here["a"])
+        assert view.tolist() == [n + 1.0, n + 1.0]
+        seen.append(lent(sides))
+        sides.back("a")
+        assert sides.came == 0
+    assert seen == [[2], [1], [2], [1], [2]]
+
+
+def test_nothing_is_hashed_and_what_is_quiet_is_soon_not_read(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "chunk_hash", lambda data: pytest.fail("it was hashed"))
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    sides.back("a")
+    sides.here["a"] += 1.0
+    sides.go("a")
+    sides.there["a"] += 1.0
+    for _ in range(4):
+        sides.back("a")
+        sides.go("a")
+        assert sides.sent == 0
+    if sides.lodger._homes[0].watch.look == 0:
+        pytest.skip("this kernel does not tell which pages were written to")
+    found = sides.spaces[1].outgoing(["a"])
+    assert found.parcels == []
+    assert np.array_equal(sides.here["a"], sides.there["a"])
+
+
+def test_what_changes_there_is_written_into_the_array_that_is_here(sides: Sides) -> None:
+    mine = sides.here["a"] = np.zeros(LENGTH)
+    other = mine[5:9]
+    for n in range(4):
+        sides.go("a")
+        sides.there["a"] += 2.0
+        sides.back("a")
+        assert sides.came > NBYTES
+        assert sides.here["a"] is mine
+        assert other.tolist() == [2.0 * n + 2.0] * 4
+        sides.there["a"][0] = 50.0 + n  # not before it is said
+        assert mine[0] == 2.0 * n + 2.0
+        sides.back("a")
+        assert mine[0] == 50.0 + n
+        mine[0] = 2.0 * n + 2.0
+    assert files(sides) in ([1], [1, 2])
+
+
+def test_an_array_that_may_have_changed_and_has_not_is_no_news(sides: Sides) -> None:
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    sides.here["a"] += 1.0
+    sides.go("a")
+    sides.back("a")
+    assert (sides.came, sides.taken.changed, sides.taken.nbytes) == (0, (), 0)
+
+
+@pytest.mark.parametrize("how", ["another of the same", "a copy", "its twin"])
+def test_a_name_that_was_bound_anew_there_is_so_here(sides: Sides, how: str) -> None:
+    sides.here |= {"a": np.zeros(LENGTH), "b": np.ones(LENGTH)}
+    old = sides.here["a"]
+    sides.go("a", "b")
+    match how:
+        case "another of the same":
+            sides.there["a"] = np.zeros(LENGTH)
+        case "a copy":
+            sides.there["a"] = sides.there["a"].copy()
+        case _:
+            sides.there["a"], sides.there["b"] = sides.there["b"], sides.there["a"]
+    sides.back("a", "b", new=("a", "b") if how == "its twin" else ("a",))
+    sides.there["a"][0] = 7.0
+    sides.back("a", "b")
+    assert sides.here["a"] is not old
+    assert sides.here["a"][0] == 7.0
+    assert old[0] == 0.0
+
+
+def test_names_that_change_arrays_here_change_them_there(sides: Sides) -> None:
+    sides.here |= {"a": np.zeros(LENGTH), "b": np.ones(LENGTH)}
+    sides.go("a", "b")
+    sides.here["a"], sides.here["b"] = sides.here["b"], sides.here["a"]
+    sides.go("a", "b")
+    assert (sides.there["a"][0], sides.there["b"][0]) == (1.0, 0.0)
+
+
+def test_an_array_that_somebody_there_holds_is_not_what_comes_anew(sides: Sides) -> None:
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    held = sides.there["a"]
+    sides.here["a"] = np.ones(LENGTH)
+    sides.go("a")
+    assert (held[0], sides.there["a"][0]) == (0.0, 1.0)
+    assert lent(sides) == [1, 2]
+    for n in range(3):
+        sides.here["a"] = np.full(LENGTH, 2.0 + n)
+        sides.go("a")
+        assert held[0] == 0.0
+    del held
+    gc.collect()
+    sides.go("a")
+    sides.back("a")
+    assert len(lent(sides)) == 1
+
+
+def test_a_view_here_of_what_lies_there_is_a_copy(sides: Sides) -> None:
+    """It comes new, beside one that is known: it must not go on looking at the other side's memory."""
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    array = sides.there["a"]
+    array += 1.0
+    sides.there |= {"c": array.view(), "a": 5}
+    sides.back("a", "c", new=("a", "c"))
+    assert (sides.here["a"], sides.here["c"][0]) == (5, 1.0)
+    mine = sides.here["c"]
+    array += 1.0
+    assert mine[0] == 1.0
+    sides.back("c")
+    assert sides.here["c"][0] == 2.0
+    sides.here["c"][0] = 9.0
+    assert array[0] == 2.0
+
+
+def test_two_that_share_memory_share_it_on_both_sides(sides: Sides) -> None:
+    whole = np.zeros(LENGTH)
+    sides.here |= {"a": whole, "b": whole[:], "c": whole[10:]}
+    sides.go("a", "b", "c")
+    for n in range(3):
+        sides.here["b"][11] = 2.0 + n
+        sides.go("a", "b", "c")
+        assert [float(sides.there[name][at]) for name, at in (("a", 11), ("b", 11), ("c", 1))] == [2.0 + n] * 3
+        sides.there["c"][2] = 5.0 + n
+        sides.back("a", "b", "c")
+        assert (whole[12], sides.here["b"][12], sides.here["c"][2]) == (5.0 + n,) * 3
+
+
+def test_what_was_never_told_of_is_sent_again_in_memory_that_nobody_knows(sides: Sides) -> None:
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    for n in range(3):
+        sides.here["a"] += 1.0
+        sides.fails("a")
+        assert sides.there["a"][0] == n
+        sides.go("a")
+        assert sides.sent > NBYTES
+        assert np.array_equal(sides.here["a"], sides.there["a"])
+        sides.back("a")
+        assert sides.came == 0
+    assert len(files(sides)) <= 2
+
+
+def test_what_came_and_was_not_answered_is_sent_again(sides: Sides) -> None:
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    sides.here["a"] += 1.0
+    space, other = sides.spaces
+    found = space.outgoing(["a"], must=True)
+    other.take(crossed(found).parcels)
+    space.disagree(found.names)  # the answer was lost
+    sides.here["a"] += 1.0
+    sides.go("a")
+    assert np.array_equal(sides.here["a"], sides.there["a"])
+    sides.there["a"] += 1.0
+    sides.back("a")
+    assert np.array_equal(sides.here["a"], sides.there["a"])
+    assert sides.here["a"][0] == 3.0
+
+
+def test_a_forked_child_has_arrays_of_its_own(sides: Sides) -> None:
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    sides.here["a"] += 1.0
+    sides.go("a")
+    array = sides.there["a"]
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        array += 5.0
+        os.write(write, b"%d" % array[0])
+        os._exit(0)
+    os.close(write)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert os.read(read, 10) == b"6"
+    os.close(read)
+    assert array[0] == 1.0
+    sides.back("a")
+    assert sides.came == 0  # what lies in the file still is what both have
+    array[3] = 8.0
+    sides.back("a")
+    assert sides.here["a"][3] == 8.0
+    for n in range(3):
+        sides.here["a"] += 1.0
+        sides.go("a")
+        assert np.array_equal(sides.here["a"], array)
+        assert sides.there["a"] is array
+        array[4] = n
+        sides.back("a")
+        assert sides.here["a"][4] == n
+
+
+def test_free_memory_is_let_go_of_when_it_is_too_much_or_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = Sides(Lender(spare_max=NBYTES + 1))
+    assert sides.lender is not None
+    for name in "abc":
+        sides.here[name] = np.zeros(LENGTH)
+    sides.go("a", "b", "c")
+    for name in "abc":
+        sides.here[name] += 1.0
+    sides.go("a", "b", "c")
+    assert sides.lender.spare_bytes == NBYTES
+    sides.go("a")
+    assert len(sides.lodger._homes) == 4
+    monkeypatch.setattr(lending, "SPARE_FOR_S", -1.0)
+    sides.go("a")
+    assert sides.lender.spare_bytes == 0
+    sides.spaces[0].forget()
+    assert files(sides) == []
+
+
+def test_memory_that_is_not_lent_is_refused(sides: Sides) -> None:
+    assert sides.lender is not None
+    for number in (1, 77):
+        with pytest.raises(InvalidRequest):
+            sides.lender.view(Lodged(number, NBYTES))
+    with pytest.raises(InvalidRequest):
+        sides.lodger.view(Lodged(3, NBYTES))
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    with pytest.raises(InvalidRequest, match="not free"):
+        sides.lodger.view(Lodged(1, NBYTES))
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["here", "there"]),
+        st.sampled_from(["set", "fill", "new", "swap"]),
+        st.sampled_from("ab"),
+        st.integers(0, LENGTH - 1),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def _do(names: dict[str, Any], what: str, name: str, at: int, value: int) -> set[str]:
+    """The names that were bound anew."""
+    if what == "set":
+        names[name][at] = value
+    elif what == "fill":
+        names[name].fill(value)
+    elif what == "new":
+        names[name] = np.full(LENGTH, value, names[name].dtype)
+        return {name}
+    else:
+        names["a"], names["b"] = names["b"], names["a"]
+        return {"a", "b"}
+    return set()
+
+
+@given(cells=st.lists(STEPS, min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_after_every_cell_both_have_the_same_and_so_does_one_namespace_alone(cells: list[Any]) -> None:
+    sides = Sides(Lender())
+    sides.here |= {"a": np.zeros(LENGTH), "b": np.ones(LENGTH)}
+    alone = {name: array.copy() for name, array in sides.here.items()}
+    kept = [(sides.here["a"], alone["a"]), (sides.here["b"], alone["b"])]
+    for steps in cells:
+        for where, *step in steps:
+            if where == "here":
+                _do(sides.here, *step)
+                _do(alone, *step)
+        kept += [(sides.here[name], alone[name]) for name in "ab"]
+        sides.go("a", "b")
+        assert all(np.array_equal(sides.there[name], alone[name]) for name in "ab")
+        bound: set[str] = set()
+        for where, *step in steps:
+            if where == "there":
+                bound |= _do(sides.there, *step)
+                _do(alone, *step)
+        sides.back("a", "b", new=tuple(sorted(bound)))
+        assert all(np.array_equal(sides.here[name], alone[name]) for name in "ab")
+        assert all(np.array_equal(mine, plain) for mine, plain in kept)
+    sides.go("a", "b")
+    assert sides.sent == 0
