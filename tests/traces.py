@@ -49,8 +49,8 @@ def supervisor_of(runtime: Path) -> int | None:
 def office_of(supervisor: int) -> str:
     """The id of the office that it serves, as it was told when it was started."""
     words = Procs().text(supervisor, "cmdline").split("\0")
-    found: str = json.loads(words[-2])["office"]
-    return found
+    settings: dict[str, str] = json.loads(words[-2])
+    return settings["office"] or Path(settings["runtime"], "supervisor.lock").read_text()
 
 
 def end_office(runtime: Path) -> None:

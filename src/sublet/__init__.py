@@ -216,6 +216,9 @@ _LAZY_MODULES: Final[dict[str, str]] = {
 
 def load_ipython_extension(shell: object) -> None:
     """For ``%load_ext sublet``."""
+    from sublet.notebook import warming
+
+    warming.begin()  # before anything else is loaded: it is what takes longest
     from sublet.notebook.magic import load
 
     print(load(shell))  # noqa: T201 - the one line that says where cells run

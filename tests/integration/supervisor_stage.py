@@ -43,11 +43,11 @@ from sublet.wire.guests import (
     Reports,
     Start,
     Started,
-    SupervisorSettings,
 )
 from sublet.wire.happenings import Event, Over
 from sublet.wire.link import Link
 from sublet.wire.orders import Device, Inventory, Order, Report
+from sublet.wire.settings import SupervisorSettings
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from tests.traces import PATIENCE_S, Traces, until
 

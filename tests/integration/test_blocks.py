@@ -23,8 +23,9 @@ from sublet.supervisor.mounts import loops_of, mounts_below
 from sublet.supervisor.stores_work import KEPT, why_no_image
 from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.codec import dumps
-from sublet.wire.guests import Admit, Front, Guests, GuestView, ListGuests, Profile, SupervisorSettings
+from sublet.wire.guests import Admit, Front, Guests, GuestView, ListGuests, Profile
 from sublet.wire.orders import Device, End, Grant, Held, Inventory, Part, TornDown
+from sublet.wire.settings import SupervisorSettings
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from tests.integration import supervisor_stage
 from tests.integration.supervisor_stage import TENANT, HolderLine, SupervisorStage

@@ -21,11 +21,11 @@ from sublet.supervisor.prctl import set_child_subreaper
 from sublet.supervisor.procs import Procs
 from sublet.supervisor.spawn import Child
 from sublet.supervisor.tree import Trees
-from sublet.supervisor.zygote_policy import State, ZygoteKey, fingerprint
+from sublet.supervisor.zygote_policy import State, ZygoteKey
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
-from sublet.wire.zygote import Fork, Limit
+from sublet.wire.zygote import Fork, Limit, fingerprint
 
 PATIENCE_S: Final = 60.0
 SCENES: Final[dict[str, Callable[..., object]]] = {}

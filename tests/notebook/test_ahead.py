@@ -38,9 +38,13 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
 
     try:
         one = ahead.Ahead()
-        one.begin("slow_one = 1")
+        one.look("slow_one = 1", gives=True)
+        one.begin()
+        one.look("import slow_one", gives=False)
+        one.begin()
+        one.look("import slow_one", gives=True)
         assert "slow_one" not in sys.modules
-        one.begin("import slow_one")
+        one.begin()
         assert slow_gate.begun.wait(30)
         assert "slow_one" in sys.modules
         assert loaded("slow_one") is None
@@ -57,6 +61,7 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
 def test_what_cannot_be_imported_is_nobodys_question(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "SLOW", ("no_such_module",))
     one = ahead.Ahead()
-    one.begin("import no_such_module")
+    one.look("import no_such_module", gives=True)
+    one.begin()
     one.settle()
     assert not [thread for thread in threading.enumerate() if thread.name == "sublet-import"]

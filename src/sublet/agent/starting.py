@@ -3,17 +3,20 @@ systemd gives one, that outlives who started it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
+import time
+from dataclasses import replace
 from typing import Final
 
 from sublet.agent.scope import KEPT, scope_prefix
 from sublet.errors import SubletError
 from sublet.wire.codec import dumps
-from sublet.wire.guests import SupervisorSettings
+from sublet.wire.settings import SupervisorSettings
+from sublet.wire.zygote import WARM_VARIABLE
 
 __all__ = ["FindOrStart", "command", "package_folder"]
 
@@ -37,16 +40,55 @@ class FindOrStart:
         self._settings = settings
         self._path = os.path.join(settings.runtime, SOCKET_NAME)
         self._started: _Process | None = None
+        self._begun: _Process | None = None
+        """Started, and not asked for yet."""
+        self._telling = -1
+        """Where it waits to be told whose it is."""
         self._scope = scope_prefix(os.environ)
 
+    def begin(self) -> None:
+        """If nobody answers have one start already, while it is found out whose it is (``whose``)."""
+        found = _connected(self._path)
+        if found is not None:
+            found.close()
+            return
+        told, self._telling = os.pipe()
+        try:
+            self._begun = self._start(told)
+        finally:
+            os.close(told)
+
+    def whose(self, office: str) -> None:
+        """Now it is known; to be said before the first call, which finds what was begun."""
+        self._settings = replace(self._settings, office=office)
+        if self._begun is not None:
+            with contextlib.suppress(BrokenPipeError):  # it ended, as the call will see
+                os.write(self._telling, office.encode())
+        self._hang_up()
+
+    def abandon(self) -> None:
+        """There was no call: what was begun for it ends. Harmless otherwise."""
+        self._hang_up()
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.kill()
+
+    def _hang_up(self) -> None:
+        if self._telling >= 0:
+            os.close(self._telling)
+            self._telling = -1
+
     async def __call__(self) -> socket.socket:
+        import asyncio  # what is begun comes up while this is loaded
+
+        begun, self._begun = self._begun, None
         found = _connected(self._path)
         if found is not None:
             return found
-        started = self._start()
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        started = begun or self._start()
+        until_s = time.monotonic() + PATIENCE_S
         while (found := _connected(self._path)) is None:
-            if asyncio.get_running_loop().time() > deadline:
+            if time.monotonic() > until_s:
                 raise self._failed("did not answer in time")
             status = started.poll()
             if status == os.EX_TEMPFAIL:  # there is another one, which is about to listen, or to end
@@ -60,13 +102,14 @@ class FindOrStart:
             await asyncio.sleep(LOOK_S)
         return found
 
-    def _start(self) -> _Process:
+    def _start(self, told: int = -1) -> _Process:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            self._started = _Process([*self._scope, *command(self._settings)], log)
+            started = self._started = _Process([*self._scope, *command(self._settings)], log, told)
         finally:
             os.close(log)
-        return self._started
+        os.environ.pop(WARM_VARIABLE, None)  # it was for the first one
+        return started
 
     @property
     def _log(self) -> str:
@@ -79,14 +122,16 @@ class FindOrStart:
 class _Process:
     """A process in a session of its own, which is meant to outlive this one. ``subprocess`` would warn of that."""
 
-    def __init__(self, argv: list[str], log: int) -> None:
+    def __init__(self, argv: list[str], log: int, told: int = -1) -> None:
+        """``told``: what it has as its standard input, if anything."""
         self._status: int | None = None
+        null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         self._pid = os.posix_spawn(
             argv[0],
             argv,
             {name: value for name, value in os.environ.items() if name in _KEPT},
             file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                null if told < 0 else (os.POSIX_SPAWN_DUP2, told, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
                 (os.POSIX_SPAWN_DUP2, log, 2),
             ],
@@ -102,8 +147,14 @@ class _Process:
                     self._status = os.waitstatus_to_exitcode(status)
         return self._status
 
+    def kill(self) -> None:
+        """It has not been of use to anybody yet."""
+        if self.poll() is None:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
 
-_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", *KEPT)
+
+_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", WARM_VARIABLE, *KEPT)
 
 
 def command(settings: SupervisorSettings) -> list[str]:

@@ -169,7 +169,8 @@ def _check_same(running: Json | None, host_gpus: HostGpus | None) -> None:
 
 def _serve(host_gpus: str | None, *, embedded: bool) -> int:
     """Be the office, until told to end."""
-    from sublet.engines.local import run_office
+    from sublet.clock import SystemClock
+    from sublet.engines.beginning import begun
 
     home = home_dir()
 
@@ -180,7 +181,10 @@ def _serve(host_gpus: str | None, *, embedded: bool) -> int:
                 flush=True,
             )
 
-    return run_office(home, host_gpus=host_gpus, embedded=embedded, ready=say)
+    with begun(home, SystemClock()) as beginning:  # it comes up while the rest is loaded
+        from sublet.engines.local import run_office
+
+        return run_office(home, host_gpus=host_gpus, embedded=embedded, ready=say, beginning=beginning)
 
 
 def _sizes(devices: dict[str, int]) -> str:

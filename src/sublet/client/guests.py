@@ -21,7 +21,7 @@ from sublet.lease.states import GuestState
 from sublet.values import EndReason, GuestId, LeaseId, parse_duration_ns
 from sublet.wire.channels import WINDOW
 from sublet.wire.codec import dumps, loads
-from sublet.wire.conversation import Conversation
+from sublet.wire.conversation import PATIENCE_S, Conversation
 from sublet.wire.frames import CONTROL_MAX
 from sublet.wire.guests import (
     OUTPUT_HEAD,
@@ -45,6 +45,7 @@ from sublet.wire.guests import (
     Started,
 )
 from sublet.wire.happenings import Closed, Data, Event, Happening, Over
+from sublet.wire.zygote import WARM_WITHIN_S, Warm
 
 if TYPE_CHECKING:
     from sublet.client.guest_watch import Watch
@@ -65,6 +66,7 @@ __all__ = [
     "piece_of",
     "start_guest",
     "start_spec",
+    "warm",
 ]
 
 T = TypeVar("T")
@@ -350,6 +352,12 @@ def list_guests(address: Address, lease: str, *, ended: bool) -> list[GuestView]
             after = page.more
 
 
+def warm(address: Address, wish: Warm) -> None:
+    """Have a warm interpreter made, if there is none of the kind. It is begun, and not waited for."""
+    with connect_data(address, "") as conversation:
+        _ask(conversation, wish)
+
+
 def connect_data(address: Address, capability: str) -> Conversation:
     """A connection to the supervisor: with a lease's token; or, to look and stop, as whom the address says we are."""
     if address.socket is None:
@@ -368,7 +376,8 @@ def _start(conversation: Conversation, spec: GuestSpec, volume: str = "") -> Sta
             f"arguments and environment take {len(body)} bytes together, and {CONTROL_MAX} is the most",
             do="Give a smaller env=, or hand it over in a file.",
         )
-    answer = loads(HolderReply, conversation.call(body).body)
+    within_s = PATIENCE_S + (WARM_WITHIN_S if spec.patient else 0.0)
+    answer = loads(HolderReply, conversation.call(body, timeout_s=within_s).body)
     if isinstance(answer, NotStarted):
         raise InvalidRequest(answer.message, do=answer.do)
     return _expected(answer, Started)

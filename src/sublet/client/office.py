@@ -18,10 +18,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sublet.client.home import log_path, make_private_dir, runtime_dir, socket_path
 from sublet.errors import Disconnected, Unsupported
+
+if TYPE_CHECKING:
+    from sublet.wire.zygote import Warm
 
 __all__ = ["START_PATIENCE_S", "answers", "ensure_office"]
 
@@ -39,10 +42,13 @@ _SAID_BYTES: Final = 2000
 _DETACH: Final = '"$@" </dev/null >&2 & echo $!'
 
 
-def ensure_office(home: Path, patience_s: float = START_PATIENCE_S, *, words: Sequence[str] = EMBEDDED) -> None:
+def ensure_office(
+    home: Path, patience_s: float = START_PATIENCE_S, *, words: Sequence[str] = EMBEDDED, wish: Warm | None = None
+) -> None:
     """Return when the office of this home accepts connections, having started it if need be.
 
-    ``words`` is the command line of an office that is started: `sublet up` names its settings there.
+    ``words`` is the command line of an office that is started: `sublet up` names its settings there. With a ``wish`` it
+    begins by having a warm interpreter made.
     """
     path = socket_path(home)
     if answers(path):
@@ -58,7 +64,7 @@ def ensure_office(home: Path, patience_s: float = START_PATIENCE_S, *, words: Se
     try:
         with _start_lock(runtime_dir(home) / "start.lock", path, until) as mine:
             if mine and not answers(path):
-                _start(home, path, until, words)
+                _start(home, path, until, words, wish)
     except OSError as error:
         raise Disconnected(
             f"the office could not be started: {error.filename or home} cannot be used ({error.strerror})",
@@ -102,7 +108,7 @@ def _start_lock(lock: Path, path: Path, until: float) -> Iterator[bool]:
         os.close(handle)
 
 
-def _start(home: Path, path: Path, until: float, words: Sequence[str]) -> None:
+def _start(home: Path, path: Path, until: float, words: Sequence[str], wish: Warm | None) -> None:
     log = log_path(home)
     with contextlib.suppress(FileNotFoundError):
         if log.stat().st_size > LOG_BYTES_MAX:
@@ -110,7 +116,7 @@ def _start(home: Path, path: Path, until: float, words: Sequence[str]) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         said_from = os.fstat(handle).st_size
-        pid = _spawn(home, handle, words)
+        pid = _spawn(home, handle, words, wish)
     finally:
         os.close(handle)
     with _watched(pid) as gone:
@@ -122,8 +128,14 @@ def _start(home: Path, path: Path, until: float, words: Sequence[str]) -> None:
             time.sleep(_LOOK_EVERY_S)
 
 
-def _spawn(home: Path, log: int, words: Sequence[str]) -> int:
-    env = {name: value for name, value in os.environ.items() if name not in ("SUBLET_TOKEN", "SUBLET_URL")}
+def _spawn(home: Path, log: int, words: Sequence[str], wish: Warm | None) -> int:
+    from sublet.wire.codec import dumps  # who finds an office does without these
+    from sublet.wire.zygote import WARM_VARIABLE
+
+    not_theirs = ("SUBLET_TOKEN", "SUBLET_URL", WARM_VARIABLE)
+    env = {name: value for name, value in os.environ.items() if name not in not_theirs}
+    if wish is not None:  # not on the command line, which everybody can read
+        env[WARM_VARIABLE] = dumps(wish).decode()
     env["SUBLET_HOME"] = os.fspath(home)
     env["PYTHONPATH"] = _search_path(env.get("PYTHONPATH", ""))
     command = [sys.executable, "-m", "sublet", *words]

@@ -38,9 +38,11 @@ class KernelGuest:
         env: Mapping[str, str] | None = None,
         name: str = "kernel",
         volume: HasVolume | None = None,
+        patient: bool = False,
     ) -> None:
         """Start one and connect. Raises what keeps it from being there. ``volume``: a lease of blocks that it may save
-        to, as long as that lives."""
+        to, as long as that lives. ``patient``: it will need what a warm interpreter has, and rather waits for one that
+        is being made."""
         check_python(python)
         spec = GuestSpec(
             entry=KERNEL_ENTRY,
@@ -51,6 +53,7 @@ class KernelGuest:
             stdio=StdioKind.NULL,
             serves=True,
             name=name,
+            patient=patient,
         )
         self.lease = lease
         self.guest = start_spec(lease, spec, busy=False, volume=volume)

@@ -28,7 +28,6 @@ from sublet.agent.cards import Cards, has_cards
 from sublet.agent.doors import Door, Visitor
 from sublet.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.agent.memory import MemoryAgent
-from sublet.agent.starting import FindOrStart, package_folder
 from sublet.agent.supervised import SupervisedAgent
 from sublet.agent.suspend_probe import probe_cards
 from sublet.agent.tokens import verify
@@ -46,13 +45,13 @@ from sublet.broker.records import Now
 from sublet.broker.service import Identity, Service
 from sublet.broker.signing import Signer
 from sublet.broker.state import Books, State
-from sublet.client.home import data_path, home_dir, make_private_dir, runtime_dir, socket_path
+from sublet.client.home import data_path, home_dir, socket_path
 from sublet.clock import Clock, SystemClock
+from sublet.engines.beginning import Beginning, begun
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
 from sublet.values import NS_PER_S
-from sublet.wire.guests import SupervisorSettings
 from sublet.wire.orders import Inventory, Report
 
 __all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
@@ -91,8 +90,10 @@ class Office:
         clock: Clock | None = None,
         die: Callable[[str], None] | None = None,
         pretended: bool = False,
+        beginning: Beginning | None = None,
     ) -> None:
-        """``pretended`` leaves out the supervisor: the rules are kept in memory, and nothing can run under a lease."""
+        """``pretended`` leaves out the supervisor: the rules are kept in memory, and nothing can run under a lease.
+        ``beginning``: what was begun already, and is put away by whoever did."""
         self.home = home
         self.clock = SystemClock() if clock is None else clock
         self.ended = asyncio.Event()
@@ -102,6 +103,7 @@ class Office:
         self._policy = Policy() if policy is None else policy
         self._die = _die if die is None else die
         self._pretended = pretended
+        self._beginning = beginning
         self._cards: Cards | None = None
         self._idle_since_ns = 0
         self._requests_seen = -1
@@ -109,12 +111,12 @@ class Office:
 
     async def start(self) -> None:
         """From nothing to serving. If it raises, nothing is left open."""
-        make_private_dir(self.home)
-        make_private_dir(runtime_dir(self.home))
         self._stack = contextlib.AsyncExitStack()
         async with self._stack:
-            journal = Journal.open(self.home, wall_ns=self.clock.wall_ns())
-            self._stack.callback(journal.close)
+            beginning = self._beginning or self._stack.enter_context(
+                begun(self.home, self.clock, pretended=self._pretended)
+            )
+            journal = beginning.journal
             ledger, opening, entries = self._recover(journal)
             self.driver = Driver(
                 ledger=ledger, journal=journal, clock=self.clock, die=self._die, since_snapshot=entries
@@ -138,7 +140,7 @@ class Office:
             )
             found = await probe_cards(machine_inventory(self.home, self._gpus))
             inventory = _with_what_is_held(found, ledger.state)
-            agent = await self._agent(inventory, journal.id, ledger.state)
+            agent = await self._agent(inventory, beginning, ledger.state)
             await self.driver.start(opening, [agent])
             if isinstance(agent, SupervisedAgent):
                 agent.listen()
@@ -165,19 +167,15 @@ class Office:
             self._idle_timer.cancel()
         await self._stack.aclose()
 
-    async def _agent(self, inventory: Inventory, office: str, state: State) -> Agent:
+    async def _agent(self, inventory: Inventory, beginning: Beginning, state: State) -> Agent:
         """The real one, with a supervisor and a door for holders; or a pretended one."""
-        if self._pretended:
+        if beginning.supervisor is None:
             return MemoryAgent(inventory, report=self.driver.report, clock=self.clock)
-        runtime = runtime_dir(self.home)
-        settings = SupervisorSettings(
-            office=office, runtime=str(runtime), state=str(self.home), package=package_folder(), version=__version__
-        )
         agent = SupervisedAgent(
             inventory,
-            office=office,
+            office=beginning.journal.id,
             incarnation=lambda: state.books.incarnation,
-            connect=FindOrStart(settings),
+            connect=beginning.supervisor,
             report=self._heard,
             on_new_supervisor=lambda: self.driver.post(NodeUp(inventory=inventory)),
         )
@@ -267,20 +265,20 @@ def run_office(
     embedded: bool = False,
     policy: Policy | None = None,
     ready: Callable[[], None] | None = None,
+    beginning: Beginning | None = None,
 ) -> int:
-    """Be the office of this home until told to end; the exit status. ``ready`` is called once it answers."""
+    """Be the office of this home until told to end; the exit status. ``ready`` is called once it answers.
+    ``beginning``: what was begun of it already."""
     if sys.platform != "linux":
         raise Unsupported("an office runs on Linux only", do="Connect to one elsewhere: set SUBLET_URL to its address.")
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(home_dir(home), host_gpus, embedded, policy, ready))
+        office = Office(home_dir(home), host_gpus=host_gpus, embedded=embedded, policy=policy, beginning=beginning)
+        runner.run(_serve(office, ready))
     return 0
 
 
-async def _serve(
-    home: Path, host_gpus: str | None, embedded: bool, policy: Policy | None, ready: Callable[[], None] | None
-) -> None:
-    office = Office(home, host_gpus=host_gpus, embedded=embedded, policy=policy)
+async def _serve(office: Office, ready: Callable[[], None] | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, office.stop)

@@ -124,6 +124,8 @@ def _make_app() -> Any:
             f"{sys.executable} has no ipykernel ({error})", do=f"{sys.executable} -m pip install ipykernel"
         ) from error
 
+    import sublet.guest.undebugged  # noqa: F401 - before a kernel is made
+
     class GuestKernelApp(IPKernelApp):
         """The kernel without what is for finding it and for watching over it."""
 

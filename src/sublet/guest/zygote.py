@@ -5,7 +5,9 @@ For each ``Fork`` it makes a child that makes the guest and ends; so the guest l
 the supervisor, which has declared itself the one orphans come to. The answer names the guest once the child in between
 is gone; and only after the answer does the supervisor let the guest go on, so the guest finds the right parent.
 
-While nobody asks, one copy is made in advance (``standby``), and the next guest is that one.
+While nobody asks, one copy is made in advance (``standby``), and the next guest is that one. When for a longer while
+nobody did, it is *settled*: what may be imported later (``LATER``) is, the rubbish of all imports is collected, and it
+proves itself once more. So the first guest, which may be waiting, does not wait for that.
 
 Arguments: the descriptor of its socket, then the modules to import. Started with ``wire.zygote.python_argv``.
 """
@@ -22,7 +24,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from sublet.errors import InvalidRequest, SubletError, Unsupported
@@ -37,7 +39,7 @@ from sublet.wire.frames import close_all
 from sublet.wire.happenings import Called, Over
 from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
-from sublet.wire.zygote import FORK_FDS, OPTIONAL, Discarded, Fork, Forked, Ready, Stamp
+from sublet.wire.zygote import FORK_FDS, LATER, OPTIONAL, Discarded, Fork, Forked, Ready, Stamp
 
 __all__ = ["Zygote", "main", "stamps_of"]
 
@@ -45,6 +47,8 @@ _FAREWELL_MS: Final = 5000
 _PLAIN: Final = "Start the guest without a warm interpreter."
 STANDBY_AFTER_MS: Final = 20
 """So long nobody has asked for anything when one is made in advance: who has just been made is to begin first."""
+SETTLE_AFTER_MS: Final = 2000
+"""So long nobody has asked for anything when the rest is done."""
 _STAMPS_MAX: Final = 64
 """Paths that are looked at before each fork; more would cost more than it tells."""
 
@@ -60,21 +64,43 @@ class Zygote:
         self._standby: Standby | None = None
         self._may_stand_by = True
         """Once for each guest: one that ended by itself is not made again and again."""
+        self._began_ns = time.monotonic_ns()
+        self._before: tuple[Stamp, ...] = ()
+        self._modules: list[str] = []
+        self._later: list[str] = []
 
-    def warm_up(self, modules: Iterable[str]) -> bool:
+    def warm_up(self, modules: Sequence[str]) -> bool:
         """Import, prove, and say how it went; False if no guest may come from here."""
-        began_ns = time.monotonic_ns()
-        before = stamps_of(_places())
-        fault = _import_all(modules) or find_fault()
+        self._before = stamps_of(_places())
+        at = modules.index(LATER) if LATER in modules else len(modules)
+        self._later = [*modules[at + 1 :]]
+        return self._take_in(modules[:at])
+
+    def _settle(self) -> None:
+        """Import what could wait. Whoever stands by has not got it, and is made anew."""
+        later, self._later = self._later, []
+        if self._standby is not None:
+            self._standby.close()
+        self._standby, self._may_stand_by = None, True
+        gc.unfreeze()
+        self._take_in(later)
+
+    def _take_in(self, modules: Sequence[str]) -> bool:
+        gc.disable()  # imports make much and hardly any rubbish: to look for it again and again takes a fifth
+        fault = _import_all(modules)
+        if not self._later:
+            gc.collect()
+        gc.freeze()  # collections in guests then leave these pages alone, and they stay shared
+        gc.enable()
+        fault = fault or find_fault()
         if fault is not None:
             self._link.event(dumps(Discarded(reason=fault)))
             return False
-        loaded = [sys.modules.get(name.removesuffix(OPTIONAL)) for name in modules]
+        self._modules += modules
+        loaded = [sys.modules.get(name.removesuffix(OPTIONAL)) for name in self._modules]
         files = [getattr(module, "__file__", None) for module in loaded]
-        stamps = (*before, *stamps_of([file for file in files if file]))
-        gc.collect()
-        gc.freeze()  # collections in guests then leave these pages alone, and they stay shared
-        took_ns = time.monotonic_ns() - began_ns
+        stamps = (*self._before, *stamps_of([file for file in files if file]))
+        took_ns = time.monotonic_ns() - self._began_ns
         version = ".".join(map(str, sys.version_info[:3]))
         ready = Ready(python=version, modules=len(sys.modules), took_ns=took_ns, stamps=stamps[:_STAMPS_MAX])
         self._link.event(dumps(ready))
@@ -103,10 +129,11 @@ class Zygote:
             if self._standby is not None:
                 poll.register(self._standby, 0)
             is_to_come = drained and self._may_stand_by and self._standby is None
-            ready = poll.poll(STANDBY_AFTER_MS if is_to_come else None)
+            ready = poll.poll(STANDBY_AFTER_MS if is_to_come else SETTLE_AFTER_MS if drained and self._later else None)
             if not ready:
-                program = self._stand_by()
-                if program is not None:
+                if not is_to_come:
+                    self._settle()
+                elif (program := self._stand_by()) is not None:
                     return program
             elif self._standby is not None and any(fd == self._standby.fileno() for fd, _ in ready):
                 self._standby.close()
@@ -219,11 +246,18 @@ def _import_all(modules: Iterable[str]) -> str | None:
     for asked in modules:
         name = asked.removesuffix(OPTIONAL)
         try:
-            if name == asked or importlib.util.find_spec(name) is not None:
+            if name == asked or _is_there(name):
                 importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - whatever a module does at its import, it is told and that is all
             return f"{name} could not be imported: {type(error).__name__}: {error}"
     return None
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # nor is what it would be in
+        return False
 
 
 def _read(called: Called) -> Fork:

@@ -1,13 +1,15 @@
 """What a cell imports on the device comes back by its name, so the notebook must import it too: meanwhile, not after.
 
-Only of a few libraries that take seconds, where the notebook has not got them yet. Nobody is told if that fails: who
-needs the module will be.
+Only of a few libraries that take seconds, where the notebook has not got them yet, and not before the cell has its
+lease: until then an office may be starting, which the cell waits for. Nobody is told if that fails: who needs the
+module will be.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import importlib
 import sys
 import threading
@@ -16,21 +18,30 @@ from typing import Final
 __all__ = ["Ahead", "imported_by"]
 
 SLOW: Final = ("numpy", "torch", "warp")
+SLOWEST: Final = ("torch", "warp")
+"""What takes longer than to start a kernel."""
 
 
 class Ahead:
     """Of one notebook."""
 
     def __init__(self) -> None:
+        self.is_slow = False
+        """Whether the cell will have one of the slowest imported where it runs."""
         self._thread: threading.Thread | None = None
+        self._wanted: list[str] = []
 
-    def begin(self, python: str) -> None:
-        """A cell is to run: import beside it what it imports. ``python`` is its text."""
-        wanted = [name for name in SLOW if name in python and name not in sys.modules]
+    def look(self, python: str, *, gives: bool) -> None:
+        """A cell is to run. ``python`` is its text; ``gives``: whatever it binds comes back."""
+        self.is_slow = any(name in python or name in sys.modules for name in SLOWEST)
+        wanted = [name for name in SLOW if gives and name in python and name not in sys.modules]
         found = imported_by(python) if wanted else frozenset()
-        wanted = [name for name in wanted if name in found]
-        if wanted and self._thread is None:
-            self._thread = threading.Thread(target=_import, args=(wanted,), name="sublet-import", daemon=True)
+        self._wanted = [name for name in wanted if name in found]
+
+    def begin(self) -> None:
+        """Import beside the cell what it imports."""
+        if self._wanted and self._thread is None:
+            self._thread = threading.Thread(target=_import, args=(self._wanted,), name="sublet-import", daemon=True)
             self._thread.start()
 
     def settle(self) -> None:
@@ -55,6 +66,17 @@ def imported_by(python: str) -> frozenset[str]:
 
 
 def _import(names: list[str]) -> None:
-    for name in names:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    """Imports make much and hardly any rubbish: to look for it again and again would take a fifth of the time. So
+    nobody looks meanwhile, and afterwards all of it counts as old."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    finally:
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -113,8 +113,7 @@ class Cells:
         python = self._shell.transform_cell(source)
         self.reading(python)
         check_names(options, self._space.names)
-        if options.gives is None:
-            self._ahead.begin(python)
+        self._ahead.look(python, gives=options.gives is None)
         status = StatusLine(self._shell)
         self._front.on_cleared = status.cleared
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
@@ -122,6 +121,7 @@ class Cells:
         try:
             with status.left_behind(), self._interrupts.open():
                 lease = self._leased(options, status)
+            self._ahead.begin()
             waited_s = time.monotonic() - began_s - self._stood_s
             with self._activities:
                 self._activities.enter_context(lease.activity())
@@ -260,11 +260,11 @@ class Cells:
         if kernel is not None and line is not None and not kernel.is_lost and kernel.lease is lease:
             return kernel, line
         self._let_go()
-        device = lease.devices[0]
-        status.show(Starting(device=device.id, host=device.host), quiet=True)
+        status.show(Starting(device=lease.devices[0].id, host=lease.devices[0].host), quiet=True)
         volume = self.owner.take(self.fabric())
+        place, is_slow = None if volume is None else volume.lease, self._ahead.is_slow
         kernel = self._kernel = KernelGuest(
-            lease, python=options.python, name="notebook", volume=None if volume is None else volume.lease
+            lease, python=options.python, name="notebook", volume=place, patient=is_slow
         )
         line = self._line = KernelLine(kernel.channels)
         if options.paths:

@@ -11,17 +11,23 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 import sublet.wire.refusals  # noqa: F401 - when it is needed there may be no descriptor, or other files, to load it from
 from sublet.clock import SystemClock
+from sublet.errors import SubletError
 from sublet.supervisor.files import raise_limit
-from sublet.supervisor.service import SOCKET_NAME, Supervisor
+from sublet.supervisor.loop import Loop
+from sublet.supervisor.zygotes import Zygotes
 from sublet.wire.codec import loads
-from sublet.wire.guests import SupervisorSettings
+from sublet.wire.settings import SupervisorSettings
+from sublet.wire.zygote import WARM_VARIABLE, Warm
 
 __all__ = ["main"]
 
 BACKLOG = 128
+OFFICE_MAX = 256
+"""Bytes of an office's id."""
 
 
 def main(text: str) -> int:
@@ -34,7 +40,18 @@ def main(text: str) -> int:
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    supervisor = Supervisor(settings, SystemClock(), files=raise_limit())
+    zygotes = Zygotes(Loop(SystemClock()))
+    with contextlib.suppress(SubletError):  # what cannot be read was no more than a wish
+        if wish := os.environ.pop(WARM_VARIABLE, ""):
+            zygotes.wish(loads(Warm, wish.encode()))
+    from sublet.supervisor.service import SOCKET_NAME, Supervisor  # a warm interpreter takes longer, and is on its way
+
+    if not settings.office and not (settings := replace(settings, office=_told())).office:
+        os.unlink(locked)
+        return os.EX_NOINPUT
+    with open(locked, "w", encoding="ascii") as file:  # who looks finds whose it is
+        file.write(settings.office)
+    supervisor = Supervisor(settings, zygotes, files=raise_limit())
     path = os.path.join(settings.runtime, SOCKET_NAME)
     listening = _listen(path)
     try:
@@ -44,6 +61,15 @@ def main(text: str) -> int:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
     return 0
+
+
+def _told() -> str:
+    """Whose supervisor it is: said by who started it, when that is known. Empty if it never will be."""
+    office = os.read(0, OFFICE_MAX).decode()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return office
 
 
 def _lock(path: str) -> bool:

@@ -41,6 +41,7 @@ from sublet.wire.guests import (
     HolderReply,
     ListGuests,
     NotStarted,
+    Profile,
     Resize,
     Service,
     SignalGuest,
@@ -48,13 +49,12 @@ from sublet.wire.guests import (
     Started,
     Visit,
 )
-from sublet.wire.guests import (
-    Guests as GuestList,
-)
+from sublet.wire.guests import Guests as GuestList
 from sublet.wire.happenings import Buffer, Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
 from sublet.wire.link import Link
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.volumes import Collect, LendVolume, OpenVolume, Publish, VolumeCall, VolumeLent, VolumeReply
+from sublet.wire.zygote import Warm
 
 __all__ = ["HolderLink"]
 
@@ -82,8 +82,10 @@ class HolderLink:
         on_over: Callable[[HolderLink], None],
         unread: Unread,
         desk: VolumeDesk,
+        warm: Callable[[Warm], None],
     ) -> None:
         self.front = front
+        self._warm_up = warm
         self._desk = desk
         self._node = node
         self._premises = premises
@@ -155,6 +157,9 @@ class HolderLink:
                 self._reply(call, Done())
             case EndGuest():
                 self._guests.end_alone(self._mine(asked.guest, RUN), asked.grace_ns)
+                self._reply(call, Done())
+            case Warm():
+                self._warm(asked)
                 self._reply(call, Done())
             case LendVolume():
                 self._reply(call, VolumeLent(ticket=self._desk.lend(self.front)))
@@ -288,6 +293,12 @@ class HolderLink:
         except ValueError:
             raise InvalidRequest(f"{asked.number} is no signal", do="`kill -l` lists them.") from None
         self._guests.signal(self._mine(asked.guest, RUN), number, tree=asked.tree)
+
+    def _warm(self, asked: Warm) -> None:
+        self._may(RUN)
+        if self.front.profile is not Profile.LOCAL:  # it would import, as the supervisor's user, what a tenant names
+            raise Unsupported("warm interpreters are for this machine's own user", do="Start the guest without one.")
+        self._warm_up(asked)
 
     # ---- streams ----
 

@@ -27,12 +27,12 @@ from sublet.supervisor.stores import Stores
 from sublet.supervisor.tenancy import Borrowed, Tenancy
 from sublet.supervisor.tree import Trees, marks_of
 from sublet.supervisor.walls import Room, Walls
-from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, fingerprint, is_python
+from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, is_python
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import GuestId
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
 from sublet.wire.volumes import PUBLISH_VARIABLE, VOLUME_VARIABLE
-from sublet.wire.zygote import Fork, python_argv
+from sublet.wire.zygote import WARM_WITHIN_S, Fork, fingerprint, python_argv
 
 __all__ = ["Launch", "Prepared", "check_spec"]
 
@@ -74,7 +74,17 @@ class Prepared:
 class Launch:
     """Prepares guests on one machine, and forks them: from a warm interpreter where there is one, else plainly."""
 
-    def __init__(self, *, loop: Loop, office: str, runtime: str, state: str, groups: Groups, trees: Trees) -> None:
+    def __init__(
+        self,
+        *,
+        loop: Loop,
+        office: str,
+        runtime: str,
+        state: str,
+        groups: Groups,
+        trees: Trees,
+        zygotes: Zygotes,
+    ) -> None:
         self._loop = loop.guarded(lambda _: None)
         self._office = office
         self._runtime = runtime
@@ -92,7 +102,8 @@ class Launch:
         self.errands = Errands(loop, self.helper_lives)
         self.aside = Aside(loop, self.errands)
         self.stores = Stores(loop=loop, errands=self.errands, state=state, runtime=runtime)
-        self.zygotes = Zygotes(loop, on_life=self.helper_lives)
+        self.zygotes = zygotes
+        self.zygotes.tell(self.helper_lives)
 
     @property
     def walls(self) -> Walls:
@@ -109,9 +120,43 @@ class Launch:
         then: Callable[[SubletError | None], None],
         volume: Borrowed | None = None,
     ) -> bool:
-        """See to the disk and memory of the lease, which may take a moment: then ``then`` is told. False: nothing has
-        to be waited for. Raises for what can be said at once."""
+        """See to the disk and memory of the lease, which may take a moment, and wait for a warm interpreter where the
+        guest would rather: then ``then`` is told. False: nothing has to be waited for. Raises for what can be said at
+        once."""
         check_spec(spec)
+        key = _warm(spec) if spec.patient and profile is Profile.LOCAL else None
+        if key is None:
+            return self._open_stores(tenancy, profile, then, volume)
+        if not self.zygotes.ready(key):
+            self.zygotes.want(key)
+
+        def and_a_zygote(error: SubletError | None) -> None:
+            if error is not None or not self._await(key, then):
+                then(error)
+
+        return self._open_stores(tenancy, profile, and_a_zygote, volume) or self._await(key, then)
+
+    def _await(self, key: ZygoteKey, then: Callable[[SubletError | None], None]) -> bool:
+        """If one is being made, ``then`` is told when that has come to an end, whichever, or has taken too long."""
+
+        def known() -> None:
+            if late.call is not None:
+                late.cancel()
+                then(None)
+
+        late = self._loop.after(WARM_WITHIN_S, lambda: then(None))
+        is_coming = self.zygotes.once_known(key, known)
+        if not is_coming:
+            late.cancel()
+        return is_coming
+
+    def _open_stores(
+        self,
+        tenancy: Tenancy,
+        profile: Profile,
+        then: Callable[[SubletError | None], None],
+        volume: Borrowed | None,
+    ) -> bool:
         ids = self.walls.ids(tenancy.tenant) if profile is Profile.TENANT else None
         if volume is None:
             return self.stores.open(tenancy, ids, then)
@@ -197,7 +242,7 @@ class Launch:
 
     def fork(self, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
         """Make the process; it waits for ``go``. From a warm interpreter it comes a moment later."""
-        key = _warm(prepared)
+        key = _warm(prepared.spec) if prepared.uid is None else None  # else it would have to be that user's
         if key is not None:
             if self.zygotes.ready(key):
                 self._fork_warm(key, prepared, forked)
@@ -258,11 +303,8 @@ def _known(trees: Trees, pid: int, lives: bool) -> None:
         trees.dismiss(pid)
 
 
-def _warm(prepared: Prepared) -> ZygoteKey | None:
+def _warm(spec: GuestSpec) -> ZygoteKey | None:
     """Which warm interpreter would do; None where a fresh one is needed, or was not asked to be warm."""
-    spec = prepared.spec
-    if prepared.uid is not None:  # a warm interpreter of another user would have to be that user's
-        return None
     if spec.argv:
         if not (spec.imports and is_python(spec.argv[0]) and arguments_of(spec.argv)):
             return None

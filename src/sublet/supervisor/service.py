@@ -13,7 +13,6 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from sublet.clock import Clock
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, QuotaExceeded, SubletError, Unauthorized
 from sublet.lease.node import Node
 from sublet.supervisor.cgroups import Groups
@@ -25,7 +24,7 @@ from sublet.supervisor.holder_link import HolderLink
 from sublet.supervisor.kept import GUESTS_MAX
 from sublet.supervisor.launch import Launch
 from sublet.supervisor.locks import DeviceLocks
-from sublet.supervisor.loop import READ, Loop, Timer, confess
+from sublet.supervisor.loop import READ, Timer, confess
 from sublet.supervisor.memory_watch import MemoryWatch
 from sublet.supervisor.notes import Notes
 from sublet.supervisor.office_link import OfficeLink
@@ -40,6 +39,7 @@ from sublet.supervisor.tree import Look, Trees
 from sublet.supervisor.unread import Unread
 from sublet.supervisor.volume_desk import VolumeDesk
 from sublet.supervisor.vram_watch import offenders
+from sublet.supervisor.zygotes import Zygotes
 from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
 from sublet.wire.cards import CardUse
 from sublet.wire.guests import (
@@ -54,13 +54,11 @@ from sublet.wire.guests import (
     Quit,
     Reports,
     Revoke,
-    SupervisorSettings,
 )
-from sublet.wire.guests import (
-    Guests as GuestList,
-)
+from sublet.wire.guests import Guests as GuestList
 from sublet.wire.happenings import Hello
 from sublet.wire.orders import Report
+from sublet.wire.settings import SupervisorSettings
 from sublet.wire.sockets import peer_of
 
 __all__ = ["SOCKET_NAME", "Supervisor"]
@@ -85,17 +83,16 @@ ALONE_S: Final = 60.0
 class Supervisor:
     """One for each office and machine."""
 
-    def __init__(
-        self, settings: SupervisorSettings, clock: Clock, groups: Groups | None = None, *, files: int = FILES_WANTED
-    ) -> None:
-        """``files``: how many descriptors there may be."""
+    def __init__(self, settings: SupervisorSettings, zygotes: Zygotes, *, files: int = FILES_WANTED) -> None:
+        """``zygotes``: the first may have been begun already, in the loop in which everything is done. ``files``: how
+        many descriptors there may be."""
         set_child_subreaper()
         self.settings = settings
-        self.clock = clock
-        self.loop = Loop(clock)
+        self.loop = zygotes.loop
+        self.clock = clock = self.loop.clock
         self.node: Node | None = None
         self._started_ns = clock.now_ns()
-        self._groups = Groups.probe(settings.office) if groups is None else groups
+        self._groups = Groups.probe(settings.office)
         self._notes = Notes(os.path.join(settings.runtime, "notes"))
         self._procs = Procs()
         self._trees = Trees(self._procs, os.getpid())
@@ -106,6 +103,7 @@ class Supervisor:
             state=settings.state,
             groups=self._groups,
             trees=self._trees,
+            zygotes=zygotes,
         )
         self.guests = Guests(
             loop=self.loop,
@@ -326,6 +324,7 @@ class Supervisor:
             on_over=self._holders.discard,
             unread=self.unread,
             desk=self._desk,
+            warm=self._launch.zygotes.wish,
         )
         self._holders.add(holder)
 

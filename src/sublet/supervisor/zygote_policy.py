@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.values import NS_PER_S
-from sublet.wire.zygote import Stamp
+from sublet.wire.zygote import LATER, Stamp
 
 __all__ = [
     "ZYGOTES_MAX",
@@ -22,7 +22,6 @@ __all__ = [
     "State",
     "ZygoteKey",
     "arguments_of",
-    "fingerprint",
     "is_python",
 ]
 
@@ -37,12 +36,6 @@ DISCARDED_NS: Final = 600 * NS_PER_S
 """What failed its proof will fail it again, so it is only tried after this long: a package may have been upgraded."""
 DEATHS_MAX: Final = 3
 """So often may one die before it was ever ready; then this counts as a failed proof."""
-
-READ_AT_START: Final = re.compile(
-    r"(?:PYTHON|LD_|LC_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|BLIS_|NUMEXPR_|VECLIB_|TORCH|PYTORCH_|CUDA_|NVIDIA_|JAX_|XLA_"
-    r"|TF_|MALLOC_|GLIBC_).*|LANG|LANGUAGE|TZ|HOME|VIRTUAL_ENV|CONDA_PREFIX|__PYVENV_LAUNCHER__"
-)
-"""Variables that are read once, by the loader, the interpreter or a library, and never again."""
 
 _PYTHON_NAME: Final = re.compile(r"python(?:3(?:\.\d+)?)?")
 
@@ -62,12 +55,8 @@ class ZygoteKey:
     @property
     def words(self) -> str:
         """For people."""
-        return f"{self.python}{' with ' if self.imports else ''}{', '.join(self.imports)}"
-
-
-def fingerprint(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The part of an environment that an interpreter cannot take on later."""
-    return tuple(sorted((name, value) for name, value in env.items() if READ_AT_START.fullmatch(name)))
+        imports = [name for name in self.imports if name != LATER]
+        return f"{self.python}{' with ' if imports else ''}{', '.join(imports)}"
 
 
 def is_python(program: str) -> bool:

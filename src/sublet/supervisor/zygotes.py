@@ -14,6 +14,7 @@ import fcntl
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
@@ -27,7 +28,7 @@ from sublet.wire.frames import close_all
 from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
 from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
-from sublet.wire.zygote import Discarded, Fork, Forked, Ready, Stamp, python_argv, zygote_env
+from sublet.wire.zygote import Discarded, Fork, Forked, Ready, Stamp, Warm, fingerprint, python_argv, zygote_env
 
 __all__ = ["Zygotes"]
 
@@ -58,10 +59,20 @@ class Zygotes:
         """``enter`` is called in each new zygote before its interpreter: to become the user of the key, for one.
         ``on_life`` is told the pid of each zygote that was started, and of each that was ended."""
         self.on_life = on_life
-        self._loop = loop
+        self.loop: Final = loop
         self._enter = enter
         self.shelf: Final = Shelf(zygotes_max)
         self._running: dict[ZygoteKey, _Zygote] = {}
+
+    def tell(self, on_life: Callable[[int, bool], None]) -> None:
+        """Have somebody told of each from now on, and of those that live."""
+        self.on_life = on_life
+        for zygote in self._running.values():
+            on_life(zygote.pid, True)
+
+    def wish(self, asked: Warm) -> None:
+        """Somebody will soon want a guest of this kind."""
+        self.want(ZygoteKey(asked.python or sys.executable, asked.imports, fingerprint(asked.env)))
 
     def ready(self, key: ZygoteKey) -> bool:
         """Whether a guest can come from a zygote now. One that has gone out of date is ended, and made anew."""
@@ -76,14 +87,22 @@ class Zygotes:
 
     def want(self, key: ZygoteKey) -> None:
         """Have one ready for next time, if that can be."""
-        start, ended = self.shelf.want(key, self._loop.now_ns())
+        start, ended = self.shelf.want(key, self.loop.now_ns())
         for other in ended:
             self._running.pop(other).end()
         if start:
             try:
-                self._running[key] = _Zygote(self._loop, key, self, self._enter)
+                self._running[key] = _Zygote(self.loop, key, self, self._enter)
             except OSError as error:
-                self.shelf.died(key, error.strerror or "it could not be started", self._loop.now_ns())
+                self.shelf.died(key, error.strerror or "it could not be started", self.loop.now_ns())
+
+    def once_known(self, key: ZygoteKey, then: Callable[[], None]) -> bool:
+        """Have ``then`` called once the one that is being made can be used, or never will be; False if none is."""
+        zygote = self._running.get(key)
+        if zygote is None or self.shelf.is_ready(key):
+            return False
+        zygote.waiting.append(then)
+        return True
 
     def fork(
         self, key: ZygoteKey, fork: Fork, stdio: Sequence[int], on_done: OnForked, *, groups: Sequence[int] = ()
@@ -96,7 +115,7 @@ class Zygotes:
         if zygote is None or not self.shelf.is_ready(key):
             on_done(Unsupported("there is no warm interpreter of this kind", do=_PLAIN))
             return
-        self.shelf.used(key, self._loop.now_ns())
+        self.shelf.used(key, self.loop.now_ns())
         zygote.fork(fork, (*stdio, *groups), on_done)
 
     def lines(self) -> tuple[str, ...]:
@@ -115,11 +134,11 @@ class Zygotes:
         self.shelf.proved(key, stamps)
 
     def discarded(self, key: ZygoteKey, reason: str) -> None:
-        self.shelf.discarded(key, reason, self._loop.now_ns())
+        self.shelf.discarded(key, reason, self.loop.now_ns())
         self._running.pop(key).end()
 
     def died(self, key: ZygoteKey, reason: str) -> None:
-        self.shelf.died(key, reason, self._loop.now_ns())
+        self.shelf.died(key, reason, self.loop.now_ns())
         self._running.pop(key).end()
 
 
@@ -144,6 +163,8 @@ class _Zygote:
         self._house = house
         self._link = Link.accepting()
         self._asked: dict[int, _Asked] = {}
+        self.waiting: list[Callable[[], None]] = []
+        """Told in a turn of their own that it is ready, or has ended."""
         self._words = os.memfd_create("zygote")
         self._is_ended = False
         try:
@@ -158,7 +179,8 @@ class _Zygote:
             os.close(self._words)
             self._sock.close()
             raise
-        house.on_life(self._child.pid, True)
+        self.pid: Final = self._child.pid
+        house.on_life(self.pid, True)
         self._child.go()
         self._late = loop.after(READY_S, partial(self._discard, f"it was not ready within {READY_S:.0f} s"))
         self._events = READ
@@ -200,11 +222,17 @@ class _Zygote:
         self._sock.close()
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
-        self._house.on_life(self._child.pid, False)
+        self._house.on_life(self.pid, False)
         close_all((self._child.pidfd, self._child.failure, self._words))
         self._link.drop_output()
         for call in tuple(self._asked):
             self._refuse(call, Unsupported("the warm interpreter ended", do=_PLAIN))
+        self._tell()
+
+    def _tell(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for then in waiting:
+            self._loop.soon(then)
 
     def _on_ready(self, events: int) -> None:
         for happening in receive_some(self._sock, self._link):
@@ -248,6 +276,7 @@ class _Zygote:
         else:
             self._late.cancel()
             self._house.proved(self._key, said.stamps)
+            self._tell()
 
     def _answer(self, call: int, body: bytes) -> None:
         asked = self._asked.get(call)

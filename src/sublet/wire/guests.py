@@ -18,6 +18,7 @@ from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.cards import CardUse
 from sublet.wire.orders import Inventory, Order, Report
 from sublet.wire.volumes import HolderVolumeCall, HolderVolumeReply
+from sublet.wire.zygote import Warm
 
 __all__ = [
     "GUESTS_PAGE",
@@ -59,7 +60,6 @@ __all__ = [
     "Start",
     "Started",
     "StdioKind",
-    "SupervisorSettings",
     "Visit",
 ]
 
@@ -127,6 +127,9 @@ class GuestSpec:
     umask: int = 0o022
     serves: bool = False
     """It takes connections of holders (``Connect``). They come to it where others have their stdin."""
+    patient: bool = False
+    """It will import what a warm interpreter has: rather than do that beside one that is being made, it waits for it,
+    within a bound. What needs none of that begins sooner by itself."""
 
 
 class Service(enum.StrEnum):
@@ -320,7 +323,7 @@ class Done:
     """It was done."""
 
 
-HolderCall = Start | Attach | Connect | Detach | Resize | SignalGuest | EndGuest | ListGuests | HolderVolumeCall
+HolderCall = Start | Attach | Connect | Detach | Resize | SignalGuest | EndGuest | ListGuests | Warm | HolderVolumeCall
 HolderReply = Started | NotStarted | Attached | Connected | Guests | Done | HolderVolumeReply
 
 
@@ -337,21 +340,6 @@ class Front:
     lease: LeaseId | None = None
     epoch: Epoch | None = None
     operations: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorSettings:
-    """What a supervisor is started with."""
-
-    office: str
-    """The office's id, which marks everything that is its."""
-    runtime: str
-    """The folder that a reboot empties: sockets, notes, pages."""
-    state: str
-    """The folder that stays: the logs of guests."""
-    package: str
-    """Where the package lies."""
-    version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Final
 
 from sublet.values import MIB
 from sublet.wire.frames import broken
+from sublet.wire.zygote import LATER
 
 __all__ = ["CHANNELS", "KERNEL_ENTRY", "KERNEL_IMPORTS", "MESSAGE_MAX", "Messages", "pack_message"]
 
@@ -28,13 +29,24 @@ KERNEL_IMPORTS: Final = (
     "ipykernel.ipkernel",
     "ipykernel.zmqshell",
     "IPython.core.completer",
+    "IPython.core.completerlib?",
+    "IPython.core.debugger?",
     "IPython.core.history",
-    "matplotlib_inline.config?",
+    "IPython.core.oinspect?",
+    "IPython.extensions.storemagic?",
+    "tornado.platform.asyncio",
+    "sublet.guest.kernel",
+    "sublet.guest.undebugged",
+    "sublet.guest.checkpoints",
+    "sublet.notebook.guest_side?",
+    "cloudpickle?",
     "numpy?",
     "torch?",
+    LATER,
+    "matplotlib_inline.config?",
     "warp?",
 )
-"""What a warm interpreter for kernels imports."""
+"""What a warm interpreter for kernels imports: all that a kernel does between its first step and its first cell."""
 
 _COUNT: Final = struct.Struct("!I")
 

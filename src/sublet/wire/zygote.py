@@ -12,21 +12,28 @@ which closes when it begins; then the ``cgroup.procs`` files to join, open for w
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 __all__ = [
     "FORK_FDS",
     "GO",
+    "LATER",
     "LEASE_ENDED",
     "OPTIONAL",
     "ROOM",
+    "WARM_VARIABLE",
+    "WARM_WITHIN_S",
     "Discarded",
     "Fork",
     "Forked",
     "Limit",
     "Ready",
     "Stamp",
+    "Warm",
+    "fingerprint",
     "python_argv",
     "zygote_env",
 ]
@@ -39,11 +46,36 @@ LEASE_ENDED: Final = 76
 
 OPTIONAL: Final = "?"
 """At the end of a module's name: it is imported where it is there."""
+LATER: Final = "-"
+"""Among the modules: what comes behind it is imported when guests can be made already, and for a while nobody asks for
+one."""
 
 ROOM: Final = "SUBLET_ROOM"
 """A variable of a zygote that holds nothing but room, for the marks of the guest it becomes: /proc shows the
 environment a process was *started* with, and that is where a new supervisor looks for guests nobody knows."""
 ROOM_BYTES: Final = 512
+
+WARM_VARIABLE: Final = "SUBLET_WARM"
+"""A variable of an office that is started for somebody who will soon want a guest, and of its supervisor: ``Warm``."""
+WARM_WITHIN_S: Final = 20.0
+"""So long a guest that would rather wait waits for a warm interpreter that is being made; then it starts plainly."""
+
+READ_AT_START: Final = re.compile(
+    r"(?:PYTHON|LD_|LC_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|BLIS_|NUMEXPR_|VECLIB_|TORCH|PYTORCH_|CUDA_|NVIDIA_|JAX_|XLA_"
+    r"|TF_|MALLOC_|GLIBC_).*|LANG|LANGUAGE|TZ|HOME|VIRTUAL_ENV|CONDA_PREFIX|__PYVENV_LAUNCHER__"
+)
+"""Variables that are read once, by the loader, the interpreter or a library, and never again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warm:
+    """Somebody will want a guest of this kind before long: have a warm interpreter for it."""
+
+    python: str = ""
+    """Empty: the one Sublet runs in."""
+    imports: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    """The part of the guest's environment that is read at a start (``fingerprint``); the rest comes with the guest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +167,11 @@ def python_argv(python: str, module: str, *arguments: str, options: tuple[str, .
     """The command line that runs ``main(arguments)`` of one of our modules in any interpreter of a fitting version."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return (python, *options, "-c", _STARTER, folder, module, *arguments)
+
+
+def fingerprint(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The part of an environment that an interpreter cannot take on later."""
+    return tuple(sorted((name, value) for name, value in env.items() if READ_AT_START.fullmatch(name)))
 
 
 def zygote_env(env: dict[str, str]) -> dict[str, str]:

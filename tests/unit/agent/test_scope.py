@@ -17,7 +17,7 @@ import pytest
 from sublet.agent import scope, starting
 from sublet.agent.scope import scope_prefix
 from sublet.agent.starting import FindOrStart, package_folder
-from sublet.wire.guests import SupervisorSettings
+from sublet.wire.settings import SupervisorSettings
 
 GIVES = '#!/bin/sh\necho "$@" > "$0.asked"\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
 REFUSES = '#!/bin/sh\necho "$@" > "$0.asked"\necho "Failed to connect to bus" >&2\nexit 1\n'

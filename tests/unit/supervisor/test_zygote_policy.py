@@ -13,11 +13,10 @@ from sublet.supervisor.zygote_policy import (
     State,
     ZygoteKey,
     arguments_of,
-    fingerprint,
     is_python,
 )
 from sublet.values import NS_PER_S
-from sublet.wire.zygote import Stamp
+from sublet.wire.zygote import Stamp, fingerprint
 
 A, B, C, D = (ZygoteKey(f"/usr/bin/python{name}") for name in "abcd")
 

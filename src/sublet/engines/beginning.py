@@ -1,0 +1,62 @@
+"""How an office begins: its supervisor is set going and its journal opened, before the rest of it is even loaded.
+
+The supervisor takes as long to come up as the office, so both do it at once; and whoever started the office may have
+wished for a warm interpreter (``Warm``), which takes longer than anything else and is begun by the supervisor as its
+first act. Whose supervisor it is the journal knows, which also says whether we may run at all: if not, the supervisor
+has done nothing yet, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sublet import __version__
+from sublet.agent.starting import FindOrStart, package_folder
+from sublet.client.home import make_private_dir, runtime_dir
+from sublet.clock import Clock
+from sublet.wire.settings import SupervisorSettings
+
+if TYPE_CHECKING:
+    from sublet.broker.journal import Journal
+
+__all__ = ["Beginning", "begun"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What there is before the rest."""
+
+    journal: Journal
+    supervisor: FindOrStart | None
+    """None: the office does without."""
+
+
+@contextlib.contextmanager
+def begun(home: Path, clock: Clock, *, pretended: bool = False) -> Iterator[Beginning]:
+    """For as long as the office lives. If it does not come to that, nothing is left of it. ``pretended``: it does
+    without a supervisor."""
+    make_private_dir(home)
+    make_private_dir(runtime_dir(home))
+    with contextlib.ExitStack() as stack:
+        supervisor = None if pretended else _supervisor(home)
+        if supervisor is not None:
+            stack.callback(supervisor.abandon)
+            with contextlib.suppress(OSError):  # what is wrong with the folder is said by the journal
+                supervisor.begin()
+        from sublet.broker.journal import Journal  # meanwhile
+
+        journal = stack.enter_context(Journal.open(home, wall_ns=clock.wall_ns()))
+        if supervisor is not None:
+            supervisor.whose(journal.id)
+        yield Beginning(journal, supervisor)
+
+
+def _supervisor(home: Path) -> FindOrStart:
+    runtime = str(runtime_dir(home))
+    return FindOrStart(
+        SupervisorSettings(office="", runtime=runtime, state=str(home), package=package_folder(), version=__version__)
+    )

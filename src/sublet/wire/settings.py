@@ -1,0 +1,22 @@
+"""What a supervisor is started with. By itself, since it is needed before anything else is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SupervisorSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorSettings:
+    """What a supervisor is started with."""
+
+    office: str
+    """The office's id, which marks everything that is its. Empty: it is told on standard input, once it is known."""
+    runtime: str
+    """The folder that a reboot empties: sockets, notes, pages."""
+    state: str
+    """The folder that stays: the logs of guests."""
+    package: str
+    """Where the package lies."""
+    version: str
