@@ -343,13 +343,23 @@ class _Attendance:
         asked_s = time.monotonic()
         try:
             lease = training.fabric.gpu(resume=self.lease, wait=training.plan.wait, labels=training._labels)
-        except NotFound:
-            self._end = None  # it is parked no more: it ended, and that is heard
+        except SubletError:
+            if self._is_parked():
+                raise
+            self._end = None  # it saved and left, or was ended, and that is heard
             return
         training.waited_seconds += time.monotonic() - asked_s
         running.callback(lease.release)
         running.enter_context(lease.activity("training"))
         self._hold(lease)
+
+    def _is_parked(self) -> bool:
+        """Whether there is still something to go on with."""
+        end = self._end or self.lease.end
+        try:
+            return end is not None and self.training.fabric.lease(end.parked.partition("@")[0]).end is None
+        except NotFound:
+            return False
 
     def _tell_to_stop(self) -> None:
         """It saves and leaves; if it takes too long, or is no trainer, it is ended."""
