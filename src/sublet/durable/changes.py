@@ -22,11 +22,13 @@ from __future__ import annotations
 import logging
 import os
 import random
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import ne
 from typing import Final, Protocol
 
 from blake3 import blake3
@@ -35,7 +37,17 @@ from sublet.durable.memory import copy_bytes, fresh_memory
 from sublet.durable.pages import Pages, process_pages
 from sublet.durable.sealed import own_pages
 
-__all__ = ["CHUNK_BYTES", "HASH_BYTES", "ChangeFinder", "Copies", "Look", "chunk_count", "chunk_hash", "hash_chunks"]
+__all__ = [
+    "CHUNK_BYTES",
+    "HASH_BYTES",
+    "ChangeFinder",
+    "Copies",
+    "Look",
+    "chunk_count",
+    "chunk_hash",
+    "hash_chunks",
+    "hashes_in",
+]
 
 CHUNK_BYTES: Final = 256 * 1024
 HASH_BYTES: Final = 32
@@ -82,6 +94,11 @@ def hash_chunks(look: Look, numbers: Sequence[int]) -> dict[int, bytes]:
         return {
             n: digest for part, found in zip(parts, hashed, strict=True) for n, digest in zip(part, found, strict=True)
         }
+
+
+def hashes_in(table: bytes | bytearray) -> tuple[bytes, ...]:
+    """The hashes of a table. There are 4,096 for each GiB, and mostly all are wanted at once."""
+    return struct.unpack(f"{HASH_BYTES}s" * (len(table) // HASH_BYTES), table)
 
 
 def chunk_hash(data: memoryview | bytes) -> bytes:
@@ -227,16 +244,20 @@ class ChangeFinder:
 
     def settle(self, look: Look, hashes: Mapping[int, bytes]) -> bytes:
         """Remember the hashes of the candidates. Answers with those of all chunks, one after the other."""
-        table = bytearray(look.count * HASH_BYTES) if look.before is None else bytearray(look.before)
-        for n in look.candidates:
-            table[n * HASH_BYTES : (n + 1) * HASH_BYTES] = hashes[n]
+        found = [hashes[n] for n in look.candidates]
+        if len(found) == look.count:
+            table = bytearray().join(found)
+        else:
+            table = bytearray(look.count * HASH_BYTES if look.before is None else look.before)
+            for n, digest in zip(look.candidates, found, strict=True):
+                table[n * HASH_BYTES : (n + 1) * HASH_BYTES] = digest
         with self._lock:
             key = (look.address, look.length)
             memory = self._memories.setdefault(key, Memory(bytearray()))
             self._memories.move_to_end(key)
             memory.hashes, memory.look = table, look.number
             memory.sealed, memory.own = look.sealed, look.own
-            changed = sum(hashes[n] != look.hash_before(n) for n in look.candidates) if look.before is not None else 0
+            changed = 0 if look.before is None else sum(map(ne, hashes_in(table), hashes_in(look.before)))
             memory.volatile = changed > VOLATILE_SHARE * look.count
             if look.sealed:
                 memory.busy = 0

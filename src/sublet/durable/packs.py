@@ -219,9 +219,8 @@ class PackWriter:
                 try:
                     self._write(batch[:used])
                     written += used
-                    if written - started >= 2 * BATCH_BYTES:  # so that the disk works while we hash
-                        _start_writing(self._fd, started, written - started)
-                        started = written
+                    _start_writing(self._fd, started, written - started)  # so that the disk works while we hash
+                    started = written
                 except OSError as error:
                     self._failure = error
             self._free.put(batch)

@@ -10,15 +10,25 @@ are copied into the new pack and those packs are needed no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sublet.durable.changes import CHUNK_BYTES, ChangeFinder, Copies, Look, chunk_count, chunk_hash, hash_chunks
+from sublet.durable.base import Base
+from sublet.durable.changes import (
+    CHUNK_BYTES,
+    ChangeFinder,
+    Copies,
+    Look,
+    chunk_count,
+    chunk_hash,
+    hash_chunks,
+    hashes_in,
+)
 from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.files import write_synced
-from sublet.durable.format import HASH_BYTES, Entry, LeafRef, Manifest, PackRef
+from sublet.durable.format import LeafRef, Manifest, PackRef
 from sublet.durable.packs import PackFile, PackWriter, file_name
 from sublet.durable.records import INLINE_MAX, Blob, Record, dump_leaf, leaf_starts
 from sublet.durable.roots import Group, encode_roots
@@ -57,41 +67,6 @@ class Who:
 
 NOBODY: Final = Who(lease=LeaseId(""), epoch=Epoch(0, 0))
 """For folders that no lease stands behind."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Base:
-    """The checkpoint that a save builds on: its packs, and where each of their chunks lies."""
-
-    manifest: Manifest | None = None
-    packs_folder: Path = Path()
-    where: dict[bytes, tuple[PackRef, Entry]] = field(default_factory=dict)
-
-    @property
-    def number(self) -> int:
-        return 0 if self.manifest is None else self.manifest.number
-
-    @classmethod
-    def read(cls, manifest: Manifest, packs_folder: Path) -> Base:
-        """Look into every pack that the checkpoint needs. Raises ``CheckpointDamaged``."""
-        base = cls(manifest=manifest, packs_folder=packs_folder)
-        for ref in manifest.packs:
-            pack = PackFile(packs_folder / file_name(ref.name), ref)
-            base.add(ref, pack.entries)
-            pack.close()
-        return base
-
-    def after(self, manifest: Manifest, made: PackRef | None, hashes: Mapping[bytes, Entry]) -> Base:
-        """What the next save builds on, when this one is published."""
-        kept = set(manifest.packs)
-        where = {digest: place for digest, place in self.where.items() if place[0] in kept}
-        if made is not None:
-            where.update((digest, (made, entry)) for digest, entry in hashes.items())
-        return Base(manifest=manifest, packs_folder=self.packs_folder, where=where)
-
-    def add(self, ref: PackRef, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self.where.setdefault(entry.hash, (ref, entry))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +165,9 @@ class Saver:
             return piece
         look = piece.look = self._finder.begin(buffer)
         if look.before is not None:  # another base than at the last look may lack what is unchanged
-            missing = [n for n, digest in enumerate(hashes_in(look.before)) if digest not in base.where]
-            if missing:
+            hashes = hashes_in(look.before)
+            if not all(map(base.where.__contains__, hashes)):
+                missing = [n for n, digest in enumerate(hashes) if digest not in base.where]
                 look.candidates = sorted({*look.candidates, *missing})
         if copy is not None and buffer.kind not in (BufferKind.SMALL, BufferKind.BYTES):  # those nobody can change
             look.detach(copy.memory)
@@ -294,13 +270,8 @@ class _Run:
 
     def packs(self, spare: int | None = None) -> list[PackRef]:
         """The packs of the base that are still needed, once the poorest were emptied into the new one."""
-        live: dict[PackRef, list[Entry]] = {}
-        for digest in self._used:
-            place = self._base.where.get(digest)
-            if place is not None and digest not in self._writer.hashes:
-                live.setdefault(place[0], []).append(place[1])
-        share = {ref: sum(entry.stored for entry in entries) for ref, entries in live.items()}
-        poorest = sorted(live, key=lambda ref: share[ref])
+        share = self._base.live(self._used, self._writer.hashes)
+        poorest = sorted(share, key=lambda ref: share[ref])
         gone = poorest[: len(poorest) - PACKS_MAX // 2] if len(poorest) > PACKS_MAX else []
         kept = sorted((ref for ref in poorest if ref not in gone), key=lambda ref: ref.size - share[ref])
         while kept and sum(share[ref] for ref in kept) < LIVE_SHARE * sum(ref.size for ref in kept):
@@ -310,10 +281,12 @@ class _Run:
                 kept.append(ref)
                 continue
             spare = spare if spare is None else spare - share[ref]
-            self._move(ref, live[ref])
+            self._move(ref)
         return sorted(kept)
 
-    def _move(self, ref: PackRef, entries: Sequence[Entry]) -> None:
+    def _move(self, ref: PackRef) -> None:
+        here = self._used.intersection(self._base.where).difference(self._writer.hashes)
+        entries = [entry for one, entry in map(self._base.where.__getitem__, here) if one == ref]
         pack = PackFile(self._base.packs_folder / file_name(ref.name), ref)
         try:
             for entry in sorted(entries, key=lambda entry: entry.offset):
@@ -352,10 +325,10 @@ class _Run:
                 if n not in hashes:
                     hashes[n] = self._chunk(look.chunk(n), shrink)
         table = self._finder.settle(look, hashes)
-        for digest in hashes_in(table):
-            if digest not in self._base.where and digest not in self._writer.hashes:
-                raise CheckpointFailed("the state was saved elsewhere meanwhile", do="Save again.")
-            self._used.add(digest)
+        needed = set(hashes_in(table))
+        if needed.difference(self._base.where).difference(self._writer.hashes):
+            raise CheckpointFailed("the state was saved elsewhere meanwhile", do="Save again.")
+        self._used |= needed
         return Blob(
             length=piece.length, chunk_bytes=self._chunk_bytes, hashes=table, kind=piece.kind, writable=piece.writable
         )
@@ -366,10 +339,8 @@ class _Run:
         if look.before is None or look.tracked or look.volatile:
             return {}
         self.read_bytes += len(look.candidates) * look.chunk_bytes
-        found = hash_chunks(look, look.candidates)
-        return {
-            n: digest for n, digest in found.items() if digest == look.hash_before(n) and digest in self._base.where
-        }
+        found, before = hash_chunks(look, look.candidates), hashes_in(look.before)
+        return {n: digest for n, digest in found.items() if digest == before[n] and digest in self._base.where}
 
     def _detached(self, look: Look, shrink: bool) -> dict[int, bytes]:
         """Chunks that are a copy already. One after the other on one core: the program wants the rest."""
@@ -392,10 +363,6 @@ class _Run:
         if digest not in self._base.where and digest not in self._writer.hashes:
             self._writer.keep(digest, chunk.nbytes, shrink=shrink)
         return digest
-
-
-def hashes_in(table: bytes) -> Iterator[bytes]:
-    return (table[at : at + HASH_BYTES] for at in range(0, len(table), HASH_BYTES))
 
 
 def _runs(records: Sequence[Record]) -> list[list[Record]]:

@@ -60,8 +60,9 @@ class Identities:
 
     def known(self, met: Mapping[int, Any]) -> dict[int, Tag]:
         """Of the objects under these numbers those that the other side has as well."""
-        found = {n: self._tags.get(id(value)) for n, value in met.items()}
-        return {n: tag for n, tag in found.items() if tag is not None and self._objects[tag] is met[n]}
+        tags, objects = self._tags, self._objects
+        crossed = {n: tags[id(value)] for n, value in met.items() if id(value) in tags}
+        return {n: tag for n, tag in crossed.items() if objects[tag] is met[n]}
 
     def came_for(self, names: Iterable[str]) -> list[Any]:
         """The objects that crossed with these names when each of them did so last."""
