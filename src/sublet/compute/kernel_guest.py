@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from sublet.client.line import open_line
 from sublet.compute.calls import Pending
 from sublet.compute.functions import checked_callable
 from sublet.compute.outcomes import read
+from sublet.compute.shown import folder_for, interpreter_for
 from sublet.compute.worker_guest import check_python, end_worker, why_lost
 from sublet.compute.workers import Job, Worker
 from sublet.errors import SubletError
@@ -47,8 +47,8 @@ class KernelGuest:
         spec = GuestSpec(
             entry=KERNEL_ENTRY,
             imports=KERNEL_IMPORTS,
-            python=python,
-            cwd=cwd or os.getcwd(),
+            python=interpreter_for(lease, python),
+            cwd=folder_for(lease, cwd),
             env=environment(lease, env),
             stdio=StdioKind.NULL,
             serves=True,

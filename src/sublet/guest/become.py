@@ -53,21 +53,35 @@ def become(fork: Fork, fds: tuple[int, ...], parent: int) -> Program:
     for fd in fds:
         if fd > 2:
             os.close(fd)
+    if fork.walls:  # what a library of the zygote's may have opened lies outside of them
+        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return program
 
 
 def _steps(fork: Fork, fds: tuple[int, ...], parent: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Each is done before the next is asked for."""
     yield "parent", lambda: _check_parent(parent)
     yield "terminal", lambda: _take_terminal(fork, fds)
     yield "group", lambda: [os.write(fd, b"0") for fd in fds[FORK_FDS:]]
     yield "limits", lambda: _limit(fork)
     yield "isolation", lambda: _change_user(fork)
+    above = [parent]
+    if fork.walls:
+        yield "isolation", lambda: above.append(_loaded(fork.enter)(fork.walls, parent))
+    yield "umask", lambda: os.umask(fork.umask)
     yield "folder", lambda: os.chdir(fork.cwd)
     yield "signals", _reset_signals
     yield "environment", lambda: _set_environment(fork)
     yield "stdio", open_stdio
     yield "chance", reseed
-    yield "parent", lambda: _tie_to(parent)
+    yield "parent", lambda: _tie_to(above[-1])
+
+
+def _loaded(name: str) -> Callable[[str, int], int]:
+    """What the zygote has; nothing is imported for it."""
+    module, _, attribute = name.partition(":")
+    found: Callable[[str, int], int] = getattr(sys.modules[module], attribute)
+    return found
 
 
 def _fail(failure: int, step: str, error: BaseException) -> NoReturn:
@@ -104,7 +118,6 @@ def _change_user(fork: Fork) -> None:
         os.setresgid(fork.gid, fork.gid, fork.gid)
     if fork.uid >= 0:
         os.setresuid(fork.uid, fork.uid, fork.uid)
-    os.umask(fork.umask)
 
 
 def _reset_signals() -> None:

@@ -17,7 +17,8 @@ from sublet.supervisor.cores import choose
 from sublet.supervisor.ends import child_setup
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.group import Group
-from sublet.supervisor.isolation import remove_tree
+from sublet.supervisor.isolation import Plan, remove_tree
+from sublet.supervisor.isolation.carried import TASK, to_text
 from sublet.supervisor.limits import pin
 from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.loop import Loop
@@ -27,7 +28,7 @@ from sublet.supervisor.stores import Stores
 from sublet.supervisor.tenancy import Borrowed, Tenancy
 from sublet.supervisor.tree import Trees, marks_of
 from sublet.supervisor.walls import Room, Walls
-from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, is_python
+from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, is_python, walled_key
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import GuestId
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
@@ -69,6 +70,8 @@ class Prepared:
     """Made for it."""
     volume: Borrowed | None = None
     """Of another lease, and it may save there."""
+    walls: Plan | None = None
+    """Behind which it lives."""
 
 
 class Launch:
@@ -124,7 +127,7 @@ class Launch:
         guest would rather: then ``then`` is told. False: nothing has to be waited for. Raises for what can be said at
         once."""
         check_spec(spec)
-        key = _warm(spec) if spec.patient and profile is Profile.LOCAL else None
+        key = _warm(spec, is_walled=profile is Profile.TENANT) if spec.patient else None
         if key is None:
             return self._open_stores(tenancy, profile, then, volume)
         if not self.zygotes.ready(key):
@@ -223,7 +226,7 @@ class Launch:
             )
             undo.pop_all()
         uid = room.ids.uid if room.ids is not None else None
-        return Prepared(spec, loop, plan, stdio, kept, uid, tenancy.pinned, room.stands_in, group, volume)
+        return Prepared(spec, loop, plan, stdio, kept, uid, tenancy.pinned, room.stands_in, group, volume, room.plan)
 
     def undo(self, prepared: Prepared) -> None:
         """It has never run: what was made for it goes."""
@@ -242,7 +245,7 @@ class Launch:
 
     def fork(self, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
         """Make the process; it waits for ``go``. From a warm interpreter it comes a moment later."""
-        key = _warm(prepared.spec) if prepared.uid is None else None  # else it would have to be that user's
+        key = _warm(prepared.spec, is_walled=prepared.walls is not None)
         if key is not None:
             if self.zygotes.ready(key):
                 self._fork_warm(key, prepared, forked)
@@ -260,6 +263,8 @@ class Launch:
             cwd=plan.cwd,
             umask=plan.umask,
             terminal=spec.stdio is StdioKind.PTY,
+            walls="" if prepared.walls is None else to_text(prepared.walls),
+            enter="" if prepared.walls is None else TASK,
         )
         groups: list[int] = []
 
@@ -303,8 +308,10 @@ def _known(trees: Trees, pid: int, lives: bool) -> None:
         trees.dismiss(pid)
 
 
-def _warm(spec: GuestSpec) -> ZygoteKey | None:
+def _warm(spec: GuestSpec, *, is_walled: bool) -> ZygoteKey | None:
     """Which warm interpreter would do; None where a fresh one is needed, or was not asked to be warm."""
+    if is_walled:
+        return walled_key(spec.entry, spec.python, spec.imports, spec.env)
     if spec.argv:
         if not (spec.imports and is_python(spec.argv[0]) and arguments_of(spec.argv)):
             return None

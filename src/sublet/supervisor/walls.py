@@ -35,6 +35,8 @@ class Room:
     ids: Ids | None
     stands_in: bool = False
     """Whether the process that is forked only stands for the command, which is in a namespace of its own."""
+    plan: Plan | None = None
+    """What ``enter`` builds; None: nothing."""
 
 
 class Walls:
@@ -109,7 +111,7 @@ class _Behind:
         )
         term = spec.env.get("TERM", "dumb")
         env = clean_env(self._tenant, home=home, term=term, extra=spec.env)
-        return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks)
+        return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps)
 
 
 def prefix_of(python: str, hidden: Iterable[str]) -> tuple[str, ...]:

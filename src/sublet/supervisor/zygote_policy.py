@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.values import NS_PER_S
-from sublet.wire.zygote import LATER, Stamp
+from sublet.wire.zygote import HARMLESS, LATER, Stamp, fingerprint
 
 __all__ = [
     "ZYGOTES_MAX",
@@ -23,6 +24,7 @@ __all__ = [
     "ZygoteKey",
     "arguments_of",
     "is_python",
+    "walled_key",
 ]
 
 ZYGOTES_MAX: Final = 6
@@ -36,6 +38,12 @@ DISCARDED_NS: Final = 600 * NS_PER_S
 """What failed its proof will fail it again, so it is only tried after this long: a package may have been upgraded."""
 DEATHS_MAX: Final = 3
 """So often may one die before it was ever ready; then this counts as a failed proof."""
+
+_WALLS: Final = "sublet.supervisor.isolation.carried"
+"""What builds them."""
+_WALLED_ENV: Final = (("HOME", "/nonexistent"), ("LANG", "C.UTF-8"), ("PYTHONNOUSERSITE", "1"))
+_OURS_TO_SAY: Final = frozenset({"HOME", "LANG"})
+"""What a tenant's guest is given whatever it asked for (``clean_env``)."""
 
 _PYTHON_NAME: Final = re.compile(r"python(?:3(?:\.\d+)?)?")
 
@@ -57,6 +65,17 @@ class ZygoteKey:
         """For people."""
         imports = [name for name in self.imports if name != LATER]
         return f"{self.python}{' with ' if imports else ''}{', '.join(imports)}"
+
+
+def walled_key(entry: str, python: str, imports: Sequence[str], env: Mapping[str, str]) -> ZygoteKey | None:
+    """The one for a tenant's guest: outside of all walls, with the supervisor's rights, so nothing in it is the
+    tenant's choice. It is our own interpreter, in an environment that we made, with imports of our own programs; each
+    copy of it builds the guest's walls around itself before anything else. None where the guest wants another."""
+    is_ours = python in ("", sys.executable) and HARMLESS.issuperset(imports)
+    reads_more = any(name not in _OURS_TO_SAY for name, _ in fingerprint(env))
+    if not entry or not is_ours or reads_more:
+        return None
+    return ZygoteKey(sys.executable, (_WALLS, *imports), _WALLED_ENV)
 
 
 def is_python(program: str) -> bool:

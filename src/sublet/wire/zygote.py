@@ -20,6 +20,7 @@ from typing import Final
 __all__ = [
     "FORK_FDS",
     "GO",
+    "HARMLESS",
     "LATER",
     "LEASE_ENDED",
     "OPTIONAL",
@@ -59,6 +60,38 @@ WARM_VARIABLE: Final = "SUBLET_WARM"
 """A variable of an office that is started for somebody who will soon want a guest, and of its supervisor: ``Warm``."""
 WARM_WITHIN_S: Final = 20.0
 """So long a guest that would rather wait waits for a warm interpreter that is being made; then it starts plainly."""
+
+HARMLESS: Final = frozenset(
+    {
+        "IPython.core.completer",
+        "IPython.core.completerlib?",
+        "IPython.core.debugger?",
+        "IPython.core.history",
+        "IPython.core.oinspect?",
+        "IPython.extensions.storemagic?",
+        "asyncio",
+        "cloudpickle?",
+        "ipykernel.ipkernel",
+        "ipykernel.kernelapp",
+        "ipykernel.zmqshell",
+        "matplotlib_inline.config?",
+        "numpy?",
+        "sublet.guest.checkpoints",
+        "sublet.guest.kernel",
+        "sublet.guest.undebugged",
+        "sublet.guest.worker",
+        "sublet.notebook.guest_side?",
+        "sublet.training.trainer?",
+        "torch._dynamo?",
+        "torch.utils.data?",
+        "torch?",
+        "tornado.platform.asyncio",
+        "warp?",
+        LATER,
+    }
+)
+"""What a tenant may have imported outside of all walls, with the rights of the supervisor's user: what our own programs
+ask for, from the interpreter that Sublet itself runs in. Whatever else is asked for is imported behind the walls."""
 
 READ_AT_START: Final = re.compile(
     r"(?:PYTHON|LD_|LC_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|BLIS_|NUMEXPR_|VECLIB_|TORCH|PYTORCH_|CUDA_|NVIDIA_|JAX_|XLA_"
@@ -110,6 +143,11 @@ class Fork:
     gid: int = -1
     groups: tuple[int, ...] = ()
     """Who it becomes; -1: who the zygote is. Only a zygote that imports nothing a user may write can be root's."""
+    walls: str = ""
+    """Behind what it is to live; empty: nothing. It goes, with the parent's pid, to ``enter``."""
+    enter: str = ""
+    """What builds them, as ``package.module:name``; the zygote has it loaded. It may come back in another process, and
+    gives the pid of its parent."""
     mark: str = "SUBLET_"
     """Variables that begin so are shown in /proc/<pid>/environ, as far as there is room."""
 

@@ -9,6 +9,7 @@ import pytest
 from sublet.errors import InvalidRequest, Unsupported
 from sublet.supervisor.isolation import landlock
 from sublet.supervisor.isolation.abilities import Abilities, Finding, Part
+from sublet.supervisor.isolation.carried import from_text, to_text
 from sublet.supervisor.isolation.enter import _DO
 from sublet.supervisor.isolation.plan import Ids, Plan, Policy, Profile, Refusal, Step, Wish, plan
 
@@ -242,3 +243,19 @@ def test_doctor_says_what_an_old_landlock_lacks() -> None:
     assert "version 3 (without TCP ports, device calls, signals and abstract sockets" in line
     [line] = [line for line in abilities(abi=7).lines() if line.startswith("landlock ")]
     assert line.endswith("active, version 7")
+
+
+@pytest.mark.parametrize("lacking", [set(), {Part.UID}, {Part.LANDLOCK}, {Part.PID, Part.MOUNT}])
+def test_a_plan_that_is_carried_is_the_same_plan(lacking: set[Part]) -> None:
+    wish = Wish(
+        folder="/lease/own", ids=Ids(7, 8), readable=("/data \u00e4",), devices=("/dev/nvidia0",), hidden=("/usr/x",)
+    )
+    made = planned(ALL - lacking, wish, Policy(allow_missing=EVERY_NAME, network="host", tmp_bytes=5))
+    assert from_text(to_text(made)) == made
+
+
+def test_half_a_plan_is_none() -> None:
+    text = to_text(planned())
+    for broken in (text.replace('"steps"', '"step"'), text.replace('"ids"', '"id"'), text[:-1], "{}", "[]", ""):
+        with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+            from_text(broken)

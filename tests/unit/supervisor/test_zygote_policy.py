@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from sublet.supervisor.zygote_policy import (
@@ -14,9 +16,11 @@ from sublet.supervisor.zygote_policy import (
     ZygoteKey,
     arguments_of,
     is_python,
+    walled_key,
 )
 from sublet.values import NS_PER_S
-from sublet.wire.zygote import Stamp, fingerprint
+from sublet.wire.jupyter import KERNEL_IMPORTS
+from sublet.wire.zygote import HARMLESS, Stamp, fingerprint
 
 A, B, C, D = (ZygoteKey(f"/usr/bin/python{name}") for name in "abcd")
 
@@ -151,3 +155,40 @@ def test_only_what_a_fork_can_be_is_asked_of_a_zygote(argv: list[str], arguments
 )  # fmt: skip
 def test_an_interpreter_is_known_by_its_name(program: str, answer: bool) -> None:
     assert is_python(program) is answer
+
+
+# ---- for tenants: it stands outside of all walls, with the supervisor's rights
+
+
+def test_what_our_own_programs_import_is_imported_beforehand_for_tenants_too() -> None:
+    from sublet.compute.device_guests import IMPORTS as SESSIONS
+    from sublet.compute.worker_guest import IMPORTS as WORKERS
+    from sublet.training.running import IMPORTS as TRAINING
+
+    assert HARMLESS.issuperset({*KERNEL_IMPORTS, *SESSIONS, *WORKERS, *TRAINING})
+
+
+@pytest.mark.parametrize(
+    ("entry", "python", "imports", "env"),
+    [
+        ("a:b", "/home/mallory/bin/python", ("numpy?",), {}),
+        ("a:b", "", ("antigravity",), {}),
+        ("a:b", "", ("numpy?", "torch.__main__"), {}),
+        ("a:b", "", ("numpy?",), {"LD_PRELOAD": "/tmp/mine.so"}),
+        ("a:b", "", ("numpy?",), {"PYTHONPATH": "/tmp/mine"}),
+        ("a:b", "", ("numpy?",), {"OMP_NUM_THREADS": "3"}),
+        ("", "", ("numpy?",), {}),
+    ],
+)
+def test_nothing_in_it_is_the_tenants_choice(
+    entry: str, python: str, imports: tuple[str, ...], env: dict[str, str]
+) -> None:
+    assert walled_key(entry, python, imports, env) is None
+
+
+def test_it_is_one_for_all_tenants_and_no_other_guest_comes_from_it() -> None:
+    key = walled_key("a:b", "", ("numpy?",), {"HOME": "/home/ada", "MINE": "1"})
+    assert key == walled_key("c:d", sys.executable, ("numpy?",), {"HOME": "/home/ben"})
+    assert key is not None
+    assert key != ZygoteKey(sys.executable, ("numpy?",), ())
+    assert dict(key.env)["HOME"] == "/nonexistent"

@@ -4,6 +4,7 @@ probe.py        what this machine and these rights allow, each part tried for re
 abilities.py    the answer, and how ``sublet doctor`` says it
 plan.py         which steps, in which order; what must hold and cannot is a refusal (pure)
 enter.py        the steps, done between fork and exec
+carried.py      the plan as text, for a warm interpreter whose copies take these steps themselves
 root.py         the file system a guest sees
 landlock.py     what of it the guest may touch, a second time, by another mechanism
 sockets.py      which kinds of socket it may make
