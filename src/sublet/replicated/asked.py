@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from sublet.errors import InvalidRequest
 from sublet.replicated.checkpoint_record import Effect
+from sublet.replicated.lost import open_folder
 from sublet.replicated.replica import Replica
 from sublet.values import Epoch, shown
 
@@ -55,14 +57,17 @@ def asked_bytes(data: object) -> bytes:
 
 
 def asked_replicas(replicas: Any) -> Sequence[Replica]:
-    """At least one, each of them another: one that is given twice would be lost once, and with it two votes."""
-    found = list(replicas) if isinstance(replicas, Sequence) and not isinstance(replicas, str | bytes) else [replicas]
-    if not found:
+    """At least one, each of them another: one that is given twice would be lost once, and with it two votes. A folder
+    is opened; one that cannot be counts as lost."""
+    if isinstance(replicas, str | bytes) or not isinstance(replicas, Sequence):
+        raise InvalidRequest(f"{shown(replicas)} is not a list of replicas", do='Give one: ["/disk1/replica", ...].')
+    if not replicas:
         raise InvalidRequest("a group needs at least one replica", do="Give one replica or more.")
+    found = [open_folder(one) if isinstance(one, str | os.PathLike) else one for one in replicas]
     strangers = [one for one in found if not hasattr(one, "identity") or not hasattr(one, "domain")]
     if strangers:
         raise InvalidRequest(
-            f"{shown(strangers[0])} is not a replica", do='Give a list of them: [FolderReplica("/disk1/replica"), ...].'
+            f"{shown(strangers[0])} is not a replica", do='Give a list of them, or of folders: ["/disk1/replica", ...].'
         )
     if len({one.identity for one in found}) < len(found):
         raise InvalidRequest(

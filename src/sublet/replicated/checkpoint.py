@@ -7,6 +7,7 @@ there, on each replica by itself.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,7 +94,7 @@ class ReplicatedCheckpoint:
         name: str,
         *,
         schema: str,
-        replicas: ReplicaGroup | Sequence[Replica],
+        replicas: ReplicaGroup | Sequence[Replica | str | os.PathLike[str]],
         epoch: Epoch | None = None,
         policy: ReplicaPolicy | None = None,
         policy_hash: bytes | None = None,
@@ -365,7 +366,9 @@ class ReplicatedCheckpoint:
         return f"the checkpoint {name!r}"
 
 
-def as_group(replicas: ReplicaGroup | Sequence[Replica], policy: ReplicaPolicy | None, office: str) -> ReplicaGroup:
+def as_group(
+    replicas: ReplicaGroup | Sequence[Replica | str | os.PathLike[str]], policy: ReplicaPolicy | None, office: str
+) -> ReplicaGroup:
     """A group as it is, or one of these replicas."""
     if isinstance(replicas, ReplicaGroup):
         if policy is not None and policy != replicas.policy:

@@ -67,18 +67,19 @@ class ReplicaGroup:
     """The replicas that keep one program's records together.
 
     The first program that opens a group of new replicas makes them a set; after that the set is what its replicas say,
-    and is changed with ``replace``, ``add`` and ``remove`` only. ``office`` names whose epochs are trusted.
+    and is changed with ``replace``, ``add`` and ``remove`` only. ``office`` names whose epochs are trusted. Folders may
+    be given as such: one that cannot be opened then counts as lost, and the others work.
     """
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        replicas: Sequence[Replica | str | os.PathLike[str]],
         policy: ReplicaPolicy | None = None,
         *,
         office: str = "local",
         patience: float | str = "10s",
     ) -> None:
-        replicas = asked_replicas(replicas)
+        opened = asked_replicas(replicas)
         if not 0 < len(office.encode()) <= OFFICE_MAX:
             raise InvalidRequest(
                 f"{office[:80]!r} is not the name of an office", do=f"Give 1 to {OFFICE_MAX} bytes of text."
@@ -86,11 +87,11 @@ class ReplicaGroup:
         self.policy = ReplicaPolicy() if policy is None else policy
         self.office = office
         self.patience_s = parse_duration_ns(patience, "patience") / 1e9
-        self.policy.check_placement(replicas)
+        self.policy.check_placement(opened)
         self._workers: dict[str, Worker] = {}
         self._lock = threading.Lock()
         self._closed = False
-        for replica in replicas:
+        for replica in opened:
             self._seat(replica)
         self.view = View(self._found())
 
@@ -270,8 +271,9 @@ class ReplicaGroup:
         done = []
         for view in self.health():
             if view.role == ReplicaRole.VOTER and view.health in (ReplicaHealth.FAULTY, ReplicaHealth.SILENT):
-                spare = next((w for w in self._workers.values() if w.identity not in self._voters()), None)
-                if spare is not None and self._is_well(spare):
+                spares = [w for w in self._workers.values() if w.identity not in self._voters()]
+                spare = next(filter(self._is_well, spares), None)
+                if spare is not None:
                     self.replace(view.identity, spare.replica, epoch=epoch)
                     done.append(view.identity)
         return done

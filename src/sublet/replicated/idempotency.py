@@ -10,6 +10,7 @@ several jobs use one store at the same time, and none of them fences the others.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -50,7 +51,7 @@ class ReplicatedIdempotencyStore:
         self,
         name: str,
         *,
-        replicas: ReplicaGroup | Sequence[Replica],
+        replicas: ReplicaGroup | Sequence[Replica | str | os.PathLike[str]],
         epoch: Epoch | None = None,
         owner: str = "",
         policy: ReplicaPolicy | None = None,

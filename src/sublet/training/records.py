@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,7 +30,7 @@ class TrainingRecords(NamedTuple):
 
 def training_records(
     name: str,
-    replicas: ReplicaGroup | Sequence[Replica],
+    replicas: ReplicaGroup | Sequence[Replica | str | os.PathLike[str]],
     lease: StepLease,
     *,
     fabric: Fabric | None = None,

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sublet.errors import CheckpointFailed, IdempotencyConflict, InvalidRequest, StaleEpoch, VersionConflict
-from sublet.replicated import FailureDomain, MemoryReplica, Placement, ReplicaGroup, ReplicaPolicy, ReplicatedCheckpoint
+from sublet.replicated import (
+    FailureDomain,
+    MemoryReplica,
+    Placement,
+    ReplicaGroup,
+    ReplicaHealth,
+    ReplicaPolicy,
+    ReplicaRole,
+    ReplicatedCheckpoint,
+)
 from sublet.replicated.checkpoint import PACK_BYTES
 from sublet.replicated.checkpoint_record import Effect
 from sublet.values import Epoch
@@ -431,7 +441,7 @@ def test_names_and_numbers_are_checked(stage: Stage) -> None:
         (lambda c: c.open("a", epoch=7), "7 is no epoch"),
         (lambda c: c.open("a", epoch=(1, 7)), r"\(1, 7\) is no epoch"),
         (lambda _: ReplicaGroup([5]), "5 is not a replica"),  # type: ignore[list-item]
-        (lambda _: ReplicaGroup("abc"), "'abc' is not a replica"),  # type: ignore[arg-type]
+        (lambda _: ReplicaGroup("abc"), "'abc' is not a list of replicas"),
         (lambda c: ReplicaGroup([c.group.replicas()[0], *c.group.replicas()]), "of 4 replicas two are the same"),
         (lambda _: ReplicaPolicy(write_quorum="2"), "write_quorum is '2'"),  # type: ignore[arg-type]
         (lambda c: ReplicatedCheckpoint("t", schema="s", replicas=c.group, office="other"), "trusts 'local' already"),
@@ -443,3 +453,33 @@ def test_what_is_of_the_wrong_kind_is_told_in_a_sentence(wrong: Callable[[Any], 
     with checkpoint.group, pytest.raises(InvalidRequest, match=said):
         wrong(checkpoint)
     assert checkpoint._open == {}
+
+
+def test_a_program_begins_with_the_folders_that_are_left(tmp_path: Path) -> None:
+    """Of three one is damaged: named by their folders the two others work, and its seat goes to a new one."""
+    folders = [tmp_path / f"replica-{n}" for n in range(3)]
+
+    def program(*more: Path) -> ReplicatedCheckpoint:
+        return ReplicatedCheckpoint("t", schema="s", replicas=[*folders, *more], epoch=E1)
+
+    first = program()
+    assert first.save_bytes("a", BIG, expected=0).version == 1
+    first.group.close()
+    log = folders[1] / "log"
+    log.write_bytes(log.read_bytes()[:1000])
+    second = program(tmp_path / "new")
+    try:
+        assert second.save_bytes("a", b"2", expected=1).version == 2
+        lost = [view for view in second.group.health() if view.health is ReplicaHealth.FAULTY]
+        assert [view.role for view in lost] == [ReplicaRole.SPARE], "whose it was cannot be read there"
+        assert "its log" in lost[0].detail
+        assert len(second.group.replace_lost(epoch=E1)) == 1
+        views = second.group.health()
+        assert [view.health for view in views if view.role == ReplicaRole.VOTER] == [ReplicaHealth.HEALTHY] * 3
+        assert second.load("a") is not None
+    finally:
+        second.group.close()
+    for folder in folders[::2]:
+        (folder / "log").write_bytes(b"GIF89a")
+    with pytest.raises(CheckpointFailed, match="3 did not answer"):
+        program()
