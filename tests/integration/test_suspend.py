@@ -556,3 +556,34 @@ def test_who_cannot_be_put_back_is_ended_and_it_is_said(card: tuple[Desk, Path],
     until("its end", lambda: not desk.stage.marked(LeaseId("a")))
     said = b"".join(file.read_bytes() for file in (desk.stage.state / "guests" / started.guest).iterdir())
     assert b"could not be put back" in said
+
+
+def test_on_a_card_what_is_parked_leaves_without_its_card(card: tuple[Desk, Path], tmp_path: Path) -> None:
+    """It is set going to save what is not on the card, and the driver is asked for nothing: its calls go on waiting."""
+    desk, log = card
+    beat, end = tmp_path / "beat", tmp_path / "end"
+    code = (
+        "import os, signal, sys, time\n"
+        "def leave(*_):\n"
+        f"    open({str(end)!r}, 'w').close()\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        f"open({str(beat)!r}, 'w').close()\n"
+        "time.sleep(600)\n"
+    )
+    desk.begin("-c", code)
+    until("that it runs", beat.exists)
+    under = desk.park()
+    assert not end.exists()
+    order = End(
+        lease=under.lease,
+        epoch=under.epoch,
+        number=99,
+        parts=(desk.memory(),),
+        reason=EndReason.OPERATOR,
+        grace_ns=20 * 10**9,
+    )
+    desk.stage.office_line.order(order)
+    desk.torn_down(under.lease)
+    assert end.exists()
+    assert [one["do"] for one in asked(log)] == ["suspend"]

@@ -10,6 +10,7 @@ import pytest
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
 from sublet.errors import CheckpointFailed
+from sublet.notebook import holding
 from sublet.notebook.shelf import About, Part, Shelf, key_of
 
 
@@ -142,3 +143,19 @@ def test_what_has_not_changed_is_no_new_checkpoint(folder: Path) -> None:
     assert one.save(*device(s=[1])).number == first.number + 1
     assert one.save(*device(s=[2])).number == first.number + 2
     assert one.save({}, {}, drop=lambda key: key == "device:s").number == first.number + 3
+
+
+def test_what_is_on_a_device_that_was_taken_is_named_and_the_rest_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when the parking lease of a notebook's guest ends: its card cannot be read any more."""
+    state = holding._State()
+    state.place, state.held = str(tmp_path), {name: About(name=name, cell=1) for name in ("weights", "table")}
+    state.dirty, state.elsewhere = set(state.held), {"weights": True, "table": False}
+    monkeypatch.setattr(holding, "_state", state)
+    monkeypatch.setattr(holding, "devices_are_away", lambda: True)
+    news = holding._save({"weights": object(), "table": [1, 2]}, everything=False, note="notice")
+    assert not news.failed
+    assert set(shelf(tmp_path).found()) == {"device:table"}
+    assert "not saved, for its device was taken: weights" in capsys.readouterr().err
+    assert state.dirty == {"weights"}
