@@ -33,11 +33,14 @@ class Sides:
         """As before a cell."""
         space, other = self.spaces
         found = space.outgoing(names, must=True)
+        for one in found.lent:
+            other.keep([crossed(one)])
+        found.lent.clear()
         came: Outgoing = crossed(found)
         other.hear(came.word)
         taken = other.take(came.parcels, came.gone)
         space.sent(found)
-        space.freed(taken.free)
+        space.freed(taken.freed)
         self.sent = found.nbytes
 
     def fails(self, *names: str) -> None:
@@ -52,7 +55,7 @@ class Sides:
         space.sent(found)
         came: Outgoing = crossed(found)
         self.taken = other.take(came.parcels, came.gone)
-        other.freed(came.free)
+        other.freed(came.freed)
         self.came = sum(one.nbytes for one in came.parcels if one.names not in self.taken.idle)
 
 

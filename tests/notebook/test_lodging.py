@@ -204,12 +204,39 @@ def test_what_was_never_told_of_is_sent_again_in_memory_that_nobody_knows(sides:
     assert len(files(sides)) <= 2
 
 
+def test_an_array_that_lives_elsewhere_by_now_crosses_as_any_other(sides: Sides) -> None:
+    """Its memory was given up, because nobody knew whether a message had come; it cannot move from there."""
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    sides.here["a"] += 1.0
+    space, other = sides.spaces
+    found = space.outgoing(["a"], must=True)
+    other.keep([crossed(one) for one in found.lent])
+    found.lent.clear()
+    other.take(crossed(found).parcels)
+    space.disagree(found.names)
+    array = sides.there["a"]
+    for n in range(3):
+        sides.here["a"] += 1.0
+        sides.go("a")
+        sides.back("a")
+        sides.go("a")
+        sides.go("a")
+        assert (sides.sent, sides.came) == (0, 0)
+        assert sides.there["a"] is array
+        array[2] = n
+        sides.back("a")
+        assert np.array_equal(sides.here["a"], array)
+
+
 def test_what_came_and_was_not_answered_is_sent_again(sides: Sides) -> None:
     sides.here["a"] = np.zeros(LENGTH)
     sides.go("a")
     sides.here["a"] += 1.0
     space, other = sides.spaces
     found = space.outgoing(["a"], must=True)
+    other.keep([crossed(one) for one in found.lent])
+    found.lent.clear()
     other.take(crossed(found).parcels)
     space.disagree(found.names)  # the answer was lost
     sides.here["a"] += 1.0
@@ -313,19 +340,21 @@ def _do(names: dict[str, Any], what: str, name: str, at: int, value: int) -> set
     return set()
 
 
-@given(cells=st.lists(STEPS, min_size=1, max_size=6))
+@given(cells=st.lists(st.tuples(STEPS, st.booleans()), min_size=1, max_size=6))
 @settings(max_examples=40, deadline=None)
 def test_after_every_cell_both_have_the_same_and_so_does_one_namespace_alone(cells: list[Any]) -> None:
     sides = Sides(Lender())
     sides.here |= {"a": np.zeros(LENGTH), "b": np.ones(LENGTH)}
     alone = {name: array.copy() for name, array in sides.here.items()}
     kept = [(sides.here["a"], alone["a"]), (sides.here["b"], alone["b"])]
-    for steps in cells:
+    for steps, fails in cells:
         for where, *step in steps:
             if where == "here":
                 _do(sides.here, *step)
                 _do(alone, *step)
         kept += [(sides.here[name], alone[name]) for name in "ab"]
+        if fails:
+            sides.fails("a", "b")
         sides.go("a", "b")
         assert all(np.array_equal(sides.there[name], alone[name]) for name in "ab")
         bound: set[str] = set()
@@ -337,4 +366,77 @@ def test_after_every_cell_both_have_the_same_and_so_does_one_namespace_alone(cel
         assert all(np.array_equal(sides.here[name], alone[name]) for name in "ab")
         assert all(np.array_equal(mine, plain) for mine, plain in kept)
     sides.go("a", "b")
+    sides.go("a", "b")
     assert sides.sent == 0
+
+
+def test_many_arrays(sides: Sides) -> None:
+    names = [f"a{n}" for n in range(20)]
+    for name in names:
+        sides.here[name] = np.zeros(1 << 17)
+    for n in range(3):
+        sides.go(*names)
+        assert all(sides.there[name][0] == n for name in names)
+        sides.back(*names)
+        sides.go(*names)
+        assert (sides.sent, sides.came) == (0, 0)
+        for name in names:
+            sides.here[name] += 1.0
+
+
+@pytest.mark.parametrize("at", ["comparing the first", "comparing the second", "filling the second"])
+def test_what_was_found_out_before_an_interrupt_is_found_out_again(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    sides.here |= {"a": np.zeros(LENGTH), "b": np.zeros(LENGTH)}
+    sides.go("a", "b")
+    for n in range(3):  # so that there are files to be filled again, and pages are watched
+        sides.here["a"][0] = sides.here["b"][0] = n
+        sides.go("a", "b")
+        sides.back("a", "b")
+    sides.here["a"][1], sides.here["b"][1] = 1.0, 2.0
+    what = "copy_bytes" if at == "filling the second" else "is_same"
+    usual, left = getattr(lending, what), 1 if at == "comparing the first" else 2
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+        return usual(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lending, what, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sides.go("a", "b")
+    assert (sides.there["a"][1], sides.there["b"][1]) == (0.0, 0.0)
+    sides.go("a", "b")
+    assert (sides.there["a"][1], sides.there["b"][1]) == (1.0, 2.0)
+    sides.back("a", "b")
+    assert sides.came == 0
+
+
+def test_files_that_a_forked_child_may_look_at_are_never_filled_again(sides: Sides) -> None:
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    array = sides.there["a"]
+    told, tell = os.pipe()
+    answer, say = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(told, 1)
+        os.write(say, b"%d" % array.sum())
+        os._exit(0)
+    try:
+        for _ in range(4):
+            sides.here["a"] += 1.0
+            sides.go("a")
+            sides.back("a")
+        assert array[0] == 4.0
+        assert 1 not in files(sides)
+    finally:
+        os.write(tell, b".")
+        assert os.read(answer, 20) == b"0"
+        assert os.waitpid(pid, 0)[1] == 0
+        for fd in (told, tell, answer, say):
+            os.close(fd)

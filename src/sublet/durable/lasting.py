@@ -5,8 +5,9 @@ another file, and the two change places: their pages are moved, so nothing is co
 first time again (``exchange``). The other side reads the array where it lies.
 
 Shared memory stays shared in a process that is forked, where the child's array must be the child's. So before a fork
-all of it becomes private to this process (``part_all``): to a file that is lent nobody else writes, so it holds what it
-held. A program that forks without Python's knowing becomes another at once.
+what arrays live in becomes private to this process (``part_all``): to a file that is lent nobody else writes, so it
+holds what it held, and for the child's sake it is never used for anything else. A program that forks without Python's
+knowing becomes another at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import ctypes
 import itertools
 import mmap
 import os
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -41,6 +43,8 @@ _MAY_MOVE: Final = 1
 _FIXED: Final = 2
 _DONT_UNMAP: Final = 4
 _MAP_FIXED: Final = 0x10
+_FREE: Final = 3
+"""References to an area that nobody looks at: of who keeps it, and two of the loop that asks."""
 _STEP: Final = 8 << 20
 """Bytes compared at a time: between two of them a difference that another thread found is heard of."""
 
@@ -111,9 +115,11 @@ def separate(area: Lasting) -> None:
 
 
 def part_all() -> None:
-    """From here on what is written to areas that arrays live in is this process's own."""
-    for area in list(_homes.values()):
-        if not area.parted:
+    """From here on what is written to areas that somebody looks at is this process's own."""
+    for key in list(_homes):
+        area = _homes.get(key)
+        if area is not None and not area.parted and sys.getrefcount(area) > _FREE:
+            area.file.is_spoilt = True
             area.parted = _map(area, mmap.MAP_PRIVATE)
 
 

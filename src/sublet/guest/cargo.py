@@ -27,7 +27,7 @@ from sublet.wire.work import INLINE_MAX, LARGE_BYTES, PIECES_MAX, Piece, Said, W
 __all__ = ["Cargo", "Keeper", "Stowed", "encode", "import_cloudpickle", "load", "stow", "unstow"]
 
 FDS_OF_ONE: Final = 12
-"""Buffers with a descriptor of their own; the rest of a message shares one."""
+"""Buffers with a descriptor of their own; the rest of a message shares one. Lasting memory has its own besides."""
 _MAIN: Final = b"__main__"
 
 
@@ -159,7 +159,7 @@ class _Stowing:
             self._share(memoryview(head), 0, is_readonly=False)
 
     def _add_buffer(self, view: memoryview) -> None:
-        if isinstance(view.obj, Lasting) and len(self.fds) < FDS_OF_ONE:
+        if isinstance(view.obj, Lasting):
             self._pieces.append(Piece(Where.SHARED, view.nbytes, fd=len(self.fds), is_lasting=True))
             self.fds.append(os.dup(view.obj.file.fd))
             return

@@ -15,12 +15,12 @@ from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding
 from sublet.notebook.home import HomeRules
-from sublet.notebook.lodging import Word
+from sublet.notebook.lodging import Lodged, Word
 from sublet.notebook.namespace import Bound, Heard, Said, visible_among
 from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 
-__all__ = ["NotKept", "again", "collect", "place", "seen"]
+__all__ = ["NotKept", "again", "collect", "keep", "place", "seen"]
 
 
 RESULT_BYTES: Final = 1 << 20
@@ -81,6 +81,11 @@ def place(
     if shell is not None:
         shell.execution_count = number
     return taken
+
+
+def keep(lent: list[Lodged]) -> None:
+    """Take memory in which arrays are going to come."""
+    seen().keep(lent)
 
 
 def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outgoing:

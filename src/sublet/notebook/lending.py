@@ -14,7 +14,7 @@ from sublet.durable.lasting import is_same, separate
 from sublet.durable.memory import address_of, copy_bytes
 from sublet.durable.sealed import is_sealed
 from sublet.errors import InvalidRequest
-from sublet.notebook.lodging import Key, Lodged, Range, Watch, Word
+from sublet.notebook.lodging import Freed, Key, Lodged, Range, Watch, Word
 from sublet.values import MIB
 from sublet.wire.lasting import Lasting
 
@@ -22,8 +22,6 @@ __all__ = ["Lender"]
 
 LODGED_MIN: Final = 16 * MIB
 """Smaller arrays go as any other: they are copied in no time."""
-FRESH_MAX: Final = 8
-"""Files the other side has not seen yet, in one message: each takes a descriptor along."""
 SPARE_SHARE: Final = 4
 """Free files take at most one part in so many of the memory that is available to whoever asks for some."""
 SPARE_FOR_S: Final = 60.0
@@ -63,52 +61,65 @@ class Lender:
         self._files: dict[int, _File] = {}
         self._at: dict[Key, _File] = {}
         self._flight: list[tuple[Key, _File, int, Watch]] = []
+        self._landed: list[_File] = []
+        """What the last message brought."""
+        self._refused: dict[Key, int] = {}
+        """Arrays, by where they lie here, that lie there where they cannot be taken away from."""
         self._viewed: list[_File] = []
         self._last = 0
         self._forget: list[int] = []
         self._quiet: list[int] = []
         self._chance = random.Random(0)
 
-    def takes(self, buffer: Buffer) -> bool:
+    def takes(self, key: Key, buffer: Buffer) -> bool:
         """Whether it is of the kind that is lodged."""
+        if self._refused.get(key) == buffer.address:
+            return False
         fits = buffer.length >= LODGED_MIN and buffer.writable and buffer.kind in KINDS
         return fits and not is_sealed(buffer.address)
 
     def changed(self, key: Key, buffer: Buffer) -> bool | None:
         """Whether it differs from what lies on the other side; None: it does not lie there in such memory."""
         file = self._at.get(key)
-        if file is None or len(file.area) != buffer.length or not self.takes(buffer):
+        if file is None or len(file.area) != buffer.length or not self.takes(key, buffer):
             return None
-        address, watch = buffer.address, file.watch
-        if file.here != address:
+        watch = file.watch
+        if file.here != buffer.address:
             watch.restart()
-            file.here = address
-        parts = watch.written(address, buffer.length)
-        there = address_of(memoryview(file.area))
-        if parts == []:
-            low = self._chance.randrange(max(1, buffer.length - SAMPLE_BYTES))
-            parts = [(address + low, address + min(low + SAMPLE_BYTES, buffer.length))]
-            if not _are_same(parts, there - address):
-                parts = None
-        whole = [(address, address + buffer.length)]
-        is_changed = not _are_same(whole if parts is None else parts, there - address)
-        if not is_changed and parts is None:
-            watch.is_quiet = True
+            file.here = buffer.address
+        try:
+            is_changed = self._differs(file, buffer)
+        except BaseException:  # what was found out is lost
+            watch.restart()
+            raise
+        if is_changed:
+            watch.doubt()
         return is_changed
+
+    def _differs(self, file: _File, buffer: Buffer) -> bool:
+        address, watch = buffer.address, file.watch
+        beyond = address_of(memoryview(file.area)) - address
+        parts = watch.written(address, buffer.length)
+        if parts == []:
+            low = address + self._chance.randrange(max(1, buffer.length - SAMPLE_BYTES))
+            if _are_same([(low, min(low + SAMPLE_BYTES, address + buffer.length))], beyond):
+                return False
+            parts = None
+        if not _are_same([(address, address + buffer.length)] if parts is None else parts, beyond):
+            return True
+        watch.is_quiet |= parts is None
+        return False
 
     def lodge(self, key: Key, buffer: Buffer) -> Lodged | None:
         """Fill it into a file. It counts as the other side's when it was ``sent``. None: it goes another way."""
         old = self._at.get(key)
-        if not self.takes(buffer):
+        if not self.takes(key, buffer):
             return None
         spares = [one for one in self._files.values() if not one.is_lent and len(one.area) == buffer.length]
-        if not spares and sum(not one.is_known for _, one, _, _ in self._flight) >= FRESH_MAX:
-            return None
         watch = Watch() if old is None else old.watch
         if old is None:
             watch.begin(buffer.address, buffer.length)
-        elif not watch.is_quiet:
-            watch.restart()
+            watch.doubt()
         content = buffer.view.cast("B")
         if spares:
             file = spares[0]
@@ -120,14 +131,20 @@ class Lender:
             file = self._files[self._last] = _File(Lasting.filled(content), is_lent=True)
             file.area.file.number = self._last
             self._flight.append((key, file, buffer.address, watch))
-        given = None if file.is_known else Lasting.on(file.area.file)  # who has that looks at no array
-        return Lodged(file.number, buffer.length, given)
+        return Lodged(file.number, buffer.length)
+
+    def lent(self) -> list[Lodged]:
+        """What the other side must be given before it is told what lies there."""
+        files = [file for _, file, _, _ in self._flight if not file.is_known]
+        return [Lodged(one.number, len(one.area), Lasting.on(one.area.file)) for one in files]
 
     def sent(self) -> None:
         """What was lodged is what the other side has now."""
         for key, file, address, watch in self._flight:
             self._associate(key, file, address)
             file.is_known, file.watch = True, watch
+            watch.believe()
+        self._landed = [file for _, file, _, _ in self._flight]
         self._flight.clear()
         self._forget.clear()
         self._quiet.clear()
@@ -173,18 +190,24 @@ class Lender:
         if file is not None:
             file.key = None
 
-    def free(self, numbers: Iterable[int]) -> None:
+    def free(self, freed: Freed) -> None:
         """Nobody there looks at these any more."""
-        for file in [self._files[number] for number in numbers if number in self._files]:
-            if file.is_lent and all(file is not one for _, one, _, _ in self._flight):
+        flying = [file for _, file, _, _ in self._flight]
+        for file in [self._files[number] for number in freed.spoilt if number in self._files]:
+            self._drop(file)
+        for file in [self._files[number] for number in freed.free if number in self._files]:
+            if file.is_lent and file not in flying:
                 if file.key is not None:
                     del self._at[file.key]
+                    if file in self._landed:  # it was copied into something else
+                        self._refused[file.key] = file.here
                 file.is_lent, file.key, file.used_s = False, None, time.monotonic()
+        self._landed.clear()
         self._trim()
 
-    def freed(self) -> tuple[int, ...]:
+    def freed(self) -> Freed:
         """Nothing was lent to it."""
-        return ()
+        return Freed()
 
     def word(self) -> Word:
         return Word(tuple(self._forget), tuple(self._quiet))
@@ -192,7 +215,9 @@ class Lender:
     def forget(self) -> None:
         """The other side is gone."""
         kept: Any
-        for kept in (self._files, self._at, self._flight, self._viewed, self._forget, self._quiet):
+        for kept in (self._files, self._at, self._flight, self._landed, self._refused, self._viewed):
+            kept.clear()
+        for kept in (self._forget, self._quiet):
             kept.clear()
 
     @property

@@ -13,7 +13,7 @@ at the notebook's array, so what may have changed there is compared here, and is
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import Any, Final, NamedTuple
@@ -25,7 +25,6 @@ from sublet.durable.lasting import (
     adopt,
     area_at,
     is_untouched,
-    rejoin,
     separate,
 )
 from sublet.durable.memory import address_of
@@ -34,7 +33,7 @@ from sublet.errors import InvalidRequest
 from sublet.notebook.memories import take_exchanged
 from sublet.wire.lasting import Lasting
 
-__all__ = ["Key", "Lodged", "Lodger", "Range", "Watch", "Word"]
+__all__ = ["Freed", "Key", "Lodged", "Lodger", "Range", "Watch", "Word"]
 
 FEW: Final = 0.25
 """Up to this share of an array, it pays to have the kernel tell what was written to."""
@@ -53,7 +52,7 @@ class Lodged:
         self.number = number
         self.nbytes = nbytes
         self.given = given
-        """The memory itself, for who has not seen it yet."""
+        """The memory itself, where it is handed over."""
 
     def __reduce__(self) -> Any:
         return Lodged, (self.number, self.nbytes, None if self.given is None else PickleBuffer(self.given))
@@ -68,21 +67,31 @@ class Word(NamedTuple):
     """What lies in these had not changed, though it might have: it is worth being watched."""
 
 
+class Freed(NamedTuple):
+    """What the device's side has to say."""
+
+    free: tuple[int, ...] = ()
+    """Files in which nothing lies; each is told as long as that is so."""
+    spoilt: tuple[int, ...] = ()
+    """Files that are not there any more and must not be used again, told once."""
+
+
 class Watch:
     """What was written to some memory since it was known to be what both have."""
 
-    __slots__ = ("is_quiet", "look")
+    __slots__ = ("_doubted", "is_quiet", "look")
 
     def __init__(self) -> None:
         self.look = 0
         """The kernel's answers from this look on are what is not known yet; 0: nothing is."""
         self.is_quiet = False
         """It did not change lately, so that it is worth it to protect its pages."""
+        self._doubted = 0
 
     def written(self, address: int, length: int, *, shared: bool = False) -> list[Range] | None:
         """Where it may differ from what both have; None: anywhere. It is for the caller to say what comes of it
         (``settle``, ``begin``); the next question is about what is written from here on."""
-        since, self.look = self.look, 0
+        since, self.look, self._doubted = self.look, 0, 0
         if not self.is_quiet:
             return None
         self.look, ranges = _look(shared)(address, length, since)
@@ -99,9 +108,17 @@ class Watch:
         self.is_quiet = True
         self.look, _ = _look(shared)(address, length, 0)
 
+    def doubt(self) -> None:
+        """It differs: until both have the same again (``believe``), what was written since is not all there is."""
+        self._doubted, self.look = self.look, 0
+
+    def believe(self) -> None:
+        """Both have what it was at the last look."""
+        self.look, self._doubted = self._doubted if self.is_quiet else 0, 0
+
     def restart(self) -> None:
         """It has just been written, all of it."""
-        self.look, self.is_quiet = 0, False
+        self.look, self._doubted, self.is_quiet = 0, 0, False
 
 
 def _look(shared: bool) -> Callable[[int, int, int], tuple[int, list[Range] | None]]:
@@ -124,7 +141,7 @@ class Lodger:
     def __init__(self) -> None:
         self._homes: list[_Home] = []
 
-    def takes(self, buffer: Buffer) -> bool:
+    def takes(self, key: Key, buffer: Buffer) -> bool:
         return False
 
     def changed(self, key: Key, buffer: Buffer) -> bool | None:
@@ -150,19 +167,23 @@ class Lodger:
 
     def view(self, lodged: Lodged) -> memoryview:
         """The memory that what came shall live in."""
-        given, lodged.given = lodged.given, None
-        if given is not None:
-            came: Any = memoryview(given).obj
-            home = _Home(Lasting.of(came.file.fd, lodged.nbytes))
-            home.area.file.number = lodged.number
-            adopt(home.area)
-            self._homes.append(home)
-            home.watch.begin(address_of(memoryview(home.area)), lodged.nbytes, shared=True)
-            return memoryview(home.area)
         for home in self._homes:
             if home.area.file.number == lodged.number and len(home.area) == lodged.nbytes and not home.is_held:
                 return memoryview(home.area)
         raise InvalidRequest("an array came in memory that is not there, or not free")
+
+    def keep(self, lodged: Lodged) -> None:
+        """Memory in which something is going to come."""
+        given: Any = memoryview(lodged.given).obj
+        home = _Home(Lasting.of(given.file.fd, lodged.nbytes))
+        home.area.file.number = lodged.number
+        adopt(home.area)
+        self._homes.append(home)
+        home.watch.begin(address_of(memoryview(home.area)), lodged.nbytes, shared=True)
+
+    def lent(self) -> list[Lodged]:
+        """Nothing is lent from here."""
+        return []
 
     def settle(self) -> None:
         """Arrays that took over what came have changed places with it; what is left over is made free."""
@@ -194,16 +215,18 @@ class Lodger:
     def leave(self, key: Key) -> None:
         """Nothing is to be remembered."""
 
-    def free(self, numbers: Iterable[int]) -> None:
+    def free(self, freed: Freed) -> None:
         """Nothing was lent from here."""
 
-    def freed(self) -> tuple[int, ...]:
-        """Files in which nothing lies any more; each is told as long as that is so."""
-        found = [home for home in self._homes if not home.is_held]
-        for home in found:
-            if home.area.parted:
-                rejoin(home.area)
-        return tuple(home.area.file.number for home in found)
+    def freed(self) -> Freed:
+        """What is not used any more."""
+        unused = [home for home in self._homes if not home.is_held]
+        spoilt = [home for home in unused if home.area.file.is_spoilt]
+        self._homes = [home for home in self._homes if home not in spoilt]
+        return Freed(
+            tuple(home.area.file.number for home in unused if home not in spoilt),
+            tuple(home.area.file.number for home in spoilt),
+        )
 
     def hear(self, word: Word) -> None:
         forgotten: Collection[int] = set(word.forget)

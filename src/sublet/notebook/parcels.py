@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from sublet.durable.loading import decode
 from sublet.notebook.identity import Tag
-from sublet.notebook.lodging import Lodged, Word
+from sublet.notebook.lodging import Freed, Lodged, Word
 from sublet.notebook.stays import Stays
 
 __all__ = ["BESIDE", "LOST", "NO_WORD", "Came", "Outgoing", "Parcel", "Taken", "without_scaffolding"]
 
 NO_WORD: Final = Word()
+NOTHING_FREED: Final = Freed()
 LOST: Final = "\0"
 """Begins what stands in a parcel in place of a name, for an object that has none any more."""
 BESIDE: Final = "it came with what could not be put together"
@@ -75,9 +76,11 @@ class Outgoing:
     """Names the other side still has and this one no longer."""
     handles: dict[str, Stays] = field(default_factory=dict)
     """Names that stand here for something that is only on the other side."""
+    lent: list[Lodged] = field(default_factory=list)
+    """Memory that the other side must have before it can take what lies there."""
     word: Word = NO_WORD
     """What is to be said about memory that was lent."""
-    free: tuple[int, ...] = ()
+    freed: Freed = NOTHING_FREED
     """Of that what is not used any more."""
 
     @property
@@ -99,7 +102,7 @@ class Taken:
     came with it. Nothing of them was taken."""
     idle: frozenset[tuple[str, ...]] = frozenset()
     """Groups that might have changed and had not, so that nothing was taken."""
-    free: tuple[int, ...] = ()
+    freed: Freed = NOTHING_FREED
     """Memory that was lent and is not used any more."""
 
 

@@ -25,7 +25,7 @@ from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities
 from sublet.notebook.lending import Lender
-from sublet.notebook.lodging import Key, Lodged, Lodger, Word
+from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.merging import ATOMS, can_change, merge
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
@@ -123,6 +123,7 @@ class Space:
         found.gone = self._shared.gone(self.names)
         bound = frozenset(new)
         looked = [(group, *self._looked(group)) for group in groups]
+        bound |= {LOST} if lost else frozenset()  # they are known to have changed
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
         self._lodging.undo()
         try:
@@ -130,17 +131,23 @@ class Space:
         except BaseException:
             self.disagree(found.names)
             raise
-        found.word, found.free = self._lodging.word(), self._lodging.freed()
+        found.word, found.freed, found.lent = self._lodging.word(), self._lodging.freed(), self._lodging.lent()
         return found
+
+    def keep(self, lent: Iterable[Lodged]) -> None:
+        """Memory that the other side lends."""
+        for one in lent:
+            if isinstance(self._lodging, Lodger):
+                self._lodging.keep(one)
 
     def hear(self, word: Word) -> None:
         """What the other side says of the memory that it lent."""
         if isinstance(self._lodging, Lodger):
             self._lodging.hear(word)
 
-    def freed(self, numbers: Iterable[int]) -> None:
+    def freed(self, freed: Freed) -> None:
         """Memory that was lent and is not used any more."""
-        self._lodging.free(numbers)
+        self._lodging.free(freed)
 
     def sent(self, what: Outgoing) -> None:
         """The other side has it now."""
@@ -154,7 +161,7 @@ class Space:
             taken = self._take(parcels, gone)
         finally:
             self._lodging.settle()
-        taken.free = self._lodging.freed()
+        taken.freed = self._lodging.freed()
         return taken
 
     def _take(self, parcels: Iterable[Parcel], gone: Iterable[str]) -> Taken:
@@ -358,7 +365,7 @@ class Space:
         if buffer.kind is BufferKind.SMALL:
             return False, b""  # the digest says it
         changed = self._lodging.changed(key, buffer)
-        if changed is None and self._lodging.takes(buffer) and not self._finder.knows(buffer):
+        if changed is None and self._lodging.takes(key, buffer) and not self._finder.knows(buffer):
             return True, b""  # it will lie where it can be compared with, so nobody needs hashes of it
         if changed is not None:
             return changed, b""
@@ -387,27 +394,26 @@ class Space:
             encoded: Encoded = group.encoded
             known = self._identities.known(encoded.met or {})
             own = self._identities.next()
+            keyed = [((group.names, n), one) for n, one in enumerate(encoded.buffers)]
+            sent = [self._sent(key, one, table) for (key, one), table in zip(keyed, hashes, strict=True)]
+            buffers, tables = zip(*sent, strict=True) if sent else ((), ())
             found.append(
-                Parcel(
-                    names=group.names,
-                    head=encoded.head,
-                    buffers=tuple(self._lodged((group.names, n), one) for n, one in enumerate(encoded.buffers)),
-                    own=own,
-                    known=known,
-                    hashes=hashes,
-                )
+                Parcel(names=group.names, head=encoded.head, buffers=buffers, own=own, known=known, hashes=tables)
             )
         for (group, _), parcel in zip(groups, found, strict=True):
             self._identities.note(parcel.names, parcel.own, group.encoded.met or {}, parcel.known)
         return found
 
-    def _lodged(self, key: Key, buffer: Buffer) -> Lodged | memoryview:
+    def _sent(self, key: Key, buffer: Buffer, hashes: bytes) -> tuple[Lodged | memoryview, bytes]:
+        """How it travels, and its hashes where they are to be told."""
         lodged = self._lodging.lodge(key, buffer)
-        if lodged is None:
-            self._lodging.leave(key)
-            return buffer.view
-        self._finder.leave(buffer)
-        return lodged
+        if lodged is not None:
+            self._finder.leave(buffer)
+            return lodged, b""
+        self._lodging.leave(key)
+        if not hashes and buffer.kind is not BufferKind.SMALL:
+            hashes = self._finder.compared(buffer)[1]
+        return buffer.view, hashes
 
 
 def _digest(group: Group) -> bytes:

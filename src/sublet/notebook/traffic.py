@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import LeaseEnded
 from sublet.notebook import guest_side, holding
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from sublet.notebook.spaces import Space
 
 __all__ = ["Came", "Fate", "Traffic", "fates_text"]
+
+LENT_MAX: Final = 8
+"""Files handed over at a time: each takes a descriptor along."""
 
 
 class Fate(enum.StrEnum):
@@ -79,13 +82,16 @@ class Traffic:
             alive = self.handles.live()
             reads = self.told.say(sent.names, kernel)
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
+            for n in range(0, len(sent.lent), LENT_MAX):
+                kernel.call(guest_side.keep, sent.lent[n : n + LENT_MAX])
+            sent.lent.clear()
             placed: Taken = kernel.call(guest_side.place, sent.parcels, sent.gone, *of_the_cell, sent.word)
         except BaseException:
             self.space.disagree(sent.names)
             self.told.forget()
             raise
         self.space.sent(sent)
-        self.space.freed(placed.free)
+        self.space.freed(placed.freed)
         return sent, restored
 
     def take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
@@ -125,7 +131,7 @@ class Traffic:
         """Take it in; what could not be put together here, and why. From here on the cell has finished, whatever
         becomes of its lease."""
         taken = self.space.take(out.parcels, out.gone)
-        self.space.freed(out.free)
+        self.space.freed(out.freed)
         out.parcels = [parcel for parcel in out.parcels if parcel.names not in taken.idle]
         broken = taken.broken
         beside = frozenset(name for name, why in broken.items() if why == BESIDE)

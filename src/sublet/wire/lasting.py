@@ -24,7 +24,7 @@ SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 class LastingFile:
     """The memory itself; it is there as long as anybody on either side has it open or mapped."""
 
-    __slots__ = ("__weakref__", "fd", "length", "number")
+    __slots__ = ("__weakref__", "fd", "is_spoilt", "length", "number")
 
     def __init__(self, fd: int, length: int) -> None:
         """The descriptor is closed with the last reference to this."""
@@ -32,6 +32,8 @@ class LastingFile:
         self.length = length
         self.number = 0
         """What both sides call it."""
+        self.is_spoilt = False
+        """Somebody may look at it of whom nobody knows: it must not be written to for something else."""
 
     def __del__(self) -> None:
         os.close(self.fd)
