@@ -59,20 +59,20 @@ class KernelMode:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Be such a kernel: the words of ipykernel, and behind ``--`` the options of ``%%gpu`` for all cells."""
-    from ipykernel.ipkernel import IPythonKernel
     from ipykernel.kernelapp import IPKernelApp
 
+    from sublet.compute.own_kernel import kernel_class
     from sublet.notebook.magic import GpuMagics
 
     said = list(sys.argv[1:] if words is None else words)
     at = said.index("--") if "--" in said else len(said)
     options = parse_line(shlex.join(said[at + 1 :]))
 
-    class LeasedKernel(IPythonKernel):
+    class LeasedKernel(kernel_class()):  # type: ignore[misc]  # one that is made when it is wanted
         mode: KernelMode
 
         @property
-        def banner(self) -> str:  # type: ignore[override]  # as ipykernel's own
+        def banner(self) -> str:
             return f"{super().banner}\nEvery cell runs on a leased device ({options}); %%cpu keeps one here.\n"
 
         async def do_execute(
@@ -81,9 +81,7 @@ def main(words: Sequence[str] | None = None) -> None:
             # What front ends run for themselves leaves no history, and is no reason to lease anything.
             self.mode.is_users = store_history and not silent
             try:
-                done: dict[str, Any] = await super().do_execute(  # type: ignore[no-untyped-call]
-                    code, silent, store_history, *rest, **named
-                )
+                done: dict[str, Any] = await super().do_execute(code, silent, store_history, *rest, **named)
             finally:
                 self.mode.is_users = False
             return done
