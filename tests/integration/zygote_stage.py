@@ -25,7 +25,7 @@ from sublet.supervisor.zygote_policy import State, ZygoteKey
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
-from sublet.wire.zygote import Fork, Limit, fingerprint
+from sublet.wire.zygote import LATER, Fork, Limit, fingerprint
 
 PATIENCE_S: Final = 60.0
 SCENES: Final[dict[str, Callable[..., object]]] = {}
@@ -295,6 +295,20 @@ def answer_of(stage: Stage, zygote: Any, call: int) -> str:
     stage.until(lambda: got)
     zygote._refuse = old
     return got[0]
+
+
+@scene
+def later() -> object:
+    """What may be imported later, where it can be and where it cannot: guests come from both at once."""
+    code = "import sys; print(*(name in sys.modules for name in ('decimal', 'colorsys')))"
+    stage = Stage("decimal", LATER, "colorsys")
+    first = [stage.run("-c", code)["out"].split()]
+    other = Stage("decimal", LATER, "no_such_module")
+    first.append(other.run("-c", code)["out"].split())
+    places = len(stage.zygotes.shelf.stamps(stage.key))
+    stage.until(lambda: len(stage.zygotes.shelf.stamps(stage.key)) > places)
+    other.until(lambda: other.zygotes.shelf.entries[other.key].state is State.DISCARDED)
+    return first, stage.run("-c", code)["out"].split(), other.zygotes.lines()[0]
 
 
 @scene

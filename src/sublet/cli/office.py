@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from sublet.cli.call import NoOffice, Office
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson
@@ -22,6 +21,7 @@ from sublet.values import Kind, format_size
 
 if TYPE_CHECKING:
     from sublet.agent.inventory import HostGpus
+    from sublet.cli.call import Office
 
 __all__ = ["OfficeDiffers", "OfficeInUse", "down", "up"]
 
@@ -78,15 +78,17 @@ def up(
         raise Unsupported(
             "an office runs on Linux only", do="Set SUBLET_URL to the address of one that runs elsewhere."
         )
-    office = Office.reach(start=False)
+    if embedded:  # who started it has looked whether one runs, and waits
+        return _serve(None if host_gpus is None else str(host_gpus), embedded=True)
+    office = _office()
     running = _status_or_none(office)
-    if embedded or foreground:
+    if foreground:
         if running is not None:
             raise OfficeDiffers(
                 f"an office runs already for {visible(running['home'])}: pid {running['pid']}",
                 do="Use that one, or end it with `sublet down` first.",
             )
-        return _serve(None if host_gpus is None else str(host_gpus), embedded=embedded)
+        return _serve(None if host_gpus is None else str(host_gpus), embedded=False)
     _check_same(running, host_gpus)
     if running is not None and running["embedded"]:
         _replace(office, running)
@@ -125,7 +127,7 @@ def down(
     given = [word for word, said in (("drain", drain), ("keep", keep), ("now", now)) if said]
     if len(given) > 1:
         raise UsageError(f"--{given[0]} and --{given[1]} contradict each other", do="Give one of them.")
-    office = Office.reach(start=False)
+    office = _office()
     running = _status_or_none(office)
     if running is None:
         if as_json:
@@ -143,7 +145,15 @@ def down(
     return DONE
 
 
+def _office() -> Office:
+    from sublet.cli.call import Office  # an office does without it
+
+    return Office.reach(start=False)
+
+
 def _status_or_none(office: Office) -> Json | None:
+    from sublet.cli.call import NoOffice
+
     try:
         view: Json = office.get("/v1/status")
     except NoOffice:

@@ -43,12 +43,17 @@ _DETACH: Final = '"$@" </dev/null >&2 & echo $!'
 
 
 def ensure_office(
-    home: Path, patience_s: float = START_PATIENCE_S, *, words: Sequence[str] = EMBEDDED, wish: Warm | None = None
+    home: Path,
+    patience_s: float = START_PATIENCE_S,
+    *,
+    words: Sequence[str] = EMBEDDED,
+    wish: Warm | None = None,
+    begun: Callable[[], None] = lambda: None,
 ) -> None:
     """Return when the office of this home accepts connections, having started it if need be.
 
     ``words`` is the command line of an office that is started: `sublet up` names its settings there. With a ``wish`` it
-    begins by having a warm interpreter made.
+    begins by having a warm interpreter made. ``begun`` is called when a process was started for it.
     """
     path = socket_path(home)
     if answers(path):
@@ -64,7 +69,7 @@ def ensure_office(
     try:
         with _start_lock(runtime_dir(home) / "start.lock", path, until) as mine:
             if mine and not answers(path):
-                _start(home, path, until, words, wish)
+                _start(home, path, until, words, wish, begun)
     except OSError as error:
         raise Disconnected(
             f"the office could not be started: {error.filename or home} cannot be used ({error.strerror})",
@@ -108,7 +113,9 @@ def _start_lock(lock: Path, path: Path, until: float) -> Iterator[bool]:
         os.close(handle)
 
 
-def _start(home: Path, path: Path, until: float, words: Sequence[str], wish: Warm | None) -> None:
+def _start(
+    home: Path, path: Path, until: float, words: Sequence[str], wish: Warm | None, begun: Callable[[], None]
+) -> None:
     log = log_path(home)
     with contextlib.suppress(FileNotFoundError):
         if log.stat().st_size > LOG_BYTES_MAX:
@@ -119,6 +126,7 @@ def _start(home: Path, path: Path, until: float, words: Sequence[str], wish: War
         pid = _spawn(home, handle, words, wish)
     finally:
         os.close(handle)
+    begun()
     with _watched(pid) as gone:
         while not answers(path):
             if gone():

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from typing import Final
 
 from sublet.client.address import Address, find_address
 from sublet.client.office import ensure_office
@@ -20,6 +21,10 @@ from sublet.wire.jupyter import KERNEL_IMPORTS
 from sublet.wire.zygote import Warm, fingerprint
 
 __all__ = ["begin", "wish_of"]
+
+HEAD_START_S: Final = 0.1
+"""So long the notebook waits at the most until the office's process is there: what it loads next would be in the
+way."""
 
 
 def begin(env: Mapping[str, str] = os.environ) -> threading.Thread | None:
@@ -31,8 +36,10 @@ def begin(env: Mapping[str, str] = os.environ) -> threading.Thread | None:
         return None
     if address.home is None or address.token is not None or sys.platform != "linux":
         return None
-    thread = threading.Thread(target=_warm, args=(address, wish_of(env)), name="sublet-warm", daemon=True)
+    begun = threading.Event()
+    thread = threading.Thread(target=_warm, args=(address, wish_of(env), begun), name="sublet-warm", daemon=True)
     thread.start()
+    begun.wait(HEAD_START_S)
     return thread
 
 
@@ -41,10 +48,11 @@ def wish_of(env: Mapping[str, str]) -> Warm:
     return Warm(imports=KERNEL_IMPORTS, env=dict(fingerprint(env)))
 
 
-def _warm(address: Address, wish: Warm) -> None:
+def _warm(address: Address, wish: Warm, begun: threading.Event) -> None:
     assert address.home is not None
     with contextlib.suppress(SubletError, OSError):
-        ensure_office(address.home, wish=wish)
+        ensure_office(address.home, wish=wish, begun=begun.set)
+        begun.set()
         from sublet.client.guests import warm
 
         warm(address, wish)
