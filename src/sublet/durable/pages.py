@@ -284,7 +284,17 @@ def _private_anonymous_by_text(start: int, end: int) -> bool:
 
 def something_pins() -> bool:
     """Whether a device may know ordinary memory by the pages it has now."""
-    return any(_is_loaded(name) for name in PINNING) or _pinned_bytes() > 0
+    return _something_is_loaded() or _pinned_bytes() > 0
+
+
+def _something_is_loaded() -> bool:
+    """One of those libraries. Asked anew only when something was loaded since: a library that is not there is looked
+    for in many folders."""
+    global _answer
+    _each_library(_noting, None)
+    if not _loads[0] or _answer[0] != _loads[0]:
+        _answer = _loads[0], any(map(_is_loaded, PINNING))
+    return _answer[1]
 
 
 def _is_loaded(library: str) -> bool:
@@ -302,6 +312,18 @@ def _pinned_bytes() -> int:
     return 0 if at < 0 else int(text[at + 6 : text.index(b"kB", at)])
 
 
+def _note_loads(info: int, size: int, _: object) -> int:
+    """How many libraries were loaded in all so far; the first that is told of says it."""
+    _loads[0] = ctypes.c_uint64.from_address(info + _LOADS_AT).value if size >= _LOADS_AT + 8 else 0
+    return 1
+
+
+_LOADS_AT: Final = 32
+"""``dlpi_adds`` of ``dl_phdr_info``."""
+_loads: Final = [0]
+_answer: tuple[int, bool] = (0, False)
+_noting: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(_note_loads)
+_each_library = ctypes.PyDLL(None).dl_iterate_phdr  # which keeps the lock of Python's, as its callback wants
 _PAGES: Final = Pages()
 os.register_at_fork(after_in_child=_PAGES.after_fork)
 
