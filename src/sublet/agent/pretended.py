@@ -77,6 +77,8 @@ class PretendedHardware:
 
     def advance(self, now_ns: int) -> list[LeaseId]:
         """Who was on the way out and has arrived."""
+        if not self._leaving and not self._parking:
+            return []
         gone = [lease for lease, parking in tuple(self._parking.items()) if self._has_parked(lease, parking, now_ns)]
         for (resource, lease), leaving in tuple(self._leaving.items()):
             if leaving.at_ns <= now_ns:
@@ -88,6 +90,8 @@ class PretendedHardware:
 
     def next_ns(self) -> int | None:
         """When the next one arrives."""
+        if not self._leaving and not self._parking:
+            return None
         moments = [leaving.at_ns for leaving in self._leaving.values()]
         moments += [parking.at_ns for parking in self._parking.values()]
         return min(moments, default=None)

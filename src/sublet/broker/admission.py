@@ -13,7 +13,7 @@ from sublet.broker.order import kinds_of, position
 from sublet.broker.parked_rooms import only_where_it_goes_on
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node, is_class_honoured, is_model, largest, largest_each
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, Now, Quota, Want
+from sublet.broker.records import NO_QUOTA, LeaseRecord, Now, Quota, Want
 from sublet.broker.rooms import Room
 from sublet.broker.state import Held, State
 from sublet.broker.volume_rooms import held_beside, only_where_its_volume_is, why_not_yet
@@ -137,6 +137,8 @@ def _check_want(want: Want, policy: Policy) -> None:
 
 def over_quota(wants: tuple[Want, ...], quota: Quota, held: Held) -> str | None:
     """What stands against it, with numbers, if the tenant held so much already; None if nothing does."""
+    if quota == NO_QUOTA:
+        return None
     ask = _asked(wants)
     for name, unit in _QUOTA_UNITS:
         limit = getattr(quota, name)

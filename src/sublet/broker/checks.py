@@ -20,6 +20,7 @@ __all__ = ["check_books"]
 _HOLDING: Final = LIVE_STATES | {LeaseStatus.GRANTED}
 """In which a lease counts against its tenant's quota."""
 _NOBODYS: Final = frozenset({SliceState.FREE, SliceState.DRAINING})
+_NOBODY: Final[tuple[int, int, int, int, dict[TenantId, int]]] = (0, 0, 0, 0, {})
 _STAYS: Final = frozenset({SliceState.QUARANTINED, SliceState.RETAINED})
 
 
@@ -109,6 +110,10 @@ def _check_tenants(state: State, holding: list[LeaseRecord]) -> None:
 
 def _check_resource(state: State, resource: ResourceRecord, epochs: dict[Epoch, LeaseId]) -> None:
     name, slices = resource.id, resource.slices
+    if not slices:
+        assert not resource.used, f"{name}: {resource.used} used in the books, nothing in slices"
+        _check_room(state, resource, _NOBODY)
+        return
     used = alone = quarantined = exclusive = stays = 0
     tenants: dict[TenantId, int] = {}
     for key, piece in slices.items():

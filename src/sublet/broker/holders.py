@@ -12,7 +12,7 @@ from sublet.broker.finding import ended_error, find, must_be_live
 from sublet.broker.keeping import activity
 from sublet.broker.order import position
 from sublet.broker.placement import RoomsByNode, fit
-from sublet.broker.records import LeaseRecord, Want
+from sublet.broker.records import NO_QUOTA, LeaseRecord, Want
 from sublet.broker.schedule import Schedule
 from sublet.broker.step import Step, notify_order
 from sublet.broker.volume_rooms import held_beside, why_not_yet
@@ -271,6 +271,8 @@ def _own_limit(step: Step, lease: LeaseRecord) -> str | None:
     """What the tenant's own quota says against a grant now."""
     state = step.state
     quota = state.tenants[lease.tenant].quota
+    if quota == NO_QUOTA:
+        return None
     held = held_beside(state, lease)
     return admission.over_quota(lease.wants, quota, held) or admission.over_seconds(state, lease, step.now)
 

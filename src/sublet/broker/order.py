@@ -41,7 +41,8 @@ class InOrder:
 
     def __iter__(self) -> Iterator[LeaseRecord]:
         for tier in TIERS:
-            yield from self._tier(tier)
+            if self._state.queue[tier]:
+                yield from self._tier(tier)
 
     def _tier(self, tier: Tier) -> Iterator[LeaseRecord]:
         lines = {tenant: line.copy() for tenant, line in self._state.queue[tier].items()}

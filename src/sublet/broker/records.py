@@ -32,6 +32,7 @@ from sublet.wire.orders import Device, Parking, Part, VolumeRef
 __all__ = [
     "KEPT_STATES",
     "LOCAL_TENANT",
+    "NO_QUOTA",
     "EndRecord",
     "ForeignRecord",
     "LeaseRecord",
@@ -86,6 +87,10 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     leases: int | None = None
     gpu_seconds: int | None = None
     """Device time within the rolling window of the policy."""
+
+
+NO_QUOTA: Final = Quota()
+"""Of most tenants."""
 
 
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from sublet.broker import events as ev
 from sublet.broker.order import InOrder, kinds_of
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord
+from sublet.broker.records import NO_QUOTA, LeaseRecord
 from sublet.broker.state import State
 from sublet.broker.step import Step
 from sublet.broker.volume_rooms import held_beside
@@ -233,13 +233,15 @@ def _ended_at(lease: LeaseRecord) -> int:
 def _own_limit(step: Step, lease: LeaseRecord, *, with_promises: bool = False) -> str | None:
     """What the tenant's own quota says against a grant; ``with_promises``, if all its promises were kept as well."""
     state = step.state
+    quota = state.tenants[lease.tenant].quota
+    if quota == NO_QUOTA:
+        return None
     held = held_beside(state, lease)
     if with_promises:
         held = copy(held)
         for other in map(state.leases.__getitem__, state.promises):
             if other.tenant == lease.tenant:
                 held.add(other.promise, +1)
-    quota = state.tenants[lease.tenant].quota
     return admission.over_quota(lease.wants, quota, held) or admission.over_seconds(state, lease, step.now)
 
 

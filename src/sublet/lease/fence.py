@@ -143,7 +143,16 @@ class FenceTable:
         if live is None or live.epoch != epoch:
             return False
         if number > live.number:
-            self._put(replace(live, number=number, deadline_ns=deadline_ns))
+            self._put(
+                Live(
+                    lease=lease,
+                    epoch=epoch,
+                    number=number,
+                    noticed=live.noticed,
+                    deadline_ns=deadline_ns,
+                    parts=live.parts,
+                )
+            )
         return True
 
     def notify(self, lease: LeaseId, epoch: Epoch, number: OrderNumber) -> bool | None:

@@ -415,7 +415,8 @@ class Node:
             self._report(report)
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
-        wakes = (
+        wake_ns: int | None = None
+        for at_ns in (
             self._teardowns.next_ns(),
             self.fence.next_deadline_ns(),
             self._expiring.next_ns(),
@@ -423,8 +424,9 @@ class Node:
             self._faulted.next_ns(),
             self._parking.next_ns(),
             self.shelf.next_ns(),
-        )
-        wake_ns = min((at_ns for at_ns in wakes if at_ns is not None), default=None)
+        ):
+            if at_ns is not None and (wake_ns is None or at_ns < wake_ns):
+                wake_ns = at_ns
         return None if wake_ns is None else max(wake_ns, now_ns + 1)
 
     # ---- small helpers ----

@@ -54,7 +54,7 @@ class Repeats(Generic[_Key]):
 
     def due(self, now_ns: int) -> Iterator[Report]:
         """What to say now."""
-        for entry in tuple(self._entries.values()):
+        for entry in tuple(self._entries.values()) if self._entries else ():
             if now_ns >= entry.next_ns:
                 entry.next_ns = now_ns + entry.pause_ns
                 entry.pause_ns = min(2 * entry.pause_ns, MAX_NS)
@@ -67,10 +67,12 @@ class Repeats(Generic[_Key]):
 
     def give_up(self, now_ns: int) -> None:
         """What nobody answered for as long as it was to be said is not said again."""
+        if not self._entries:
+            return
         over = [k for k, entry in self._entries.items() if entry.until_ns is not None and now_ns >= entry.until_ns]
         for key in over:
             del self._entries[key]
 
     def next_ns(self) -> int | None:
         """When there is something to say again."""
-        return min((entry.next_ns for entry in self._entries.values()), default=None)
+        return min(entry.next_ns for entry in self._entries.values()) if self._entries else None

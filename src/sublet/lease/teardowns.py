@@ -54,6 +54,8 @@ class Teardowns:
 
     def next_ns(self) -> int | None:
         """When the next step is due."""
+        if not self._all:
+            return None
         return min((down.due_ns for down in self._all.values() if down.due_ns is not None), default=None)
 
     def are_parking(self, under: LeaseId) -> bool:

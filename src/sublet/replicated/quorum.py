@@ -60,11 +60,19 @@ class Seats:
 
     def readable(self, heard: Collection[str]) -> bool:
         """Whether these are enough to ask."""
-        return sum(member in heard for member in self.members) >= self.read
+        return self._seated(heard) >= self.read
 
     def writable(self, took: Collection[str]) -> bool:
         """Whether these are enough to have taken a write."""
-        return sum(member in took for member in self.members) >= self.write
+        return self._seated(took) >= self.write
+
+    def _seated(self, whom: Collection[str]) -> int:
+        """How many of them have a seat. Asked after every answer, so counted without ado."""
+        count = 0
+        for member in self.members:
+            if member in whom:
+                count += 1
+        return count
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,11 @@ class Process:
 
     def after(self, local_ns: int, do: Callable[..., None], *args: Any) -> None:
         """Do this when so much time has passed on the own clock, if still alive then."""
-        self.world.push(self.world.now + max(0, local_ns) * _PPM // self.clock.rate_ppm, self, do, args)
+        world = self.world
+        if local_ns > 0:
+            world.push(world.now + local_ns * _PPM // self.clock.rate_ppm, self, do, args)
+        else:
+            world.push(world.now, self, do, args)
 
     def at(self, local_ns: int, do: Callable[..., None], *args: Any) -> None:
         """Do this when the own clock shows ``local_ns``."""

@@ -114,7 +114,8 @@ class World:
 
     def run_until(self, end: int) -> None:
         """Let moments pass."""
-        heap, watch, nodes = self._heap, self.watch, self.nodes
+        heap, watch = self._heap, self.watch
+        overlaps = [node.machine.overlaps for node in self.nodes]
         while heap and heap[0][0] <= end:
             at, _, process, boot, do, args = heapq.heappop(heap)
             self.now = at
@@ -126,9 +127,8 @@ class World:
                     continue
             do(*args)
             self.steps += 1
-            for node in nodes:
-                if node.machine.overlaps:
-                    watch.fail("L1", node.machine.overlaps[0])
+            if any(overlaps):
+                watch.fail("L1", next(filter(None, overlaps))[0])
         self.now = max(self.now, end)
         if self.steps > STEPS_MAX:
             watch.fail("S2", f"{self.steps} steps: something goes round in circles")
