@@ -125,6 +125,7 @@ class Lender:
             file = spares[0]
             file.is_lent = True
             self._flight.append((key, file, buffer.address, watch))
+            file.area.populate()
             copy_bytes(memoryview(file.area), content)
         else:
             self._last += 1
@@ -161,6 +162,7 @@ class Lender:
         if file is None or not file.is_lent or len(file.area) != lodged.nbytes:
             raise InvalidRequest("an array came in memory that was not lent for it")
         self._viewed.append(file)
+        file.area.populate()
         return memoryview(file.area)
 
     def settle(self) -> None:

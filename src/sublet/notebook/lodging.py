@@ -178,8 +178,10 @@ class Lodger:
         home = _Home(Lasting.of(given.file.fd, lodged.nbytes))
         home.area.file.number = lodged.number
         adopt(home.area)
+        home.area.populate()
+        if all(len(one.area) != lodged.nbytes for one in self._homes):  # else something is going to change places
+            home.watch.begin(address_of(memoryview(home.area)), lodged.nbytes, shared=True)
         self._homes.append(home)
-        home.watch.begin(address_of(memoryview(home.area)), lodged.nbytes, shared=True)
 
     def lent(self) -> list[Lodged]:
         """Nothing is lent from here."""

@@ -8,6 +8,7 @@ memory is there is looked at before it is mapped: so reading it cannot end anybo
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -19,6 +20,8 @@ from sublet.wire.shared import BLOCK, SHARED_MAX, write_all
 __all__ = ["Lasting", "LastingFile"]
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_POPULATE: Final = 22
+"""MADV_POPULATE_READ, of kernels from 5.14 on."""
 
 
 class LastingFile:
@@ -46,6 +49,7 @@ class Lasting(mmap.mmap):
     """What is mapped here; it can become another (``durable.lasting``)."""
     parted: bool
     """It is mapped privately: what is written here nobody else sees."""
+    is_populated: bool
 
     @classmethod
     def filled(cls, content: memoryview) -> Lasting:
@@ -67,8 +71,15 @@ class Lasting(mmap.mmap):
     def on(cls, file: LastingFile) -> Lasting:
         """A map of this."""
         made = cls(file.fd, file.length)
-        made.file, made.parted = file, False
+        made.file, made.parted, made.is_populated = file, False, False
         return made
+
+    def populate(self) -> None:
+        """All of it is going to be touched: map its pages at once, which costs a fraction of a fault for each."""
+        if not self.is_populated:
+            self.is_populated = True
+            with contextlib.suppress(OSError):
+                self.madvise(_POPULATE)
 
 
 def _check(fd: int, length: int) -> None:
