@@ -16,6 +16,7 @@ from sublet.durable.upkeep import verify
 from sublet.supervisor.mounts import mounts_below
 from sublet.values import MIB, EndReason, Kind, LeaseId, ResourceId
 from sublet.wire.orders import Device, End, EndedHere, Extend, NotHeld, Parking, TornDown
+from sublet.wire.page import PageReader, PageState
 from tests.integration.supervisor_stage import SupervisorStage, inventory_of
 from tests.integration.test_blocks import E5, A, S, grant, part
 from tests.integration.test_suspend import NOT_FROZEN, Desk
@@ -106,49 +107,18 @@ def saved_in(stage: SupervisorStage) -> dict[str, object]:
     return dict(found)
 
 
-@pytest.mark.parametrize(
-    ("how", "faults"),
-    [("runs out", ""), ("runs out", NOT_FROZEN), ("released", ""), ("preempted", "")],
-    ids=["runs out", "runs out, stopped one by one", "released", "preempted"],
-)
-def test_what_is_parked_saves_before_its_parking_lease_ends_it(tmp_path: Path, how: str, faults: str) -> None:
-    """It is told, has no device, saves, and leaves before it would be killed. The report says what was saved."""
-    with stage_at(tmp_path, faults) as stage:
-        desk, under, guest = parked(stage)
-        if how == "runs out":
-            runs_out(desk, under)
-        else:
-            is_taken(desk, under, EndReason(how))
-        number, of_device = guest.hear()
-        assert of_device.startswith(("StaleEpoch", "Lease")), "nothing may be done on a device"
-        until("its end", lambda: not stage.marked(LeaseId("a")))
-        if how == "runs out":
-            ends: list[EndReason] = []
-
-            def ended() -> bool:
-                stage.office_line.wait(0.02)
-                ends.extend(
-                    one.reason for one in desk.reports if isinstance(one, EndedHere) and one.lease == under.lease
-                )
-                return bool(ends)
-
-            until("word of the end", ended)
-            assert ends[0] is EndReason.EXPIRED
-            is_taken(desk, under, EndReason.EXPIRED)
-        torn = desk.torn_down(under.lease)
-        assert torn.saved is not None
-        assert (torn.saved.version, torn.saved.volume) == (number, "ckpt")
-        assert int(str(saved_in(stage)["n"])) >= 50, "the step in which it was stopped is in it"
-
-
-def test_who_saves_and_leaves_is_gone_on_with_by_nobody(stage: SupervisorStage) -> None:
-    """Neither a longer life of its parking lease nor a device calls it back."""
+def test_what_is_parked_saves_before_its_time_runs_out_and_leaves(stage: SupervisorStage) -> None:
+    """It is told, has no device, saves, and is gone before it would be killed. Nobody goes on with it from the moment
+    on: neither a longer life of its parking lease nor a device calls it back."""
     desk, under, guest = parked(stage, before_it_leaves="wait_for('it')")
+    page = PageReader(str(next(path for path in stage.runtime.rglob("page") if path.parent.name.startswith("a."))))
     runs_out(desk, under)
-    guest.hear()
-    desk.stage.office_line.order(
+    until("the warning", lambda: page.read().state is PageState.LEAVING)
+    stage.office_line.order(
         Extend(lease=under.lease, epoch=under.epoch, number=100, deadline_ns=now_ns() + 600 * S, ttl_ns=600 * S)
     )
+    number, of_device = guest.hear()
+    assert of_device.startswith(("StaleEpoch", "Lease")), "nothing may be done on a device"
     desk.device = 1
     desk.grant("late", desk.gpu(), resume=under)
     (refused,) = [one for one in desk.reports if isinstance(one, NotHeld)]
@@ -156,7 +126,35 @@ def test_who_saves_and_leaves_is_gone_on_with_by_nobody(stage: SupervisorStage) 
     assert "saves, and leaves" in refused.detail
     guest.go("it")
     until("its end", lambda: not stage.marked(LeaseId("a")))
-    assert int(str(saved_in(stage)["n"])) >= 50
+
+    def ends() -> list[EndReason]:
+        stage.office_line.wait(0.02)
+        return [one.reason for one in desk.reports if isinstance(one, EndedHere) and one.lease == under.lease]
+
+    until("word of the end", ends)
+    assert set(ends()) == {EndReason.EXPIRED}
+    is_taken(desk, under, EndReason.EXPIRED)
+    assert_told(desk.torn_down(under.lease), number)
+    assert int(str(saved_in(stage)["n"])) >= 50, "the step in which it was stopped is in it"
+
+
+def test_it_saves_as_well_when_it_is_let_go_and_no_office_is_needed(tmp_path: Path) -> None:
+    """An office that comes asks again for the end, and hears what was saved."""
+    with stage_at(tmp_path, NOT_FROZEN) as stage:
+        desk, under, guest = parked(stage)
+        is_taken(desk, under, EndReason.RELEASED)
+        stage.hang_up()
+        number, _ = guest.hear()
+        until("its end", lambda: not stage.marked(LeaseId("a")))
+        stage.connect()
+        is_taken(desk, under, EndReason.RELEASED)
+        assert_told(desk.torn_down(under.lease), number)
+        assert int(str(saved_in(stage)["n"])) >= 50
+
+
+def assert_told(torn: TornDown, number: int) -> None:
+    assert torn.saved is not None
+    assert (torn.saved.version, torn.saved.volume) == (number, "ckpt")
 
 
 def test_a_supervisor_that_dies_over_such_a_save_leaves_nobody_and_what_was_saved(stage: SupervisorStage) -> None:
@@ -174,12 +172,3 @@ def test_a_supervisor_that_dies_over_such_a_save_leaves_nobody_and_what_was_save
         return not stage.residue()
 
     until("nothing left", is_clean)
-
-
-def test_an_end_without_time_is_the_end(stage: SupervisorStage) -> None:
-    """As at a deadline that came while the supervisor could not look. What was saved before is whole."""
-    desk, under, _ = parked(stage)
-    desk.end_parking(under)
-    until("its end", lambda: not stage.marked(LeaseId("a")))
-    assert saved_in(stage)["n"] == 0
-    assert not [one for one in desk.reports if isinstance(one, TornDown) and one.saved is not None]
