@@ -98,7 +98,7 @@ def hash_chunks(look: Look, numbers: Sequence[int]) -> dict[int, bytes]:
 
 def hashes_in(table: bytes | bytearray) -> tuple[bytes, ...]:
     """The hashes of a table. There are 4,096 for each GiB, and mostly all are wanted at once."""
-    return struct.unpack(f"{HASH_BYTES}s" * (len(table) // HASH_BYTES), table)
+    return struct.Struct(f"{HASH_BYTES}s" * (len(table) // HASH_BYTES)).unpack(table)  # its like would be kept else
 
 
 def chunk_hash(data: memoryview | bytes) -> bytes:

@@ -12,7 +12,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-__all__ = ["PAGE", "address_of", "copy_bytes", "fresh_memory", "memory_at"]
+__all__ = ["PAGE", "address_of", "copy_beside", "copy_bytes", "fresh_memory", "memory_at"]
 
 PAGE: Final = mmap.PAGESIZE
 HUGE: Final = 2 << 20
@@ -79,6 +79,12 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
     with ThreadPoolExecutor(workers, "sublet-copy") as pool:
         for _ in pool.map(move, range(0, length, share)):
             pass
+
+
+def copy_beside(target: memoryview, source: memoryview) -> None:
+    """Copy all of ``source`` while other threads of the program go on."""
+    if source.nbytes:
+        ctypes.memmove(address_of(target), address_of(source), source.nbytes)
 
 
 def fresh_memory(length: int) -> memoryview:

@@ -3,11 +3,16 @@
 A chunk is copied into a batch, hashed there, and written from there: what others do to the memory meanwhile reaches
 neither the hash nor the file. While one batch is filled another is on its way to the disk, in a thread of its own, so
 that hashing costs no time of its own.
+
+Batches follow each other in the file page by page, so they can go to the disk as they are, past the page cache: that
+takes a tenth of the processor, which is what a save beside a program's own work should leave to that.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import queue
 import threading
@@ -32,12 +37,14 @@ from sublet.durable.format import (
     parse_index,
     parse_trailer,
 )
-from sublet.durable.memory import fresh_memory
+from sublet.durable.memory import PAGE, fresh_memory
 from sublet.errors import CheckpointDamaged, CheckpointFailed
 
 __all__ = ["PackFile", "PackWriter", "Pressing", "file_name"]
 
 BATCH_BYTES: Final = 4 << 20
+BATCH_ROOM: Final = BATCH_BYTES + PAGE
+"""With what does not fill a page, which goes on from the batch before."""
 BATCHES: Final = 4
 SAMPLE_BYTES: Final = 8 * 1024
 SHRINKS: Final = 0.8
@@ -60,8 +67,10 @@ _spare: list[memoryview] = []
 class PackWriter:
     """One pack, under a temporary name until ``finish``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, beside: bool = False) -> None:
+        """``beside``: a program is at work meanwhile, and wants the processor for itself."""
         self._folder = folder
+        self._past_cache = beside
         self._path = folder / "pack.part"
         self._fd = -1
         self._entries: list[Entry] = []
@@ -84,8 +93,8 @@ class PackWriter:
     def room(self, length: int) -> memoryview:
         """Memory for the next chunk. It counts once ``keep`` is called; until then it may be filled again."""
         if self._batch is None or self._used + length > self._batch.nbytes:
-            self._hand_over()
-            self._batch = self._next_batch(length)
+            self._turn_over(length)
+        assert self._batch is not None
         return self._batch[self._used : self._used + length]
 
     def keep(self, digest: bytes, length: int, *, shrink: bool = False) -> None:
@@ -128,13 +137,9 @@ class PackWriter:
         try:
             index = dump_index(self._entries)
             end = index + dump_trailer(index, self._at)
-            if self._batch is not None and self._used + len(end) <= self._batch.nbytes:
-                self._batch[self._used : self._used + len(end)] = end
-                self._used += len(end)
-                self._hand_over(last=True)
-            else:
-                self._hand_over(last=True)
-                self._write(memoryview(end))
+            self.room(len(end))[:] = end
+            self._used += len(end)
+            self._finish_writing()
             os.fsync(self._fd)
             name = pack_name(index)
             path = self._folder / file_name(name)
@@ -157,12 +162,14 @@ class PackWriter:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Batches are kept for the next pack of this process, once nobody writes from them."""
-        batch, self._batch = self._batch, None
-        while batch is not None:
-            if batch.nbytes == BATCH_BYTES and len(_spare) < BATCHES:
+        """One batch is kept for the next pack of this process, once nobody writes from it."""
+        if self._batch is not None:
+            self._free.put(self._batch)
+            self._batch = None
+        while not self._free.empty():
+            batch = self._free.get()
+            if batch.nbytes == BATCH_ROOM and not _spare:
                 _spare.append(batch)
-            batch = None if self._free.empty() else self._free.get()
 
     def __enter__(self) -> PackWriter:
         return self
@@ -178,56 +185,96 @@ class PackWriter:
 
     def _next_batch(self, length: int) -> memoryview:
         if length > BATCH_BYTES:
-            return fresh_memory(length)
+            return fresh_memory(length + PAGE)
         if self._made < BATCHES:
             self._made += 1
-            return _spare.pop() if _spare else fresh_memory(BATCH_BYTES)
+            return _spare.pop() if _spare else fresh_memory(BATCH_ROOM)
         batch = self._free.get()
         if self._failure is not None:
             raise self.failed(self._failure)
         return batch
 
-    def _hand_over(self, *, last: bool = False) -> None:
-        """The batch goes to the thread; the only batch of a small pack is written here and now."""
-        if self._fd < 0:
-            try:
-                self._fd = os.open(self._path, NEW_FILE, 0o600)
-                self._write(memoryview(PACK_HEADER))
-            except OSError as error:
-                raise self.failed(error) from error
-        if self._batch is not None and self._used:
-            if self._thread is None and last:
-                self._write(self._batch[: self._used])
-            else:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="sublet-pack", daemon=True)
-                    self._thread.start()
-                self._filled.put((self._batch, self._used))
-        self._batch, self._used = None, 0
-        if last and self._thread is not None:
-            self._filled.put(None)
-            self._thread.join()
-            self._thread = None
+    def _turn_over(self, length: int) -> None:
+        """The next batch. What of this one does not fill a page begins it."""
+        begin = PACK_HEADER
+        if self._batch is not None:
+            whole = self._used - self._used % PAGE
+            begin = bytes(self._batch[whole : self._used])
+            self._hand_over(self._batch, whole)
+        self._batch, self._used = self._next_batch(length), len(begin)
+        self._batch[: len(begin)] = begin
+
+    def _hand_over(self, batch: memoryview, used: int) -> None:
+        """To the thread, which is there from the second batch on."""
+        self._open()
+        if self._thread is None:
+            if self._past_cache:
+                self._past_cache = _set_direct(self._fd, on=True)
+            self._thread = threading.Thread(target=self._run, name="sublet-pack", daemon=True)
+            self._thread.start()
+        self._filled.put((batch, used))
         if self._failure is not None:
             raise self.failed(self._failure)
 
+    def _finish_writing(self) -> None:
+        """The only batch of a small pack is written here and now."""
+        assert self._batch is not None
+        if self._thread is None:
+            self._open()
+            self._past_cache = False
+            self._write(self._batch[: self._used])
+            return
+        self._filled.put((self._batch, self._used))
+        self._batch, self._used = None, 0
+        self._filled.put(None)
+        self._thread.join()
+        self._thread = None
+        if self._failure is not None:
+            raise self.failed(self._failure)
+
+    def _open(self) -> None:
+        if self._fd >= 0:
+            return
+        try:
+            self._fd = os.open(self._path, NEW_FILE, 0o600)
+        except OSError as error:
+            raise self.failed(error) from error
+
     def _run(self) -> None:
-        written = started = 0
+        written = 0
         while (job := self._filled.get()) is not None:
             batch, used = job
             if self._failure is None:
                 try:
                     self._write(batch[:used])
+                    if not self._past_cache:
+                        _start_writing(self._fd, written, used)  # so that the disk works while we hash
                     written += used
-                    _start_writing(self._fd, started, written - started)  # so that the disk works while we hash
-                    started = written
                 except OSError as error:
                     self._failure = error
             self._free.put(batch)
 
     def _write(self, data: memoryview) -> None:
         while data:
-            data = data[os.write(self._fd, data) :]
+            if self._past_cache and data.nbytes < PAGE:
+                self._into_cache()
+            try:
+                rest = data.nbytes % PAGE if self._past_cache else 0
+                written = os.write(self._fd, data[: data.nbytes - rest])
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._past_cache:
+                    raise
+                self._into_cache()  # a file system that has its own idea of what may go past the cache
+                continue
+            if written % PAGE:
+                self._into_cache()
+            data = data[written:]
+
+    def _into_cache(self) -> None:
+        """From here on as usual: what is left does not fill a page, or does not begin with one."""
+        if self._past_cache:
+            self._past_cache = False
+            _set_direct(self._fd, on=False)
 
     def failed(self, error: BaseException) -> CheckpointFailed:
         self._failure = error
@@ -266,6 +313,16 @@ class Pressing:
 
 
 _libc: Any = None
+
+
+def _set_direct(fd: int, *, on: bool) -> bool:
+    """Whether writes go past the page cache from here on. Not every file system can do that."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+    except OSError:
+        return False
+    return on
 
 
 def _start_writing(fd: int, offset: int, length: int) -> None:

@@ -29,6 +29,7 @@ from sublet.durable.changes import (
 from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.files import write_synced
 from sublet.durable.format import LeafRef, Manifest, PackRef
+from sublet.durable.memory import copy_beside
 from sublet.durable.packs import PackFile, PackWriter, file_name
 from sublet.durable.records import INLINE_MAX, Blob, Record, dump_leaf, leaf_starts
 from sublet.durable.roots import Group, encode_roots
@@ -118,6 +119,8 @@ class Capture:
 
     records: Sequence[tuple[Sequence[str], bytes, Sequence[Piece]]]
     state_bytes: int
+    is_copy: bool = False
+    """The program goes on meanwhile."""
     took_ns: int = 0
     """How long it took to look at the state."""
 
@@ -156,7 +159,8 @@ class Saver:
         for group in groups:
             pieces = [self._piece(buffer, base, copy) for buffer in group.encoded.buffers]
             records.append((group.names, group.encoded.head, pieces))
-        return Capture(records=records, state_bytes=sum(group.encoded.nbytes for group in groups))
+        state_bytes = sum(group.encoded.nbytes for group in groups)
+        return Capture(records=records, state_bytes=state_bytes, is_copy=copy is not None)
 
     def _piece(self, buffer: Buffer, base: Base, copy: Copies | None) -> Piece:
         piece = Piece(length=buffer.length, kind=buffer.kind, writable=buffer.writable)
@@ -189,7 +193,7 @@ class Saver:
         """Put into ``staging`` what ``base`` lacks, and the manifest. ``carry``: records of the base that stay as they
         are, under names that the capture has not: somebody else's, or what nobody has loaded. ``spare``: bytes that may
         be spent on moving chunks of older packs together; None: any. What has no room stays where it is."""
-        with PackWriter(staging) as writer:
+        with PackWriter(staging, beside=capture.is_copy) as writer:
             run = _Run(writer, base, self._finder, self.chunk_bytes)
             records = [*map(run.carried, carry), *(run.record(*record) for record in capture.records)]
             leaves = run.leaves(sorted(records, key=lambda record: record.names[0]) if carry else records)
@@ -350,7 +354,7 @@ class _Run:
             self.read_bytes += chunk.nbytes
             digest = hashes[n] = chunk_hash(chunk)
             if digest not in self._base.where and digest not in self._writer.hashes:
-                self._writer.room(chunk.nbytes)[:] = chunk
+                copy_beside(self._writer.room(chunk.nbytes), chunk)
                 self._writer.keep(digest, chunk.nbytes, shrink=shrink)
         return hashes
 

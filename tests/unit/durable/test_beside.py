@@ -1,0 +1,70 @@
+"""A pack that is written past the page cache, beside a program's work, is the pack that any other way makes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sublet.durable.changes import chunk_hash
+from sublet.durable.format import PackRef
+from sublet.durable.packs import PackFile, PackWriter
+
+SIZES = (0, 1, 700, 4095, 4096, 4097, 60_000, 256 * 1024, 256 * 1024, 3 << 20, 5 << 20, 100)
+
+
+def written(folder: Path, chunks: list[bytes], *, beside: bool) -> tuple[PackRef, bytes]:
+    folder.mkdir()
+    with PackWriter(folder, beside=beside) as writer:
+        for chunk in chunks:
+            writer.room(len(chunk))[:] = chunk
+            writer.keep(chunk_hash(chunk), len(chunk), shrink=len(chunk) < 5000)
+        made = writer.finish()
+    assert made is not None
+    ref, path = made
+    pack = PackFile(path, ref)
+    assert sorted(map(pack.content, pack.entries)) == sorted(chunks)
+    pack.close()
+    return ref, path.read_bytes()
+
+
+def some_chunks(seed: int) -> list[bytes]:
+    chance = random.Random(seed)
+    return [chance.randbytes(chance.choice(SIZES)) for _ in range(chance.randrange(1, 40))]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_is_the_same_to_the_byte(tmp_path: Path, seed: int) -> None:
+    chunks = list(dict.fromkeys(some_chunks(seed)))
+    assert written(tmp_path / "a", chunks, beside=True) == written(tmp_path / "b", chunks, beside=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_writes_that_stop_early_or_are_refused_change_nothing(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes past the cache must begin and end with a page; what does not goes the usual way."""
+    chunks = list(dict.fromkeys(some_chunks(seed)))
+    wanted = written(tmp_path / "a", chunks, beside=False)
+    chance = random.Random(seed)
+    monkeypatch.setattr(os, "write", odd(chance, os.write))
+    assert written(tmp_path / "b", chunks, beside=True) == wanted
+
+
+def odd(chance: random.Random, write: Callable[[int, memoryview], int]) -> Callable[[int, memoryview], int]:
+    direct: list[bool] = []
+
+    def one(fd: int, data: memoryview) -> int:
+        direct.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        if direct[-1] and chance.random() < 0.2:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if not direct[-1] and len(data) > 1 and chance.random() < 0.3:
+            return write(fd, data[: chance.randrange(1, len(data))])
+        return write(fd, data[: 4096 * chance.randrange(1, 99)]) if direct[-1] else write(fd, data)
+
+    return one
