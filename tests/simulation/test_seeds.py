@@ -71,6 +71,8 @@ def test_who_waits_for_what_is_quarantined_and_keeps_the_rest_from_others_is_not
     assert next(failures).rule == "S4"
 
 
-def test_whoever_hears_of_his_place_after_he_went_home_leaves_the_line() -> None:
-    """Liveness seed 1591: he waited on, for a device on which somebody was stuck for good."""
-    assert run_seed(1591, "liveness").failures == []
+@pytest.mark.parametrize("seed", [1591, 2616])
+def test_the_healed_core_is_whole(seed: int) -> None:
+    """1591: who heard of his place in the line after he went home waited on, for a device on which somebody was stuck
+    for good. 2616: the office had come out of a backup from before there were tenants, and nobody made them again."""
+    assert run_seed(seed, "liveness").failures == []

@@ -23,6 +23,7 @@ from typing import Final
 
 from sublet.lease.fence import FenceTable, Live
 from sublet.lease.hardware import Hardware
+from sublet.lease.policy import lead_ns
 from sublet.lease.repeats import Repeats
 from sublet.lease.teardowns import Teardowns
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
@@ -45,8 +46,8 @@ class ParkingLot:
         self._parkable: Repeats[LeaseId] = Repeats()
         self._under: dict[LeaseId, bool] = {}
         """Leases under which somebody is, or may soon be parked; whether somebody was seen there."""
-        self._leaving: set[LeaseId] = set()
-        """Those of them whose guests were set going to save and leave."""
+        self._leaving: dict[LeaseId, int] = {}
+        """Those of them whose guests were set going to save and leave, with the deadline for which that was."""
 
     # ---- 1: notice ----
 
@@ -97,31 +98,42 @@ class ParkingLot:
 
     # ---- 3: parked ----
 
+    def time_to_save(self, live: Live | None, until_ns: int, save_ns: int, now_ns: int) -> int:
+        """Until when an end that comes by an order waits. What is parked had no notice in which it could have saved, so it
+        has as long as its last save needs, if its lease would have lasted so long, and if there is any time at all."""
+        if live is None or live.lease not in self._under or until_ns <= now_ns:
+            return until_ns
+        return max(until_ns, min(live.deadline_ns, now_ns + lead_ns(0, save_ns)))
+
     def warned(self, lease: LeaseId) -> None:
         """Its time runs out: whoever is parked under it was set going to save, and leaves."""
-        if lease in self._under:
-            self._leaving.add(lease)
+        live = self._fence.get(lease)
+        if lease in self._under and live is not None:
+            self._leaving.setdefault(lease, live.deadline_ns)
 
     def empty(self) -> list[tuple[Live, EndReason, str]]:
         """Live parking leases whose guests were seen there and are gone, and how each ends by that."""
         found = []
         for under, was_seen in tuple(self._under.items()):
             live = self._fence.get(under)
-            if live is None:
-                self._forget(under)
-            elif self._hardware.parked(under):
+            if live is not None and self._hardware.parked(under):
                 self._under[under] = True
-            elif was_seen:
-                found.append((live, *self._forget(under)))
-            elif not self._teardowns.are_parking(under):
-                self._forget(under)  # nobody came, which the office hears with the end of the other lease
+                continue
+            if live is not None and was_seen:
+                found.append((live, *self._why_empty(live)))
+            elif live is not None and self._teardowns.are_parking(under):
+                continue
+            del self._under[under]  # nobody came, which the office hears with the end of the other lease; or it is over
+            self._leaving.pop(under, None)
         return found
 
-    def _forget(self, under: LeaseId) -> tuple[EndReason, str]:
-        del self._under[under]
-        if under not in self._leaving:
+    def _why_empty(self, live: Live) -> tuple[EndReason, str]:
+        until_ns = self._leaving.get(live.lease)
+        if until_ns is None:
             return EndReason.GUEST_FAILED, "what was parked under it is gone"
-        self._leaving.discard(under)
+        if until_ns < live.deadline_ns:  # its time did not run out, so it does not end as if it had
+            detail = "what was parked under it had been told to save and leave before it was renewed, and has left"
+            return EndReason.GUEST_FAILED, detail
         return EndReason.EXPIRED, "its time ran out, and what was parked under it left before"
 
     # ---- 4: resume ----

@@ -84,6 +84,7 @@ class Progress:
     def _look_after(self) -> None:
         world = self._world
         if world.office.opened:
+            world.make_tenants()
             for node in world.nodes:
                 world.office.submit(cmd.Drain(node=node.agent.node, draining=False), None)
                 if node.name in self._lost:

@@ -135,16 +135,21 @@ class World:
 
     def _settle_in(self) -> None:
         """The operator makes the tenants, as often as it takes; then people come."""
-        office = self.office
-        known = office.ledger.state.tenants if office.ledger is not None and office.opened else {}
-        if all(tenant in known for tenant in self.tenants):
+        if self.make_tenants():
             for holder in self.holders:
                 holder.begin()
             return
-        for tenant in self.tenants:
-            if tenant not in known:
-                office.submit(cmd.AddTenant(tenant=tenant, token_hash=f"hash of {tenant}"), None)
         self.push(self.now + _S, None, self._settle_in)
+
+    def make_tenants(self) -> bool:
+        """Those that the office does not know, perhaps because it came out of a backup from before. Whether it knew
+        them all."""
+        office = self.office
+        known = office.ledger.state.tenants if office.ledger is not None and office.opened else {}
+        unknown = [tenant for tenant in self.tenants if tenant not in known]
+        for tenant in unknown:
+            office.submit(cmd.AddTenant(tenant=tenant, token_hash=f"hash of {tenant}"), None)
+        return not unknown
 
     def office_of(self, holder: Process) -> OfficeProcess:
         """Whom this holder talks to: some have not heard that the office was replaced."""

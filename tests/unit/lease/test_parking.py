@@ -345,7 +345,7 @@ def test_what_is_parked_is_set_going_before_its_time_runs_out_and_leaves() -> No
 
 
 def test_who_leaves_is_not_called_back_by_an_extension() -> None:
-    """It was told; and when it has gone, so has the lease."""
+    """It was told; and when it has gone, so has the lease. Its time did not run out, and that is not said of it."""
     rig = Rig()
     rig.parked()
     rig.wait(595)
@@ -356,7 +356,7 @@ def test_who_leaves_is_not_called_back_by_an_extension() -> None:
     rig.grant(AGAIN, 3, gpu(OTHER), resume=HERE)
     assert rig.said(NotHeld)
     rig.wait(10)
-    assert {one.reason for one in rig.said(EndedHere) if isinstance(one, EndedHere)} == {EndReason.EXPIRED}
+    assert {one.reason for one in rig.said(EndedHere) if isinstance(one, EndedHere)} == {EndReason.GUEST_FAILED}
 
 
 def test_what_is_parked_has_as_long_to_save_as_it_needed_before() -> None:
@@ -378,6 +378,22 @@ def test_an_order_that_leaves_time_sets_it_going(grace_s: float) -> None:
     rig.end(UNDER, 2, Part(resource=MEMORY, kind=Kind.MEMORY, amount=2 * GIB), grace_s=grace_s)
     assert rig.agent.machine.set_going == ({UNDER} if grace_s else set())
     rig.wait(5)
+    assert rig.on(MEMORY) == []
+
+
+@pytest.mark.parametrize(("save_s", "gone_s"), [(0, 3), (20, 30), (1000, 590)])
+def test_an_order_waits_for_as_long_as_saving_takes(save_s: float, gone_s: float) -> None:
+    """It is the first that what is parked hears of its end; but never beyond the deadline that the lease had."""
+    rig = Rig()
+    rig.at_work()
+    rig.agent._law.saved(A, round(save_s * S))
+    rig.end(A, 1, gpu(), park=HERE)
+    rig.wait(10)
+    rig.agent.faults.turn_on(FaultName.DEAF_GUEST)
+    rig.end(UNDER, 2, Part(resource=MEMORY, kind=Kind.MEMORY, amount=2 * GIB), grace_s=3)
+    rig.wait(gone_s - 1)
+    assert rig.on(MEMORY) == [UNDER]
+    rig.wait(2)
     assert rig.on(MEMORY) == []
 
 
