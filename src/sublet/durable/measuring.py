@@ -41,9 +41,12 @@ def _around(capture: Capture) -> int:
 
 
 def _most(piece: Piece) -> int:
-    if piece.look is None:
+    look = piece.look
+    if look is None or not look.candidates:
         return 0
-    return sum(len(piece.look.chunk(n)) + CHUNK_COST for n in piece.look.candidates)
+    has_last = look.candidates[-1] == look.count - 1
+    short = look.count * look.chunk_bytes - look.length if has_last else 0  # the last chunk has what is left
+    return len(look.candidates) * (look.chunk_bytes + CHUNK_COST) - short
 
 
 def _closely(capture: Capture, base: Base) -> int:
