@@ -121,6 +121,8 @@ class Teardowns:
         """Take every step that is due, and say what came of it."""
         torn: dict[tuple[LeaseId, Epoch], list[Teardown]] = {}
         for down in teardowns:
+            if down.due_ns is not None and down.due_ns > now_ns and not down.is_settled:
+                continue
             down.advance(now_ns, self._hardware, self._bounds)
             if down.phase is Phase.CLEAN and not down.asked:
                 del self._all[down.lease, down.part.resource]  # if the office asks, it looks again

@@ -17,6 +17,7 @@ __all__ = ["CONTROLLERS", "Files", "Place", "find_places"]
 CONTROLLERS: Final = ("memory", "pids", "cpu", "cpuset", "devices", "freezer", "cpuacct")
 """Those we know how to use; a unified hierarchy has neither of the last three, and needs none of them."""
 _PIECE: Final = 1 << 16
+_NUMBER_MAX: Final = 64
 _NOTHING_BELOW: Final = 2
 """Links to a folder without folders in it: its name and its dot. It spares reading forty names to find none."""
 
@@ -31,11 +32,29 @@ class Files:
         except OSError:
             return None
         try:
-            return os.fsdecode(b"".join(iter(lambda: os.read(fd, _PIECE), b"")))
+            text = piece = os.read(fd, _PIECE)
+            while piece:
+                piece = os.read(fd, _PIECE)
+                text += piece
+            return os.fsdecode(text)
         except OSError:
             return None
         finally:
             os.close(fd)
+
+    def number(self, path: str) -> int:
+        """One number in a file of its own; 0 where there is none."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return 0
+        try:
+            text = os.read(fd, _NUMBER_MAX).strip()
+        except OSError:
+            return 0
+        finally:
+            os.close(fd)
+        return int(text) if text.isdigit() else 0
 
     def write(self, path: str, text: str) -> None:
         """In one piece, as the kernel wants it; never makes a file."""

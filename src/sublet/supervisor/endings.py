@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from sublet.supervisor.guest import Guest
+from sublet.supervisor.looking import UNSEEN_S
 from sublet.supervisor.loop import Loop, Timer, confess
 from sublet.supervisor.tree import Trees
 from sublet.values import NS_PER_S, EndReason, GuestId
 
-__all__ = ["UNSEEN_S", "Endings"]
+__all__ = ["Endings"]
 
 KILL_AGAIN_NS: Final = NS_PER_S // 2
 """Between two attempts to end one guest alone (the end of a lease has its own rhythm)."""
 BOXES_MAX: Final = 24
 """So many at once are looked for each in its own group; beyond that one look at all processes is cheaper."""
-UNSEEN_S: Final = 0.2
-"""After a look that could not be taken, for want of descriptors or memory: nothing is concluded from it."""
 ENDED_ALONE_GRACE_NS: Final = 5 * NS_PER_S
 
 

@@ -37,7 +37,7 @@ class Hierarchies(NamedTuple):
 class Group:
     """The box of one guest (or of one lease, around those of its guests)."""
 
-    __slots__ = ("_bases", "_files", "_v2", "_was_struck", "_where", "guest", "lease", "name")
+    __slots__ = ("_bases", "_files", "_v2", "_where", "guest", "lease", "name", "was_struck")
 
     def __init__(self, where: Hierarchies, name: str, lease: LeaseId, guest: GuestId | None) -> None:
         self.name = name
@@ -47,20 +47,20 @@ class Group:
         self._where = where
         self._files = where.files
         self._v2 = f"{where.v2.base}/{name}" if where.v2 is not None else None
-        self._was_struck = False
+        self.was_struck = False
         """Whether all that is in it was sent SIGKILL before."""
         self._bases: tuple[str, ...] | None = None
         """Below which its folders are, if we have made it: they need not be looked for."""
 
     def create(self, limits: Limits | None = None) -> None:
         """Make it, with these limits; harmless where it is there already. ``OSError`` where the kernel refuses."""
+        self._bases = ()
         if self._v2 is not None:
             self._make_v2()
         for controller in self._wanted_v1():
             self._make_v1(controller)
         if limits is not None:
             self.set_limits(limits)
-        self._bases = tuple(folder.removesuffix(f"/{self.name}") for folder in self._made())
 
     def join_paths(self) -> list[str]:
         """The files into which a process with *one thread* writes ``0`` to be in it; what it starts is born in it.
@@ -93,7 +93,6 @@ class Group:
 
     def set_limits(self, limits: Limits) -> list[str]:
         """Cap it; returns what cannot be capped here, by name. To be called before anything joins."""
-        self._bases = None
         asked = {
             "memory": bool(limits.memory_bytes),
             "pids": bool(limits.pids_max),
@@ -109,22 +108,24 @@ class Group:
         ``cgroup.kill`` aims at the first thread of each process, and misses a process whose first thread has ended
         while others go on; so whoever is still listed at the next blow is sent a signal of its own as well. (At the
         first nearly all of them are only about to leave, and to look for them all is most of what the end of many
-        costs.)
+        costs.) For the same reason the first blow looks for them in one hierarchy and not in all: who has moved itself
+        out of that one, as root may, is met by the next.
         """
         if self._v2 is not None and self._tried(f"{self._v2}/cgroup.kill", "1"):
-            if self._was_struck:
-                self._kill_each()
-            self._was_struck = True
+            if self.was_struck:
+                self._kill_each(everywhere=True)
+            self.was_struck = True
             return
         self.freeze()
         try:
-            self._kill_each()
+            self._kill_each(everywhere=self.was_struck)
         finally:
             self.thaw()
+        self.was_struck = True
 
     def signal(self, number: int) -> None:
         """This signal to everything in it now; what is forked meanwhile may miss it."""
-        self._signal_each(self.pids(), number)
+        self._signal_each(number, 1)
 
     @property
     def can_freeze(self) -> bool:
@@ -149,21 +150,25 @@ class Group:
 
     def usage(self) -> Usage:
         """What its processes used, those that have ended included. Zero where it is not counted."""
-        v1 = self._where.v1
-        cpu_ns = self._number(self._v1("cpuacct"), "cpuacct.usage") if "cpuacct" in v1 else 0
+        used, now = self.used(), self._memory("memory.usage_in_bytes", "memory.current")
+        peak = max(used.memory_peak_bytes, now)
+        return Usage(cpu_ns=used.cpu_ns, memory_bytes=now, memory_peak_bytes=peak, oom_kills=self.oom_kills())
+
+    def used(self) -> Usage:
+        """The same, once nothing is in it: what counts in the end, with half as many files to read."""
         if self._v2 is not None:
             cpu_ns = _value(self._files.read(f"{self._v2}/cpu.stat") or "", "usage_usec") * 1000
-        if "memory" in v1:
-            folder = self._v1("memory")
-            now, peak = self._number(folder, "memory.usage_in_bytes"), self._number(folder, "memory.max_usage_in_bytes")
-        elif self._v2 is not None:
-            now, peak = self._number(self._v2, "memory.current"), self._number(self._v2, "memory.peak")
         else:
-            now, peak = 0, 0
-        return Usage(cpu_ns=cpu_ns, memory_bytes=now, memory_peak_bytes=max(peak, now), oom_kills=self.oom_kills())
+            cpu_ns = self._files.number(f"{self._v1('cpuacct')}/cpuacct.usage") if "cpuacct" in self._where.v1 else 0
+        return Usage(cpu_ns=cpu_ns, memory_peak_bytes=self._memory("memory.max_usage_in_bytes", "memory.peak"))
+
+    def _memory(self, v1: str, v2: str) -> int:
+        if "memory" in self._where.v1:
+            return self._files.number(f"{self._v1('memory')}/{v1}")
+        return self._files.number(f"{self._v2}/{v2}") if self._v2 is not None else 0
 
     def oom_kills(self) -> int:
-        """How many of its processes the kernel ended for want of memory; one file, where ``usage`` reads four."""
+        """How many of its processes the kernel ended for want of memory."""
         if "memory" in self._where.v1:
             return _value(self._files.read(f"{self._v1('memory')}/memory.oom_control") or "", "oom_kill")
         return _value(self._files.read(f"{self._v2}/memory.events") or "", "oom_kill") if self._v2 is not None else 0
@@ -172,7 +177,7 @@ class Group:
         """Take it away, with what was made below it; returns the folders that would not go (processes are in them)."""
         left = list[str]()
         for _ in range(_REMOVE_ROUNDS):
-            left = [folder for top in self._made() if not self._gone(top) for folder in self._left_of(top)]
+            left = [folder for top in self._folders() if not self._gone(top) for folder in self._left_of(top)]
             if not left:
                 self._bases = None if self._bases is None else ()
                 break
@@ -185,11 +190,19 @@ class Group:
 
     def _made(self) -> list[str]:
         """Its folders, one for each hierarchy it was made in; controllers mounted together share theirs."""
+        folders = self._folders()
+        return folders if self._bases is not None else [folder for folder in folders if self._files.has(folder)]
+
+    def _folders(self) -> list[str]:
+        """The same; if we have not made it, all that there may be."""
         if self._bases is not None:
             return [f"{base}/{self.name}" for base in self._bases]
         folders = [self._v2] if self._v2 is not None else []
-        folders += [self._v1(controller) for controller in self._where.v1]
-        return [folder for folder in dict.fromkeys(folders) if self._files.has(folder)]
+        return list(dict.fromkeys((*folders, *(self._v1(controller) for controller in self._where.v1))))
+
+    def _know(self, base: str) -> None:
+        if self._bases is not None and base not in self._bases:
+            self._bases += (base,)
 
     def _joined(self) -> list[str]:
         """Where its processes are. Where only the lease is limited they are in the lease's own group: a group for each
@@ -219,6 +232,7 @@ class Group:
     def _make_v2(self) -> None:
         assert self._where.v2 is not None
         folder, controllers = self._where.v2.base, self._where.v2.controllers
+        self._know(folder)
         parts = self.name.split("/")
         for depth, part in enumerate(parts):
             folder = f"{folder}/{part}"
@@ -230,6 +244,7 @@ class Group:
 
     def _make_v1(self, controller: str) -> None:
         folder = self._where.v1[controller]
+        self._know(folder)
         for part in self.name.split("/"):
             above, folder = folder, f"{folder}/{part}"
             self._files.make(folder)
@@ -260,22 +275,27 @@ class Group:
 
     # ---- signals ----
 
-    def _kill_each(self) -> None:
-        killed = set[int]()
-        for _ in range(_KILL_ROUNDS):
-            fresh = [pid for pid in self.pids() if pid not in killed]
-            if not fresh:
-                break
-            self._signal_each(fresh, signal.SIGKILL)
-            killed.update(fresh)
+    def _kill_each(self, *, everywhere: bool) -> None:
+        """And who came meanwhile, until a list has nobody new."""
+        self._signal_each(signal.SIGKILL, _KILL_ROUNDS, everywhere=everywhere)
 
-    def _signal_each(self, pids: Iterable[int], number: int) -> None:
-        """Through pidfds, and only to those still listed after theirs was opened: so no stranger with their number."""
-        held = {pid: fd for pid in pids if (fd := pidfd_open(pid)) is not None}
+    def _signal_each(self, number: int, rounds: int, *, everywhere: bool = True) -> None:
+        """Through pidfds, and only to those still listed after theirs was opened: so no stranger with their number.
+        Each list says this of those before, and who is new; the last has nobody new, or is one too many."""
+        reached, held = set[int](), dict[int, int]()
         try:
-            still = held.keys() & set(self.pids())
-            for pid in still:
-                pidfd_send_signal(held[pid], number)
+            for round_ in range(rounds + 1):
+                listed = self.pids(everywhere=everywhere)
+                for pid in listed:
+                    if pid in held:
+                        pidfd_send_signal(held[pid], number)
+                        reached.add(pid)
+                while held:
+                    os.close(held.popitem()[1])
+                fresh = [pid for pid in listed if pid not in reached]
+                if not fresh or round_ == rounds:
+                    break
+                held = {pid: fd for pid in fresh if (fd := pidfd_open(pid)) is not None}
         finally:
             for fd in held.values():
                 os.close(fd)
@@ -288,10 +308,6 @@ class Group:
         except OSError:
             return False
         return True
-
-    def _number(self, folder: str, name: str) -> int:
-        text = (self._files.read(f"{folder}/{name}") or "").strip()
-        return int(text) if text.isdigit() else 0
 
 
 def _caps_v1(controller: str, limits: Limits) -> list[tuple[str, str]]:

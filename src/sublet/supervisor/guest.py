@@ -127,7 +127,7 @@ class Guest:
     def count(self) -> None:
         """Nothing of it runs, and its group is still there: what it used, for good."""
         if self._used is None:
-            self._used = self.tree.usage()
+            self._used = self.tree.used()
 
     def settle(self) -> None:
         """It is gone: what it used is noted before its group is taken away. It may stay listed for long, so what only

@@ -1,7 +1,8 @@
 """All guests of one supervisor: started, watched, told, ended, and looked for until nothing of them runs.
 
-A guest is *gone* when a look over the process table has shown that none of its processes is there, and no stranger
-(whose might have been its own) either. Looks happen when somebody ended; between them nothing is assumed.
+A guest is *gone* when a look has shown that none of its processes is there, and no stranger (whose might have been its
+own) either. Looks happen when somebody ended; between them nothing is assumed. Mostly the supervisor's own children
+tell; where they do not, everybody on the machine is looked at.
 
 A mistake of ours with one guest is that guest's end (``broken``), and nobody else's: it can no longer be looked after,
 so it must not run on.
@@ -19,11 +20,12 @@ from sublet.clock import Clock
 from sublet.errors import LeaseNotActive, NotFound, SubletError
 from sublet.lease.states import GuestEvent, GuestState
 from sublet.supervisor.connections import mistake
-from sublet.supervisor.endings import UNSEEN_S, Endings
+from sublet.supervisor.endings import Endings
 from sublet.supervisor.guest import Guest, page_of
 from sublet.supervisor.kept import Kept, Room
 from sublet.supervisor.launch import Launch, Prepared
 from sublet.supervisor.logs import GuestLog
+from sublet.supervisor.looking import UNSEEN_S, Looking
 from sublet.supervisor.loop import READ, Loop, confess
 from sublet.supervisor.notes import Notes, note_of
 from sublet.supervisor.reaper import Exit, Reaper
@@ -39,8 +41,7 @@ __all__ = ["Guests"]
 
 DRAIN_NS: Final = 2 * NS_PER_S
 """How long what a guest left in its pipes may take to be read by those who want all of it."""
-REST_MAX_NS: Final = 20_000_000
-AT_ONCE_MAX: Final = 4
+AT_ONCE_MAX: Final = 8
 """Guests whose end is seen to in one turn."""
 
 Begun = Callable[[Guest | None, SpawnFailed | SubletError | None], None]
@@ -71,18 +72,15 @@ class Guests:
         self._notes = notes
         self._launch = launch
         self._logs = logs
-        self._reaper = Reaper(loop, self.look_soon)
+        self._looking = Looking(loop, self._see, lambda: any(True for _ in self.of(None)))
+        self._reaper = Reaper(loop, self._looking.soon)
         self._starting: dict[int, _Starting] = {}
         self._kept = Kept()
         self.room = Room()
         """How many there may be."""
         self._count = 0
-        self._will_look = False
         self._leaving: dict[GuestId, Guest] = {}
         """Seen to be gone, and not yet put away."""
-        self._rest_until_ns = 0
-        """After a look twice as much time is left for other things, so that of many that end one by one most are met by
-        one look."""
         self._endings = Endings(loop, trees, killed=self._struck, safely=self._safely)
 
     # ---- starting ----
@@ -293,52 +291,43 @@ class Guests:
             confess(error)
             self.broken(guest.id)
 
-    def look_soon(self) -> None:
-        """Somebody ended: look who is left, once in this turn."""
-        if not self._will_look and any(not guest.is_gone for guest in self.by_id.values()):
-            self._will_look = True
-            if self._loop.now_ns() >= self._rest_until_ns:
-                self._loop.soon(self._look)
-            else:
-                self._loop.at(self._rest_until_ns, self._look)
-
     def look_after(self) -> None:
-        """Once in a while: what cannot be capped here is measured, and whoever ended unnoticed is found."""
-        self.look_soon()
+        """Once in a while at everybody: what cannot be capped here is measured, and who ended unnoticed is found."""
+        self._looking.soon(at_all=True)
 
-    def _look(self) -> None:
-        self._will_look = False
-        try:
-            self._see()
-        except Exception as error:  # noqa: BLE001 - nothing is concluded, so nothing becomes free by it
-            if not isinstance(error, OSError):
-                confess(error)
-            self._loop.after(UNSEEN_S, self.look_soon)
-
-    def _see(self) -> None:
-        began_ns = self._loop.now_ns()
-        look = self._trees.look(guest.tree for guest in self.of(None) if guest.kills or guest.hides)
-        try:
-            self.on_look(look)
-        except Exception as error:  # noqa: BLE001 - what is measured besides must not hide who is gone
-            confess(error)
-        now_ns = self._loop.now_ns()
-        self._rest_until_ns = now_ns + min(2 * (now_ns - began_ns), REST_MAX_NS)
-        self.strangers = len(look.strangers)
-        if look.strangers:
-            self._trees.kill_strangers()
-        for guest in tuple(self.by_id.values()):
-            if guest.is_gone:
-                continue
-            guest.processes = len(look.of(guest.tree))
+    def _see(self, at_all: bool) -> None:
+        guests = list(self.of(None))
+        closely = [guest.tree for guest in guests if guest.kills > 1 or guest.hides]
+        there = None
+        if not closely and not at_all:
+            there = self._trees.present({guest.tree.root.pid for guest in guests if guest.main_runs})
+        if there is None:
+            self._see_all(guests, closely)
+        else:
+            self.strangers = 0
+        for guest in guests:
             if guest.main_runs:
                 continue
+            if there is not None:
+                guest.processes = max(guest.processes, 1) if guest.id in there else 0
             if guest.processes and guest.spec.serves and guest.state is not GuestState.ENDING:
                 self._end_left_behind(guest)
             if not guest.processes and not self.strangers:
                 self._leaving[guest.id] = guest
         if self._leaving:
             self._put_away()
+
+    def _see_all(self, guests: Iterable[Guest], closely: Iterable[Tree]) -> None:
+        look = self._trees.look(closely)
+        try:
+            self.on_look(look)
+        except Exception as error:  # noqa: BLE001 - what is measured besides must not hide who is gone
+            confess(error)
+        self.strangers = len(look.strangers)
+        if look.strangers:
+            self._trees.kill_strangers()
+        for guest in guests:
+            guest.processes = len(look.of(guest.tree))
 
     def _end_left_behind(self, guest: Guest) -> None:
         """What a command leaves behind runs on under the lease. A guest that serves is its main process: nobody can
@@ -363,7 +352,7 @@ class Guests:
             self._safely(guest, guest.count)
             guest.hides = bool(group.remove())
             if guest.hides:
-                self._loop.after(UNSEEN_S, self.look_soon)
+                self._loop.after(UNSEEN_S, self._looking.soon)
         return not guest.hides
 
     def _reaped(self, guest: Guest, how: Exit) -> None:
@@ -420,8 +409,8 @@ class Guests:
         self._endings.tell(guests, line, reason)
 
     def kill(self, guests: Iterable[Guest], reason: EndReason) -> None:
-        """Their end, now. Whether they are gone is seen by the next look."""
-        self._endings.kill(guests, reason)
+        """Their end, now. Whether they are gone is seen by the next look; who was seen to be needs none."""
+        self._endings.kill((guest for guest in guests if guest.id not in self._leaving), reason)
 
     def end_alone(self, guest: Guest, grace_ns: int) -> None:
         """End one guest under a lease that goes on."""
@@ -442,4 +431,4 @@ class Guests:
     def _struck(self) -> None:
         """Some were killed: who ended is reaped at once, and who is left is looked for."""
         self._reaper.reap()
-        self.look_soon()
+        self._looking.soon()

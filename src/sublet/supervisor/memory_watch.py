@@ -49,7 +49,7 @@ class MemoryWatch:
                 continue
             if "memory" in tenancy.unlimited:
                 self._measure(tenancy, look)
-            elif asks:
+            elif asks and tenancy.over is None:  # of many that end at once nobody needs this, and all wait for it
                 self._ask(tenancy)
 
     def _measure(self, tenancy: Tenancy, look: Look) -> None:

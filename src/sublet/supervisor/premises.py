@@ -27,7 +27,7 @@ from sublet.wire.orders import Metered, Notify, Parking, Part, Saved, StoredVolu
 
 __all__ = ["Premises"]
 
-KILL_AGAIN_NS: Final = (50_000_000, 100_000_000, 500_000_000, 1 * NS_PER_S, 2 * NS_PER_S)
+KILL_AGAIN_NS: Final = (100_000_000, 100_000_000, 500_000_000, 1 * NS_PER_S, 2 * NS_PER_S)
 """How long after each attempt to end a guest it is looked at the latest. One that exits is seen at once."""
 LOOK_AGAIN_NS: Final = 50_000_000
 METERED_KEPT: Final = 4096
@@ -239,7 +239,11 @@ class Premises:
         return now_ns + KILL_AGAIN_NS[attempt]
 
     def is_there(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> bool:
-        return any(True for _ in self._guests_of(lease, epoch)) or bool(self.still_left(lease))
+        for tenancy in self._of(lease, epoch):
+            for guest in tenancy.guests.values():
+                if not guest.is_gone:
+                    return True
+        return bool(self.still_left(lease))
 
     def why(self, resource: ResourceId, lease: LeaseId, epoch: Epoch, /) -> str:
         found = list(self._guests_of(lease, epoch))
@@ -308,7 +312,8 @@ class Premises:
         return self._all()
 
     def _is_alone(self, tenancy: Tenancy) -> bool:
-        return not any(one.lease == tenancy.lease and one is not tenancy for one in self._all())
+        newest = self.tenancies.get(tenancy.lease, tenancy)
+        return newest is tenancy and not any(one.lease == tenancy.lease and one is not tenancy for one in self._older)
 
     def _all(self) -> Iterator[Tenancy]:
         yield from self._older
@@ -316,9 +321,12 @@ class Premises:
 
     def _of(self, lease: LeaseId, epoch: Epoch) -> Iterator[Tenancy]:
         """What there is of the lease, up to this epoch."""
-        for tenancy in (*(one for one in self._older if one.lease == lease), self.tenancies.get(lease)):
-            if tenancy is not None and tenancy.epoch <= epoch:
-                yield tenancy
+        for one in tuple(self._older):
+            if one.lease == lease and one.epoch <= epoch:
+                yield one
+        tenancy = self.tenancies.get(lease)
+        if tenancy is not None and tenancy.epoch <= epoch:
+            yield tenancy
 
     def _guests_of(self, lease: LeaseId, epoch: Epoch) -> Iterator[Guest]:
         return (guest for tenancy in self._of(lease, epoch) for guest in tenancy.running())

@@ -127,6 +127,20 @@ class Procs:
         stat = self.stat(pid)
         return stat.identity if stat is not None else None
 
+    def children(self, pid: int) -> list[int] | None:
+        """Those whose parent is this process (of one thread), as the kernel lists them, the ended ones too; None where
+        it does not say. Nobody is left out of it who was there all the time, as long as the process takes leave of none
+        of them meanwhile, which is certain of our own."""
+        try:
+            fd = os.open(f"{self.root}/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            raw = b"".join(iter(lambda: os.read(fd, _ENVIRON_PIECE), b""))
+        finally:
+            os.close(fd)
+        return [int(word) for word in raw.split()]
+
     def is_there(self, identity: Identity) -> bool:
         """Whether this very process still runs."""
         stat = self.stat(identity.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -277,9 +278,15 @@ class Tenancy:
             devices=self.devices,
             office=self._office,
             detail=self.detail,
-            namespace=time_namespace(),
+            namespace=_namespace(),
             since=self.since,
         )
+
+
+@functools.cache
+def _namespace() -> int:
+    """It is ours for good: only what we start could be in another one."""
+    return time_namespace()
 
 
 class Borrowed(NamedTuple):

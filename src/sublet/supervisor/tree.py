@@ -95,9 +95,11 @@ class Tree:
         self._exited_ns += cpu_ns
         self._peak_bytes = max(self._peak_bytes, peak_bytes)
 
-    def seen(self, members: Iterable[Stat], foreign_session: int, inside: Set[int] | None) -> None:
+    def seen(self, members: Collection[Stat], foreign_session: int, inside: Set[int] | None) -> None:
         """Remember what a look has shown."""
-        members = list(members)
+        if not members:
+            self.known, self.sessions, self.outside = (), (), _NOBODY_AT_ALL
+            return
         self.known = _kept(stat.identity for stat in members)
         if inherited := {one.session for one in members if one.identity == self.root} - {self.root.pid}:
             self._inherited = _kept((*self._inherited, *inherited))
@@ -118,6 +120,10 @@ class Tree:
         now = _resident(members)
         peak = max(self._peak_bytes, now)
         return Usage(cpu_ns=max(self._cpu_ns, self._exited_ns), memory_bytes=now, memory_peak_bytes=peak)
+
+    def used(self) -> Usage:
+        """The same, once nothing of it runs."""
+        return self.group.used() if self.group is not None else self.usage()
 
     def oom_kills(self) -> int:
         """How many of its processes the kernel ended for want of memory, where its group counts them."""
@@ -184,6 +190,31 @@ class Trees:
         lost = [stat for stat in table.below(strangers) if not stat.is_gone and stat.pid not in owners]
         return Look(table, members, lost)
 
+    def present(self, running: Set[int]) -> Set[GuestId] | None:
+        """Of which guests something is there, by nothing but our own children: whoever lives below us is one of them or
+        descends from one. None if that does not tell, and it takes a look at everybody: one of them lives and is not
+        known. What descends from these first processes (``running``) is theirs, so nothing is asked about them.
+
+        While we read, one may end, and what it leaves comes to us, behind those that were read. So the list is read
+        again until nobody is new: of all that had ended when they were asked, the orphans are in it by then.
+        """
+        known = {identity: tree.guest for tree in self._all() for identity in (*tree.known, tree.root)}
+        asked, found = set[int](), set[GuestId]()
+        while True:
+            listed = self.procs.children(self.me)
+            if listed is None:
+                return None
+            fresh = [pid for pid in listed if pid not in running and pid not in self.helpers and pid not in asked]
+            if not fresh:
+                return found
+            for pid in fresh:
+                asked.add(pid)
+                stat = self.procs.stat(pid)
+                if stat is None or (not stat.is_gone and stat.identity not in known):
+                    return None
+                if not stat.is_gone:
+                    found.add(known[stat.identity])
+
     def pids(self, tree: Tree) -> list[int]:
         """The living processes of one guest, by a look of its own."""
         return [stat.pid for stat in self.look([tree]).of(tree)]
@@ -236,10 +267,10 @@ class Trees:
         what has left its group is not met by the first blow, which goes to the group alone.
         """
         trees = list(trees)
+        loose = [tree for tree in trees if tree.group is None or tree.outside or tree.group.was_struck]
         for tree in trees:
             if tree.group is not None:
                 tree.group.kill()
-        loose = [tree for tree in trees if tree.group is None or tree.outside]
         if loose:
             self._stop_and_kill(loose, lambda look: [stat for tree in loose for stat in look.of(tree)])
 

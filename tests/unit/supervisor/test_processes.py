@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,8 @@ class Pretended(Procs):
         super().__init__(str(root))
         self.sent: list[tuple[int, int]] = []
         self.deaf: set[int] = set()
+        self.on_listed: Callable[[], object] = lambda: None
+        """What happens when children were listed."""
         self.put(ME, 1, session=ME)
 
     def put(
@@ -34,6 +39,11 @@ class Pretended(Procs):
         folder.mkdir(exist_ok=True)
         fields = [state, ppid, pid, session or pid, *[0] * 7, cpu, 0, 0, 0, 0, 0, threads, 0, start or pid, 0, 3]
         folder.joinpath("stat").write_text(f"{pid} (a ) b\n(c) {' '.join(map(str, fields))} 0 0\n")
+
+    def children(self, pid: int) -> list[int] | None:
+        listed = [stat.pid for stat in self.table().children(pid)]
+        self.on_listed()
+        return listed
 
     def env(self, pid: int, **names: str) -> None:
         text = "\0".join(f"{name}={value}" for name, value in {"PATH": "/bin", **names}.items())
@@ -309,3 +319,59 @@ def test_frozen_is_who_is_in_a_frozen_group_of_v1(
     (tmp_path / "cg/f").mkdir(parents=True)
     (tmp_path / "cg/f/freezer.state").write_text(f"{state}\n")
     assert is_frozen(procs, 20) is held
+
+
+# ---- by our own children alone
+
+
+def test_our_own_children_tell_of_which_guests_something_is_there(procs: Pretended) -> None:
+    trees, [first, second, third] = planted(procs, 20, 30, 40)
+    procs.put(21, 20)
+    trees.look()
+    procs.put(20, ME, state="Z")
+    procs.put(21, ME)  # what it left comes to us
+    procs.end(30)
+    procs.put(50, ME)
+    trees.help(Identity(50, 50))
+    assert trees.present({40}) == {first.guest}
+    assert trees.present(set()) == {first.guest, third.guest}
+    assert second.guest not in (trees.present(set()) or ())
+
+
+def test_somebody_new_among_our_children_takes_a_look_at_all(procs: Pretended) -> None:
+    trees, _ = planted(procs, 20)
+    procs.put(60, ME)
+    assert trees.present(set()) is None
+    procs.put(60, ME, state="Z")
+    assert trees.present(set()) == {"g20"}
+    procs.put(20, ME, start=99)  # the number was given anew
+    assert trees.present(set()) is None
+
+
+def test_an_orphan_that_comes_while_our_children_are_read_is_met(procs: Pretended) -> None:
+    """Its parent was among those that were listed, and had ended when it was asked."""
+    trees, [guest] = planted(procs, 20)
+    procs.put(21, 20)
+
+    def ends() -> None:
+        procs.put(20, ME, state="Z")
+        procs.put(21, ME)
+
+    procs.on_listed = ends
+    assert trees.present(set()) is None, "nobody had seen it before"
+    procs.put(20, ME)
+    procs.put(21, 20)
+    trees.look()
+    assert trees.present(set()) == {guest.guest}
+
+
+def test_where_the_kernel_lists_no_children_everybody_is_looked_at(tmp_path: Path) -> None:
+    procs = Procs(str(tmp_path))
+    assert procs.children(ME) is None
+    assert Trees(procs, ME).present(set()) is None
+
+
+def test_the_kernel_lists_our_children() -> None:
+    with subprocess.Popen(["sleep", "100"]) as child:
+        assert child.pid in (Procs().children(os.getpid()) or [child.pid])
+        child.kill()
