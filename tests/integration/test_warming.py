@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,3 +213,16 @@ def test_a_notebook_wishes_only_where_the_office_is_its_own(tmp_path: Path) -> N
 def test_what_a_notebook_wishes_for_is_what_its_kernels_come_from() -> None:
     wish = warming.wish_of({"HOME": "/h", "OMP_NUM_THREADS": "1", "SECRET": "s", "NAME": "n"})
     assert wish == Warm(imports=KERNEL_IMPORTS, env=dict(fingerprint({"HOME": "/h", "OMP_NUM_THREADS": "1"})))
+
+
+def test_kernels_on_devices_load_no_debugger_and_programs_may() -> None:
+    code = """
+import sys
+import sublet.guest.undebugged
+import ipykernel.debugger
+print("debugpy" in sys.modules, ipykernel.debugger._is_debugpy_available)
+import debugpy
+print(debugpy.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "False", "debugpy"]
