@@ -108,7 +108,7 @@ def saved_in(stage: SupervisorStage) -> dict[str, object]:
 
 
 def test_what_is_parked_saves_before_its_time_runs_out_and_leaves(stage: SupervisorStage) -> None:
-    """It is told, has no device, saves, and is gone before it would be killed. Nobody goes on with it from the moment
+    """It is told, has no device, saves, and is gone before it would be killed. Nobody goes on with it from there
     on: neither a longer life of its parking lease nor a device calls it back."""
     desk, under, guest = parked(stage, before_it_leaves="wait_for('it')")
     page = PageReader(str(next(path for path in stage.runtime.rglob("page") if path.parent.name.startswith("a."))))

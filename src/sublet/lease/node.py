@@ -167,8 +167,7 @@ class Node:
         return waiting is not None and waiting.epoch == epoch
 
     def saved(self, lease: LeaseId, save_ns: int) -> None:
-        """The last save of this lease took so long. Its holder is told with the next extension, and from there on it is
-        warned that much earlier (see ``expiring``)."""
+        """The last save of this lease took so long: from its next extension on it is warned that much earlier."""
         self._expiring.saved(lease, save_ns)
 
     def inventory_changed(self, inventory: Inventory) -> None:
@@ -342,7 +341,7 @@ class Node:
         self._ended_here.stop(order.lease)
         save_ns = self._expiring.save_ns(order.lease)
         self._let_go(order.lease)
-        until_ns = now_ns + order.grace_ns
+        until_ns = self._parking.time_to_save(live, now_ns + order.grace_ns, save_ns, now_ns)
         is_new = self._begin_end(order, epoch, gone, until_ns)
         if is_new and not self._parking.park(order.lease, epoch, order.park, until_ns, now_ns):
             self._hardware.tell(order.lease, epoch, order.reason, until_ns, order.detail, now_ns)

@@ -99,8 +99,8 @@ class ParkingLot:
     # ---- 3: parked ----
 
     def time_to_save(self, live: Live | None, until_ns: int, save_ns: int, now_ns: int) -> int:
-        """Until when an end that comes by an order waits. What is parked had no notice in which it could have saved, so it
-        has as long as its last save needs, if its lease would have lasted so long, and if there is any time at all."""
+        """Until when an end that comes by an order waits. What is parked had no notice in which it could have saved, so
+        it has as long as its last save needs, if its lease would have lasted so long and there is any time at all."""
         if live is None or live.lease not in self._under or until_ns <= now_ns:
             return until_ns
         return max(until_ns, min(live.deadline_ns, now_ns + lead_ns(0, save_ns)))
