@@ -46,6 +46,19 @@ def test_what_is_unchanged_is_not_sent_again(nb: Notebook) -> None:
     assert nb.names["t"] == 500_001
 
 
+def test_a_cell_that_is_given_up_before_it_began_takes_nothing_away(nb: Notebook, other: Other) -> None:
+    """What it would have bound was set aside for it, and the notebook counts on its being there."""
+    assert nb.there("kept = [1]; anew = 1") is None
+    for _ in range(2):
+        other.ask("place", [], (), frozenset(), frozenset({"kept", "anew"}))
+    assert nb.there("anew = 2; size = len(kept)") is None
+    assert (nb.names["kept"], nb.names["anew"], nb.names["size"]) == ([1], 2, 1)
+    nb.here("del kept")
+    assert nb.there("anew = 3") is None
+    assert nb.there("kept_still = 'kept' in dir()") is None
+    assert "kept" not in nb.names
+
+
 def test_what_came_back_is_not_sent_again_either(nb: Notebook) -> None:
     nb.here("import numpy as np\nbig = np.zeros(1_000_000)")
     before = nb.names["big"]

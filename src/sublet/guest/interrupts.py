@@ -217,6 +217,11 @@ def kernel_class() -> Any:
             session.send(stream, "interrupt_reply", said, parent, ident=ident)
 
         async def do_execute(self, *args: Any, **named: Any) -> dict[str, Any]:
+            shell: Any = self.shell
+            shell.displayhook.msg, shell._last_traceback_during_displayhook = (
+                None,
+                False,
+            )  # of one cut short while shown
             asked: Any = self.get_parent("shell")  # type: ignore[no-untyped-call]
             self.interrupts.begin(asked["header"]["msg_id"])
             try:
@@ -227,7 +232,6 @@ def kernel_class() -> Any:
                 reply |= {"ename": "KeyboardInterrupt"}
             if is_left and reply["status"] == "ok":
                 said = [f"KeyboardInterrupt: {LATE}"]
-                shell: Any = self.shell
                 shell._showtraceback(KeyboardInterrupt, LATE, said)
                 reply |= {"status": "error", "ename": "KeyboardInterrupt", "evalue": LATE, "traceback": said}
             return reply

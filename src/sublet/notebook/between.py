@@ -37,6 +37,12 @@ class Between:
             return
         self._line, self._watched = line, number
         loop.add_handler(number, self._heard, READABLE)
+        self.spoken()
+
+    def spoken(self) -> None:
+        """Something was said to the kernel. What it answered at once was heard with that, and wakes nobody any more."""
+        if self._line is not None and self._line.has_kept:
+            self._shell.kernel.io_loop.add_callback(self._heard)
 
     def leave(self) -> None:
         """A cell begins, or the line is closed: before its number can come to mean another."""

@@ -298,6 +298,7 @@ class Cells:
             self._tell(restored)
             if self._interrupts.are_waiting:
                 status.leave(Ended(message="interrupted before its first line", do="Rerun this cell."))
+                self.traffic.take(kernel, options, sent, number)  # as of any cell that has ended
                 raise _Early
             began_s = time.monotonic()
             stood_s = self._stood_s
@@ -413,6 +414,7 @@ class Cells:
         if self._line is not None:
             kind = message["header"]["msg_type"]
             self._line.send("shell", kind, message["content"], buffers=tuple(message.get("buffers") or ()))
+            self._between.spoken()
 
 
 def running(lease: Lease) -> Running:

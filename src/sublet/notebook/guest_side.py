@@ -63,6 +63,7 @@ def place(
     (``holding``); ``word``: of memory that was lent (``lodging``)."""
     global _before
     space = seen()
+    _put_back(space)  # a cell before this one may have been given up, and never collected
     reads = _heard.hear(reads) if isinstance(reads, Said) else reads
     space.hear(word)
     taken = space.take(parcels, gone)
@@ -96,12 +97,12 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     try:
         return _collected(space, set(every), only, room)
     finally:
-        _bound.noted(space.names, (*every, f"_{_before.number}", *_before.aside))
+        _bound.noted(space.names, (*every, f"_{_before.number}"))
 
 
 def _collected(space: Space, every: set[str], only: frozenset[str] | None, room: int | None) -> Outgoing:
     rebound = visible_among(space.names, every) | _small_result(space, every)
-    space.names.update({name: value for name, value in _before.aside.items() if name not in space.names})
+    _put_back(space)
     if only is not None:
         found = space.outgoing(only, new=only, room=room, stuck=holding.stuck())
         found.gone = ()
@@ -114,6 +115,15 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
     holding.finish(space, found.stays, {*found.names, *found.gone})
     space.sent(found)
     return found
+
+
+def _put_back(space: Space) -> None:
+    """What was set aside, where nothing was bound in its place."""
+    global _before
+    aside = {name: value for name, value in _before.aside.items() if name not in space.names}
+    space.names.update(aside)
+    _bound.noted(space.names, _before.aside)
+    _before = _before._replace(aside={})
 
 
 def again(names: frozenset[str], stuck: Mapping[str, str], room: int | None = None) -> Outgoing:

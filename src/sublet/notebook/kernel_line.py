@@ -152,6 +152,11 @@ class KernelLine:
             if interrupts.are_waiting:
                 return found
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether ``wait`` has something at once, whatever ``fileno`` looks like."""
+        return self._conversation.has_kept
+
     def fileno(self) -> int:
         """For who waits for several things; then ``wait(0)``. Below zero: it is closed."""
         return self._conversation.fileno()
