@@ -169,7 +169,7 @@ def _was_kept(state: State, piece: SliceRecord) -> bool:
 
 def _check_volume(state: State, volume: VolumeRecord) -> None:
     name = f"volume {volume.key} ({volume.state})"
-    assert volume.key == volume_key(volume.tenant, volume.name) and state.volumes[volume.key] is volume, (
+    assert volume.key == volume_key(volume.tenant, volume.name) and state.volumes.get(volume.key) is volume, (
         f"{name} misfiled"
     )
     piece = state.resources[volume.resource].slices.get(str(volume.epoch))
