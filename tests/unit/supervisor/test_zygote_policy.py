@@ -171,7 +171,7 @@ def test_what_our_own_programs_import_is_imported_beforehand_for_tenants_too() -
 @pytest.mark.parametrize(
     ("entry", "python", "imports", "env"),
     [
-        ("a:b", "/home/mallory/bin/python", ("numpy?",), {}),
+        ("a:b", "/srv/mallory/bin/python", ("numpy?",), {}),
         ("a:b", "", ("antigravity",), {}),
         ("a:b", "", ("numpy?", "torch.__main__"), {}),
         ("a:b", "", ("numpy?",), {"LD_PRELOAD": "/tmp/mine.so"}),
@@ -187,8 +187,8 @@ def test_nothing_in_it_is_the_tenants_choice(
 
 
 def test_it_is_one_for_all_tenants_and_no_other_guest_comes_from_it() -> None:
-    key = walled_key("a:b", "", ("numpy?",), {"HOME": "/home/ada", "MINE": "1"})
-    assert key == walled_key("c:d", sys.executable, ("numpy?",), {"HOME": "/home/ben"})
+    key = walled_key("a:b", "", ("numpy?",), {"HOME": "/srv/ada", "MINE": "1"})
+    assert key == walled_key("c:d", sys.executable, ("numpy?",), {"HOME": "/srv/ben"})
     assert key is not None
     assert key != ZygoteKey(sys.executable, ("numpy?",), ())
     assert dict(key.env)["HOME"] == "/nonexistent"
