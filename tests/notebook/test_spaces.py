@@ -59,6 +59,17 @@ def test_a_cell_that_is_given_up_before_it_began_takes_nothing_away(nb: Notebook
     assert "kept" not in nb.names
 
 
+def test_what_a_cell_has_bound_that_was_given_up_is_nobodys_news(nb: Notebook, other: Other) -> None:
+    """It was never collected: the notebook goes on without, and so does the next cell."""
+    assert nb.there("a = 1") is None
+    other.ask("place", [], (), frozenset(), frozenset({"b"}))
+    assert other.ask("run", "a = 2; b = 3; c = [4]") is None
+    assert nb.there("d = 5") is None
+    assert [nb.names.get(name) for name in "abcd"] == [1, None, None, 5]
+    assert nb.there("a = 6; c = [7]") is None
+    assert [nb.names.get(name) for name in "abcd"] == [6, None, [7], 5]
+
+
 def test_what_came_back_is_not_sent_again_either(nb: Notebook) -> None:
     nb.here("import numpy as np\nbig = np.zeros(1_000_000)")
     before = nb.names["big"]

@@ -38,6 +38,8 @@ class _Before(NamedTuple):
     newer. It is put back where the cell binds nothing in its place."""
     number: int = 0
     """Of the cell."""
+    is_open: bool = False
+    """It was not collected."""
 
 
 _space: Space | None = None
@@ -63,7 +65,9 @@ def place(
     (``holding``); ``word``: of memory that was lent (``lodging``)."""
     global _before
     space = seen()
-    _put_back(space)  # a cell before this one may have been given up, and never collected
+    if _before.is_open:  # it was given up, and never collected: what it bound is nobody's news
+        _put_back(space)
+        _bound.noted(space.names, _bound.rebound(space.names))
     reads = _heard.hear(reads) if isinstance(reads, Said) else reads
     space.hear(word)
     taken = space.take(parcels, gone)
@@ -75,7 +79,7 @@ def place(
     _bound.noted(space.names, holding.prepare(space, handles, alive))
     reads = reads | handles.keys() if handles else reads
     aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
-    _before = _Before(reads, aside, number)
+    _before = _Before(reads, aside, number, is_open=True)
     _bound.noted(space.names, aside)
     holding.begin(number, reads, _bound, room)
     shell = sys.modules["IPython"].get_ipython() if number else None
@@ -122,8 +126,8 @@ def _put_back(space: Space) -> None:
     global _before
     aside = {name: value for name, value in _before.aside.items() if name not in space.names}
     space.names.update(aside)
-    _bound.noted(space.names, _before.aside)
-    _before = _before._replace(aside={})
+    _bound.noted(space.names, aside)
+    _before = _before._replace(aside={}, is_open=False)
 
 
 def again(names: frozenset[str], stuck: Mapping[str, str], room: int | None = None) -> Outgoing:
