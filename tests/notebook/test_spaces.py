@@ -50,6 +50,9 @@ def test_a_cell_that_is_given_up_before_it_began_takes_nothing_away(nb: Notebook
     """What it would have bound was set aside for it, and the notebook counts on its being there."""
     assert nb.there("kept = [1]; anew = 1") is None
     for _ in range(2):
+        assert nb.there("len(kept)") is None
+    assert nb.sent.parcels == []
+    for _ in range(2):
         other.ask("place", [], (), frozenset(), frozenset({"kept", "anew"}))
     assert nb.there("anew = 2; size = len(kept)") is None
     assert (nb.names["kept"], nb.names["anew"], nb.names["size"]) == ([1], 2, 1)
