@@ -65,7 +65,7 @@ def test_what_changes_here_crosses_in_two_files_by_turns(sides: Sides) -> None:
     assert seen == [[2], [1], [2], [1], [2]]
 
 
-def test_nothing_is_hashed_and_what_is_quiet_is_soon_not_read(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_hashed_and_what_nobody_wrote_to_is_not_read(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "chunk_hash", lambda data: pytest.fail("it was hashed"))
     sides.here["a"] = np.zeros(LENGTH)
     sides.go("a")
@@ -102,11 +102,45 @@ def test_what_changes_there_is_written_into_the_array_that_is_here(sides: Sides)
     assert files(sides) in ([1], [1, 2])
 
 
-def test_an_array_that_may_have_changed_and_has_not_is_no_news(sides: Sides) -> None:
+def test_what_a_thread_writes_between_cells_is_not_written_over(sides: Sides) -> None:
+    """On either side: what did not change on the other is not sent there, whatever lies there by now."""
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    sides.back("a")
+    for n in range(4):
+        sides.there["a"][n] = 10.0 + n
+        sides.go("a")
+        assert sides.there["a"][n] == 10.0 + n
+        sides.back("a")
+        assert sides.here["a"][n] == 10.0 + n
+        sides.go("a")
+        sides.here["a"][100 + n] = 20.0 + n
+        sides.back("a")
+        assert sides.here["a"][100 + n] == 20.0 + n
+        sides.go("a")
+        assert sides.there["a"][100 + n] == 20.0 + n
+        sides.back("a")
+        if n == 1:
+            sides.here["a"] += 1.0
+            sides.go("a")
+            sides.back("a")
+        if n == 2:
+            sides.go("a")
+            sides.there["a"] += 1.0
+            sides.back("a")
+
+
+def test_an_array_that_was_written_to_and_has_not_changed_is_no_news(sides: Sides) -> None:
     sides.here["a"] = np.zeros(LENGTH)
     sides.go("a")
     sides.here["a"] += 1.0
     sides.go("a")
+    sides.there["a"] += 0.0
+    sides.back("a")
+    assert (sides.came, sides.taken.changed, sides.taken.nbytes) == (0, (), 0)
+    sides.here["a"] += 0.0
+    sides.go("a")
+    assert sides.sent == 0
     sides.back("a")
     assert (sides.came, sides.taken.changed, sides.taken.nbytes) == (0, (), 0)
 

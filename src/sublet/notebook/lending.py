@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from typing import Any, Final
 from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.lasting import is_same, separate
 from sublet.durable.memory import address_of, copy_bytes
+from sublet.durable.pages import process_pages
 from sublet.durable.sealed import is_sealed
 from sublet.errors import InvalidRequest
 from sublet.notebook.lodging import Freed, Key, Lodged, Range, Watch, Word
@@ -26,7 +26,6 @@ SPARE_SHARE: Final = 4
 """Free files take at most one part in so many of the memory that is available to whoever asks for some."""
 SPARE_FOR_S: Final = 60.0
 """A free file that was not used for so long is let go of with the next cell; all are when the lease ends."""
-SAMPLE_BYTES: Final = 64 * 1024
 KINDS: Final = (BufferKind.NUMPY, BufferKind.TORCH)
 
 
@@ -68,8 +67,7 @@ class Lender:
         self._viewed: list[_File] = []
         self._last = 0
         self._forget: list[int] = []
-        self._quiet: list[int] = []
-        self._chance = random.Random(0)
+        self._idle: list[int] = []
 
     def takes(self, key: Key, buffer: Buffer) -> bool:
         """Whether it is of the kind that is lodged."""
@@ -78,10 +76,15 @@ class Lender:
         fits = buffer.length >= LODGED_MIN and buffer.writable and buffer.kind in KINDS
         return fits and not is_sealed(buffer.address)
 
+    def watches(self, key: Key, buffer: Buffer) -> bool:
+        """Whether nobody need remember what it was when both had the same."""
+        return self.takes(key, buffer) and process_pages().usable()
+
     def changed(self, key: Key, buffer: Buffer) -> bool | None:
-        """Whether it differs from what lies on the other side; None: it does not lie there in such memory."""
+        """Whether it was written to here, and differs from what lies on the other side; None: it does not lie there in
+        such memory, or nobody knows what was written to."""
         file = self._at.get(key)
-        if file is None or len(file.area) != buffer.length or not self.takes(key, buffer):
+        if file is None or len(file.area) != buffer.length or not self.watches(key, buffer):
             return None
         watch = file.watch
         if file.here != buffer.address:
@@ -97,29 +100,29 @@ class Lender:
         return is_changed
 
     def _differs(self, file: _File, buffer: Buffer) -> bool:
-        address, watch = buffer.address, file.watch
-        beyond = address_of(memoryview(file.area)) - address
-        parts = watch.written(address, buffer.length)
-        if parts == []:
-            low = address + self._chance.randrange(max(1, buffer.length - SAMPLE_BYTES))
-            if _are_same([(low, min(low + SAMPLE_BYTES, address + buffer.length))], beyond):
-                return False
-            parts = None
-        if not _are_same([(address, address + buffer.length)] if parts is None else parts, beyond):
-            return True
-        watch.is_quiet |= parts is None
-        return False
+        address = buffer.address
+        parts = file.watch.written(address, buffer.length)
+        whole = [(address, address + buffer.length)]
+        return not _are_same(whole if parts is None else parts, address_of(memoryview(file.area)) - address)
+
+    def is_same(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
+        """Whether what lies there is what is here."""
+        there = address_of(self.view(lodged))
+        return lodged.nbytes == buffer.length and is_same(buffer.address, there, buffer.length)
 
     def lodge(self, key: Key, buffer: Buffer) -> Lodged | None:
         """Fill it into a file. It counts as the other side's when it was ``sent``. None: it goes another way."""
         old = self._at.get(key)
         if not self.takes(key, buffer):
             return None
-        spares = [one for one in self._files.values() if not one.is_lent and len(one.area) == buffer.length]
         watch = Watch() if old is None else old.watch
         if old is None:
             watch.begin(buffer.address, buffer.length)
+            if not watch.look and process_pages().usable():  # memory that others may write to
+                self._refused[key] = buffer.address
+                return None
             watch.doubt()
+        spares = [one for one in self._files.values() if not one.is_lent and len(one.area) == buffer.length]
         content = buffer.view.cast("B")
         if spares:
             file = spares[0]
@@ -148,7 +151,7 @@ class Lender:
         self._landed = [file for _, file, _, _ in self._flight]
         self._flight.clear()
         self._forget.clear()
-        self._quiet.clear()
+        self._idle.clear()
 
     def undo(self) -> None:
         """Whether the other side has what was lodged last nobody knows: those files are used no more."""
@@ -177,14 +180,15 @@ class Lender:
     def took(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
         """What lies there and this are the same now."""
         file = self._files[lodged.number]
-        if self._at.get(key) is not file or file.here != buffer.address or not self._was_quiet(file):
+        if self._at.get(key) is not file or file.here != buffer.address or file.number not in self._idle:
             file.watch = Watch()
+            file.watch.begin(buffer.address, buffer.length)
         self._associate(key, file, buffer.address)
-        return True
+        return bool(file.watch.look)
 
     def idle(self, lodged: Lodged) -> None:
         """It might have changed there, and has not."""
-        self._quiet.append(lodged.number)
+        self._idle.append(lodged.number)
 
     def leave(self, key: Key) -> None:
         """It went, or came, another way."""
@@ -212,22 +216,19 @@ class Lender:
         return Freed()
 
     def word(self) -> Word:
-        return Word(tuple(self._forget), tuple(self._quiet))
+        return Word(tuple(self._forget))
 
     def forget(self) -> None:
         """The other side is gone."""
         kept: Any
         for kept in (self._files, self._at, self._flight, self._landed, self._refused, self._viewed):
             kept.clear()
-        for kept in (self._forget, self._quiet):
+        for kept in (self._forget, self._idle):
             kept.clear()
 
     @property
     def spare_bytes(self) -> int:
         return sum(len(one.area) for one in self._files.values() if not one.is_lent)
-
-    def _was_quiet(self, file: _File) -> bool:
-        return file.number in self._quiet
 
     def _associate(self, key: Key, file: _File, address: int) -> None:
         self.leave(key)

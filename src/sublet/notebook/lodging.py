@@ -5,9 +5,8 @@ array *is* that memory. When it has changed here, it is filled into another such
 same time: there the two change places, and the first is free for the next. When it has changed there, it is copied from
 where it lies. So it costs one copy each way, in memory that has long been there.
 
-Neither side keeps hashes of it. What the other has is there to be looked at: two arrays that differ mostly do so at
-once, and where the kernel tracks pages, one that nobody wrote to is not even looked at. The device's side cannot look
-at the notebook's array, so what may have changed there is compared here, and is no news if it has not.
+Where the kernel tracks pages neither side keeps hashes of it: each knows what was written to on its own side. The
+notebook's side can look at what the other has, so what was written to and has not changed is no news, whose ever it is.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pickle import PickleBuffer
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from sublet.durable.encoded import Buffer
 from sublet.durable.lasting import (
@@ -34,9 +33,6 @@ from sublet.notebook.memories import take_exchanged
 from sublet.wire.lasting import Lasting
 
 __all__ = ["Freed", "Key", "Lodged", "Lodger", "Range", "Watch", "Word"]
-
-FEW: Final = 0.25
-"""Up to this share of an array, it pays to have the kernel tell what was written to."""
 
 Key = tuple[tuple[str, ...], int]
 """The names of a group, and which of its buffers."""
@@ -63,8 +59,6 @@ class Word(NamedTuple):
 
     forget: tuple[int, ...] = ()
     """Files it will not speak of any more."""
-    quiet: tuple[int, ...] = ()
-    """What lies in these had not changed, though it might have: it is worth being watched."""
 
 
 class Freed(NamedTuple):
@@ -79,33 +73,25 @@ class Freed(NamedTuple):
 class Watch:
     """What was written to some memory since it was known to be what both have."""
 
-    __slots__ = ("_doubted", "is_quiet", "look")
+    __slots__ = ("_doubted", "look")
 
     def __init__(self) -> None:
         self.look = 0
         """The kernel's answers from this look on are what is not known yet; 0: nothing is."""
-        self.is_quiet = False
-        """It did not change lately, so that it is worth it to protect its pages."""
         self._doubted = 0
 
     def written(self, address: int, length: int, *, shared: bool = False) -> list[Range] | None:
-        """Where it may differ from what both have; None: anywhere. It is for the caller to say what comes of it
-        (``settle``, ``begin``); the next question is about what is written from here on."""
+        """Where it may differ from what both have; None: anywhere. The next question is about what is written from
+        here on, so if it does differ, that is to be said (``doubt``)."""
         since, self.look, self._doubted = self.look, 0, 0
-        if not self.is_quiet:
-            return None
         self.look, ranges = _look(shared)(address, length, since)
         if not since or ranges is None:
             return None
         clipped = [(max(low, address), min(high, address + length)) for low, high in ranges]
-        found = [(low, high) for low, high in clipped if low < high]
-        if sum(high - low for low, high in found) > FEW * length:
-            self.is_quiet = False
-        return found
+        return [(low, high) for low, high in clipped if low < high]
 
     def begin(self, address: int, length: int, *, shared: bool = False) -> None:
-        """It is what both have, and nobody but the caller can write to it yet."""
-        self.is_quiet = True
+        """It is what both have now."""
         self.look, _ = _look(shared)(address, length, 0)
 
     def doubt(self) -> None:
@@ -114,11 +100,11 @@ class Watch:
 
     def believe(self) -> None:
         """Both have what it was at the last look."""
-        self.look, self._doubted = self._doubted if self.is_quiet else 0, 0
+        self.look, self._doubted = self._doubted, 0
 
     def restart(self) -> None:
-        """It has just been written, all of it."""
-        self.look, self._doubted, self.is_quiet = 0, 0, False
+        """Nothing is known of it."""
+        self.look = self._doubted = 0
 
 
 def _look(shared: bool) -> Callable[[int, int, int], tuple[int, list[Range] | None]]:
@@ -141,13 +127,18 @@ class Lodger:
     def __init__(self) -> None:
         self._homes: list[_Home] = []
 
-    def takes(self, key: Key, buffer: Buffer) -> bool:
+    def watches(self, key: Key, buffer: Buffer) -> bool:
+        """Whether nobody need remember what it was when both had the same."""
+        return self._home(buffer) is not None and process_pages().usable()
+
+    def is_same(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
+        """It is for the other side to find out."""
         return False
 
     def changed(self, key: Key, buffer: Buffer) -> bool | None:
         """Whether it may have changed; None: it does not lie in such memory, or not any more."""
         home = self._home(buffer)
-        if home is None:
+        if home is None or not process_pages().usable():
             return None
         if home.area.parted:
             return True if is_untouched(home.area) else None
@@ -196,7 +187,7 @@ class Lodger:
         home = next((home for home in self._homes if home.area is one.source), None)
         for other in self._homes:
             if other.area is one.target:
-                other.watch.restart()
+                other.watch.begin(address_of(memoryview(other.area)), len(other.area), shared=True)
         if home is None:
             one.finish()
             return
@@ -209,7 +200,7 @@ class Lodger:
             one.finish()
 
     def took(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
-        return self._home(buffer) is not None
+        return self.watches(key, buffer)
 
     def idle(self, lodged: Lodged) -> None:
         """Nothing is to be remembered."""
@@ -236,8 +227,6 @@ class Lodger:
             number = home.area.file.number
             if number in forgotten:
                 abandon(home.area)
-            elif number in word.quiet:
-                home.watch.is_quiet = True
         self._homes = [home for home in self._homes if home.area.file.number not in forgotten]
 
     def word(self) -> Word:

@@ -18,8 +18,6 @@ from typing import Any, Final
 from sublet.durable.changes import ChangeFinder, chunk_hash
 from sublet.durable.codec import can_travel, encode
 from sublet.durable.encoded import Buffer, BufferKind, Encoded
-from sublet.durable.lasting import is_same
-from sublet.durable.memory import address_of
 from sublet.durable.roots import Group, Order, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.home import HomeRules
@@ -216,9 +214,12 @@ class Space:
         objects = [n for n, one in met.items() if type(one) not in ATOMS and can_change(one)]
         if any(n not in known or known[n] != parcel.known.get(n) for n in objects):
             return None  # one of them is new there, or another
-        for buffer, one in zip(group.encoded.buffers, parcel.buffers, strict=True):
-            came = self._lodging.view(one) if isinstance(one, Lodged) else memoryview(one)
-            if not is_same(buffer.address, address_of(came), came.nbytes):
+        for n, (buffer, one) in enumerate(zip(group.encoded.buffers, parcel.buffers, strict=True)):
+            if isinstance(one, Lodged):
+                same = self._lodging.is_same((group.names, n), one, buffer)
+            else:
+                same = memoryview(one).cast("B") == buffer.view
+            if not same:
                 return None
         for one in lodged:
             self._lodging.idle(one)
@@ -365,7 +366,7 @@ class Space:
         if buffer.kind is BufferKind.SMALL:
             return False, b""  # the digest says it
         changed = self._lodging.changed(key, buffer)
-        if changed is None and self._lodging.takes(key, buffer) and not self._finder.knows(buffer):
+        if changed is None and self._lodging.watches(key, buffer) and not self._finder.knows(buffer):
             return True, b""  # it will lie where it can be compared with, so nobody needs hashes of it
         if changed is not None:
             return changed, b""
@@ -408,7 +409,8 @@ class Space:
         """How it travels, and its hashes where they are to be told."""
         lodged = self._lodging.lodge(key, buffer)
         if lodged is not None:
-            self._finder.leave(buffer)
+            if self._lodging.watches(key, buffer):
+                self._finder.leave(buffer)
             return lodged, b""
         self._lodging.leave(key)
         if not hashes and buffer.kind is not BufferKind.SMALL:
