@@ -25,7 +25,7 @@ import random
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import ne
@@ -45,6 +45,7 @@ __all__ = [
     "Look",
     "chunk_count",
     "chunk_hash",
+    "each_hash",
     "hash_chunks",
     "hashes_in",
 ]
@@ -62,6 +63,8 @@ BUSY_LOOKS: Final = 8
 page would cost more than its hash."""
 PARALLEL_MIN: Final = 16 << 20
 THREADS: Final = 4
+PART_CHUNKS: Final = 128
+"""So many are hashed by one thread before somebody looks at what came of it."""
 SAMPLE: Final = 2
 """Chunks per look that are hashed although the kernel says that they were not written to."""
 
@@ -83,17 +86,23 @@ def chunk_count(length: int, chunk_bytes: int = CHUNK_BYTES) -> int:
 
 
 def hash_chunks(look: Look, numbers: Sequence[int]) -> dict[int, bytes]:
-    """Hash chunks where they are; many of them on several cores, since hashing holds no lock."""
+    """Hash chunks where they are."""
+    return dict(each_hash(look, numbers))
+
+
+def each_hash(look: Look, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """One after the other, as they are found; many of them on several cores, since hashing holds no lock, and ahead of
+    who asks."""
     workers = min(THREADS, os.cpu_count() or 1)
     if len(numbers) * look.chunk_bytes < PARALLEL_MIN or workers == 1:
-        return {n: chunk_hash(look.chunk(n)) for n in numbers}
-    share = -(-len(numbers) // (4 * workers))
+        yield from ((n, chunk_hash(look.chunk(n))) for n in numbers)
+        return
+    share = min(-(-len(numbers) // (4 * workers)), PART_CHUNKS)
     parts = [numbers[at : at + share] for at in range(0, len(numbers), share)]
     with ThreadPoolExecutor(workers, "sublet-hash") as pool:
         hashed = pool.map(lambda part: [chunk_hash(look.chunk(n)) for n in part], parts)
-        return {
-            n: digest for part, found in zip(parts, hashed, strict=True) for n, digest in zip(part, found, strict=True)
-        }
+        for part, found in zip(parts, hashed, strict=True):
+            yield from zip(part, found, strict=True)
 
 
 def hashes_in(table: bytes | bytearray) -> tuple[bytes, ...]:

@@ -23,7 +23,7 @@ from sublet.durable.changes import (
     Look,
     chunk_count,
     chunk_hash,
-    hash_chunks,
+    each_hash,
     hashes_in,
 )
 from sublet.durable.encoded import Buffer, BufferKind
@@ -324,10 +324,7 @@ class _Run:
         if look.places is not None:
             hashes = self._detached(look, shrink)
         else:
-            hashes = self._unchanged(look)
-            for n in look.candidates:
-                if n not in hashes:
-                    hashes[n] = self._chunk(look.chunk(n), shrink)
+            hashes = self._found(look, shrink)
         table = self._finder.settle(look, hashes)
         needed = set(hashes_in(table))
         if needed.difference(self._base.where).difference(self._writer.hashes):
@@ -337,14 +334,18 @@ class _Run:
             length=piece.length, chunk_bytes=self._chunk_bytes, hashes=table, kind=piece.kind, writable=piece.writable
         )
 
-    def _unchanged(self, look: Look) -> dict[int, bytes]:
-        """Candidates that turn out to hold what they held: found without copying them. Where the kernel says that
-        they were written to, it is not worth the try."""
+    def _found(self, look: Look, shrink: bool) -> dict[int, bytes]:
+        """Candidates that turn out to hold what they held are found without copying them, and those that do not are on
+        their way to the disk meanwhile. Where the kernel says that they were written to, it is not worth the try."""
         if look.before is None or look.tracked or look.volatile:
-            return {}
+            return {n: self._chunk(look.chunk(n), shrink) for n in look.candidates}
         self.read_bytes += len(look.candidates) * look.chunk_bytes
-        found, before = hash_chunks(look, look.candidates), hashes_in(look.before)
-        return {n: digest for n, digest in found.items() if digest == before[n] and digest in self._base.where}
+        before, where = hashes_in(look.before), self._base.where
+        hashes = {}
+        for n, digest in each_hash(look, look.candidates):
+            is_same = digest == before[n] and digest in where
+            hashes[n] = digest if is_same else self._chunk(look.chunk(n), shrink)
+        return hashes
 
     def _detached(self, look: Look, shrink: bool) -> dict[int, bytes]:
         """Chunks that are a copy already. One after the other on one core: the program wants the rest."""
