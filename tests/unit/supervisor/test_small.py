@@ -32,7 +32,7 @@ BIG = (
 LOOK = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import sublet.supervisor.__main__
+import sublet.supervisor.__main__, sublet.supervisor.service
 with open("/proc/self/status") as file:
     print(next(line.split()[1] for line in file if line.startswith("VmRSS")), *sys.modules)
 """
@@ -55,7 +55,7 @@ def test_what_it_loads_is_small() -> None:
 NAMES = """
 import re, sys
 sys.path.insert(0, sys.argv[1])
-import sublet.supervisor.__main__
+import sublet.supervisor.__main__, sublet.supervisor.service
 from sublet.supervisor.stand_in import StandIn
 in_place = {name for name, module in sys.modules.items() if isinstance(module, StandIn)}
 for module in [module for name, module in sys.modules.items() if name.startswith("sublet.")]:
@@ -129,7 +129,7 @@ def test_lean_classes_are_like_any_other() -> None:
 MORE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import sublet.supervisor.__main__
+import sublet.supervisor.__main__, sublet.supervisor.service
 import dataclasses, inspect
 
 @dataclasses.dataclass(frozen=True, slots=True)
