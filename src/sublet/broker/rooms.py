@@ -6,7 +6,7 @@ would it fit if these leases were gone, would it fit if nobody were here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sublet.broker.records import ForeignRecord, ResourceRecord, SliceRecord
 from sublet.lease.states import SliceState
@@ -118,8 +118,10 @@ class Room:
 
     def once_all_have_left(self) -> Room:
         """As if every lease had come to its end. What waits for a person, or for a volume's time, does not count."""
-        free = max(self.free, self.capacity - self.foreign - self.stays)  # a volume that is taken along is free to it
-        return replace(self, free=free, slices=0, exclusive=0, tenants={})
+        room = self.copy()
+        room.free = max(self.free, self.capacity - self.foreign - self.stays)  # a volume it goes on with is free to it
+        room.slices, room.exclusive, room.tenants = 0, 0, {}
+        return room
 
 
 _ALONE = frozenset({Exclusivity.SESSION, Exclusivity.DEVICE})
