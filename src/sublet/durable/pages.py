@@ -62,6 +62,8 @@ HISTORY_MAX: Final = 32
 """Looks of others that a region remembers. Who comes after more of them looks at everything."""
 REGIONS_MAX: Final = 4096
 """The one looked at longest ago is forgotten."""
+STATUS_BYTES: Final = 64 * 1024
+"""More than what the kernel says of a process, its groups included."""
 PINNING: Final = ("libcuda.so.1", "libamdhip64.so", "libibverbs.so.1", "libze_loader.so.1")
 """Whoever has loaded one of these may let a device write to ordinary memory."""
 
@@ -306,8 +308,18 @@ def _is_loaded(library: str) -> bool:
 
 
 def _pinned_bytes() -> int:
-    with open("/proc/self/status", "rb") as file:
-        text = file.read()
+    fd = _libc.open(b"/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    if fd < 0:
+        return 1  # nobody knows, so there may be some
+    text = ctypes.create_string_buffer(STATUS_BYTES)
+    try:
+        _libc.read(fd, text, STATUS_BYTES - 1)
+    finally:
+        _libc.close(fd)
+    return _pinned_in(text.value)
+
+
+def _pinned_in(text: bytes) -> int:
     at = text.find(b"VmPin:")
     return 0 if at < 0 else int(text[at + 6 : text.index(b"kB", at)])
 
@@ -323,7 +335,9 @@ _LOADS_AT: Final = 32
 _loads: Final = [0]
 _answer: tuple[int, bool] = (0, False)
 _noting: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(_note_loads)
-_each_library = ctypes.PyDLL(None).dl_iterate_phdr  # which keeps the lock of Python's, as its callback wants
+_libc: Final = ctypes.PyDLL(None)
+"""Calls that keep Python's lock: they take less time than to get it back, and a callback wants it."""
+_each_library = _libc.dl_iterate_phdr
 _PAGES: Final = Pages()
 os.register_at_fork(after_in_child=_PAGES.after_fork)
 

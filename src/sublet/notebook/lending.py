@@ -84,7 +84,7 @@ class Lender:
         """Whether it was written to here, and differs from what lies on the other side; None: it does not lie there in
         such memory, or nobody knows what was written to."""
         file = self._at.get(key)
-        if file is None or len(file.area) != buffer.length or not self.watches(key, buffer):
+        if file is None or len(file.area) != buffer.length or not self.takes(key, buffer):
             return None
         watch = file.watch
         if file.here != buffer.address:
@@ -99,9 +99,11 @@ class Lender:
             watch.doubt()
         return is_changed
 
-    def _differs(self, file: _File, buffer: Buffer) -> bool:
+    def _differs(self, file: _File, buffer: Buffer) -> bool | None:
         address = buffer.address
         parts = file.watch.written(address, buffer.length)
+        if not file.watch.look:
+            return None
         whole = [(address, address + buffer.length)]
         return not _are_same(whole if parts is None else parts, address_of(memoryview(file.area)) - address)
 

@@ -138,11 +138,12 @@ class Lodger:
     def changed(self, key: Key, buffer: Buffer) -> bool | None:
         """Whether it may have changed; None: it does not lie in such memory, or not any more."""
         home = self._home(buffer)
-        if home is None or not process_pages().usable():
+        if home is None:
             return None
         if home.area.parted:
             return True if is_untouched(home.area) else None
-        return home.watch.written(buffer.address, buffer.length, shared=True) != []
+        written = home.watch.written(buffer.address, buffer.length, shared=True)
+        return written != [] if home.watch.look else None
 
     def lodge(self, key: Key, buffer: Buffer) -> Lodged | None:
         home = self._home(buffer)
