@@ -32,6 +32,8 @@ __all__ = ["IDENTITY_FREE", "Group", "Order", "encode_roots"]
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""
+FEW: Final = 8
+"""Names of which it is remembered at once what was met: it costs less than to encode them again."""
 SCALARS: Final = frozenset((str, bytes, int, float, bool, type(None)))
 CHANGING: Final = frozenset((dict, list, set))
 PLAIN: Final = SCALARS | CHANGING | {tuple, frozenset}
@@ -57,7 +59,7 @@ class Group:
     def remembering(self, rules: Rules) -> Group:
         """The same, with ``encoded.met`` if the rules remember. Where all is plain that is left out at first: it costs
         more than the rest, and most groups are as they were, so that nobody asks."""
-        if self.plain is None or not rules.remembers:
+        if self.plain is None or not rules.remembers or self.encoded.met is not None:
             return self
         encoding = Encoding(rules.anew())
         encoding.dump(self.plain, roots=True)
@@ -139,6 +141,8 @@ class _Bundle:
         if self.plain:  # nothing but they themselves can be shared, and asking the pickler costs much
             same = values if kinds <= CHANGING else [value for value in values if type(value) in CHANGING]
             self.ids = list(map(id, same))
+            if rules.remembers and len(names) <= FEW:
+                self._encoding.remember(pickler)
         else:
             self.met = self._encoding.remember(pickler)
             self.ids = self.met.keys()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.durable.loading import decode
-from sublet.durable.roots import LARGE_BYTES, encode_roots
+from sublet.durable.roots import FEW, LARGE_BYTES, encode_roots
 from sublet.durable.rules import Rules
 
 
@@ -103,7 +103,10 @@ class _Remembering(Rules):
 def test_plain_groups_say_what_they_met_when_somebody_asks() -> None:
     inner = [1, 2]
     rules = _Remembering()
-    [group] = encode_roots({"a": {"k": 1}, "b": inner}, rules=rules)
+    [few] = encode_roots({"a": {"k": 1}, "b": inner}, rules=rules)
+    assert few.encoded.met is not None
+    assert few.remembering(rules) is few
+    [group] = encode_roots({"a": {"k": 1}, "b": inner} | {f"c{n}": n for n in range(FEW)}, rules=rules)
     assert group.encoded.met is None
     again = group.remembering(rules)
     assert again.encoded.met is not None
