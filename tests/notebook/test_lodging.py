@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.durable import changes
-from sublet.durable.memory import address_of
+from sublet.durable.memory import PAGE, address_of, memory_at
 from sublet.errors import InvalidRequest
-from sublet.notebook import lending
+from sublet.notebook import lending, lodging
 from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Lodged
 from tests.notebook.crossing import Sides, crossed
@@ -102,8 +102,32 @@ def test_what_changes_there_is_written_into_the_array_that_is_here(sides: Sides)
     assert files(sides) in ([1], [1, 2])
 
 
-def test_what_a_thread_writes_between_cells_is_not_written_over(sides: Sides) -> None:
+class Exact:
+    """Knows what was written to, and nothing else: the kernel now and then counts a page that it moved."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, bytes]] = {}
+
+    def usable(self) -> bool:
+        return True
+
+    def look(self, address: int, length: int, since: int) -> tuple[int, list[tuple[int, int]] | None]:
+        now, number = bytes(memory_at(address, length)), len(self._seen) + 1
+        self._seen[number] = address, now
+        at, then = self._seen.get(since, (0, b""))
+        if at != address or len(then) != length:
+            return number, None
+        other = [n for n in range(0, length, PAGE) if now[n : n + PAGE] != then[n : n + PAGE]]
+        return number, [(address + n, min(address + n + PAGE, address + length)) for n in other]
+
+    look_at_shared = look
+
+
+def test_what_a_thread_writes_between_cells_is_not_written_over(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     """On either side: what did not change on the other is not sent there, whatever lies there by now."""
+    pages = Exact()
+    monkeypatch.setattr(lodging, "process_pages", lambda: pages)
+    monkeypatch.setattr(lending, "process_pages", lambda: pages)
     sides.here["a"] = np.zeros(LENGTH)
     sides.go("a")
     sides.back("a")
