@@ -71,6 +71,11 @@ def test_who_waits_for_what_is_quarantined_and_keeps_the_rest_from_others_is_not
     assert next(failures).rule == "S4"
 
 
+def test_what_an_older_office_ordered_to_be_removed_is_kept_for_the_restored_one() -> None:
+    """Safety seed 5441: its disk was stuck, and the order was carried out after the new office had taken it in."""
+    assert run_seed(5441, "safety").failures == []
+
+
 @pytest.mark.parametrize("seed", [1591, 2616])
 def test_the_healed_core_is_whole(seed: int) -> None:
     """1591: who heard of his place in the line after he went home waited on, for a device on which somebody was stuck

@@ -112,6 +112,7 @@ class Node:
             if incarnation > self.incarnation:
                 self.incarnation = incarnation
                 self._teardowns.nobody_was_told()
+                self.shelf.nobody_ordered()
         self._end_what_is_due(now_ns)  # first: nothing is extended after its deadline
         match order:
             case Grant():
@@ -414,8 +415,7 @@ class Node:
             self._report(report)
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
-        wake_ns: int | None = None
-        for at_ns in (
+        moments = (
             self._teardowns.next_ns(),
             self.fence.next_deadline_ns(),
             self._expiring.next_ns(),
@@ -423,10 +423,9 @@ class Node:
             self._faulted.next_ns(),
             self._parking.next_ns(),
             self.shelf.next_ns(),
-        ):
-            if at_ns is not None and (wake_ns is None or at_ns < wake_ns):
-                wake_ns = at_ns
-        return None if wake_ns is None else max(wake_ns, now_ns + 1)
+        )
+        wakes = [at_ns for at_ns in moments if at_ns is not None]
+        return max(min(wakes), now_ns + 1) if wakes else None
 
     # ---- small helpers ----
 

@@ -57,6 +57,11 @@ class Shelf:
             self._removing[order.volume] = order
         self.advance(now_ns, at_once=True)
 
+    def nobody_ordered(self) -> None:
+        """A restored office: it may keep what its predecessor ordered to be removed. If not, it orders it again."""
+        self._removing.clear()
+        self._look_ns = None
+
     def advance(self, now_ns: int, *, at_once: bool = False) -> None:
         """Look how far it is with those that are to go, and name those that are kept, if it is time to."""
         if self._say_ns is not None and now_ns >= self._say_ns:
