@@ -23,6 +23,7 @@ import pytest
 from sublet.agent.starting import command, package_folder
 from sublet.errors import Disconnected, SubletError
 from sublet.supervisor.cgroups_places import Files, find_places
+from sublet.supervisor.mounts import mounts_below
 from sublet.supervisor.service import SOCKET_NAME
 from sublet.values import GIB, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.codec import dumps, loads
@@ -176,16 +177,21 @@ class SupervisorStage(Traces):
 
 
 @contextlib.contextmanager
-def supervisor_at(place: Path, *, gpus: int = 2, faults: str = "") -> Iterator[SupervisorStage]:
+def supervisor_at(
+    place: Path, *, gpus: int = 2, faults: str = "", inventory: Inventory | None = None
+) -> Iterator[SupervisorStage]:
     """A running supervisor with an office, and surely nothing of it afterwards."""
     stage = SupervisorStage(place, gpus=gpus)
     stage.faults = faults
+    stage.inventory = inventory or stage.inventory
     try:
         stage.start()
         stage.connect()
         yield stage
     finally:
         stage.close()
+        for mount in (*mounts_below(str(stage.state)), *mounts_below(str(stage.runtime))):
+            os.system(f"umount '{mount.point}'")
 
 
 class OfficeLine:

@@ -28,7 +28,7 @@ from sublet.wire.orders import Device, End, Grant, Held, Inventory, Part, TornDo
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from tests.integration import supervisor_stage
-from tests.integration.supervisor_stage import TENANT, HolderLine, SupervisorStage
+from tests.integration.supervisor_stage import TENANT, HolderLine, SupervisorStage, supervisor_at
 from tests.traces import now_ns, until
 
 A, B = LeaseId("lease-a"), LeaseId("lease-b")
@@ -52,18 +52,8 @@ def inventory() -> Inventory:
     return Inventory(node=NodeId("bench"), domain="bench", devices=devices)
 
 
-@contextlib.contextmanager
-def stage_at(place: Path) -> Iterator[SupervisorStage]:
-    stage = SupervisorStage(place)
-    stage.inventory = inventory()
-    try:
-        stage.start()
-        stage.connect()
-        yield stage
-    finally:
-        stage.close()
-        for mount in (*mounts_below(str(stage.state)), *mounts_below(str(stage.runtime))):
-            os.system(f"umount '{mount.point}'")
+def stage_at(place: Path) -> contextlib.AbstractContextManager[SupervisorStage]:
+    return supervisor_at(place, inventory=inventory())
 
 
 @pytest.fixture

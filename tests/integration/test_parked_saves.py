@@ -3,8 +3,6 @@ volume that another lease holds."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +11,10 @@ import pytest
 
 from sublet.durable.durable import Durable
 from sublet.durable.upkeep import verify
-from sublet.supervisor.mounts import mounts_below
 from sublet.values import MIB, EndReason, Kind, LeaseId, ResourceId
-from sublet.wire.orders import Device, End, EndedHere, Extend, NotHeld, Parking, TornDown
+from sublet.wire.orders import Device, End, EndedHere, Extend, Inventory, NotHeld, Parking, TornDown
 from sublet.wire.page import PageReader, PageState
-from tests.integration.supervisor_stage import SupervisorStage, inventory_of
+from tests.integration.supervisor_stage import SupervisorStage, inventory_of, supervisor_at
 from tests.integration.test_blocks import E5, A, S, grant, part
 from tests.integration.test_suspend import NOT_FROZEN, Desk
 from tests.integration.test_volumes_published import lent
@@ -48,26 +45,16 @@ while True:
 """
 
 
-@contextlib.contextmanager
-def stage_at(place: Path, faults: str = "") -> Iterator[SupervisorStage]:
-    stage = SupervisorStage(place)
+def inventory() -> Inventory:
+    """With a disk."""
+    usual = inventory_of()
     blocks = Device(id=ResourceId("bench/block"), kind=Kind.BLOCK, capacity=64 * MIB)
-    devices = inventory_of().devices
-    stage.inventory = replace(stage.inventory, devices=(*devices[:-1], blocks, devices[-1]))
-    stage.faults = faults
-    try:
-        stage.start()
-        stage.connect()
-        yield stage
-    finally:
-        stage.close()
-        for mount in (*mounts_below(str(stage.state)), *mounts_below(str(stage.runtime))):
-            os.system(f"umount '{mount.point}'")
+    return replace(usual, devices=(*usual.devices[:-1], blocks, usual.devices[-1]))
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[SupervisorStage]:
-    with stage_at(tmp_path) as found:
+    with supervisor_at(tmp_path, inventory=inventory()) as found:
         yield found
 
 
@@ -140,7 +127,7 @@ def test_what_is_parked_saves_before_its_time_runs_out_and_leaves(stage: Supervi
 
 def test_it_saves_as_well_when_it_is_let_go_and_no_office_is_needed(tmp_path: Path) -> None:
     """An office that comes asks again for the end, and hears what was saved."""
-    with stage_at(tmp_path, NOT_FROZEN) as stage:
+    with supervisor_at(tmp_path, faults=NOT_FROZEN, inventory=inventory()) as stage:
         desk, under, guest = parked(stage)
         is_taken(desk, under, EndReason.RELEASED)
         stage.hang_up()

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.values import NS_PER_S
-from sublet.wire.zygote import HARMLESS, LATER, Stamp, fingerprint
+from sublet.wire.jupyter import KERNEL_IMPORTS
+from sublet.wire.zygote import LATER, Stamp, fingerprint
 
 __all__ = [
+    "HARMLESS",
     "ZYGOTES_MAX",
     "Shelf",
     "State",
@@ -39,6 +41,10 @@ DISCARDED_NS: Final = 600 * NS_PER_S
 DEATHS_MAX: Final = 3
 """So often may one die before it was ever ready; then this counts as a failed proof."""
 
+_TRAINING: Final = ("sublet.training.trainer?", "torch._dynamo?", "torch.utils.data?")
+HARMLESS: Final = frozenset({*KERNEL_IMPORTS, "asyncio", "sublet.guest.worker", *_TRAINING})
+"""What a tenant may have imported outside of all walls, with the rights of the supervisor's user: what our own programs
+ask for, from the interpreter that Sublet itself runs in. Whatever else is asked for is imported behind the walls."""
 _WALLS: Final = "sublet.supervisor.isolation.carried"
 """What builds them."""
 _WALLED_ENV: Final = (("HOME", "/nonexistent"), ("LANG", "C.UTF-8"), ("PYTHONNOUSERSITE", "1"))

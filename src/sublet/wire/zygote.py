@@ -20,7 +20,6 @@ from typing import Final
 __all__ = [
     "FORK_FDS",
     "GO",
-    "HARMLESS",
     "LATER",
     "LEASE_ENDED",
     "OPTIONAL",
@@ -60,38 +59,6 @@ WARM_VARIABLE: Final = "SUBLET_WARM"
 """A variable of an office that is started for somebody who will soon want a guest, and of its supervisor: ``Warm``."""
 WARM_WITHIN_S: Final = 20.0
 """So long a guest that would rather wait waits for a warm interpreter that is being made; then it starts plainly."""
-
-HARMLESS: Final = frozenset(
-    {
-        "IPython.core.completer",
-        "IPython.core.completerlib?",
-        "IPython.core.debugger?",
-        "IPython.core.history",
-        "IPython.core.oinspect?",
-        "IPython.extensions.storemagic?",
-        "asyncio",
-        "cloudpickle?",
-        "ipykernel.ipkernel",
-        "ipykernel.kernelapp",
-        "ipykernel.zmqshell",
-        "matplotlib_inline.config?",
-        "numpy?",
-        "sublet.guest.checkpoints",
-        "sublet.guest.kernel",
-        "sublet.guest.undebugged",
-        "sublet.guest.worker",
-        "sublet.notebook.guest_side?",
-        "sublet.training.trainer?",
-        "torch._dynamo?",
-        "torch.utils.data?",
-        "torch?",
-        "tornado.platform.asyncio",
-        "warp?",
-        LATER,
-    }
-)
-"""What a tenant may have imported outside of all walls, with the rights of the supervisor's user: what our own programs
-ask for, from the interpreter that Sublet itself runs in. Whatever else is asked for is imported behind the walls."""
 
 READ_AT_START: Final = re.compile(
     r"(?:PYTHON|LD_|LC_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|BLIS_|NUMEXPR_|VECLIB_|TORCH|PYTORCH_|CUDA_|NVIDIA_|JAX_|XLA_"

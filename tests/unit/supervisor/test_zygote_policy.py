@@ -10,6 +10,7 @@ from sublet.supervisor.zygote_policy import (
     BACKOFF_MAX_NS,
     DEATHS_MAX,
     DISCARDED_NS,
+    HARMLESS,
     REMEMBERED_MAX,
     Shelf,
     State,
@@ -20,7 +21,7 @@ from sublet.supervisor.zygote_policy import (
 )
 from sublet.values import NS_PER_S
 from sublet.wire.jupyter import KERNEL_IMPORTS
-from sublet.wire.zygote import HARMLESS, Stamp, fingerprint
+from sublet.wire.zygote import Stamp, fingerprint
 
 A, B, C, D = (ZygoteKey(f"/usr/bin/python{name}") for name in "abcd")
 
