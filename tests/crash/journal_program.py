@@ -231,19 +231,7 @@ def _run_one(order: dict[str, str]) -> int:
     return 0
 
 
-def main() -> None:
-    line = b""
-    while byte := os.read(0, 1):
-        if byte != b"\n":
-            line += byte
-            continue
-        order, line = json.loads(line), b""
-        child = os.fork()
-        if child == 0:
-            os._exit(_run_one(order))
-        _, status = os.waitpid(child, 0)
-        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
-
-
 if __name__ == "__main__":
-    main()
+    from tests.crash.serving import take_orders  # which stands on this module
+
+    take_orders(_run_one)

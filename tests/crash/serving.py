@@ -18,7 +18,7 @@ from typing import Any, Final
 from sublet.errors import SubletError
 from tests.crash.journal_program import HELD, REFUSED, Diary
 
-__all__ = ["serve"]
+__all__ = ["serve", "take_orders"]
 
 _PR_SET_PTRACER: Final = 0x59616D61
 _ANYBODY: Final = ctypes.c_ulong(-1)
@@ -28,6 +28,11 @@ Story = Callable[[Path, Callable[[dict[str, object]], None]], object]
 
 def serve(stories: Mapping[str, Story], *, refused: tuple[type[Exception], ...] = (SubletError,)) -> None:
     """Until stdin ends. ``refused``: what a story may be refused with."""
+    take_orders(lambda order: _play(stories, order, refused))
+
+
+def take_orders(play: Callable[[dict[str, Any]], int]) -> None:
+    """Until stdin ends: each line is an order, carried out in a child, whose exit status is answered."""
     line = b""
     while byte := os.read(0, 1):
         if byte != b"\n":
@@ -36,7 +41,7 @@ def serve(stories: Mapping[str, Story], *, refused: tuple[type[Exception], ...] 
         order, line = json.loads(line), b""
         child = os.fork()
         if child == 0:
-            os._exit(_play(stories, order, refused))
+            os._exit(play(order))
         _, status = os.waitpid(child, 0)
         os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
 

@@ -48,6 +48,15 @@ class Sides:
         found = self.spaces[0].outgoing(names, must=True)
         self.spaces[0].disagree(found.names)
 
+    def lose_the_answer(self) -> None:
+        """``a`` goes and arrives, and here nobody knows."""
+        space, other = self.spaces
+        found = space.outgoing(["a"], must=True)
+        other.keep([crossed(one) for one in found.lent])
+        found.lent.clear()
+        other.take(crossed(found).parcels)
+        space.disagree(found.names)
+
     def back(self, *names: str, new: tuple[str, ...] = ()) -> None:
         """As after it."""
         other, space = self.spaces

@@ -18,7 +18,7 @@ from sublet.errors import InvalidRequest
 from sublet.notebook import lending, lodging
 from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Lodged
-from tests.notebook.crossing import Sides, crossed
+from tests.notebook.crossing import Sides
 
 LENGTH = 3 * (1 << 17) + 5
 """Numbers of 8 bytes: more than 3 MiB, and no whole page at the end."""
@@ -267,12 +267,7 @@ def test_an_array_that_lives_elsewhere_by_now_crosses_as_any_other(sides: Sides)
     sides.here["a"] = np.zeros(LENGTH)
     sides.go("a")
     sides.here["a"] += 1.0
-    space, other = sides.spaces
-    found = space.outgoing(["a"], must=True)
-    other.keep([crossed(one) for one in found.lent])
-    found.lent.clear()
-    other.take(crossed(found).parcels)
-    space.disagree(found.names)
+    sides.lose_the_answer()
     array = sides.there["a"]
     for n in range(3):
         sides.here["a"] += 1.0
@@ -291,12 +286,7 @@ def test_what_came_and_was_not_answered_is_sent_again(sides: Sides) -> None:
     sides.here["a"] = np.zeros(LENGTH)
     sides.go("a")
     sides.here["a"] += 1.0
-    space, other = sides.spaces
-    found = space.outgoing(["a"], must=True)
-    other.keep([crossed(one) for one in found.lent])
-    found.lent.clear()
-    other.take(crossed(found).parcels)
-    space.disagree(found.names)  # the answer was lost
+    sides.lose_the_answer()
     sides.here["a"] += 1.0
     sides.go("a")
     assert np.array_equal(sides.here["a"], sides.there["a"])

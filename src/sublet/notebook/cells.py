@@ -262,9 +262,12 @@ class Cells:
         self._let_go()
         status.show(Starting(device=lease.devices[0].id, host=lease.devices[0].host), quiet=True)
         volume = self.owner.take(self.fabric())
-        place, is_slow = None if volume is None else volume.lease, self._ahead.is_slow
         kernel = self._kernel = KernelGuest(
-            lease, python=options.python, name="notebook", volume=place, patient=is_slow
+            lease,
+            python=options.python,
+            name="notebook",
+            volume=None if volume is None else volume.lease,
+            patient=self._ahead.is_slow,
         )
         line = self._line = KernelLine(kernel.channels)
         if options.paths:
