@@ -36,6 +36,7 @@ demo: $(READY) ## under a minute: a notebook that loses its GPU and goes on, two
 
 # Compiled beforehand, since hundreds of processes start in the suite and some of them may not write here.
 test: export PYTHONDONTWRITEBYTECODE =
+test: export SUBLET_AGAIN = 1
 test: $(READY) $(TORCH_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=4 for more cores
 	@$(PY) -m compileall -q src
 	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 $(TESTS)

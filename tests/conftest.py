@@ -20,6 +20,8 @@ from typing import Final
 
 import pytest
 
+from tests.again import Again
+
 NEED: Final = "sublet-need"
 """The key under which a left-out test's report carries what it needed; such properties survive pytest-xdist."""
 
@@ -156,6 +158,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeftOut(require_all=os.environ.get("SUBLET_REQUIRE_ALL") == "1"), "sublet-left-out")
+    if os.environ.get("SUBLET_AGAIN") == "1" and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(
+            Again(), "sublet-again"
+        )  # the later one is asked first, before a promise is judged
 
 
 if importlib.util.find_spec("hypothesis"):  # a bare GPU machine may be without it

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
-INI = """
-[pytest]
-addopts = --strict-markers
-markers =
-    needs(*programs): x
-    gpu: x
-"""
+from tests.unit.small_suite import run_small
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -26,21 +17,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Run pytest on one test file in a process of its own, with this suite's conftest."""
-    shutil.copy(CONFTEST, tmp_path)
-    (tmp_path / "pytest.ini").write_text(INI)
-
-    def _run(source: str, *options: str, require_all: bool = False) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "test_small.py").write_text("import pytest\n" + source)
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *options],
-            cwd=tmp_path,
-            env={**os.environ, "SUBLET_REQUIRE_ALL": "1" if require_all else "", "PYTEST_ADDOPTS": ""},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-
-    return _run
+    return partial(run_small, tmp_path)
 
 
 NEEDS_A_MISSING_PROGRAM = """
@@ -64,27 +41,27 @@ def test_a_missing_program_is_named_with_the_tests_it_leaves_out(run: Run, optio
 
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "two workers"])
 def test_where_all_is_required_a_missing_program_fails_the_run(run: Run, options: tuple[str, ...]) -> None:
-    result = run(NEEDS_A_MISSING_PROGRAM, *options, require_all=True)
+    result = run(NEEDS_A_MISSING_PROGRAM, *options, SUBLET_REQUIRE_ALL="1")
     assert result.returncode == 1, result.stdout
     assert "this run FAILS" in result.stdout
 
 
 @pytest.mark.parametrize("body", ["pytest.skip('for no good reason')", "pytest.importorskip('no_such_module')"])
 def test_where_all_is_required_a_skip_by_hand_fails_the_run(run: Run, body: str) -> None:
-    result = run(f"def test_one(): {body}", require_all=True)
+    result = run(f"def test_one(): {body}", SUBLET_REQUIRE_ALL="1")
     assert result.returncode == 1, result.stdout
     assert "left out: 1 test for a reason of their own (test_small.py::test_one)" in result.stdout
 
 
 def test_where_all_is_required_gpu_tests_may_still_be_left_out(run: Run) -> None:
     source = "@pytest.mark.gpu\ndef test_one(): pass\n@pytest.mark.needs('gpu')\ndef test_two(): pass"
-    result = run(source, require_all=True)
+    result = run(source, SUBLET_REQUIRE_ALL="1")
     assert result.returncode == 0, result.stdout
     assert "left out: 2 tests for want of a GPU" in result.stdout or "2 passed" in result.stdout
 
 
 def test_an_expected_failure_is_not_left_out(run: Run) -> None:
-    result = run("@pytest.mark.xfail\ndef test_one(): raise AssertionError", require_all=True)
+    result = run("@pytest.mark.xfail\ndef test_one(): raise AssertionError", SUBLET_REQUIRE_ALL="1")
     assert result.returncode == 0, result.stdout
     assert "left out" not in result.stdout
 
