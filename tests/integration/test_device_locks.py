@@ -27,6 +27,7 @@ from sublet.supervisor.locks import (
     lock_folder,
     who_has,
 )
+from tests.left_open import nothing_left_open
 
 CARD: Final = "GPU-00000000-1111-2222-3333-444444444444"
 NOBODY: Final = 65534
@@ -299,19 +300,18 @@ def test_what_came_into_other_hands_meanwhile_is_said(folder: Path, office: Call
 
 
 def test_looking_leaves_no_descriptor_and_a_file_that_others_can_see_and_not_write(folder: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     mask = os.umask(0o077)
     try:
-        locks = DeviceLocks("/a", folder=str(folder))
-        for _ in range(3):
-            locks.take(CARD)
-            with pytest.raises(DeviceTaken):
-                DeviceLocks("/b", folder=str(folder)).take(CARD, tries=2)
-            assert who_has(CARD, str(folder)) is not None
-            locks.close()
+        with nothing_left_open():
+            locks = DeviceLocks("/a", folder=str(folder))
+            for _ in range(3):
+                locks.take(CARD)
+                with pytest.raises(DeviceTaken):
+                    DeviceLocks("/b", folder=str(folder)).take(CARD, tries=2)
+                assert who_has(CARD, str(folder)) is not None
+                locks.close()
     finally:
         os.umask(mask)
-    assert len(os.listdir("/proc/self/fd")) == before
     assert stat.S_IMODE(own_path(folder).stat().st_mode) == 0o644
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import os
 import random
@@ -24,6 +23,7 @@ from sublet.supervisor.following import Following
 from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.stdio import OUTPUT_READ_BYTES, STDIN_BYTES_MAX, Stdio, child_setup
+from tests.left_open import nothing_left_open, open_now
 
 PLENTY: Final = 1 << 40
 PATIENCE_S: Final = 60.0
@@ -619,10 +619,6 @@ def test_a_line_of_ours_does_not_wait_for_ever(stage: Stage, kind: str, end: byt
 # ---- descriptors
 
 
-def open_descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
-
-
 def is_inherited(fd: int) -> bool:
     try:
         return os.get_inheritable(fd)
@@ -631,38 +627,36 @@ def is_inherited(fd: int) -> bool:
 
 
 def test_two_hundred_guests_leave_no_descriptor(stage: Stage) -> None:
-    gc.collect()  # what tests before this one have left in cycles is closed now, not in the middle
-    before = open_descriptors()
-    for number in range(200):
-        kind = ("pipes", "pty", "null")[number % 3]
-        reader = Reading(0 if number % 5 == 0 else PLENTY)
-        guest = stage.shell("echo $$", kind=kind)
-        following: Following = guest.stdio.attach(reader, lossless=number % 2 == 0)
-        if number % 4 == 0:
-            guest.end()
-            guest.stdio.detach(following)
-            continue
-        guest.finish()
-        reader.left = PLENTY
-        guest.stdio.resume(following)
-        stage.until_end(reader)
-        assert int(reader.all) == guest.pid
-    assert open_descriptors() == before
+    with nothing_left_open():
+        for number in range(200):
+            kind = ("pipes", "pty", "null")[number % 3]
+            reader = Reading(0 if number % 5 == 0 else PLENTY)
+            guest = stage.shell("echo $$", kind=kind)
+            following: Following = guest.stdio.attach(reader, lossless=number % 2 == 0)
+            if number % 4 == 0:
+                guest.end()
+                guest.stdio.detach(following)
+                continue
+            guest.finish()
+            reader.left = PLENTY
+            guest.stdio.resume(following)
+            stage.until_end(reader)
+            assert int(reader.all) == guest.pid
 
 
 def test_a_guest_that_was_never_started_leaves_no_descriptor(stage: Stage) -> None:
-    before = open_descriptors()
     for make in (Stdio.pipes, Stdio.pty, Stdio.null):
-        stdio = make(stage.loop, GuestLog(str(stage.folder / "never"), CLOCK))
-        assert open_descriptors() > before
-        stdio.close()
-        stdio.close()
-        assert open_descriptors() == before
+        with nothing_left_open():
+            before = open_now()
+            stdio = make(stage.loop, GuestLog(str(stage.folder / "never"), CLOCK))
+            assert open_now() - before
+            stdio.close()
+            stdio.close()
 
 
 def test_a_guest_has_no_descriptor_but_its_own_three(stage: Stage) -> None:
     """But those that whoever runs the tests leaves open for all, and those a shell makes for itself."""
-    left_open = {fd.encode() for fd in open_descriptors() if is_inherited(int(fd))}
+    left_open = {fd.encode() for fd in os.listdir("/proc/self/fd") if is_inherited(int(fd))}
     reader = Reading()
     stage.shell("sleep 600", kind="pty")
     guest = stage.shell("ls /proc/$$/fd", reader=reader)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from sublet.wire.settings import SupervisorSettings
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 from sublet.wire.zygote import WARM_VARIABLE, Warm, fingerprint
 from tests.integration.supervisor_stage import PATH, TENANT, HolderLine, SupervisorStage, supervisor_at
+from tests.left_open import threads_now
 from tests.traces import Traces, now_ns, until
 
 A, E5 = LeaseId("lease-a"), Epoch(1, 5)
@@ -205,9 +205,10 @@ def test_one_that_nobody_called_for_ends(
 
 def test_a_notebook_wishes_only_where_the_office_is_its_own(tmp_path: Path) -> None:
     home = {"SUBLET_HOME": str(tmp_path)}
+    before = threads_now("sublet-warm")
     for elsewhere in ({"SUBLET_URL": "https://gpu.example.org"}, {"SUBLET_URL": "nonsense"}, {"SUBLET_TOKEN": "t"}):
         assert warming.begin({**home, **elsewhere}) is None
-    assert not [thread for thread in threading.enumerate() if thread.name == "sublet-warm"]
+    assert not threads_now("sublet-warm") - before
 
 
 def test_what_a_notebook_wishes_for_is_what_its_kernels_come_from() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from sublet.durable.rules import loaded
 from sublet.notebook import ahead
+from tests.left_open import threads_now
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,9 @@ def test_a_slow_module_is_imported_meanwhile_and_is_not_seen_half(
 
 def test_what_cannot_be_imported_is_nobodys_question(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "SLOW", ("no_such_module",))
+    before = threads_now("sublet-import")
     one = ahead.Ahead()
     one.look("import no_such_module", gives=True)
     one.begin()
     one.settle()
-    assert not [thread for thread in threading.enumerate() if thread.name == "sublet-import"]
+    assert not threads_now("sublet-import") - before

@@ -15,6 +15,7 @@ from sublet.compute.housekeeper import Housekeeper
 from sublet.wire.happenings import Called, Event, Over
 from sublet.wire.line import Line, pair
 from sublet.wire.work import Asked, Board, Message, Told, pack, unpack
+from tests.left_open import left_of, threads_now
 
 PATIENCE_S = 20.0
 
@@ -82,13 +83,13 @@ def said(pending: Pending) -> str:
 def test_who_waits_listens(both: tuple[Exchange, Pretended]) -> None:
     """No thread of ours is needed for one call after the other."""
     exchange, _ = both
-    before = threading.active_count()
+    before = frozenset(threading.enumerate())
     for n in range(100):
         pending = Pending()
         exchange.send(pending, lambda n=n: body(f"call {n}"))  # type: ignore[misc]
         assert exchange.wait(pending)
         assert said(pending) == f"call {n}"
-    assert threading.active_count() == before
+    assert not left_of(lambda: frozenset(threading.enumerate()), before)
     assert exchange.under_way == 0
 
 
@@ -195,6 +196,7 @@ def test_a_message_that_cannot_be_made_leaves_nothing(both: tuple[Exchange, Pret
 
 def test_the_housekeeper_completes_what_nobody_waits_for_and_leaves(both: tuple[Exchange, Pretended]) -> None:
     exchange, _ = both
+    before = threads_now("sublet-calls")
     housekeeper = Housekeeper(exchange)
     finished: list[int] = []
 
@@ -217,4 +219,4 @@ def test_the_housekeeper_completes_what_nobody_waits_for_and_leaves(both: tuple[
         housekeeper.add(Watched(number))
     until(lambda: len(finished) == 300)
     assert finished == sorted(finished)
-    until(lambda: not any(thread.name == "sublet-calls" for thread in threading.enumerate()))
+    assert not left_of(lambda: threads_now("sublet-calls"), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -20,6 +21,7 @@ from sublet.wire.device import OpenSession
 from sublet.wire.happenings import Called, Event
 from sublet.wire.line import pair
 from sublet.wire.work import Asked, Message, Told, pack, unpack
+from tests.left_open import open_now
 from tests.unit.compute.session_pair import EPOCH, SessionPair
 
 PATIENCE_S = 20.0
@@ -245,25 +247,20 @@ def test_descriptors_are_closed_once_whenever_a_ctrl_c_comes(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(link, "call", call)
-    given = os.open(os.devnull, os.O_RDONLY)
-    before = open_descriptors()
+    given = os.memfd_create("given")
+    lent = (given, os.readlink(f"/proc/self/fd/{given}"))
     with pytest.raises(KeyboardInterrupt):
         line.ask(OpenSession(lease=LeaseId("l-7"), epoch=EPOCH, device=0), (given,))
-    assert (given in open_descriptors()) is (when == "after"), "the link has taken it, or nobody has"
-    somebodys = given if when == "before" else -1
-    if when == "before":
-        assert os.dup2(os.open(os.devnull, os.O_RDONLY), somebodys) == somebodys
+    assert (lent in open_now()) is (when == "after"), "the link has taken it, or nobody has"
+    file = os.memfd_create("somebody's")
+    somebodys = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, given)  # the same number again, where it is free
     with pytest.raises(Disconnected):
         line.answer()
     line.close()
     line.close()
-    assert (given in open_descriptors()) is (when == "before")
-    for fd in open_descriptors() - before | ({given} if when == "before" else set()):
-        os.close(fd)
-
-
-def open_descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+    assert lent not in open_now()
+    os.close(file)
+    os.close(somebodys)  # still there
 
 
 def test_an_answer_that_nobody_took_is_let_go_of_once(pair: SessionPair) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import gc
-import os
 import socket
 import threading
 import time
@@ -33,6 +32,7 @@ from sublet.testing.session_programs import run_session_program
 from sublet.values import MIB, EndReason, Epoch
 from sublet.wire.device import ModuleKind
 from sublet.wire.page import PageState
+from tests.left_open import nothing_left_open
 from tests.unit.compute.session_pair import EPOCH, LEASE, SessionPair
 
 PROGRAMS = 1000
@@ -111,14 +111,13 @@ def test_much_goes_through_shared_memory(pair: SessionPair, monkeypatch: pytest.
         x = gpu.mem_alloc(size + 8)
         gpu.mem_write(x, 4, data)
         gpu.sync()
-        before = len(os.listdir("/proc/self/fd"))
-        assert gpu.mem_read(x, 4, size) == data.tobytes()
-        into = np.empty(size, np.uint8)
-        gpu.mem_read_into(x, 4, into)
-        assert (into == data).all()
-        assert gpu.mem_read(x, 0, 4) + gpu.mem_read(x, size + 4) == bytes(8)
-        gpu.sync()
-        assert len(os.listdir("/proc/self/fd")) == before
+        with nothing_left_open():
+            assert gpu.mem_read(x, 4, size) == data.tobytes()
+            into = np.empty(size, np.uint8)
+            gpu.mem_read_into(x, 4, into)
+            assert (into == data).all()
+            assert gpu.mem_read(x, 0, 4) + gpu.mem_read(x, size + 4) == bytes(8)
+            gpu.sync()
 
 
 def test_what_was_written_may_be_changed_at_once(pair: SessionPair) -> None:

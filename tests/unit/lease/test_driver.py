@@ -14,6 +14,7 @@ from sublet.lease.policy import RenewalPolicy
 from sublet.lease.renewal import RenewalManager, Summary
 from sublet.lease.value import Attempt, Done, Outcome
 from sublet.values import NS_PER_S, Epoch, LeaseId
+from tests.left_open import threads_now
 from tests.unit.lease.held import HeldClock, Office
 
 ON_TIME = RenewalPolicy(jitter_fraction=0.0)
@@ -144,9 +145,10 @@ def test_starting_and_stopping_twice_is_harmless_and_leaves_no_thread() -> None:
     clock = HeldClock()
     driver = RenewalDriver(RenewalManager(Office().renew, clock=clock), clock=clock)
     for _ in range(2):
+        before = threads_now("sublet-renewal")
         driver.start()
         driver.start()
-        threads = [thread for thread in threading.enumerate() if thread.name == "sublet-renewal"]
+        threads = threads_now("sublet-renewal") - before
         assert [thread.daemon for thread in threads] == [True]
         driver.stop()
         driver.stop()

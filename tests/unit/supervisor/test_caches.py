@@ -15,6 +15,7 @@ from sublet.supervisor.caches import Caches
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.visits import Visits
 from sublet.values import Epoch, LeaseId, TenantId
+from tests.left_open import left_of, open_now
 
 PATIENCE_S = 20.0
 
@@ -50,7 +51,7 @@ def test_then_comes_once_whatever_they_do(how: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(caches, "WAIT_S", 0.1 if how == "silence" else PATIENCE_S)
     loop = Loop(SystemClock())
     guests: list[Any] = [] if how == "nobody" else [Asked(loop, serves=how != "no guest that serves") for _ in range(2)]
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     done: list[bool] = []
     Caches(loop).free(guests, PATIENCE_S, lambda: done.append(True))
     assert not done, "not before it returns"
@@ -65,6 +66,6 @@ def test_then_comes_once_whatever_they_do(how: str, monkeypatch: pytest.MonkeyPa
     for _ in range(3):
         loop.turn(0.01)
     assert done == [True]
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not left_of(open_now, before)
     for guest in guests:
         guest.close()

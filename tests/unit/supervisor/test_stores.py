@@ -19,6 +19,7 @@ from sublet.supervisor.mounts import Mount, loops_in, mounts_in
 from sublet.supervisor.procs import PAGE_BYTES, Stat
 from sublet.supervisor.words import out_of_memory
 from sublet.values import MIB
+from tests.left_open import nothing_left_open
 
 CORES: list[tuple[int, tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]]] = [
     (1, (0, 1, 2, 3), [], (0,)),
@@ -155,7 +156,6 @@ def test_an_errand_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     runner, said = Runner(), list[str | None]()
-    before = set(os.listdir("/proc/self/fd"))
 
     def fails() -> str:
         raise OSError("no such luck")
@@ -164,16 +164,16 @@ def test_an_errand_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
         select.select([], [], [])
         return ""
 
-    runner.errands.run(fails, said.append)
-    runner.until(lambda: said == [None])
-    assert "no such luck" in capfd.readouterr().err
-    runner.errands.run(hangs, said.append)
-    runner.until(lambda: runner.alive)
-    (pid,) = runner.alive
-    runner.errands.close()
+    with nothing_left_open():
+        runner.errands.run(fails, said.append)
+        runner.until(lambda: said == [None])
+        assert "no such luck" in capfd.readouterr().err
+        runner.errands.run(hangs, said.append)
+        runner.until(lambda: runner.alive)
+        (pid,) = runner.alive
+        runner.errands.close()
     assert not runner.alive
     assert said == [None]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert set(os.listdir("/proc/self/fd")) == before
     runner.loop.close()

@@ -21,7 +21,7 @@ from sublet.wire.frames import (
     close_all,
     encode,
 )
-from tests.unit.wire.descriptors import nothing_left_open, some_fd
+from tests.left_open import nothing_left_open, some_fd
 
 FRAMES = (
     Frame(FrameKind.CALL, 1, b'{"is":"ListGuests"}'),

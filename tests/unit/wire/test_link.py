@@ -30,7 +30,7 @@ from sublet.wire.happenings import (
     Welcome,
 )
 from sublet.wire.link import Link
-from tests.unit.wire.descriptors import nothing_left_open, same_file, some_fd
+from tests.left_open import nothing_left_open, same_file, some_fd
 from tests.unit.wire.pair import Pair, greeted, how_it_ended
 from tests.unit.wire.test_frames import mutated
 

@@ -15,7 +15,7 @@ import pytest
 
 from sublet.errors import InvalidRequest
 from sublet.wire.shared import SEALS, SHARED_MAX, SharedBuffer, map_shared
-from tests.unit.wire.descriptors import nothing_left_open
+from tests.left_open import nothing_left_open
 
 
 def published(data: bytes) -> int:

@@ -22,7 +22,7 @@ from sublet.wire.happenings import Buffer, Called, Closed, Data, Event, Happenin
 from sublet.wire.link import Link
 from sublet.wire.shared import SharedBuffer, map_shared
 from sublet.wire.sockets import peer_of, receive_some, send_some
-from tests.unit.wire.descriptors import nothing_left_open, same_file, some_fd
+from tests.left_open import nothing_left_open, same_file, some_fd
 
 PATIENCE_S = 30.0
 """For waits that end as soon as what they wait for is there."""
