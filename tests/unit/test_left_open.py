@@ -25,8 +25,7 @@ def test_what_others_close_meanwhile_hides_nothing_and_is_nobodys_fault(monkeypa
     old = some_fd()
     monkeypatch.setattr(left_open, "PATIENCE_S", 0.05)
     with pytest.raises(AssertionError, match="memfd:leaked"), nothing_left_open():
-        os.close(old)
-        fd = os.memfd_create("leaked")  # the same number
+        fd = _instead_of(old)
     os.close(fd)
 
 
@@ -35,3 +34,9 @@ def test_what_another_thread_has_open_for_a_moment_is_waited_for() -> None:
         passing = threading.Timer(0.1, os.close, (some_fd(),))
         passing.start()
     passing.join()
+
+
+def _instead_of(old: int) -> int:
+    """With the same number."""
+    os.close(old)
+    return os.memfd_create("leaked")
