@@ -202,6 +202,7 @@ class CudaDevice(TabledDevice):
         self._sync_for("sync")
 
     def _shut(self) -> None:
+        self._warp_stream = None  # Warp forgets the stream while it is there
         self._driver.says_no("cuStreamDestroy", self._stream)
         self._driver.says_no("cuDevicePrimaryCtxRelease", self._device)
 

@@ -21,6 +21,7 @@ _LOST: Final = frozenset(
     f"CUDA_ERROR_{name}"
     for name in (
         "ASSERT",
+        "CONTAINED",
         "DEINITIALIZED",
         "ECC_UNCORRECTABLE",
         "EXTERNAL_DEVICE",
@@ -32,6 +33,8 @@ _LOST: Final = frozenset(
         "LAUNCH_FAILED",
         "LAUNCH_TIMEOUT",
         "MISALIGNED_ADDRESS",
+        "NVLINK_UNCORRECTABLE",
+        "TENSOR_MEMORY_LEAK",
         "CONTEXT_IS_DESTROYED",
         "UNKNOWN",
     )

@@ -12,6 +12,7 @@ a small process, on this machine and under the isolation it is called in, and sa
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from sublet.devices.cuda_driver import CudaDriver, open_driver
 from sublet.errors import GpuError, SubletError, Unsupported
 from sublet.values import Suspend
 
-__all__ = ["SuspendFailed", "Suspender", "answer", "main", "probe"]
+__all__ = ["SuspendFailed", "Suspender", "answer", "main", "probe", "whole_map"]
 
 NEEDED: Final = 12_080
 """The CUDA version, 12.8, since which the driver has these calls."""
@@ -33,6 +34,7 @@ LOCK_MS: Final = 10_000
 PROBE_S: Final = 60.0
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 """``CUprocessState``."""
+_UUID_BYTES: Final = 16
 
 
 class SuspendFailed(GpuError):
@@ -133,14 +135,36 @@ class Suspender:
             return self._arguments("CUcheckpointRestoreArgs")
         made = [
             self._arguments("CUcheckpointGpuPair", oldUuid=self._uuid(old), newUuid=self._uuid(new))
-            for old, new in pairs
+            for old, new in whole_map(pairs, self._gpus())
         ]
         return self._arguments("CUcheckpointRestoreArgs", gpuPairs=made, gpuPairsCount=len(made))
 
+    def _gpus(self) -> list[bytes]:
+        """The UUIDs of all GPUs that this process sees."""
+        count = self._driver("resume", "cuDeviceGetCount")
+        devices = [self._driver("resume", "cuDeviceGet", ordinal) for ordinal in range(count)]
+        return [bytes(self._driver("resume", "cuDeviceGetUuid", device).bytes) for device in devices]
+
     def _uuid(self, raw: bytes) -> Any:
+        """The bindings only read ``bytes`` of it; so it is written where it lies."""
         made = self._driver.module.CUuuid()
-        made.bytes = raw
+        ctypes.memmove(made.getPtr(), raw, _UUID_BYTES)
         return made
+
+
+def whole_map(pairs: Sequence[tuple[bytes, bytes]], gpus: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """The pairs, and one more for each GPU that is not in them: the driver wants every one that the process could see,
+    each as the new one of one pair only. Who has to make room takes a place that became free."""
+    became = dict(pairs)
+    free = [gpu for gpu in gpus if gpu not in became.values()]
+    others = [gpu for gpu in gpus if gpu not in became]
+    for gpu in [gpu for gpu in others if gpu in free]:
+        became[gpu] = gpu
+        free.remove(gpu)
+    for gpu in others:
+        if gpu not in became and free:
+            became[gpu] = free.pop(0)
+    return list(became.items())
 
 
 # ---- the program ----
@@ -162,6 +186,8 @@ def answer(suspender: Suspender, line: str) -> dict[str, object]:
         return {"failed": error.message}
     except (ValueError, KeyError, TypeError) as error:
         return {"failed": f"the question cannot be read ({type(error).__name__})"}
+    except Exception as error:  # noqa: BLE001 - with this program everybody's way back to a device would be gone
+        return {"failed": f"the bindings for CUDA failed ({type(error).__name__}: {error})"}
 
 
 def main(arguments: Sequence[str] = (), lines: Iterable[str] | None = None, out: TextIO | None = None) -> int:

@@ -48,11 +48,11 @@ def _cupy(cupy: Any) -> bool:
 
 def _warp(warp: Any) -> bool:
     """Its pool gives back what is above a threshold whenever the device is waited for."""
-    if not getattr(getattr(warp, "context", None), "runtime", None):
+    if not _has_begun(warp):
         return False
     found = False
     for device in warp.get_cuda_devices():
-        if warp.is_mempool_enabled(device):
+        if device.has_context and warp.is_mempool_enabled(device):
             before = warp.get_mempool_release_threshold(device)
             warp.set_mempool_release_threshold(device, 0)
             try:
@@ -61,6 +61,12 @@ def _warp(warp: Any) -> bool:
                 warp.set_mempool_release_threshold(device, before)
             found = True
     return found
+
+
+def _has_begun(warp: Any) -> bool:
+    """Whether ``warp.init`` was called, which none of its public names tells; where that is kept depends on its age."""
+    inner = getattr(warp, "_src", warp)
+    return getattr(getattr(inner, "context", None), "runtime", None) is not None
 
 
 _FREE: Final[Mapping[str, Callable[[Any], bool]]] = {"torch": _torch, "cupy": _cupy, "warp": _warp}

@@ -49,8 +49,9 @@ class Suspending:
         self._ask({"do": "suspend", "pids": list(pids), "timeout_ms": timeout_ms}, told)
 
     def resume(self, pids: Sequence[int], pairs: Sequence[tuple[str, str]], told: Told) -> None:
-        """Put them back. ``pairs``: which card, by UUID, has become which."""
-        bare = [[_bare(old), _bare(new)] for old, new in pairs if old != new]
+        """Put them back. ``pairs``: which card, by UUID, has become which. All are named if one is another now."""
+        moved = any(old != new for old, new in pairs)
+        bare = [[_bare(old), _bare(new)] for old, new in pairs] if moved else []
         self._ask({"do": "resume", "pids": list(pids), "pairs": bare}, told)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import json
 import sys
@@ -10,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from sublet.devices import suspend
+from sublet.devices import cuda_driver, suspend
 from sublet.devices.cuda_driver import CudaDriver
-from sublet.devices.suspend import Suspender, SuspendFailed, answer, main, probe
+from sublet.devices.suspend import Suspender, SuspendFailed, answer, main, probe, whole_map
 from sublet.errors import Unsupported
 from sublet.values import Suspend
 
@@ -32,6 +33,20 @@ class Arguments(SimpleNamespace):
         super().__setattr__(name, value)
 
 
+class Uuid:
+    """The bindings let nobody set its bytes; what is at its address counts."""
+
+    def __init__(self, raw: bytes = bytes(16)) -> None:
+        self._raw = ctypes.create_string_buffer(raw, 16)
+
+    def getPtr(self) -> int:  # noqa: N802
+        return ctypes.addressof(self._raw)
+
+    @property
+    def bytes(self) -> bytes:
+        return self._raw.raw
+
+
 class FakeDriver:
     """Processes and their states; a call in the wrong state is an error, as the driver's documentation has it."""
 
@@ -48,7 +63,17 @@ class FakeDriver:
     CUcheckpointRestoreArgs = staticmethod(lambda: Arguments("gpuPairs", "gpuPairsCount"))
     CUcheckpointUnlockArgs = staticmethod(Arguments)
     CUcheckpointGpuPair = staticmethod(lambda: Arguments("oldUuid", "newUuid"))
-    CUuuid = staticmethod(lambda: Arguments("bytes"))
+    CUuuid = Uuid
+    gpus = (OLD, NEW)
+
+    def cuDeviceGetCount(self) -> tuple[int, int]:  # noqa: N802
+        return 0, len(self.gpus)
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[int, int]:  # noqa: N802
+        return 0, ordinal
+
+    def cuDeviceGetUuid(self, device: int) -> tuple[int, Uuid]:  # noqa: N802
+        return 0, Uuid(self.gpus[device])
 
     def cuDriverGetVersion(self) -> tuple[int, int]:  # noqa: N802
         return 0, self.version
@@ -144,11 +169,60 @@ def test_another_device_only_where_the_driver_can() -> None:
     suspender = over(fake)
     suspender.suspend([1])
     suspender.resume([1], [(OLD, NEW)])
-    assert fake.pairs == [(OLD, NEW)]
+    assert fake.pairs == [(OLD, NEW), (NEW, OLD)], "each GPU that it could see has to be named"
     older = over(FakeDriver(1, version=12_080))
     older.suspend([1])
     with pytest.raises(SuspendFailed, match=r"CUDA 12\.8 puts a process back only where it was"):
         older.resume([1], [(OLD, NEW)])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "gpus", "whole"),
+    [
+        ("ab", "ab", "ab ba"),
+        ("ab", "abc", "ab cc ba"),
+        ("aa bc", "abcd", "aa bc dd cb"),
+        ("ab ba", "abc", "ab ba cc"),
+        ("xa", "ab", "xa bb"),  # what it was on is no longer there
+        ("ab bc ca", "abc", "ab bc ca"),
+    ],
+)
+def test_every_gpu_has_its_place_when_one_moves(pairs: str, gpus: str, whole: str) -> None:
+    """The driver wants all that a process could see, and none of them twice."""
+
+    def read(text: str) -> list[tuple[bytes, bytes]]:
+        return [(pair[0].encode(), pair[1].encode()) for pair in text.split()]
+
+    assert whole_map(read(pairs), [gpu.encode() for gpu in gpus]) == read(whole)
+
+
+def test_the_driver_is_told_by_the_real_bindings() -> None:
+    """Their structures need no driver; which of their fields can be set is found out nowhere else."""
+    bindings = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings are not installed")
+    module = SimpleNamespace(**{name: getattr(bindings, name) for name in dir(bindings) if name.startswith("CU")})
+    fake = FakeDriver(1)
+    for name in ("CUuuid", "CUcheckpointGpuPair", "CUcheckpointRestoreArgs", "CUcheckpointLockArgs"):
+        setattr(fake, name, getattr(module, name))
+    suspender = over(fake)
+    suspender.suspend([1], 1234)
+    suspender.resume([1], [(OLD, NEW)])
+    assert (fake.timeouts, fake.pairs) == ([1234], [(OLD, NEW), (NEW, OLD)])
+    for name in ("CUcheckpointCheckpointArgs", "CUcheckpointUnlockArgs"):
+        assert callable(getattr(bindings, name))
+    assert [state.value for state in list(bindings.CUprocessState)[:4]] == [RUNNING, LOCKED, CHECKPOINTED, FAILED]
+    known = {code.name for code in bindings.CUresult}
+    assert known >= cuda_driver._LOST
+
+
+def test_a_failure_of_the_bindings_does_not_end_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever else is suspended needs it."""
+    fake = FakeDriver(1)
+    suspender = over(fake)
+    suspender.suspend([1])
+    monkeypatch.setattr(fake, "cuDeviceGetCount", lambda: 1 / 0)
+    asked = json.dumps({"do": "resume", "pids": [1], "pairs": [[OLD.hex(), NEW.hex()]]})
+    assert "ZeroDivisionError" in str(answer(suspender, asked)["failed"])
+    assert answer(suspender, '{"do": "resume", "pids": [1]}') == {"done": [1]}
 
 
 def test_a_driver_without_the_calls_says_so() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sublet.devices.warp_modules import warp as begin_warp
 from sublet.guest import frameworks, serving
 from sublet.guest.frameworks import free_caches
 from sublet.guest.inbox import Inbox
@@ -26,10 +28,16 @@ def cupy(calls: list[str]) -> Any:
     return SimpleNamespace(get_default_memory_pool=lambda: pool, get_default_pinned_memory_pool=lambda: pool)
 
 
-def warp(calls: list[str], *, pools: bool = True, begun: bool = True) -> Any:
+class WarpDevice(SimpleNamespace):
+    def __str__(self) -> str:
+        return "cuda:0"
+
+
+def warp(calls: list[str], *, pools: bool = True, begun: bool = True, used: bool = True, old: bool = False) -> Any:
+    context = SimpleNamespace(runtime=object() if begun else None)
     return SimpleNamespace(
-        context=SimpleNamespace(runtime=object() if begun else None),
-        get_cuda_devices=lambda: ["cuda:0"],
+        **({"context": context} if old else {"_src": SimpleNamespace(context=context)}),
+        get_cuda_devices=lambda: [WarpDevice(has_context=used)],
         is_mempool_enabled=lambda device: pools,
         get_mempool_release_threshold=lambda device: 7,
         set_mempool_release_threshold=lambda device, most: calls.append(f"{device} keeps {most}"),
@@ -42,14 +50,16 @@ def test_each_that_is_loaded_and_has_begun_is_asked() -> None:
     loaded = {"torch": torch(calls, begun=True), "cupy": cupy(calls), "warp": warp(calls)}
     assert free_caches(loaded) == ("torch", "cupy", "warp")
     assert calls == ["torch", "cupy", "cupy", "cuda:0 keeps 0", "cuda:0 waited for", "cuda:0 keeps 7"]
+    assert free_caches({"warp": warp(calls, old=True)}) == ("warp",)
 
 
-@pytest.mark.parametrize("which", ["torch", "warp", "without pools"])
+@pytest.mark.parametrize("which", ["torch", "warp", "warp elsewhere", "without pools"])
 def test_asking_does_not_begin_anything(which: str) -> None:
     calls: list[str] = []
     loaded = {
         "torch": {"torch": torch(calls, begun=False)},
         "warp": {"warp": warp(calls, begun=False)},
+        "warp elsewhere": {"warp": warp(calls, used=False)},
         "without pools": {"warp": warp(calls, pools=False)},
     }[which]
     assert free_caches(loaded) == ()
@@ -82,9 +92,12 @@ def test_a_guest_that_serves_frees_them_and_hangs_up(monkeypatch: pytest.MonkeyP
     inbox.close()
 
 
-def test_the_frameworks_that_are_here_answer_to_these_names() -> None:
+def test_the_frameworks_that_are_here_answer_to_these_names(tmp_path: Path) -> None:
     """So that a version that has renamed one of the calls is noticed where there is no GPU."""
     warp_here = pytest.importorskip("warp", reason="warp is not installed")
     for name in ("get_cuda_devices", "is_mempool_enabled", "get_mempool_release_threshold", "synchronize_device"):
         assert callable(getattr(warp_here, name))
+    begin_warp(str(tmp_path / "kernels"))
+    assert frameworks._has_begun(warp_here)
+    assert isinstance(type(warp_here.get_device("cpu")).has_context, property)
     assert set(frameworks._FREE) == {"torch", "cupy", "warp"}

@@ -68,13 +68,15 @@ def test_questions_are_answered_in_order_by_one_program(stage: Stage) -> None:
     for pid in (1, 2, 13):
         stage.suspending.suspend([pid], 500, stage.told.append)
     stage.suspending.resume(
-        [1], [("GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", "GPU-ff"), ("GPU-x", "GPU-x")], stage.told.append
+        [1], [("GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", "GPU-ff"), ("GPU-ab", "GPU-ab")], stage.told.append
     )
-    stage.until(4)
-    assert [said.get("done") for said in stage.told] == [[1], [2], None, [1]]
+    stage.suspending.resume([1], [("GPU-ab", "GPU-ab")], stage.told.append)
+    stage.until(5)
+    assert [said.get("done") for said in stage.told] == [[1], [2], None, [1], [1]]
     assert stage.told[0]["asked"]["timeout_ms"] == 500
     assert stage.told[2]["failed"] == "managed memory"
-    assert stage.told[3]["asked"]["pairs"] == [["000102030405060708090a0b0c0d0e0f", "ff"]]
+    assert stage.told[3]["asked"]["pairs"] == [["000102030405060708090a0b0c0d0e0f", "ff"], ["ab", "ab"]]
+    assert stage.told[4]["asked"]["pairs"] == [], "all of them are where they were"
     assert [lives for _, lives in stage.lives] == [True]
 
 
