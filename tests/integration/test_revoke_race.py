@@ -22,9 +22,10 @@ from typing import Final, NamedTuple
 import pytest
 
 from sublet.client.home import socket_path
+from sublet.errors import Disconnected, LeaseEnded
 from sublet.values import GIB
 from tests.crash.office_process import Line
-from tests.integration.office_stage import OfficeStage, asked, office_stage, started
+from tests.integration.office_stage import Held, OfficeStage, asked, office_stage, started
 from tests.traces import until
 
 ROUNDS: Final = int(os.environ.get("SUBLET_RACE_ROUNDS", "200"))
@@ -89,15 +90,20 @@ class Lanes:
         held = self.stage.acquire(line, memory=GIB, ttl_s=TTL_S)
         self.leases.append(held.id)
         (device,) = held.devices
-        name = device.replace("/", "-")
-        record = self.place / name / held.id
+        record = self.place / device.replace("/", "-") / held.id
         record.parent.mkdir(exist_ok=True)
         record.touch()
+        try:
+            self._use(line, held, chance, record)
+        except (LeaseEnded, Disconnected):
+            lease = asked(line, "GET", f"/v1/leases/{held.id}").doc["lease"]
+            assert lease["end"] is not None, lease
+            assert lease["end"]["reason"] == "expired", lease
+
+    def _use(self, line: Line, held: Held, chance: random.Random, record: Path) -> None:
+        device = str(record.parent.with_name(f"{record.parent.name}.device"))
         with self.stage.hold(held) as talk:
-            started(
-                talk,
-                *(sys.executable, "-I", "-S", str(GUEST), str(self.place / f"{name}.device"), str(record), held.id),
-            )
+            started(talk, sys.executable, "-I", "-S", str(GUEST), device, str(record), held.id)
             over_by = time.monotonic() + EARLY_S
             until(
                 "all four of them at work, or the lease's end",
