@@ -7,9 +7,10 @@ from typing import Final
 
 __all__ = ["LINGER_S", "RENEWALS_LINGER_S", "RENEWAL_SLACK_NS", "Renewals"]
 
-LINGER_S: Final = 0.010
+LINGER_S: Final = 0.002
 """A report that nobody waits for is handled after this long, or with the next command that comes, so that both share a
-commit. (With somebody in the queue it may be what he waits for.)"""
+commit: a program that takes a lease right after it gave one back is back by then. (With somebody in the queue it may be
+what he waits for, and does not linger.)"""
 RENEWALS_LINGER_S: Final = 0.050
 """The same for a renewal among many others. Holders renew in the background and count from when they asked, so nobody
 is harmed; and with ten thousand of them it is the difference between a hundred commits a second and twenty."""

@@ -20,6 +20,8 @@ __all__ = ["Aside"]
 
 WAIT_S: Final = 0.05
 """After the last that came: of many ends at once, none waits for this."""
+WAITING_MAX: Final = 512
+"""With more than this there is no waiting for the last: where somebody ends at every moment there is none."""
 FOLDERS_AT_ONCE: Final = 8
 NAMES_AT_ONCE: Final = 2000
 """Names that are removed while everybody waits: some 20 ms."""
@@ -45,6 +47,8 @@ class Aside:
         """Nobody waits for this."""
         self._acts.append(act)
         if self._timer is not None:
+            if len(self._acts) > WAITING_MAX:
+                return
             self._timer.cancel()
         self._timer = self._loop.after(WAIT_S, self._clear)
 

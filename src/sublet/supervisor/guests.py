@@ -400,7 +400,7 @@ class Guests:
         let_go = self._kept.add(guest.tenant, guest.id, guest.log.size) if guest.has_run else [guest.id]
         for oldest in let_go:
             del self.by_id[oldest]
-            self._launch.remove(os.path.join(self._logs, oldest))
+            self._launch.aside.later(partial(self._launch.remove, os.path.join(self._logs, oldest)))
 
     # ---- ending ----
 
