@@ -1,9 +1,13 @@
-"""``python -m benchmarks.gpu``: measure every row on the first GPU of this machine, print a table, keep the figures."""
+"""``python -m benchmarks.gpu``: measure every row on the first GPU of this machine, print a table, keep the figures.
+
+``python -m benchmarks.gpu ROW`` measures one, and prints it as JSON.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -14,9 +18,10 @@ from benchmarks.gpu.rows import ROWS, Measured
 from sublet.errors import SubletError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+ROW_S = 300
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """1 where a row gave no result; 0 also where there is no GPU, and then nothing is written."""
     from tests.gpu.gpus import first_gpu
 
@@ -25,18 +30,35 @@ def main() -> int:
     except SubletError as error:
         print(f"There is no GPU to measure: {error}", file=sys.stderr)
         return 0
-    found, failed = [], 0
-    for row in ROWS:
-        try:
-            found.append(row(uuid))
-        except (SubletError, RuntimeError, ImportError) as error:
-            print(f"{row.__name__}: no result. {type(error).__name__}: {error}", file=sys.stderr)
-            failed += 1
-            continue
-        print(_line(found[-1]), flush=True)
-    (RESULTS / "gpu.json").write_text(json.dumps(_document(uuid, found), indent=1) + "\n")
-    (RESULTS / "gpu.md").write_text(as_table(uuid, found))
+    if arguments:
+        print(json.dumps(ROWS[arguments[0]](uuid)))
+        return 0
+    found: list[Measured] = []
+    failed = 0
+    for name in ROWS:
+        measured = _measured(name)
+        failed += not measured
+        found += measured
+        for one in measured:
+            print(_line(one), flush=True)
+    if found:
+        (RESULTS / "gpu.json").write_text(json.dumps(_document(uuid, found), indent=1) + "\n")
+        (RESULTS / "gpu.md").write_text(as_table(uuid, found))
     return 1 if failed else 0
+
+
+def _measured(name: str) -> list[Measured]:
+    """One row, in a process of its own; nothing where it gave no result, and then it was said why."""
+    words = [sys.executable, "-m", "benchmarks.gpu", name]
+    try:
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=ROW_S, check=False)
+        found = [Measured(*one) for one in json.loads(done.stdout.splitlines()[-1])]
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        print(f"{name}: no result ({type(error).__name__})", file=sys.stderr)
+        return []
+    if not found:
+        print(f"{name}: no result", file=sys.stderr)
+    return found
 
 
 def as_table(uuid: str, found: Sequence[Measured]) -> str:
@@ -66,4 +88,4 @@ def _where(uuid: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

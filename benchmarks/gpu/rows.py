@@ -1,22 +1,31 @@
-"""What is timed on a GPU, and beside what. Each row is a function that gives ours and the peer's, in one unit."""
+"""What is timed on a GPU, and beside what. Each row is a function that gives ours and the peer's, in one unit.
+
+A row has a process to itself: whoever has once used CUDA keeps a piece of the card, and then it is never at rest.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.gpu.kernels import SAXPY
-from sublet.agent.clean_card import clean, look, scrub
+from sublet.agent.clean_card import look, scrub
 from sublet.compute.arguments import f32, u32, u64
 from sublet.compute.session import GpuSession
 from sublet.devices import nvrtc
 from sublet.devices.cuda_driver import open_driver
-from sublet.values import GIB
+from sublet.values import GIB, MIB, format_size
+from sublet.wire.cards import CardFound
+from sublet.wire.codec import loads
 from tests.gpu.far_end import FarEnd
+from tests.gpu.resident import Helper, Resident
 
 __all__ = ["ROWS", "Measured"]
 
@@ -24,6 +33,10 @@ LAUNCHES: Final = 1000
 THREADS: Final = 64
 MOVED: Final = GIB
 ROUNDS: Final = 15
+SUSPENDED: Final = ((MIB, 9), (GIB, 7), (16 * GIB, 3), (64 * GIB, 2))
+"""So much on the card, and how often. The large ones take half a minute each time, and as much for their peer."""
+AT_REST_S: Final = 30.0
+PROGRAM_S: Final = 300.0
 
 
 class Measured(NamedTuple):
@@ -61,7 +74,7 @@ def _alternately(
     return [a for a, _ in found], [b for _, b in found]
 
 
-def launches(uuid: str) -> Measured:
+def launches(uuid: str) -> Sequence[Measured]:
     """A thousand launches and a sync: through a session in another process, and with the driver's own call here."""
     driver = open_driver()
     device = driver("open", "cuDeviceGet", 0)
@@ -94,10 +107,10 @@ def launches(uuid: str) -> Measured:
             return _ms(work)
 
         found = _alternately(ours, theirs)
-    return Measured("1,000 launches and a sync", "ms", "cuLaunchKernel in the program", "at most 1.5×", *found)
+    return [Measured("1,000 launches and a sync", "ms", "cuLaunchKernel in the program", "at most 1.5×", *found)]
 
 
-def written(uuid: str) -> Measured:
+def written(uuid: str) -> Sequence[Measured]:
     """A gibibyte to the device: through a session, and by torch from pageable memory."""
     import numpy as np
     import torch
@@ -116,10 +129,10 @@ def written(uuid: str) -> Measured:
             gpu.sync()
 
         found = _alternately(lambda: _ms(write), theirs)
-    return Measured("1 GiB written", "ms", "torch, from pageable memory", "", *found)
+    return [Measured("1 GiB written", "ms", "torch, from pageable memory", "", *found)]
 
 
-def scrubbed(uuid: str) -> Measured:
+def scrubbed(uuid: str) -> Sequence[Measured]:
     """How fast a card's memory is overwritten, against a copy of torch's on the device; both as GB/s."""
     import torch
 
@@ -142,14 +155,11 @@ def scrubbed(uuid: str) -> Measured:
         return count / ms / 1e6
 
     found = _alternately(ours, theirs, 5)
-    return Measured("memory overwritten", "GB/s", "a copy on the device (read and written)", "at least 60 %", *found)
+    return [Measured("memory overwritten", "GB/s", "a copy on the device (read and written)", "at least 60 %", *found)]
 
 
-def handed_over(uuid: str) -> Measured:
+def handed_over(uuid: str) -> Sequence[Measured]:
     """From the end of one tenant's guest to the first kernel of the next one's; beside it the second half alone."""
-    import torch
-
-    torch.cuda.empty_cache()
     settings = look(uuid).settings
 
     def begin() -> None:
@@ -160,13 +170,57 @@ def handed_over(uuid: str) -> Measured:
             gpu.sync()
 
     def both() -> None:
-        found = clean(uuid, settings, sees_processes=False)
-        if found.failed:
-            raise RuntimeError(found.failed)
+        _clean(uuid, settings)
         begin()
 
     found = _alternately(lambda: _ms(both), lambda: _ms(begin), 5)
-    return Measured("cleaned, and the next tenant's first kernel", "ms", "the first kernel alone", "", *found)
+    return [Measured("cleaned, and the next tenant's first kernel", "ms", "the first kernel alone", "", *found)]
+
+
+def suspended(uuid: str, size: int, rounds: int) -> Sequence[Measured]:
+    """A process off its card and back, by a helper that is warm; beside it, what it could do by itself: allocate pinned
+    memory and copy, and copy back."""
+    if (spare := _host_spare()) < 1.2 * size:
+        raise RuntimeError(f"{format_size(spare)} of the host's memory are available, for {format_size(size)}")
+    away: tuple[list[float], list[float]] = ([], [])
+    back: tuple[list[float], list[float]] = ([], [])
+    with Helper() as helper, Resident(size) as resident:
+        for _ in range(rounds):
+            away[0].append(_ms(lambda: _went(helper.suspend(resident.pid), resident.pid)))
+            back[0].append(_ms(lambda: _went(helper.resume(resident.pid), resident.pid)))
+            away[1].append(float(resident.ask("out")))
+            back[1].append(float(resident.ask("in")))
+        if (said := resident.ask("check")) != "same":
+            raise RuntimeError(said)
+    text = format_size(size)
+    goal = "under 500 ms" if size < GIB else "at most 1.25×"
+    return [
+        Measured(f"{text} suspended", "ms", "pinned memory allocated, and a copy", goal, *away),
+        Measured(f"{text} resumed", "ms", "a copy from pinned memory", goal, *back),
+    ]
+
+
+def _went(said: dict[str, Any], pid: int) -> None:
+    if said.get("done") != [pid]:
+        raise RuntimeError(str(said.get("failed", said)))
+
+
+def _host_spare() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+
+
+def _clean(uuid: str, settings: str) -> None:
+    """What a supervisor has done between two leases, by the same program, until the card is at rest."""
+    words = [sys.executable, "-m", "sublet.agent.clean_card", uuid, "--scrub", "--settings", settings]
+    end = time.monotonic() + AT_REST_S
+    while True:
+        found = loads(CardFound, subprocess.run(words, capture_output=True, timeout=PROGRAM_S, check=True).stdout)
+        if found.failed or (found.left and time.monotonic() > end):
+            raise RuntimeError(found.failed or found.left)
+        if not found.left:
+            return
+        time.sleep(0.02)
 
 
 def _arch(driver: Any, device: Any) -> int:
@@ -181,4 +235,8 @@ def _c_types() -> tuple[Any, ...]:
     return (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_uint32, ctypes.c_uint64)
 
 
-ROWS: Final[tuple[Callable[[str], Measured], ...]] = (launches, written, scrubbed, handed_over)
+Row = Callable[[str], Sequence[Measured]]
+ROWS: Final[dict[str, Row]] = {
+    **{row.__name__: row for row in (launches, written, scrubbed, handed_over)},
+    **{f"suspended {size // MIB} MiB": partial(suspended, size=size, rounds=rounds) for size, rounds in SUSPENDED},
+}

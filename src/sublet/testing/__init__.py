@@ -7,21 +7,27 @@
 - ``DeviceConformance`` tests any device: say how it is opened.
 - ``ReplicaConformance`` tests any replica: say how one is made and opened again.
 - ``preempt`` rehearses losing a lease.
+
+Each name is fetched when it is first used: who tests a device needs nothing of what replicas need.
 """
 
 from __future__ import annotations
 
-from sublet.agent.machine import Effect, FaultName, Faults, Machine
-from sublet.agent.memory import MemoryAgent
-from sublet.agent.pretended import Timings
-from sublet.testing.bench import MemoryBench
-from sublet.testing.clock import HeldClock
-from sublet.testing.conformance import AgentBench, AgentConformance
-from sublet.testing.device_conformance import DeviceConformance
-from sublet.testing.parking_conformance import ParkingConformance
-from sublet.testing.rehearsal import preempt
-from sublet.testing.replica_conformance import ReplicaConformance
-from sublet.testing.volume_conformance import VolumeConformance
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sublet.agent.machine import Effect, FaultName, Faults, Machine
+    from sublet.agent.memory import MemoryAgent
+    from sublet.agent.pretended import Timings
+    from sublet.testing.bench import MemoryBench
+    from sublet.testing.clock import HeldClock
+    from sublet.testing.conformance import AgentBench, AgentConformance
+    from sublet.testing.device_conformance import DeviceConformance
+    from sublet.testing.parking_conformance import ParkingConformance
+    from sublet.testing.rehearsal import preempt
+    from sublet.testing.replica_conformance import ReplicaConformance
+    from sublet.testing.volume_conformance import VolumeConformance
 
 __all__ = [
     "AgentBench",
@@ -40,3 +46,30 @@ __all__ = [
     "VolumeConformance",
     "preempt",
 ]
+
+_LAZY: Final[dict[str, str]] = {
+    **dict.fromkeys(("Effect", "FaultName", "Faults", "Machine"), "sublet.agent.machine"),
+    "MemoryAgent": "sublet.agent.memory",
+    "Timings": "sublet.agent.pretended",
+    "MemoryBench": "sublet.testing.bench",
+    "HeldClock": "sublet.testing.clock",
+    **dict.fromkeys(("AgentBench", "AgentConformance"), "sublet.testing.conformance"),
+    "DeviceConformance": "sublet.testing.device_conformance",
+    "ParkingConformance": "sublet.testing.parking_conformance",
+    "preempt": "sublet.testing.rehearsal",
+    "ReplicaConformance": "sublet.testing.replica_conformance",
+    "VolumeConformance": "sublet.testing.volume_conformance",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Fetch a public name on first use (PEP 562), and keep it."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +25,9 @@ from sublet.testing.session_programs import run_session_program
 from sublet.values import MIB
 from tests.gpu.far_end import FarEnd
 from tests.gpu.gpus import SOURCES
+from tests.gpu.resident import Helper, Resident
 
+ROOT = Path(__file__).resolve().parents[3]
 ALL = {"device_kernels": CUDA_KERNELS, **SOURCES, **BENCHMARKED}
 
 
@@ -59,3 +65,51 @@ def test_its_far_end_serves_sessions(tmp_path: Path, kernel_cache: str, monkeypa
         with pytest.raises(GpuSessionEnded, match="far end is gone"):
             gpu.sync()
         gpu.close()
+
+
+def test_every_call_of_the_driver_that_is_named_is_one() -> None:
+    """A name that the bindings do not have would be found out only where there is a GPU."""
+    bindings = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings are not installed")
+    texts = [
+        file.read_text()
+        for folder in ("src/sublet", "tests/gpu", "benchmarks/gpu")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
+    named = {name for text in texts for name in re.findall(r'"(cu[A-Z]\w+|CU[a-z]\w+)"', text)}
+    assert len(named) > 40
+    assert [name for name in sorted(named) if not hasattr(bindings, name)] == []
+
+
+@pytest.mark.parametrize("begin", [Helper, lambda: Resident(1)], ids=["helper", "resident"])
+def test_where_no_gpu_can_be_seen_they_say_so(begin: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody waits for them."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(RuntimeError, match=r"nothing can be suspended|could not be had"):
+        begin()
+
+
+def test_the_parts_need_no_more_than_a_bare_machine_has() -> None:
+    """A driver, Python, torch, cuda-core and numpy; pytest and nvidia-ml-py are small, pure, and carried along."""
+    names = [
+        f"{package}.{found.name}"
+        for package, where in (("tests.gpu", tests.gpu), ("benchmarks.gpu", benchmarks.gpu))
+        for found in pkgutil.iter_modules(where.__path__)
+    ]
+    program = f"""
+import importlib, sys
+ours = {{"sublet", "tests", "benchmarks"}}
+carried = {{"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pynvml", "numpy"}}
+standard = set(sys.stdlib_module_names)
+class Bare:
+    finders = list(sys.meta_path)
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ours | carried | standard:
+            return next(filter(None, (one.find_spec(name, path, target) for one in self.finders)), None)
+sys.meta_path[:] = [Bare()]
+for name in {names!r} + ["tests.conftest"]:
+    importlib.import_module(name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
