@@ -33,7 +33,7 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
-from sublet.durable.memory import copy_bytes, fresh_memory
+from sublet.durable.memory import bring_near, copy_bytes, fresh_memory
 from sublet.durable.pages import Pages, process_pages
 from sublet.durable.sealed import own_pages
 
@@ -95,12 +95,12 @@ def each_hash(look: Look, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]
     who asks."""
     workers = min(THREADS, os.cpu_count() or 1)
     if len(numbers) * look.chunk_bytes < PARALLEL_MIN or workers == 1:
-        yield from ((n, chunk_hash(look.chunk(n))) for n in numbers)
+        yield from ((n, look.hash(n)) for n in numbers)
         return
     share = min(-(-len(numbers) // (4 * workers)), PART_CHUNKS)
     parts = [numbers[at : at + share] for at in range(0, len(numbers), share)]
     with ThreadPoolExecutor(workers, "sublet-hash") as pool:
-        hashed = pool.map(lambda part: [chunk_hash(look.chunk(n)) for n in part], parts)
+        hashed = pool.map(lambda part: [look.hash(n) for n in part], parts)
         for part, found in zip(parts, hashed, strict=True):
             yield from zip(part, found, strict=True)
 
@@ -165,6 +165,13 @@ class Look:
         length = min(self.chunk_bytes, self.length - at)
         at = at if self.places is None else self.places[n]
         return self.view[at : at + length]
+
+    def hash(self, n: int) -> bytes:
+        """Of a chunk, where it is."""
+        chunk = self.chunk(n)
+        if self.places is None:
+            bring_near(self.address + n * self.chunk_bytes, chunk.nbytes)
+        return chunk_hash(chunk)
 
     def detach(self, memory: Callable[[int], memoryview]) -> None:
         """Copy the candidates; from here on the program may do with its memory what it likes."""

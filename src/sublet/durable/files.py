@@ -14,7 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ["move_into_place", "name_once", "read_whole", "sync_file", "sync_folder", "write_synced"]
+__all__ = [
+    "move_into_place",
+    "name_once",
+    "read_whole",
+    "sync_file",
+    "sync_folder",
+    "write_synced",
+    "written_then_synced",
+]
 
 PIECE: Final = 1 << 20
 """Read at once at most: most files have less, and memory is taken for all of it."""
@@ -32,10 +40,19 @@ def sync_file(path: Path) -> None:
 
 def write_synced(path: Path, data: bytes) -> None:
     """A new file, on disk when this returns; its name is not yet."""
+    with written_then_synced(path, data):
+        pass
+
+
+@contextmanager
+def written_then_synced(path: Path, data: bytes) -> Iterator[None]:
+    """The same: written before the block, on disk after it. Another file that is synced in the block takes this one
+    along into the file system's journal, so that both together wait for it once."""
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
+        yield
         os.fsync(fd)
 
 

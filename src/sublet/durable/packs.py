@@ -42,7 +42,8 @@ from sublet.errors import CheckpointDamaged, CheckpointFailed
 
 __all__ = ["PackFile", "PackWriter", "Pressing", "file_name"]
 
-BATCH_BYTES: Final = 4 << 20
+BATCH_BYTES: Final = 1 << 20
+"""So little that the disk soon has something to do, and that what is written is still near."""
 BATCH_ROOM: Final = BATCH_BYTES + PAGE
 """With what does not fill a page, which goes on from the batch before."""
 BATCHES: Final = 4
@@ -82,6 +83,7 @@ class PackWriter:
         self._filled: queue.SimpleQueue[tuple[memoryview, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._ref: PackRef | None = None
         self.hashes: dict[bytes, Entry] = {}
         self._pressing = Pressing()
 
@@ -129,24 +131,32 @@ class PackWriter:
     def worth_shrinking(self, data: memoryview) -> bool:
         return self._pressing.worth(data)
 
-    def finish(self) -> tuple[PackRef, Path] | None:
-        """Write the rest, sync, and give it the name of its content, in the same folder. None if it has no chunk."""
-        if not self._entries:
-            self.close()
-            return None
-        try:
+    def write_rest(self) -> PackRef | None:
+        """Everything is written, and nothing synced. None if it has no chunk."""
+        if self._ref is None and self._entries:
             index = dump_index(self._entries)
             end = index + dump_trailer(index, self._at)
             self.room(len(end))[:] = end
             self._used += len(end)
-            self._finish_writing()
+            try:
+                self._finish_writing()
+            except OSError as error:
+                raise self.failed(error) from error
+            self._ref = PackRef(pack_name(index), self._at + len(end), len(self._entries))
+        return self._ref
+
+    def finish(self) -> tuple[PackRef, Path] | None:
+        """Write the rest, sync, and give it the name of its content, in the same folder. None if it has no chunk."""
+        ref = self.write_rest()
+        if ref is None:
+            self.close()
+            return None
+        path = self._folder / file_name(ref.name)
+        try:
             os.fsync(self._fd)
-            name = pack_name(index)
-            path = self._folder / file_name(name)
             os.rename(self._path, path)
         except OSError as error:
             raise self.failed(error) from error
-        ref = PackRef(name, self._at + len(end), len(self._entries))
         self.close()
         return ref, path
 
@@ -162,13 +172,14 @@ class PackWriter:
         self._give_back()
 
     def _give_back(self) -> None:
-        """One batch is kept for the next pack of this process, once nobody writes from it."""
+        """Batches are kept for the next pack of this process, once nobody writes from them: fresh memory costs more
+        than to fill it."""
         if self._batch is not None:
             self._free.put(self._batch)
             self._batch = None
         while not self._free.empty():
             batch = self._free.get()
-            if batch.nbytes == BATCH_ROOM and not _spare:
+            if batch.nbytes == BATCH_ROOM and len(_spare) < BATCHES:
                 _spare.append(batch)
 
     def __enter__(self) -> PackWriter:
@@ -188,7 +199,10 @@ class PackWriter:
             return fresh_memory(length + PAGE)
         if self._made < BATCHES:
             self._made += 1
-            return _spare.pop() if _spare else fresh_memory(BATCH_ROOM)
+            try:
+                return _spare.pop()
+            except IndexError:
+                return fresh_memory(BATCH_ROOM)
         batch = self._free.get()
         if self._failure is not None:
             raise self.failed(self._failure)
@@ -197,10 +211,11 @@ class PackWriter:
     def _turn_over(self, length: int) -> None:
         """The next batch. What of this one does not fill a page begins it."""
         begin = PACK_HEADER
-        if self._batch is not None:
+        batch, self._batch = self._batch, None  # of one that is handed over nobody else may say that it is free
+        if batch is not None:
             whole = self._used - self._used % PAGE
-            begin = bytes(self._batch[whole : self._used])
-            self._hand_over(self._batch, whole)
+            begin = bytes(batch[whole : self._used])
+            self._hand_over(batch, whole)
         self._batch, self._used = self._next_batch(length), len(begin)
         self._batch[: len(begin)] = begin
 

@@ -27,7 +27,7 @@ from sublet.durable.changes import (
     hashes_in,
 )
 from sublet.durable.encoded import Buffer, BufferKind
-from sublet.durable.files import write_synced
+from sublet.durable.files import written_then_synced
 from sublet.durable.format import LeafRef, Manifest, PackRef
 from sublet.durable.memory import copy_beside
 from sublet.durable.packs import PackFile, PackWriter, file_name
@@ -197,29 +197,27 @@ class Saver:
             run = _Run(writer, base, self._finder, self.chunk_bytes)
             records = [*map(run.carried, carry), *(run.record(*record) for record in capture.records)]
             leaves = run.leaves(sorted(records, key=lambda record: record.names[0]) if carry else records)
-            packs = run.packs(spare)
-            made = writer.finish()
-        if made is not None:
-            packs.append(made[0])
-        manifest = Manifest(
-            number=base.number + 1,
-            parent=base.number,
-            lease=who.lease,
-            epoch=who.epoch,
-            schema=schema,
-            wall_ns=wall_ns,
-            packs=packs,
-            leaves=leaves,
-            roots=capture.roots + sum(len(record.names) for record in carry),
-            state_bytes=capture.state_bytes + sum(blob.length for record in carry for blob in record.blobs),
-            note=note,
-        )
-        path = staging / "manifest"
-        data = manifest.dump()
-        try:
-            write_synced(path, data)
-        except OSError as error:
-            raise writer.failed(error) from error
+            packs, ref = run.packs(spare), writer.write_rest()
+            manifest = Manifest(
+                number=base.number + 1,
+                parent=base.number,
+                lease=who.lease,
+                epoch=who.epoch,
+                schema=schema,
+                wall_ns=wall_ns,
+                packs=packs if ref is None else [*packs, ref],
+                leaves=leaves,
+                roots=capture.roots + sum(len(record.names) for record in carry),
+                state_bytes=capture.state_bytes + sum(blob.length for record in carry for blob in record.blobs),
+                note=note,
+            )
+            path = staging / "manifest"
+            data = manifest.dump()
+            try:
+                with written_then_synced(path, data):
+                    made = writer.finish()
+            except OSError as error:
+                raise writer.failed(error) from error
         report = SaveReport(
             number=manifest.number,
             roots=manifest.roots,
@@ -353,9 +351,10 @@ class _Run:
         for n in look.candidates:
             chunk = look.chunk(n)
             self.read_bytes += chunk.nbytes
-            digest = hashes[n] = chunk_hash(chunk)
+            room = self._writer.room(chunk.nbytes)
+            copy_beside(room, chunk)  # which brings it near, so that both together take as long as the hash alone
+            digest = hashes[n] = chunk_hash(room)
             if digest not in self._base.where and digest not in self._writer.hashes:
-                copy_beside(self._writer.room(chunk.nbytes), chunk)
                 self._writer.keep(digest, chunk.nbytes, shrink=shrink)
         return hashes
 
