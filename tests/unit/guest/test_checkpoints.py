@@ -30,6 +30,13 @@ def saves(tmp_path: Path, page: Callable[[PageView], None]) -> Checkpoints:
     return Checkpoints(PageReader(str(tmp_path / "page")))
 
 
+def counted(saves: Checkpoints) -> list[str]:
+    """For each save from here on, the thread that it was made in."""
+    count: list[str] = []
+    saves.register(lambda: count.append(threading.current_thread().name))
+    return count
+
+
 def test_by_hand_it_is_called_and_what_it_returns_is_returned(saves: Checkpoints) -> None:
     with pytest.raises(Unsupported, match="has not said how it is saved"):
         saves.save()
@@ -40,8 +47,7 @@ def test_by_hand_it_is_called_and_what_it_returns_is_returned(saves: Checkpoints
 
 
 def test_each_notice_is_answered_once(saves: Checkpoints, page: Callable[[PageView], None]) -> None:
-    count: list[str] = []
-    saves.register(lambda: count.append(threading.current_thread().name))
+    count = counted(saves)
     page(NOTICED)
     until("a save", lambda: bool(count))
     page(replace(NOTICED, now_ns=5))
@@ -53,8 +59,7 @@ def test_each_notice_is_answered_once(saves: Checkpoints, page: Callable[[PageVi
 def test_a_notice_that_was_taken_back_and_made_again_is_another(
     saves: Checkpoints, page: Callable[[PageView], None]
 ) -> None:
-    count: list[int] = []
-    saves.register(lambda: count.append(1))
+    count = counted(saves)
     page(NOTICED)
     until("a save", lambda: len(count) == 1)
     page(LIVE)
@@ -67,8 +72,7 @@ def test_what_is_parked_is_saved_when_that_ends_whatever_was_saved_before(
     saves: Checkpoints, page: Callable[[PageView], None]
 ) -> None:
     """It may have stood still from the notice on, and seen nothing of what was between."""
-    count: list[int] = []
-    saves.register(lambda: count.append(1))
+    count = counted(saves)
     page(NOTICED)
     until("a save", lambda: len(count) == 1)
     page(replace(LIVE, lease=LeaseId("l-a-p1"), state=PageState.LEAVING, reason=EndReason.RELEASED))
@@ -80,11 +84,10 @@ def test_what_is_parked_is_saved_when_that_ends_whatever_was_saved_before(
 def test_an_end_without_a_notice_is_saved_by_who_is_about_to_leave(
     saves: Checkpoints, page: Callable[[PageView], None]
 ) -> None:
-    count: list[int] = []
     page(replace(LIVE, state=PageState.OVER, reason=EndReason.OPERATOR))
-    saves.register(lambda: count.append(1))
+    count = counted(saves)
     saves.wait(5)
-    assert count == [1]
+    assert len(count) == 1
 
 
 def test_what_its_holder_gave_back_is_not_saved(saves: Checkpoints, page: Callable[[PageView], None]) -> None:
