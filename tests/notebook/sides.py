@@ -121,7 +121,7 @@ class Notebook:
         with self.at_home():
             reading = read_cell(source)
             reads = self.space.visible() if reading.opaque else reading.reads
-            self.sent = self.space.outgoing(reads, must=True)
+            self.sent = self.space.outgoing(reads, must=True, asked=None if reading.opaque else reading.reads)
             parcels = self.sent.parcels
             try:
                 said = self._told.say(self.sent.names, self._other)

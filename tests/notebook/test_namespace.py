@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.notebook.namespace import FEW, Bound, Heard, Shared, Told, results, visible, visible_among
+from sublet.notebook.namespace import FEW, Bound, Growth, Heard, Shared, Told, results, visible, visible_among
 
 
 class Thing:
@@ -104,6 +104,76 @@ def test_what_is_gone_is_what_a_loop_finds(seed: int) -> None:
         assert shared.has_all(some) == other.issuperset(some)
     shared.clear()
     assert shared.gone(names) == ()
+
+
+@given(st.integers(0, 2**32))
+def test_what_is_gone_and_asked_for_is_told_and_the_rest_in_time(seed: int) -> None:
+    """Nothing is told that is there. What is asked for is told; all else is with the next look at everything."""
+    chance = random.Random(seed)
+    names: dict[str, Any] = {}
+    shared, other = Shared(), set[str]()
+    for _ in range(20):
+        some = [f"n{chance.randrange(10)}" for _ in range(chance.randrange(4))]
+        match chance.randrange(5):
+            case 0 | 1:
+                names |= dict.fromkeys(some)
+            case 2:
+                for name in some:
+                    names.pop(name, None)
+            case 3:
+                shared.add(some)
+                other |= set(some)
+            case _:
+                gone, every = set(shared.gone_of(names, some)), other - names.keys()
+                assert gone <= every
+                assert gone >= every.intersection(some)
+                if chance.random() < 0.3:
+                    shared.remove(gone)
+                    other -= gone
+    assert shared.gone(names) == tuple(sorted(other - names.keys()))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=8), st.integers(0, 6))
+def test_a_namespace_that_lost_a_name_is_told_from_one_that_grew(steps: list[tuple[bool, int]], size: int) -> None:
+    names: dict[str, Any] = dict.fromkeys(f"n{n}" for n in range(size))
+    growth = Growth()
+    growth.is_all_since(names)
+    before, last = set(names), next(reversed(names), None)
+    removed = set()
+    for removes, n in steps:
+        if not removes:
+            names[f"n{n}"] = None
+        elif f"n{n}" in names:
+            del names[f"n{n}"]
+            removed.add(f"n{n}")
+    is_all = growth.is_all_since(names)
+    assert is_all or not before or not before.isdisjoint(removed)
+    if is_all and last not in removed:
+        assert before <= names.keys()
+
+
+def test_a_namespace_of_many_names_is_looked_at_from_its_end() -> None:
+    class Counting(dict[str, Any]):
+        looked = 0
+
+        def __reversed__(self) -> Any:
+            for name in reversed(list(self)):
+                self.looked += 1
+                yield name
+
+    names = Counting(dict.fromkeys(f"n{n}" for n in range(1000)))
+    shared = Shared()
+    shared.add(names)
+    assert shared.gone_of(names, ()) == ()
+    names.looked = 0
+    names |= {"a": 1, "b": 2}
+    assert shared.gone_of(names, ()) == ()
+    assert names.looked == 3
+    del names["n500"]
+    assert shared.gone_of(names, ()) == ("n500",)
+    assert shared.gone_of(names, ()) == ("n500",)
+    names["n500"] = 1
+    assert shared.gone_of(names, ()) == ()
 
 
 @given(st.integers(0, 2**32))

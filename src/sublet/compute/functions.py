@@ -24,6 +24,7 @@ from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
 
 __all__ = ["Functions", "Peer", "checked_callable", "is_library", "name_of"]
 
+OWN: Final = "sublet."
 FUNCTIONS_MAX: Final = 256
 """Functions a worker keeps for one holder."""
 
@@ -51,7 +52,7 @@ class Functions:
         """The number it has there, and what must be said before it is used. The descriptors are the caller's."""
         named = name_of(function)
         if named is not None:
-            path, stamp = _stamped(getattr(sys.modules[named[0]], "__file__", None))
+            path, stamp = _stamped(named[0])
             if (named[0], path, stamp) not in self._unlike:
                 return self._by_name(named, path, stamp)
         constant = _constant_key(function)
@@ -64,7 +65,7 @@ class Functions:
         named = name_of(function)
         if named is None:
             return False
-        key = (named[0], *_stamped(getattr(sys.modules[named[0]], "__file__", None)))
+        key = (named[0], *_stamped(named[0]))
         is_news = key not in self._unlike
         self._unlike.add(key)
         return is_news
@@ -176,7 +177,14 @@ def _names_used(code: types.CodeType) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _stamped(file: str | None) -> tuple[str | None, tuple[int, int]]:
+def _stamped(module: str) -> tuple[str | None, tuple[int, int]]:
+    """Where its file is, and how that looks now. Of our own modules how it looked when it was first asked for: nobody
+    edits those while they run, and a notebook's cell asks again and again."""
+    return _stamped_once(module) if module.startswith(OWN) else _stamped_now(module)
+
+
+def _stamped_now(module: str) -> tuple[str | None, tuple[int, int]]:
+    file = getattr(sys.modules[module], "__file__", None)
     if file is None:
         return None, (0, 0)
     try:
@@ -184,6 +192,9 @@ def _stamped(file: str | None) -> tuple[str | None, tuple[int, int]]:
     except OSError:
         return _real(file), (0, 0)
     return _real(file), (found.st_mtime_ns, found.st_size)
+
+
+_stamped_once = functools.lru_cache(maxsize=256)(_stamped_now)
 
 
 def _real(file: str) -> str:

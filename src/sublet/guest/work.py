@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sublet.errors import InvalidRequest, LeaseEnded, LeaseInterrupt, SubletError
+from sublet.guest.afterwards import answering
 from sublet.guest.answers import Answer, fault
 from sublet.guest.at_work import at_work
 from sublet.guest.calls import Calls, introduce
@@ -123,6 +124,10 @@ class _Connection:
         if not begins or self._is_over:
             close_all(fds)
             return
+        with answering():
+            self._answered(call, said, fds)
+
+    def _answered(self, call: int, said: Said, fds: tuple[int, ...]) -> None:
         began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if self._board is not None:
             self._board.begin(call, began_ns)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from sublet.compute.behind import afterwards
 from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding
@@ -70,7 +71,7 @@ def place(
         _bound.noted(space.names, _bound.rebound(space.names))
     reads = _heard.hear(reads) if isinstance(reads, Said) else reads
     space.hear(word)
-    taken = space.take(parcels, gone)
+    taken = space.take(parcels, gone, afterwards=afterwards)
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *gone))
     for name, why in taken.broken.items():
         if why == BESIDE:

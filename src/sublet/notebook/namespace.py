@@ -14,7 +14,7 @@ from itertools import compress
 from operator import is_not
 from typing import Any, Final, NamedTuple
 
-__all__ = ["HIDDEN", "Bound", "Heard", "Said", "Shared", "Told", "results", "visible", "visible_among"]
+__all__ = ["HIDDEN", "Bound", "Growth", "Heard", "Said", "Shared", "Told", "results", "visible", "visible_among"]
 
 HIDDEN: Final = frozenset(
     {"In", "Out", "get_ipython", "exit", "quit", "open", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
@@ -136,11 +136,16 @@ class Shared:
     def __init__(self) -> None:
         self._names: set[str] = set()
         self._seen: list[str] = []
-        """The namespace when it was last looked for names that are gone."""
+        """The namespace when all of it was last looked at for names that are gone."""
         self._gone: set[str] = set()
         """What was found, and is not taken back yet."""
         self._new: set[str] = set()
         """Names that came since."""
+        self._growth = Growth()
+        self._lacking: set[str] = set()
+        """As ``_gone``, of looks that went by the growth alone."""
+        self._came: set[str] = set()
+        """As ``_new``, of those."""
 
     def has_any(self, names: Iterable[str]) -> bool:
         return not self._names.isdisjoint(names)
@@ -153,14 +158,14 @@ class Shared:
         self._names.update(names)
         if len(self._names) != before or self._gone:
             self._new.update(names)
+            self._came.update(names)
 
     def remove(self, names: Iterable[str]) -> None:
-        self._names.difference_update(names)
-        self._gone.difference_update(names)
-        self._new.difference_update(names)
+        for kept in (self._names, self._gone, self._new, self._lacking, self._came):
+            kept.difference_update(names)
 
     def clear(self) -> None:
-        for kept in (self._names, self._gone, self._new):
+        for kept in (self._names, self._gone, self._new, self._lacking, self._came):
             kept.clear()
 
     def gone(self, names: Mapping[str, object]) -> tuple[str, ...]:
@@ -177,6 +182,46 @@ class Shared:
             self._seen = list(names)
         self._new.clear()
         return tuple(sorted(self._gone))
+
+    def gone_of(self, names: dict[str, Any], some: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``some`` that are not here any more; and all others that are not, unless somebody took pains to hide
+        it (``Growth``): then they are told of later. It takes no time that grows with the names."""
+        if self._growth.is_all_since(names):
+            doubtful = self._lacking | self._came
+            doubtful.update(name for name in some if name in self._names)
+            self._lacking = {name for name in doubtful if name not in names}
+        else:
+            self._lacking = self._names.difference(names)
+        self._came.clear()
+        return tuple(sorted(self._lacking))
+
+
+class Growth:
+    """Whether a namespace only grew since the last look, told from its size and its end.
+
+    New names stand behind all others. So where the name that was the last is found with as many behind it as there are
+    more, none was removed; but for one thing: if that name itself was removed and bound again, others that went may
+    have been made up for by others that came before it.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last: str | None = None
+
+    def is_all_since(self, names: dict[str, Any]) -> bool:
+        count, last, more = len(names), self._last, 0
+        try:
+            for name in reversed(names):
+                if more == 0:
+                    self._last = name
+                if name == last or more > count - self._count:
+                    break
+                more += 1
+        except RuntimeError:  # another thread binds names meanwhile
+            self._last = None
+            return False
+        before, self._count = self._count, count
+        return last is not None and count - more == before
 
 
 class Said(NamedTuple):

@@ -60,6 +60,8 @@ class Reading:
     binds: frozenset[str]
     """May be bound or deleted by it."""
     opaque: tuple[Opaque, ...] = ()
+    asked: frozenset[str] | None = None
+    """Where ``reads`` has only names that are there: those that are not as well; None: any may be."""
 
 
 def read_cell(source: str) -> Reading:

@@ -12,14 +12,15 @@ it is held, and a new object replaces none (``merging``).
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from sublet.durable.changes import ChangeFinder, chunk_hash
+from sublet.durable.changes import ChangeFinder
 from sublet.durable.codec import can_travel, encode
 from sublet.durable.encoded import Buffer, BufferKind, Encoded
 from sublet.durable.roots import Group, Order, encode_roots
 from sublet.errors import Unpicklable
+from sublet.notebook.blame import blamed
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities
 from sublet.notebook.lending import Lender
@@ -27,12 +28,13 @@ from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.merging import ATOMS, can_change, merge
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
-from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
+from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, digest, without_scaffolding
 from sublet.notebook.stays import Stays, any_handles
 from sublet.values import format_size
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 
+Job = Callable[[], object]
 NOTEBOOK, GUEST = 0, 1
 """The two sides."""
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
@@ -43,6 +45,10 @@ ORDERED_MIN: Final = 1024
 """Of so many names the order is worth remembering."""
 ROUNDS_MAX: Final = 64
 """Functions that read functions that read functions: each step finds more names; nobody has more steps than that."""
+
+
+def _at_once(job: Job) -> None:
+    job()
 
 
 class Space:
@@ -68,6 +74,8 @@ class Space:
         """Names that the other side has."""
         self._order = Order()
         self._lodging: Lender | Lodger = Lodger() if lender is None else lender
+        self._owed: list[tuple[list[str], Mapping[tuple[str, ...], Parcel]]] = []
+        """What was taken and is still to be remembered."""
 
     def visible(self) -> set[str]:
         """The names that are the notebook's own."""
@@ -90,6 +98,7 @@ class Space:
         new: Iterable[str] = (),
         room: int | None = None,
         stuck: Mapping[str, str] = NO_WHYS,
+        asked: Iterable[str] | None = None,
     ) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
@@ -97,8 +106,10 @@ class Space:
         names and that nothing holds any more go as well, if they were changed before they were let go of: on the other
         side somebody else may hold them. ``new``: names that were bound anew, and go even if they stand for what was
         agreed on before: the other side may have bound them otherwise since. ``room``: bytes; what has more stays,
-        unless the other side has it already, and so does what is ``stuck``, which stayed before, and why.
+        unless the other side has it already, and so does what is ``stuck``, which stayed before, and why. ``asked``:
+        all names, there or not, that somebody is going to ask for; None: any. That others are gone may be told later.
         """
+        self._remember_owed()
         found = Outgoing()
         names = self._without_handles(wanted, found)
         rules = HomeRules()
@@ -118,7 +129,10 @@ class Space:
             groups = [group for group in groups if self._has_room(group, room, stuck, found)]
         found.names = frozenset(names - found.stays.keys() if found.stays else names)
         found.opaque = tuple(sorted(rules.opaque))
-        found.gone = self._shared.gone(self.names)
+        if asked is None or rules.opaque or found.handles:
+            found.gone = self._shared.gone(self.names)
+        else:
+            found.gone = self._shared.gone_of(self.names, rules.needs.union(asked))
         bound = frozenset(new)
         looked = [(group, *self._looked(group)) for group in groups]
         bound |= {LOST} if lost else frozenset()  # they are known to have changed
@@ -153,14 +167,29 @@ class Space:
         self._shared.add(what.names)
         self._shared.remove(what.gone)
 
-    def take(self, parcels: Iterable[Parcel], gone: Iterable[str] = ()) -> Taken:
-        """Merge what arrived."""
+    def take(
+        self, parcels: Iterable[Parcel], gone: Iterable[str] = (), *, afterwards: Callable[[Job], object] = _at_once
+    ) -> Taken:
+        """Merge what arrived. ``afterwards``: who does a little later, but before anybody writes to it, what need not
+        be done at once."""
+        self._remember_owed()
         try:
             taken = self._take(parcels, gone)
         finally:
             self._lodging.settle()
         taken.freed = self._lodging.freed()
+        (afterwards if taken.nbytes <= SMALL_BYTES else _at_once)(self._remember_owed)
         return taken
+
+    def _remember_owed(self) -> None:
+        while self._owed:
+            names, came = self._owed[-1]
+            try:
+                self._agree(names, came)
+            except BaseException:
+                self.disagree(names)
+                raise
+            self._owed.pop()
 
     def _take(self, parcels: Iterable[Parcel], gone: Iterable[str]) -> Taken:
         changed: list[str] = []
@@ -193,7 +222,7 @@ class Space:
         self._shared.remove(gone)
         self._identities.gone(gone)
         self._shared.add(changed)
-        self._agree(changed, {one.names: one for one, _ in crossed})
+        self._owed.append((changed, {one.names: one for one, _ in crossed}))
         news = tuple(name for name in changed if not any(name in names for names in idle)) if idle else tuple(changed)
         return Taken(
             changed=news, rebound=tuple(sorted(set(rebound))), nbytes=nbytes, broken=broken, idle=frozenset(idle)
@@ -244,13 +273,13 @@ class Space:
         for group in self._encoded(known, rules, Outgoing(), must=False):
             parcel = came.get(group.names)
             if parcel is None or parcel.head != group.encoded.head or len(parcel.hashes) != len(parcel.buffers):
-                self._remember(group.names, _digest(group))
+                self._remember(group.names, digest(group))
                 for n, buffer in enumerate(group.encoded.buffers):
                     self._lodging.leave((group.names, n))
                     if buffer.kind is not BufferKind.SMALL:
                         self._finder.changed(buffer)
                 continue
-            self._remember(group.names, _digest(group))
+            self._remember(group.names, digest(group))
             for n, (buffer, one) in enumerate(zip(group.encoded.buffers, parcel.buffers, strict=True)):
                 if buffer.kind is BufferKind.SMALL:
                     continue
@@ -264,7 +293,8 @@ class Space:
 
     def disagree(self, names: Iterable[str]) -> None:
         """The other side may have changed these and not said so: they are sent again when they are wanted."""
-        doubtful = set(names)
+        doubtful = set(names).union(*(names for names, _ in self._owed))
+        self._owed.clear()
         self._lodging.undo()
         self._agreed = {group: one for group, one in self._agreed.items() if doubtful.isdisjoint(group)}
 
@@ -274,6 +304,7 @@ class Space:
 
     def forget(self) -> None:
         """The other side has nothing any more."""
+        self._owed.clear()
         self._agreed.clear()
         self._group_of.clear()
         self._shared.clear()
@@ -346,7 +377,7 @@ class Space:
                         without_scaffolding(group.encoded.met)
                 return groups
             except Unpicklable as error:
-                name, error = _blamed(error, {name: here[name] for name in line})
+                name, error = blamed(error, {name: here[name] for name in line})
                 if must and name != LOST:
                     raise error from None
                 if name != LOST:
@@ -355,10 +386,10 @@ class Space:
 
     def _looked(self, group: Group) -> tuple[bool, tuple[bytes, ...]]:
         """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed."""
-        digest = _digest(group)
-        same = self._agreed.get(group.names) == digest
+        now = digest(group)
+        same = self._agreed.get(group.names) == now
         looked = [self._compared((group.names, n), buffer) for n, buffer in enumerate(group.encoded.buffers)]
-        self._remember(group.names, digest)
+        self._remember(group.names, now)
         return same and not any(changed for changed, _ in looked), tuple(hashes for _, hashes in looked)
 
     def _compared(self, key: Key, buffer: Buffer) -> tuple[bool, bytes]:
@@ -416,32 +447,3 @@ class Space:
         if not hashes and buffer.kind is not BufferKind.SMALL:
             hashes = self._finder.compared(buffer)[1]
         return buffer.view, hashes
-
-
-def _digest(group: Group) -> bytes:
-    """Of what it is and of where its memory lies, so that it is news when two arrays change places; what the memory
-    holds is for others to find out. Small pieces are gathered anew each time, so of them it is what they hold."""
-    buffers = group.encoded.buffers
-    said = [one.view if one.kind is BufferKind.SMALL else one.address.to_bytes(8, "little") for one in buffers]
-    return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)
-
-
-def _blamed(error: Unpicklable, roots: Mapping[str, object]) -> tuple[str, Unpicklable]:
-    """The name at the head of the path; where the error has none, the first that cannot travel by itself."""
-    path = error.path or ""
-    called = {name: repr(name)[1:-1] if name == LOST else name for name in roots}
-    fitting = [n for n, said in called.items() if path == said or path.startswith((said + ".", said + "[", said + "("))]
-    if fitting:
-        return max(fitting, key=len), error
-    for name, value in roots.items():
-        if what := _blamed_alone({name: value}):
-            return name, Unpicklable(f"this cannot be sent: {name}: {what}", path=name, what=what)
-    raise error
-
-
-def _blamed_alone(root: Mapping[str, object]) -> str:
-    try:
-        encode_roots(root, rules=HomeRules())
-    except Unpicklable as error:
-        return error.what or error.message
-    return ""

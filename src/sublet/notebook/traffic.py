@@ -76,7 +76,7 @@ class Traffic:
     ) -> tuple[Outgoing, Restored]:
         """What a cell reads, and what stood for it on an earlier device, to this one."""
         wanted = reading.reads if options.takes is None else frozenset(options.takes)
-        sent = self.space.outgoing(wanted, must=True)
+        sent = self.space.outgoing(wanted, must=True, asked=reading.asked if options.takes is None else None)
         try:
             handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
             alive = self.handles.live()

@@ -31,6 +31,9 @@ SENDS_MAX: Final = 16
 
 INTERRUPTED: Final = "an interrupt (Ctrl-C) cut a message in two"
 
+_SENDING: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_RECEIVING: Final = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+"""Joined once: as flags they are joined in Python."""
 _FD_BYTES: Final = struct.calcsize("i")
 _ANCILLARY: Final = socket.CMSG_SPACE(FDS_MAX * _FD_BYTES)
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -92,7 +95,7 @@ def receive_some(sock: socket.socket, link: Link, max_bytes: int = RECEIVE_MAX) 
 
 def _receive_some(sock: socket.socket, link: Link, max_bytes: int) -> list[Happening]:
     try:
-        data, ancillary, flags, _ = sock.recvmsg(max_bytes, _ANCILLARY, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = sock.recvmsg(max_bytes, _ANCILLARY, _RECEIVING)
     except (BlockingIOError, InterruptedError):
         return link.news()
     except OSError as error:
@@ -111,9 +114,9 @@ def _receive_some(sock: socket.socket, link: Link, max_bytes: int) -> list[Happe
 
 def _send(sock: socket.socket, pieces: list[memoryview], fds: tuple[int, ...]) -> int:
     if not fds:
-        return sock.sendmsg(pieces, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        return sock.sendmsg(pieces, (), _SENDING)
     beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))]
-    return sock.sendmsg(pieces, beside, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    return sock.sendmsg(pieces, beside, _SENDING)
 
 
 def _fds_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

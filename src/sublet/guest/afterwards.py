@@ -1,0 +1,38 @@
+"""What a call leaves to be done as soon as its answer is on its way: so the caller does not wait for it.
+
+It is done on the main thread before anything else that came for it. Nobody is told what it raises; whoever leaves work
+behind sees to it that nothing is wrong without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Final
+
+__all__ = ["afterwards", "answering"]
+
+Job = Callable[[], object]
+
+
+def afterwards(job: Job) -> None:
+    """From within a call, on the main thread. Where no call is being answered it is done at once."""
+    if _left:
+        _left[-1].append(job)
+    else:
+        job()
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """A call is made and answered within."""
+    _left.append([])
+    try:
+        yield
+    finally:
+        for job in _left.pop():
+            with contextlib.suppress(Exception):
+                job()
+
+
+_left: Final[list[list[Job]]] = []

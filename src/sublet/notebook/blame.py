@@ -1,0 +1,33 @@
+"""Which name it was that could not travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sublet.durable.roots import encode_roots
+from sublet.errors import Unpicklable
+from sublet.notebook.home import HomeRules
+from sublet.notebook.parcels import LOST
+
+__all__ = ["blamed"]
+
+
+def blamed(error: Unpicklable, roots: Mapping[str, object]) -> tuple[str, Unpicklable]:
+    """The name at the head of the path; where the error has none, the first that cannot travel by itself."""
+    path = error.path or ""
+    called = {name: repr(name)[1:-1] if name == LOST else name for name in roots}
+    fitting = [n for n, said in called.items() if path == said or path.startswith((said + ".", said + "[", said + "("))]
+    if fitting:
+        return max(fitting, key=len), error
+    for name, value in roots.items():
+        if what := _why_not_alone({name: value}):
+            return name, Unpicklable(f"this cannot be sent: {name}: {what}", path=name, what=what)
+    raise error
+
+
+def _why_not_alone(root: Mapping[str, object]) -> str:
+    try:
+        encode_roots(root, rules=HomeRules())
+    except Unpicklable as error:
+        return error.what or error.message
+    return ""
