@@ -25,7 +25,13 @@ def guest_checks() -> dict[str, Check]:
     """One for each part; none where guests cannot run at all."""
     if sys.platform != "linux":
         return {}
-    return {"guests: after a logout": check_logout, **_group_checks(), **_store_checks(), **_wall_checks()}
+    return {
+        "guests: after a logout": check_logout,
+        "guests: ends come first": _check_priority,
+        **_group_checks(),
+        **_store_checks(),
+        **_wall_checks(),
+    }
 
 
 def check_logout(root: str = "/") -> tuple[str, str] | tuple[str, str, str]:
@@ -53,6 +59,15 @@ def _user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a number without a name
         return str(os.geteuid())
+
+
+def _check_priority() -> tuple[str, str] | tuple[str, str, str]:
+    from sublet.supervisor.priority import Priority
+
+    found = Priority()
+    if found.may:
+        return "ok", found.said
+    return "note", found.said, "Run the office as root, or with CAP_SYS_NICE, to have it."
 
 
 def _group_checks() -> dict[str, Check]:

@@ -12,6 +12,7 @@ from typing import Final
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.looking import UNSEEN_S
 from sublet.supervisor.loop import Loop, Timer, confess
+from sublet.supervisor.priority import Priority
 from sublet.supervisor.tree import Trees
 from sublet.values import NS_PER_S, EndReason, GuestId
 
@@ -31,6 +32,7 @@ class Endings:
         self,
         loop: Loop,
         trees: Trees,
+        priority: Priority,
         *,
         killed: Callable[[], None],
         safely: Callable[[Guest, Callable[[], object]], None],
@@ -38,6 +40,7 @@ class Endings:
         """``killed`` is called after each blow; ``safely`` does something for one guest, at that guest's risk."""
         self._loop = loop
         self._trees = trees
+        self._priority = priority
         self._killed = killed
         self._safely = safely
         self._forced: dict[GuestId, Timer] = {}
@@ -87,7 +90,12 @@ class Endings:
         if (forced := self._forced.pop(guest.id, None)) is not None:
             forced.cancel()
 
+    def beat(self) -> None:
+        """Once in a while: if nobody was told or ended since, this process need not come first any more."""
+        self._priority.beat()
+
     def _act_soon(self) -> None:
+        self._priority.first()
         if not self._will_act:
             self._will_act = True
             self._loop.soon(self._act)

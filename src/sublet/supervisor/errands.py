@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 from sublet.supervisor.isolation.syscalls import close_from
 from sublet.supervisor.loop import READ, Loop, Timer
 from sublet.supervisor.prctl import ParentGone, set_pdeathsig
+from sublet.supervisor.priority import give_back
 
 __all__ = ["ANSWERED", "ANSWER_FD", "ERRANDS_MAX", "Errands"]
 
@@ -146,6 +147,7 @@ def _be(work: Work, writing: int, parent: int) -> NoReturn:
         close_from(ANSWER_FD + 1)  # first of all, so that nobody takes this copy's sockets for ones that are served
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
+        give_back()
         set_pdeathsig(signal.SIGKILL, parent)
         said = work().encode("utf-8", "surrogateescape")
         os.write(ANSWER_FD, ANSWERED + said[:ANSWER_MAX])

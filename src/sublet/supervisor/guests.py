@@ -28,6 +28,7 @@ from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.looking import UNSEEN_S, Looking
 from sublet.supervisor.loop import READ, Loop, confess
 from sublet.supervisor.notes import Notes, note_of
+from sublet.supervisor.priority import Priority
 from sublet.supervisor.reaper import Exit, Reaper
 from sublet.supervisor.spawn import Child, SpawnFailed, read_failure
 from sublet.supervisor.tenancy import Borrowed, Tenancy
@@ -81,7 +82,7 @@ class Guests:
         self._count = 0
         self._leaving: dict[GuestId, Guest] = {}
         """Seen to be gone, and not yet put away."""
-        self._endings = Endings(loop, trees, killed=self._struck, safely=self._safely)
+        self._endings = Endings(loop, trees, Priority(), killed=self._struck, safely=self._safely)
 
     # ---- starting ----
 
@@ -293,6 +294,7 @@ class Guests:
 
     def look_after(self) -> None:
         """Once in a while at everybody: what cannot be capped here is measured, and who ended unnoticed is found."""
+        self._endings.beat()
         self._looking.soon(at_all=True)
 
     def _see(self, at_all: bool) -> None:

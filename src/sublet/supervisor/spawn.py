@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from sublet.supervisor import priority
 from sublet.supervisor.files import give_back
 from sublet.supervisor.prctl import set_pdeathsig
 
@@ -134,6 +135,7 @@ def _become(plan: SpawnPlan, parent: int, go: int, failure: int) -> NoReturn:
         step = "group"
         if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):  # the office's; a group of cores takes no such one
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        priority.give_back()
         for path in plan.join:
             _write(path, b"0")
         step = "limits"
