@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -258,30 +259,29 @@ def test_ctrl_c_leaves_the_queue(sublet: Shell) -> None:
 
 def test_on_a_terminal_the_place_in_the_queue_keeps_counting(sublet: Shell) -> None:
     """The line is painted again and again, and wiped when the lease is there."""
-    holder = sublet("lease", "acquire", "--gpu", "4GiB", "--gpus", "2", "--ttl", "2s", "--json").json
+    holder = sublet("lease", "acquire", "--gpu", "4GiB", "--gpus", "2", "--ttl", "1m", "--json").json
     assert holder["status"] == "active"
     screen, terminal = pty.openpty()
     words = sublet.command("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m", "--wait", "30s")
     waiting = subprocess.Popen(words, env=sublet.env | {"TERM": "xterm"}, stderr=terminal, stdout=subprocess.PIPE)
     os.close(terminal)
-    out, _ = waiting.communicate(timeout=30)
-    painted = _read_all(screen)
+    with os.fdopen(screen, "rb", buffering=0) as painting:
+        painted = _read(painting, lambda painted: painted.count(b"waiting, place 1") >= 3)
+        assert sublet("lease", "release", holder["id"]).status == 0
+        out, _ = waiting.communicate(timeout=30)
+        painted += _read(painting, lambda _: False)
     assert waiting.returncode == 0
     assert b"is yours" in out
-    assert painted.count("waiting, place 1") >= 3
-    assert painted.endswith("\r\x1b[2K")
+    assert painted.count(b"waiting, place 1") >= 3
+    assert painted.endswith(b"\r\x1b[2K")
 
 
-def _read_all(screen: int) -> str:
-    pieces = []
-    try:
-        while piece := os.read(screen, 65536):
-            pieces.append(piece)
-    except OSError:  # a terminal whose other side is closed says EIO at its end
-        pass
-    finally:
-        os.close(screen)
-    return b"".join(pieces).decode()
+def _read(painting: io.FileIO, is_enough: Callable[[bytes], bool]) -> bytes:
+    painted = b""
+    with contextlib.suppress(OSError):  # a terminal whose other side is closed says EIO at its end
+        while not is_enough(painted) and (piece := painting.read(65536)):
+            painted += piece
+    return painted
 
 
 # ---- people ----

@@ -129,20 +129,24 @@ def test_busy_leases_are_renewed_and_idle_ones_end_as_idle(fabric: sublet.Fabric
         idle.on_end(ends.put)
         with busy.activity("training"):
             end = ends.get(timeout=WAIT_S)
+            until(lambda: fabric.lease(busy.id).renewals)
             assert busy.status is sublet.LeaseStatus.ACTIVE
         assert end.reason is sublet.EndReason.IDLE
         with pytest.raises(sublet.LeaseExpired, match="idle"):
             idle.check()
     assert until(lambda: fabric.lease(idle.id).end).reason == "idle"
-    assert fabric.lease(busy.id).renewals >= 1
     assert fabric.lease(busy.id).busy > 1
 
 
 def test_a_lease_that_is_never_renewed_expires(fabric: sublet.Fabric) -> None:
-    with fabric.gpu(min_vram="1GiB", ttl="2s", renew="never") as lease, lease.activity():
-        changes = [change.what for change in lease.events()]
-        assert changes == ["warning", "ended"]
-    assert until(lambda: fabric.lease(lease.id).end).reason == "expired"
+    changes: list[str] = []
+    for ttl in ("2s", "12s"):  # a machine that stands still may sleep through the warning of a short one
+        with fabric.gpu(min_vram="1GiB", ttl=ttl, renew="never") as lease, lease.activity():
+            changes = [change.what for change in lease.events()]
+        assert until(lambda: fabric.lease(lease.id).end).reason == "expired"
+        if changes == ["warning", "ended"]:
+            break
+    assert changes == ["warning", "ended"]
 
 
 def test_a_manager_of_ones_own_renews_instead_of_the_fabric(fabric: sublet.Fabric) -> None:
@@ -225,15 +229,15 @@ def test_an_interrupted_wait_leaves_the_queue(fabric: sublet.Fabric) -> None:
 
 
 def test_a_notice_is_heard_and_the_end_has_its_reason(fabric: sublet.Fabric) -> None:
-    notices: queue.SimpleQueue[sublet.Notice] = queue.SimpleQueue()
     with fabric.gpu(min_vram="1GiB", renew="always") as lease:
-        lease.on_notice(notices.put)
+        told: queue.SimpleQueue[tuple[str, str, float]] = queue.SimpleQueue()
+        lease.on_notice(lambda notice: told.put((notice.detail, lease.status, lease.remaining)))
         events = lease.events()
         until(lambda: fabric._keeper._news is not None and not fabric._keeper._behind)
-        fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"notice": 1.0, "detail": "maintenance"}, shape=dict)
-        assert notices.get(timeout=WAIT_S).detail == "maintenance"
-        assert lease.status is sublet.LeaseStatus.NOTICED
-        assert lease.remaining < 1
+        fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {"notice": 2.0, "detail": "maintenance"}, shape=dict)
+        detail, status, remaining = told.get(timeout=WAIT_S)
+        assert (detail, status) == ("maintenance", sublet.LeaseStatus.NOTICED)
+        assert remaining < 2
         assert [change.what for change in events] == ["notice", "ended"]
         with pytest.raises(sublet.LeaseRevoked, match="operator"):
             lease.check()
