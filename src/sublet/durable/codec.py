@@ -27,6 +27,8 @@ SMALL_BYTES: Final = 16 * 1024
 """Memory below this is copied into one buffer with all other such memory: a buffer of its own would cost more."""
 SPLICE_BYTES: Final = 256 * 1024
 """A ``bytes`` from this length on is not copied into the head. Larger than any frame that pickle writes."""
+NOT_HUGE: Final = bytes(4)
+"""The upper half of the length of anything in a pickle that is not written as the very object."""
 ALIGN: Final = 64
 """What vector units like, for every piece of memory in the small buffer."""
 
@@ -105,6 +107,18 @@ class Encoding:
         if self.rules.remembers:
             self.met = dict(memo.values())
         return memo
+
+    def may_hold_byte_arrays(self) -> bool:
+        """Whether something in the pickle looks as one does there: its code, and a length in eight bytes."""
+        for part in self.parts:
+            if isinstance(part, bytearray):
+                return True
+            at = part.find(pickle.BYTEARRAY8)
+            while at >= 0:
+                if part[at + 5 : at + 9] == NOT_HUGE:
+                    return True
+                at = part.find(pickle.BYTEARRAY8, at + 1)
+        return False
 
     @property
     def nbytes(self) -> int:

@@ -80,10 +80,9 @@ def dump_leaf(records: Iterable[Record]) -> bytes:
 
 
 def _dump_record(record: Record) -> bytes:
-    joined = "".join(record.names).encode("utf-8", "surrogatepass")
-    plain = len(joined) == sum(map(len, record.names))  # a byte for each letter: most names
-    lengths = map(len, record.names if plain else as_bytes(record.names))
-    parts = [struct.pack(f"<{len(record.names)}I", *lengths), joined]
+    joined = "".join(record.names)
+    lengths = map(len, record.names if joined.isascii() else as_bytes(record.names))
+    parts = [struct.pack(f"<{len(record.names)}I", *lengths), joined.encode("utf-8", "surrogatepass")]
     for blob in record.blobs:
         body = blob.hashes if blob.chunk_bytes else blob.inline
         parts += [

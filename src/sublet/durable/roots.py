@@ -133,7 +133,7 @@ class _Bundle:
         pickler = self._encoding.dump(self.value, roots=True, remember=False)
         values = self.value.values()
         kinds = set(map(type, values))
-        self.plain = not rules.was_asked and kinds <= PLAIN and _are_flat(values)
+        self.plain = not rules.was_asked and kinds <= PLAIN and _are_flat(values, self._encoding)
         self.met: dict[int, Any] = {}
         """Id → what the pickler has: (number, object). It holds them, so that no id is given out twice."""
         self.ids: Collection[int]
@@ -198,10 +198,12 @@ def _met_twice(bundles: Sequence[_Bundle]) -> Iterator[tuple[int, int]]:
         everything.update(bundle.ids)
 
 
-def _are_flat(values: Iterable[Any]) -> bool:
+def _are_flat(values: Iterable[Any], encoding: Encoding) -> bool:
     """Whether plain containers hold nothing but numbers and texts; of what the pickler took apart without a rule.
-    Asked of 10,000 small objects at once, so without a loop."""
-    return SCALARS.issuperset(map(type, gc.get_referents(*values)))
+    Asked of 10,000 small objects at once, so without a loop. Most need not even be opened: the garbage collector does
+    not track a dict in which is nothing that could hold anything, and of that only byte arrays are not asked about."""
+    doubtful = values if encoding.may_hold_byte_arrays() else filter(gc.is_tracked, values)
+    return SCALARS.issuperset(map(type, gc.get_referents(*doubtful)))
 
 
 def _has_identity(value: object) -> bool:

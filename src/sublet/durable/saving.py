@@ -32,7 +32,7 @@ from sublet.durable.format import LeafRef, Manifest, PackRef
 from sublet.durable.memory import copy_beside
 from sublet.durable.packs import PackFile, PackWriter, file_name
 from sublet.durable.records import INLINE_MAX, Blob, Record, dump_leaf, leaf_starts
-from sublet.durable.roots import Group, encode_roots
+from sublet.durable.roots import Group, Order, encode_roots
 from sublet.durable.rules import GpuRule
 from sublet.errors import CheckpointFailed
 from sublet.values import Epoch, LeaseId
@@ -135,6 +135,7 @@ class Saver:
     def __init__(self, *, chunk_bytes: int = CHUNK_BYTES, finder: ChangeFinder | None = None) -> None:
         self.chunk_bytes = chunk_bytes
         self._finder = ChangeFinder(chunk_bytes=chunk_bytes) if finder is None else finder
+        self._order = Order()
 
     def save(
         self,
@@ -149,7 +150,7 @@ class Saver:
         gpu: GpuRule = "copy",
     ) -> Staged:
         """Write what ``base`` lacks into ``staging``, an empty folder beside its packs."""
-        capture = self.capture(encode_roots(roots, gpu=gpu), base)
+        capture = self.capture(encode_roots(roots, gpu=gpu, order=self._order), base)
         return self.write(capture, staging=staging, base=base, who=who, wall_ns=wall_ns, schema=schema, note=note)
 
     def capture(self, groups: Sequence[Group], base: Base, *, copy: Copies | None = None) -> Capture:

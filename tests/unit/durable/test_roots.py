@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +48,20 @@ def test_whatever_is_shared_is_shared_again(seed: int) -> None:
     for one, other in flat:
         if not isinstance(one, int | str):
             assert [a is one for a, _ in flat] == [b is other for _, b in flat]
+
+
+@pytest.mark.parametrize(
+    "shared", [bytearray(n) for n in (0, 10, 300, 70_000, 300_000)] + [[], {}, set[int](), {1: []}]
+)
+@pytest.mark.parametrize("hold", [lambda it: {"it": it}, lambda it: [it], lambda it: (1, (it,)), lambda it: it])
+def test_one_thing_in_two_of_many_small_roots_is_one_again(shared: Any, hold: Any) -> None:
+    """Also one that the garbage collector does not look into, in a dict that it therefore does not track."""
+    roots = {f"v{n}": {"n": n, "half": n * 0.5, "text": "\x96" * 9} for n in range(500)}
+    assert len(encode_roots(roots)) > 3
+    roots |= {"a": hold(shared), "z": hold(shared)}
+    groups = together(roots)
+    assert groups["a"] == groups["z"]
+    assert len(set(groups.values())) > 3
 
 
 def test_every_root_stands_in_one_group_and_the_order_is_that_of_names() -> None:
