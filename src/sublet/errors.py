@@ -146,7 +146,7 @@ class CapacityExceeded(SubletError):
     """GPU unavailable: there is not enough free now. ``offer`` and ``estimate`` say what would be possible."""
 
     transient = True
-    default_do = "Wait (wait=...), take the offer if there is one, or ask for less."
+    default_do = "Wait longer, take the offer if there is one, or ask for less."
 
     def __init__(
         self,

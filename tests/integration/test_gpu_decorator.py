@@ -148,6 +148,10 @@ def test_an_idle_lease_runs_out_without_a_word(fabric: sublet.Fabric, caplog: py
 def test_what_is_wrong_is_said_at_once() -> None:
     with pytest.raises(InvalidRequest, match="how much memory"):
         sublet.gpu(lambda: None)
+    with pytest.raises(TypeError, match="no argument 'tll'; it has count"):
+        sublet.gpu(min_vram="1MiB", tll="5s")(len)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="no argument 'tll'"):
+        decorated.square.options(tll="5s")
     with pytest.raises(ZeroDivisionError):
         decorated.square.options(ttl="20s").submit("x").exception(PATIENCE_S) and 1 // 0  # type: ignore[arg-type]
     with pytest.raises(TypeError):

@@ -331,7 +331,7 @@ def test_what_cannot_travel_is_named_with_the_way_to_it(held: sublet.Lease) -> N
     with sock:
         with pytest.raises(Unpicklable, match="captured variable 'lock'"):
             held.run(lambda: lock)
-        with pytest.raises(Unpicklable, match=r"args, kwargs\)\[0\]\[0\]\['deep'\]\[1\].*socket"):
+        with pytest.raises(Unpicklable, match=r"^argument 1\['deep'\]\[1\].*socket"):
             held.run(len, {"deep": [1, sock]})
         with pytest.raises(Unpicklable, match="generator"):
             held.run(list, (i for i in range(3)))

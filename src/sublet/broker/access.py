@@ -71,7 +71,7 @@ class AccessList:
             raise Unauthorized("this office asks for an access token")
         scheme, _, secret = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not secret.startswith(TOKEN_PREFIX.encode()):
-            raise Unauthorized("the Authorization header has no access token")
+            raise Unauthorized(f"what was sent is no access token: those begin with {TOKEN_PREFIX}")
         if len(secret) > _TOKEN_LENGTH_MAX:
             raise Unauthorized("the access token is not known")
         digest = hashlib.sha256(secret).hexdigest()

@@ -10,6 +10,7 @@ import platform
 import stat
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -27,6 +28,8 @@ __all__ = ["Finding", "doctor"]
 SOCKET_PATH_MAX: Final = 107
 """Bytes; a limit of the kernel for the path of a unix socket."""
 DISK_FREE_MIN: Final = GIB
+NARROW: Final = 30
+"""Columns behind the subjects below which lines are left to the terminal."""
 SYNC_SLOW_S: Final = 0.05
 """Above this every grant is felt to hesitate: each waits for one sync."""
 
@@ -55,12 +58,21 @@ def doctor(*, as_json: AsJson = False) -> int:
     colours = {"ok": "green", "note": "yellow", "broken": "red"}
     for finding in findings:
         mark = paint(finding.state.ljust(6), colours[finding.state])
-        print(f"{mark}  {finding.subject.ljust(width)}  {visible(finding.text)}")
-        if finding.do:
-            print(f"{' ' * (10 + width)}{visible(finding.do)}")
+        first, *more = [*_wrapped(finding.text, 10 + width), *_wrapped(finding.do, 10 + width)]
+        print(f"{mark}  {finding.subject.ljust(width)}  {first}")
+        for line in more:
+            print(f"{' ' * (10 + width)}{line}")
     print()
     print("Nothing is broken." if not broken else f"{plural(broken, 'thing')} broken.")
     return FAILED if broken else DONE
+
+
+def _wrapped(text: str, before: int) -> list[str]:
+    """In lines of the terminal's width, behind the subjects; as one where there is no terminal."""
+    columns = os.get_terminal_size(1).columns if sys.stdout.isatty() else 0
+    if columns < before + NARROW:
+        return [visible(text)] if text else []
+    return textwrap.wrap(visible(text), columns - before, break_long_words=False, break_on_hyphens=False)
 
 
 def _safely(subject: str, check: Callable[[], tuple[str, str] | tuple[str, str, str]]) -> Finding:

@@ -36,6 +36,8 @@ EMBEDDED: Final = ("up", "--embedded")
 """The command line of an office that nobody asked for by name: it ends by itself when it is idle."""
 _LOOK_EVERY_S: Final = 0.02
 _SAID_BYTES: Final = 2000
+_ROOM_BYTES: Final = 256 * 1024
+"""A new journal and a log that says why there is none need less."""
 
 # The shell is there for one thing: it forks the office and ends, so that the office belongs to nobody who may be
 # killed with all his children. It says the office's pid, the only thing about it that is not in the log.
@@ -196,5 +198,17 @@ def _failed(log: Path, said_from: int, what: str) -> Disconnected:
     if told:
         said = [said[told[-1]].removeprefix("sublet: "), *said[told[-1] + 1 :]]
         return Disconnected(f"{what}: {said[0]}", do=" ".join(said[1:]) or f"All it said is in {log}.", sent=False)
-    reason = f": {said[-1]}" if said else ", and said nothing"
+    reason = f": {said[-1]}" if said else _silent(log.parent)
     return Disconnected(what + reason.rstrip("."), do=f"All it said is in {log}.", sent=False)
+
+
+def _silent(folder: Path) -> str:
+    """Who could not write a word has most often no room for it."""
+    trial = folder / f".room-{os.getpid()}"
+    try:
+        trial.write_bytes(b"x" * _ROOM_BYTES)
+    except OSError as error:
+        return f", and could not say why: {folder} cannot be written to ({error.strerror})"
+    finally:
+        trial.unlink(missing_ok=True)
+    return ", and said nothing"

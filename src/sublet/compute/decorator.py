@@ -40,6 +40,7 @@ LEFT_S: Final = 1.0
 """An idle lease with less than this left is not used again."""
 FIXED: Final = ("min_vram", "count", "exclusivity", "model", "or_smaller", "tier", "spot", "selector")
 """Terms that must be the same for two functions to share a lease."""
+TERMS: Final = frozenset((*FIXED, "ttl", "expect", "wait", "name", "labels", "timeout", "fabric"))
 
 
 @overload
@@ -80,7 +81,15 @@ def gpu(function: Any = None, /, *, min_vram: Size | None = None, **terms: Any) 
     """
     if function is not None or min_vram is None:
         raise InvalidRequest("@sublet.gpu needs to know how much memory", do='Write @sublet.gpu(min_vram="2GiB").')
+    _check_names(terms)
     return lambda decorated: GpuFunction(decorated, {"min_vram": min_vram, **terms})
+
+
+def _check_names(terms: dict[str, Any]) -> None:
+    """A misspelt term is told where it stands, also when a lease that is held would do for the first call."""
+    unknown = sorted(terms.keys() - TERMS)
+    if unknown:
+        raise TypeError(f"@sublet.gpu has no argument {unknown[0]!r}; it has {', '.join(sorted(TERMS))}")
 
 
 class GpuFunction(Generic[P, R]):
@@ -129,6 +138,7 @@ class GpuFunction(Generic[P, R]):
 
     def options(self, **terms: Any) -> GpuFunction[P, R]:
         """The same function on other terms."""
+        _check_names(terms)
         return GpuFunction(self._function, {**self._terms, **terms}, self._bound)
 
     @overload

@@ -131,7 +131,9 @@ class GpuSession:
         return self._engine.closed
 
     def __repr__(self) -> str:
-        said = f"{len(self._buffers)} buffers of {format_size(self._taken)}" if self.is_open else "closed"
+        count = len(self._buffers)
+        buffers = f"{count} buffer{'s' * (count != 1)} of {format_size(self._taken)}"
+        said = buffers if self.is_open else "closed"
         return f"<GpuSession on {self.device} ({self.label}): {said}>"
 
     # ---- memory ----

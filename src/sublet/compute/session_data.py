@@ -35,6 +35,10 @@ def bytes_of(data: Buffery, call: str) -> Iterator[memoryview]:
     """The bytes of whatever has some, in the order in which it counts its elements; copied only if they lie apart. The
     view is for the block alone: what an error drags along must hold nobody's memory."""
     with _view_of(data, call) as view:
+        if view.format.endswith("O"):
+            raise InvalidRequest(
+                f"{call}: an array of Python objects has addresses in it, and no values", do="Give one of numbers."
+            )
         if not view.nbytes:
             yield memoryview(b"")
         elif view.c_contiguous:

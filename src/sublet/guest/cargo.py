@@ -11,6 +11,7 @@ import copyreg
 import io
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -29,6 +30,8 @@ __all__ = ["Cargo", "Keeper", "Stowed", "encode", "import_cloudpickle", "load", 
 FDS_OF_ONE: Final = 12
 """Buffers with a descriptor of their own; the rest of a message shares one. Lasting memory has its own besides."""
 _MAIN: Final = b"__main__"
+_ARGUMENT: Final = re.compile(r"\(args, kwargs\)\[(?:0\]\[(\d+)|1\]\[('[^']*'))\]")
+_ITEM: Final = re.compile(r"the items\[0\]\[\d+\]")
 
 
 class Cargo(NamedTuple):
@@ -247,6 +250,7 @@ def import_cloudpickle() -> Any:
 
 def _unpicklable(value: object, what: str, error: BaseException) -> Unpicklable:
     path, culprit = find_culprit(value, what, _travels)
+    path = _in_words(path)
     kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
     return Unpicklable(
         f"{path} cannot travel to another process: it is a {kind} ({type(error).__name__}: {error})",
@@ -254,6 +258,12 @@ def _unpicklable(value: object, what: str, error: BaseException) -> Unpicklable:
         what=kind,
         do="Leave it out, or make it inside the function.",
     )
+
+
+def _in_words(path: str) -> str:
+    """What a caller knows by no such name."""
+    path = _ARGUMENT.sub(lambda found: f"argument {found[2] or int(found[1]) + 1}", path)
+    return _ITEM.sub("an item", path).replace("the items[1]", "what the generator returns")
 
 
 def _travels(value: object) -> bool:

@@ -77,11 +77,18 @@ class DeviceService:
     def _device(self, place: int) -> Device:
         devices = self._page.read().devices
         if not 0 <= place < len(devices):
+            count = f"{len(devices)} device{'s' * (len(devices) != 1)}"
             raise NotFound(
-                f"open: this lease has {len(devices)} devices, and none at place {place}",
-                do=f"Give 0 to {len(devices) - 1}." if devices else "Lease one: fabric.gpu(min_vram=…).",
+                f"open: this lease has {count}, and none at place {place}",
+                do=_places(len(devices)),
             )
         return self.open_device(devices[place], self._accounts.of(place))
+
+
+def _places(count: int) -> str:
+    if not count:
+        return "Lease one: fabric.gpu(min_vram=…)."
+    return "Give 0, or leave it out." if count == 1 else f"Give 0 to {count - 1}."
 
 
 def _count(account: Account, done: tuple[int, ...]) -> None:

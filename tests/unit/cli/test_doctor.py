@@ -16,7 +16,7 @@ import pytest
 
 from sublet.agent.nvml import IDLE_SHARE
 from sublet.cli import main
-from sublet.cli.doctor import SOCKET_PATH_MAX
+from sublet.cli.doctor import SOCKET_PATH_MAX, _wrapped
 from sublet.cli.doctor_devices import check_machine, device_checks, nvidia_cards_on_the_bus
 from sublet.cli.doctor_guests import Check, check_logout, guest_checks
 from sublet.supervisor.locks import DeviceLocks
@@ -252,3 +252,18 @@ def test_what_becomes_of_guests_after_a_logout_is_said(tmp_path: Path, monkeypat
     assert "no scope of systemd" in check_logout(str(tmp_path))[1]
     (tmp_path / "systemd-run").touch(mode=0o755)
     assert "a scope of its own" in check_logout(str(tmp_path))[1]
+
+
+def test_lines_are_as_wide_as_the_terminal_and_begin_behind_their_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file or a pipe a finding is one line, whatever its length."""
+    text = "they go on: the supervisor has a session of its own, and no systemd is here that could end it"
+    assert _wrapped(text, 43) == [text]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((80, 24)))
+    assert _wrapped(text, 43) == [
+        "they go on: the supervisor has a",
+        "session of its own, and no systemd is",
+        "here that could end it",
+    ]
+    assert _wrapped("", 43) == []
+    assert _wrapped(text, 60) == [text], "too narrow to be of use"

@@ -61,7 +61,7 @@ def test_what_it_is_on_is_said(pair: SessionPair) -> None:
         assert gpu.memory_bytes == 16 * MIB
         x = gpu.mem_alloc(2048)
         module = gpu.module_load(WARP_KERNELS)
-        assert repr(gpu) == "<GpuSession on local/gpu0 (host device, no GPU): 1 buffers of 2KiB>"
+        assert repr(gpu) == "<GpuSession on local/gpu0 (host device, no GPU): 1 buffer of 2KiB>"
         assert repr(x) == "<Buffer 1: 2KiB>"
         assert repr(module) == "<Module 1: warp, axpy, step, places, numbers>"
         gpu.mem_free(x)
@@ -221,6 +221,7 @@ def test_what_the_session_sees_itself_is_refused_at_the_call(pair: SessionPair) 
             (lambda: gpu.mem_alloc(17 * MIB), OutOfMemory, "16MiB"),
             (lambda: gpu.mem_write(x, 1, bytes(8)), InvalidRequest, "8 bytes from 1 on are not within the 8 bytes"),
             (lambda: gpu.mem_write(x, 0, object()), InvalidRequest, "object has no bytes"),
+            (lambda: gpu.mem_write(x, 0, np.array([object()])), InvalidRequest, "array of Python objects"),
             (lambda: gpu.mem_read(x, 0, 9), InvalidRequest, "not within"),
             (lambda: gpu.mem_read_into(x, 0, bytes(4)), InvalidRequest, "cannot be written"),
             (lambda: gpu.mem_fill(x, 0, 8, 256), InvalidRequest, "no byte"),
@@ -423,7 +424,7 @@ def test_another_epoch_may_not_open_one_here(pair: SessionPair) -> None:
         Engine(line, LEASE, Epoch(EPOCH.incarnation, EPOCH.n + 1))
     line.close()
     line = pair.line()
-    with pytest.raises(NotFound, match="1 devices"):
+    with pytest.raises(NotFound, match="1 device,"):
         Engine(line, LEASE, EPOCH, device=1)
     line.close()
 

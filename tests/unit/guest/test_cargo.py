@@ -163,6 +163,12 @@ def test_the_culprit_is_named_with_the_way_to_it(kind: str, path: str) -> None:
 
 
 def test_a_socket_is_called_a_socket() -> None:
+    with pytest.raises(Unpicklable, match=r"^argument 2\[0\] cannot"):
+        encode(((1, [threading.Lock()]), {}), "(args, kwargs)")
+    with pytest.raises(Unpicklable, match=r"^argument 'deep' cannot"):
+        encode(((), {"deep": threading.Lock()}), "(args, kwargs)")
+    with pytest.raises(Unpicklable, match=r"^an item cannot"):
+        encode(([1, threading.Lock()], None), "the items")
     with socket.socket() as sock, pytest.raises(Unpicklable, match=r"socket\.socket"):
         encode({"sock": sock}, "it")
 
