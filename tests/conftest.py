@@ -11,9 +11,11 @@ sets it, anything left out but GPU tests fails the run, so a missing program can
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Final
@@ -21,6 +23,10 @@ from typing import Final
 import pytest
 
 from tests.again import Again
+
+# Who reads notebooks loads jsonschema, and with it, if it is there, a package that makes forty parsers of addresses in
+# all alphabets, for more than a second in each process of the suite. No test has such an address.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 NEED: Final = "sublet-need"
 """The key under which a left-out test's report carries what it needed; such properties survive pytest-xdist."""
@@ -154,6 +160,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- what every test gets
+
+
+def pytest_collectstart() -> None:
+    """Thousands of tests and all that they import stay until the end: nothing of it is worth looking for garbage in,
+    neither while it is made nor each time that a test looks for its own."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

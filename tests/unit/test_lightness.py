@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -70,3 +71,15 @@ def test_importing_sublet_loads_no_room() -> None:
 def test_the_probe_sees_what_is_loaded() -> None:
     """A probe that sees nothing would call everything light."""
     assert heavy(loaded_by("import asyncio, rich.table")) != []
+
+
+def test_a_notebook_is_read_without_a_grammar_of_addresses(tmp_path: Path) -> None:
+    """Its parsers take longer to make than all the rest of a job's start."""
+    pytest.importorskip("nbformat")
+    path = tmp_path / "one.ipynb"
+    cell = '{"cell_type": "code", "id": "a", "metadata": {}, "source": "1", "outputs": [], "execution_count": null}'
+    path.write_text(f'{{"cells": [{cell}], "metadata": {{}}, "nbformat": 4, "nbformat_minor": 5}}')
+    words = f"from sublet.notebook.batch.preparing import read_notebook; read_notebook(Path({str(path)!r}))"
+    loaded = loaded_by(f"from pathlib import Path; {words}")
+    assert {"nbformat", "jsonschema"} <= loaded
+    assert "lark" not in loaded

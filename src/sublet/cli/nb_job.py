@@ -63,14 +63,14 @@ def made(
 
 
 def _needs_the_extra() -> None:
-    try:
-        import ipykernel  # noqa: F401
-        import nbclient  # noqa: F401
-        import nbconvert  # noqa: F401
-    except ImportError as error:
+    """They are looked for and not loaded: that does whoever runs the notebook."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("ipykernel", "nbclient", "nbconvert") if find_spec(name) is None]
+    if missing:
         raise Unsupported(
-            f"notebooks cannot be run: {error}", do='Install it: pip install "sublet[notebook]".'
-        ) from None
+            f"notebooks cannot be run: there is no {missing[0]}", do='Install it: pip install "sublet[notebook]".'
+        )
 
 
 def asked_for(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,12 +21,24 @@ INJECTED: Final = "injected-parameters"
 NOTEBOOK_MAX: Final = 256 << 20
 """Bytes of a notebook's file; one that is larger holds pictures by the thousand, and somebody should know."""
 
+GRAMMAR: Final = "rfc3987_syntax"
+"""A package that jsonschema loads where it is installed, as it is with JupyterLab."""
+
 Notebook = Any
 """``nbformat.NotebookNode``: a dict with attributes."""
 
 
+def _load_lightly() -> None:
+    """``nbformat`` loads all that can check a schema, and with that, where it is installed, a grammar of addresses in
+    every alphabet, whose parsers take over a second to make. No notebook has such an address to be checked, and only
+    processes that run nothing but jobs and commands come here."""
+    if GRAMMAR not in sys.modules:
+        sys.modules[GRAMMAR] = None  # type: ignore[assignment] # as if it was not installed
+
+
 def read_notebook(path: Path) -> Notebook:
     """Raises ``InvalidRequest`` where there is none, or what there is cannot be read as one."""
+    _load_lightly()
     import nbformat
 
     try:
