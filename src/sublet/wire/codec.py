@@ -20,6 +20,7 @@ import json
 import operator
 import types
 import typing
+from _thread import get_ident  # what needs no threads need not load them
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar, overload
 
@@ -319,21 +320,24 @@ def _json_kinds(hint: Any) -> tuple[type, ...]:
     return (int,) if issubclass(cls, int) else (dict,)
 
 
-_PLANS: Final[dict[type, _Plan | None]] = {}
+_PLANS: Final[dict[type, _Plan]] = {}
+_MAKING: Final[set[tuple[int, type]]] = set()
+"""Which thread is making the plan of which class. Two that meet a class for the first time at one moment both make it;
+no lock is waited for, since the child of a fork could find it taken for good."""
 _CHOICES: Final[dict[Any, Decoder]] = {}
 
 
 def _plan(cls: type) -> _Plan:
     found = _PLANS.get(cls)
     if found is None:
-        if cls in _PLANS:
+        making = (get_ident(), cls)
+        if making in _MAKING:
             raise TypeError(f"{cls.__name__} contains itself; a message has a bounded depth")
-        _PLANS[cls] = None
+        _MAKING.add(making)
         try:
             found = _PLANS[cls] = _Plan(cls)
         finally:
-            if found is None:
-                del _PLANS[cls]
+            _MAKING.remove(making)
     return found
 
 

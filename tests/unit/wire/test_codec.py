@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import json
 import random
+import threading
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any, NewType
 
 import pytest
@@ -331,6 +333,20 @@ def test_a_message_that_contains_itself_is_refused_since_its_depth_would_have_no
 @dataclass(frozen=True)
 class Endless:
     more: Endless | None = None
+
+
+def test_threads_that_meet_a_class_for_the_first_time_at_one_moment_all_write_it() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def meet() -> type:
+        """Evaluated when the annotations are read: each thread is in the middle of that when the other one is."""
+        both.wait()
+        return int
+
+    cls = make_dataclass("Met", [("number", "meet()")], frozen=True, namespace={"meet": meet})
+    with ThreadPoolExecutor(2) as pool:
+        written = list(pool.map(to_wire, [cls(1), cls(2)]))
+    assert written == [{MARK: "Met", "number": 1}, {MARK: "Met", "number": 2}]
 
 
 # -------------------------------------------------------------------------------------------------------------- fuzz
