@@ -668,12 +668,13 @@ def test_a_revocation_says_so(fabric: sublet.Fabric) -> None:
 
 
 def test_calls_keep_the_lease(fabric: sublet.Fabric) -> None:
-    with fabric.cpu(1, ttl="2s") as lease:
-        future = lease.submit(time.sleep, 3)
+    with fabric.cpu(1, ttl="20s", renew_every="300ms") as lease:
+        assert fabric.lease(lease.id).renewals == 0
+        future = lease.submit(time.sleep, 1)
         assert lease.busy
         future.result(PATIENCE_S)
         until(lambda: not lease.busy)
-        assert fabric.lease(lease.id).renewals > 0
+        until(lambda: fabric.lease(lease.id).renewals > 0)
 
 
 def test_a_worker_that_was_stopped_does_not_keep_the_lease(
