@@ -1,17 +1,23 @@
 """A large state saved, restored, and saved again after one part in a hundred changed.
 
 The state is half a numpy array and half a tensor, of random numbers, so nothing shrinks. The limit is a plain write of
-the same bytes into one file, and its sync; torch.save, safetensors and joblib stand beside it, each with the same sync.
+the same bytes into one file, and its sync; torch.save, torch.distributed.checkpoint, safetensors and joblib stand
+beside it, each with the same sync.
 A cold restore is one whose files were dropped from the page cache.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import shutil
+import statistics
+import threading
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +30,7 @@ from sublet.durable.pages import Pages, process_pages
 from sublet.durable.saving import Saver
 from sublet.durable.store import FolderStore
 
-MIB: Final = int(os.environ.get("SUBLET_BENCH_STATE_MIB", "256"))
+MIB: Final = int(os.environ.get("SUBLET_BENCH_STATE_MIB", "1024"))
 PAIRS: Final = 9
 CHANGES: Final = 10
 FULL: Final = "full save"
@@ -88,7 +94,8 @@ def measure(bench: Bench) -> list[Figure]:
     if not process_pages().usable():
         bench.note("This kernel does not track pages; the figures that need it are those of the hash pass.")
     ours, plain = Ours(bench.folder / "ours", state), Plain(bench.folder / "plain", state)
-    figures = [*_full(bench, ours, plain, pairs, torch), *_restores(bench, ours, plain, pairs)]
+    theirs = Torch(bench.folder / "torch", state, torch)
+    figures = [*_full(bench, ours, plain, theirs, pairs), *_restores(bench, ours, plain, theirs, pairs)]
     figures += _changes(bench, ours, state, pairs)
     figures += _loop(bench, state, bench.folder / "loop", pairs)
     figures += _tracking(bench, state["a"], pairs)
@@ -124,22 +131,49 @@ class Plain:
         return time.perf_counter() - began
 
 
-def _full(bench: Bench, ours: Ours, plain: Plain, pairs: int, torch: Any) -> list[Figure]:
-    def full() -> float:
-        ours.fresh()
-        return ours.save()[0]
+class Torch:
+    """The two ways that PyTorch has."""
 
-    def torch_save() -> float:
+    def __init__(self, folder: Path, state: dict[str, Any], torch: Any) -> None:
+        folder.mkdir()
+        self.folder, self.file = folder / "distributed", folder / "file"
+        self.state = {"a": torch.from_numpy(state["a"]), "b": state["b"]}
+        self.torch = torch
+
+    def save(self) -> float:
+        self.remove()
         began = time.perf_counter()
-        with open(bench.folder / "torch", "wb") as file:
-            torch.save({"a": torch.from_numpy(ours.state["a"]), "b": ours.state["b"]}, file)
+        with open(self.file, "wb") as file:
+            self.torch.save(self.state, file)
             file.flush()
             os.fsync(file.fileno())
         return time.perf_counter() - began
 
+    def load(self) -> float:
+        return _timed(lambda: self.torch.load(self.file))
+
+    def distributed(self) -> float:
+        """It syncs by itself."""
+        save = importlib.import_module("torch.distributed.checkpoint").save
+        self.remove()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this is one process
+            return _timed(lambda: save(self.state, checkpoint_id=self.folder))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.file.unlink(missing_ok=True)
+
+
+def _full(bench: Bench, ours: Ours, plain: Plain, theirs: Torch, pairs: int) -> list[Figure]:
+    def full() -> float:
+        ours.fresh()
+        return ours.save()[0]
+
     figures = [_pairs(bench, f"{FULL}, against plain write and fsync", full, plain.save, pairs, "write and fsync")]
-    figures.append(_pairs(bench, f"{FULL}, against torch.save", full, torch_save, pairs, "torch.save"))
-    (bench.folder / "torch").unlink()
+    for name, save in (("torch.save", theirs.save), ("torch.distributed.checkpoint", theirs.distributed)):
+        figures.append(_pairs(bench, f"{FULL}, against {name}", full, save, pairs, name))
+    theirs.remove()
     try:
         with Savers.running(bench.folder, sum(view.nbytes for view in plain.views)) as savers:
             bench.versions.update(savers.versions)
@@ -155,14 +189,15 @@ def _first_of(savers: Savers, way: str) -> Callable[[], float]:
     return lambda: savers.save(way)[0]
 
 
-def _restores(bench: Bench, ours: Ours, plain: Plain, pairs: int) -> list[Figure]:
+def _restores(bench: Bench, ours: Ours, plain: Plain, theirs: Torch, pairs: int) -> list[Figure]:
     ours.fresh()
     ours.save()
     plain.save()
+    theirs.save()
 
     def cold(call: Callable[[], float]) -> Callable[[], float]:
         def timed() -> float:
-            for path in (*ours.folder.rglob("*"), plain.path):
+            for path in (*ours.folder.rglob("*"), plain.path, theirs.file):
                 if path.is_file():
                     with open(path, "rb") as file:
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -170,10 +205,13 @@ def _restores(bench: Bench, ours: Ours, plain: Plain, pairs: int) -> list[Figure
 
         return timed
 
-    return [
+    figures = [
         _pairs(bench, COLD, cold(ours.restore), cold(plain.read), pairs, "reading one file"),
+        _pairs(bench, f"{COLD}, against torch.load", cold(ours.restore), cold(theirs.load), pairs, "torch.load"),
         _pairs(bench, WARM, ours.restore, lambda: _hash_pass(plain.views), pairs, "one hash pass, one thread"),
     ]
+    theirs.remove()
+    return figures
 
 
 def _hash_pass(views: tuple[memoryview, ...]) -> float:
@@ -184,84 +222,119 @@ def _hash_pass(views: tuple[memoryview, ...]) -> float:
     return time.perf_counter() - began
 
 
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """Seconds and bytes of a full save and of those after one part in a hundred changed."""
+
+    full: float
+    tracked: float
+    hashed: float
+    full_bytes: int
+    bytes: int
+
+
 def _changes(bench: Bench, ours: Ours, state: dict[str, Any], pairs: int) -> list[Figure]:
+    """All of them in each pair, so that they had the same disk; and the hash pass beside them."""
     untracked = Pages()
     untracked.forget()
     hashed = Ours(bench.folder / "hashed", state, untracked)
     hashed.save()
-    tracked: list[float] = []
-    less: list[float] = []
-    fulls: list[float] = []
-    passes: list[float] = []
-    sizes: list[float] = []
-    full_sizes: list[float] = []
-    for number in range(pairs + 1):
+    numbers = itertools.count()
+
+    def saves() -> _Changed:
         ours.fresh()
-        seconds, size = ours.save()
-        ours.touch(number)
-        again, more = ours.save()
-        slow, _ = hashed.save()
-        one_pass = _hash_pass(encode(state).views)
-        bench.say(
-            f"1 % changed: {again * 1e3:.1f} ms tracked, {slow * 1e3:.1f} ms hashed; full {seconds * 1e3:.0f} ms, "
-            f"hash pass {one_pass * 1e3:.0f} ms; {more / 1e6:.1f} MB of {size / 1e6:.0f}"
-        )
-        if number:
-            tracked.append(again * 1e3)
-            less.append(slow * 1e3)
-            fulls.append(seconds * 1e3)
-            passes.append(one_pass * 1e3)
-            sizes.append(more / 1e6)
-            full_sizes.append(size / 1e6)
+        full, full_bytes = ours.save()
+        ours.touch(next(numbers))
+        tracked, more = ours.save()
+        return _Changed(full, tracked, hashed.save()[0], full_bytes, more)
+
+    found, passes = bench.pairs(
+        "1 % changed",
+        saves,
+        lambda: _hash_pass(encode(state).views),
+        pairs=pairs,
+        show=lambda one, one_pass: (
+            f"{one.tracked * 1e3:.1f} ms tracked, {one.hashed * 1e3:.1f} ms hashed; full {one.full * 1e3:.0f} ms, "
+            f"hash pass {one_pass * 1e3:.0f} ms; {one.bytes / 1e6:.1f} MB of {one.full_bytes / 1e6:.0f}"
+        ),
+    )
+    fulls, less = [one.full * 1e3 for one in found], [one.hashed * 1e3 for one in found]
+    sizes, full_sizes = [one.bytes / 1e6 for one in found], [one.full_bytes / 1e6 for one in found]
     return [
-        figure(TRACKED, "ms", tracked, fulls, peer_name="our full save"),
+        figure(TRACKED, "ms", [one.tracked * 1e3 for one in found], fulls, peer_name="our full save"),
         figure(HASHED, "ms", less, fulls, peer_name="our full save"),
-        figure(PASS, "ms", less, passes, peer_name="one hash pass"),
+        figure(PASS, "ms", less, [one * 1e3 for one in passes], peer_name="one hash pass"),
         figure(BYTES, "MB", sizes, full_sizes, peer_name="our full save"),
     ]
 
 
-def _loop(bench: Bench, state: dict[str, Any], folder: Path, pairs: int) -> list[Figure]:
-    """A loop that computes on other data, on one core: how much longer it takes for a save of everything in it."""
-    np = importlib.import_module("numpy")
-    work = np.random.default_rng(1).random(200_000)
+class Loop:
+    """Steps that compute on other data, on one core."""
 
-    def compute(steps: int, at: int, save: Callable[[], object] | None) -> float:
+    def __init__(self, np: Any) -> None:
+        self._sine = np.sin
+        self._work = np.random.default_rng(1).random(200_000)
+
+    def step(self) -> float:
         began = time.perf_counter()
-        for n in range(steps):
-            if n == at and save is not None:
-                save()
-            np.sin(work)
+        self._sine(self._work)
         return time.perf_counter() - began
 
-    steps = 200
-    while compute(steps, -1, None) < bench.either(1.5, 0.3):
-        steps *= 2
-    added: list[float] = []
-    calls: list[float] = []
-    taken: list[float] = []
-    waited: list[float] = []
+    def quiet(self, seconds: float) -> list[float]:
+        until = time.perf_counter() + seconds
+        found = [self.step()]
+        while time.perf_counter() < until:
+            found.append(self.step())
+        return found
+
+    def beside(self, durable: Durable[Any], around_s: float) -> tuple[float, float]:
+        """What a save in the background takes from it: from the call until nothing of the save is left to do, against
+        what as many steps took just before and after; and the call alone, which is the least it can be."""
+        before = self.quiet(around_s)
+        call = _timed(lambda: durable.checkpoint(wait=False))
+        rest = threading.Thread(target=durable.flush)
+        rest.start()
+        meanwhile = []
+        while rest.is_alive():
+            meanwhile.append(self.step())
+        rest.join()
+        usual = statistics.fmean(before + self.quiet(around_s))
+        return call + max(0.0, sum(meanwhile) - usual * len(meanwhile)), call
+
+
+def _loop(bench: Bench, state: dict[str, Any], folder: Path, pairs: int) -> list[Figure]:
+    """A loop beside which everything is saved, all of it changed."""
+    loop = Loop(importlib.import_module("numpy"))
+    around_s = bench.either(0.7, 0.2)
+
+    def change() -> None:
+        for name in state:
+            state[name] += 1
+
     with Durable(state, folder, keep=1) as durable:
-        for number in range(pairs + 1):
-            for name in state:
-                state[name] += 1  # everything has changed
-            plain = compute(steps, -1, None)
-            behind = compute(steps, 10, lambda: taken.append(_timed(lambda: durable.checkpoint(wait=False)))) - plain
-            durable.flush()
-            for name in state:
-                state[name] += 1
-            began = time.perf_counter()
-            durable.checkpoint()
-            waiting = time.perf_counter() - began
-            bench.say(f"in the background {behind * 1e3:.0f} ms more, waited for {waiting * 1e3:.0f} ms")
-            if number:
-                added.append(behind * 1e3)
-                calls.append(taken[-1] * 1e3)
-                waited.append(waiting * 1e3)
+
+        def behind() -> tuple[float, float]:
+            change()
+            return loop.beside(durable, around_s)
+
+        def waited() -> float:
+            change()
+            return _timed(durable.checkpoint)
+
+        found, peer = bench.pairs(
+            "a save in the background",
+            behind,
+            waited,
+            pairs=pairs,
+            show=lambda one, other: (
+                f"{one[0] * 1e3:.0f} ms taken, the call {one[1] * 1e3:.0f} ms of it; waited for {other * 1e3:.0f} ms"
+            ),
+        )
+    waits = [one * 1e3 for one in peer]
     peer_name = "a save that is waited for"
     return [
-        figure(ASYNC, "ms", added, waited, peer_name=peer_name),
-        figure(CALL, "ms", calls, waited, peer_name=peer_name),
+        figure(ASYNC, "ms", [one * 1e3 for one, _ in found], waits, peer_name=peer_name),
+        figure(CALL, "ms", [call * 1e3 for _, call in found], waits, peer_name=peer_name),
     ]
 
 
