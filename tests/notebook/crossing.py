@@ -31,8 +31,17 @@ class Sides:
 
     def go(self, *names: str) -> None:
         """As before a cell."""
+        space = self.spaces[0]
+        found = space.outgoing(names, must=True, late=True)
+        late, found.late = found.late, []
+        self._take(found)
+        found.late = late
+        more = space.parcels_of(space.changed_late(found))
+        self._take(more)
+        self.sent = found.nbytes + more.nbytes
+
+    def _take(self, found: Outgoing) -> None:
         space, other = self.spaces
-        found = space.outgoing(names, must=True)
         for one in found.lent:
             other.keep([crossed(one)])
         found.lent.clear()
@@ -41,7 +50,6 @@ class Sides:
         taken = other.take(came.parcels, came.gone)
         space.sent(found)
         space.freed(taken.freed)
-        self.sent = found.nbytes
 
     def fails(self, *names: str) -> None:
         """As before a cell that was never told of."""
@@ -62,6 +70,7 @@ class Sides:
         other, space = self.spaces
         found = space.outgoing(names, lost_of=names, new=new)
         space.sent(found)
+        other.tidy()
         came: Outgoing = crossed(found)
         self.taken = other.take(came.parcels, came.gone)
         other.freed(came.freed)

@@ -154,6 +154,55 @@ def test_what_a_thread_writes_between_cells_is_not_written_over(sides: Sides, mo
             sides.back("a")
 
 
+def test_memory_of_which_the_kernel_tells_is_looked_at_when_all_else_is_sent(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, looks = Exact(), list[int]()
+    look = pages.look
+
+    def counted(address: int, length: int, since: int) -> tuple[int, list[tuple[int, int]] | None]:
+        looks.append(since)
+        return look(address, length, since)
+
+    pages.look = pages.look_at_shared = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(lodging, "process_pages", lambda: pages)
+    monkeypatch.setattr(lending, "process_pages", lambda: pages)
+    space, a = sides.spaces[0], np.zeros(LENGTH)
+    sides.here |= {"a": a, "small": [1]}
+    sides.go("a", "small")
+    assert not space.outgoing(["a"]).late  # nobody will ask
+    looks.clear()
+    sides.here["small"].append(2)
+    found = space.outgoing(["a", "small"], late=True)
+    assert [one.names for one in found.parcels] == [("small",)]
+    assert [one.names for one in found.late] == [("a",)]
+    assert looks == []
+    a[7] = 1.0  # after everything else was made up, and before it is looked at
+    changed = space.changed_late(found)
+    assert len(looks) == 1
+    assert [group.names for group, _ in changed] == [("a",)]
+    assert found.late == []
+    space.sent(found)
+    space.disagree(["a"])  # it did not arrive
+    sides.go("a", "small")
+    assert sides.there["a"][7] == 1.0
+    a[8] = 2.0
+    sides.go("a")
+    assert sides.there["a"][8] == 2.0
+    sides.go("a")
+    assert sides.sent == 0
+
+
+def test_memory_that_is_looked_at_as_something_else_is_not_put_off(sides: Sides) -> None:
+    sides.here["a"] = np.zeros(LENGTH)
+    sides.go("a")
+    sides.here["a"] = sides.here["a"].view(np.int64)
+    assert not sides.spaces[0].outgoing(["a"], late=True).late
+    sides.spaces[0].disagree(["a"])
+    sides.go("a")
+    assert sides.there["a"].dtype == np.int64
+
+
 def test_an_array_that_was_written_to_and_has_not_changed_is_no_news(sides: Sides) -> None:
     sides.here["a"] = np.zeros(LENGTH)
     sides.go("a")
@@ -341,7 +390,7 @@ def test_free_memory_is_let_go_of_when_it_is_too_much_or_unused(monkeypatch: pyt
     sides.go("a")
     assert len(sides.lodger._homes) == 4
     monkeypatch.setattr(lending, "SPARE_FOR_S", -1.0)
-    sides.go("a")
+    sides.back("a")
     assert sides.lender.spare_bytes == 0
     sides.spaces[0].forget()
     assert files(sides) == []

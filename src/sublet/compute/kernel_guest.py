@@ -78,8 +78,16 @@ class KernelGuest:
 
     def call(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         """Call it in the kernel's process, on its main thread, between cells."""
+        return self.result(self.begin(function, *args, **keywords))
+
+    def begin(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Pending:
+        """The same, for who has something to do until ``result``."""
         pending = Pending()
         self._worker.send(pending, Job(checked_callable(function), args, keywords))
+        return pending
+
+    def result(self, pending: Pending) -> Any:
+        """Wait for what came of a call. Raises what it raised."""
         self._worker.exchange.wait(pending)
         if pending.came is None:
             raise self._worker.why_lost(self.lease)

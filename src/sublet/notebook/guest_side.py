@@ -21,7 +21,7 @@ from sublet.notebook.namespace import Bound, Heard, Said, visible_among
 from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 
-__all__ = ["NotKept", "again", "collect", "keep", "place", "seen"]
+__all__ = ["NotKept", "again", "collect", "keep", "place", "place_late", "seen"]
 
 
 RESULT_BYTES: Final = 1 << 20
@@ -73,10 +73,7 @@ def place(
     space.hear(word)
     taken = space.take(parcels, gone, afterwards=afterwards)
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *gone))
-    for name, why in taken.broken.items():
-        if why == BESIDE:
-            continue
-        raise Unpicklable(f"{name} cannot be put together on the device: {why}", path=name, what=why)
+    _check(taken)
     _bound.noted(space.names, holding.prepare(space, handles, alive))
     reads = reads | handles.keys() if handles else reads
     aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
@@ -87,6 +84,27 @@ def place(
     if shell is not None:
         shell.execution_count = number
     return taken
+
+
+def place_late(parcels: list[Parcel], word: Word = NO_WORD) -> Taken:
+    """What of that had changed all the same, as was found meanwhile."""
+    global _before
+    space = seen()
+    space.hear(word)
+    aside = _before.aside
+    space.names.update(aside)
+    taken = space.take(parcels, afterwards=afterwards)
+    _bound.noted(space.names, (*taken.changed, *taken.rebound))
+    _check(taken)
+    _before = _before._replace(aside={name: space.names.pop(name) for name in aside})
+    _bound.noted(space.names, aside)
+    return taken
+
+
+def _check(taken: Taken) -> None:
+    for name, why in taken.broken.items():
+        if why != BESIDE:
+            raise Unpicklable(f"{name} cannot be put together on the device: {why}", path=name, what=why)
 
 
 def keep(lent: list[Lodged]) -> None:

@@ -80,6 +80,12 @@ class Lender:
         """Whether nobody need remember what it was when both had the same."""
         return self.takes(key, buffer) and process_pages().usable()
 
+    def can_wait(self, key: Key, buffer: Buffer) -> bool:
+        """Whether the kernel is going to say whether it changed."""
+        file = self._at.get(key)
+        known = file is not None and bool(file.watch.look) and file.here == buffer.address
+        return known and file is not None and len(file.area) == buffer.length and self.takes(key, buffer)
+
     def changed(self, key: Key, buffer: Buffer) -> bool | None:
         """Whether it was written to here, and differs from what lies on the other side; None: it does not lie there in
         such memory, or nobody knows what was written to."""
@@ -203,15 +209,17 @@ class Lender:
         flying = [file for _, file, _, _ in self._flight]
         for file in [self._files[number] for number in freed.spoilt if number in self._files]:
             self._drop(file)
-        for file in [self._files[number] for number in freed.free if number in self._files]:
-            if file.is_lent and file not in flying:
-                if file.key is not None:
-                    del self._at[file.key]
-                    if file in self._landed:  # it was copied into something else
-                        self._refused[file.key] = file.here
-                file.is_lent, file.key, file.used_s = False, None, time.monotonic()
+        news = [self._files[number] for number in freed.free if number in self._files]
+        news = [file for file in news if file.is_lent and file not in flying]
+        for file in news:
+            if file.key is not None:
+                del self._at[file.key]
+                if file in self._landed:  # it was copied into something else
+                    self._refused[file.key] = file.here
+            file.is_lent, file.key, file.used_s = False, None, time.monotonic()
         self._landed.clear()
-        self._trim()
+        if news:
+            self.trim()
 
     def freed(self) -> Freed:
         """Nothing was lent to it."""
@@ -239,7 +247,8 @@ class Lender:
         self._at[key] = file
         file.key, file.here = key, address
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
+        """Let go of free files that are too many, or too old: when there are new ones, and after each cell."""
         spares = sorted((one for one in self._files.values() if not one.is_lent), key=lambda one: one.used_s)
         if not spares:
             return

@@ -131,6 +131,10 @@ class Lodger:
         """Whether nobody need remember what it was when both had the same."""
         return self._home(buffer) is not None and process_pages().usable()
 
+    def can_wait(self, key: Key, buffer: Buffer) -> bool:
+        """What changed is told at once, or not at all."""
+        return False
+
     def is_same(self, key: Key, lodged: Lodged, buffer: Buffer) -> bool:
         """It is for the other side to find out."""
         return False
@@ -211,6 +215,9 @@ class Lodger:
 
     def free(self, freed: Freed) -> None:
         """Nothing was lent from here."""
+
+    def trim(self) -> None:
+        """There is nothing to let go of."""
 
     def freed(self) -> Freed:
         """What is not used any more."""

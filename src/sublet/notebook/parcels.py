@@ -8,15 +8,22 @@ from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import Any, Final
 
-from sublet.durable.changes import chunk_hash
-from sublet.durable.encoded import BufferKind
 from sublet.durable.loading import decode
 from sublet.durable.roots import Group
 from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word
 from sublet.notebook.stays import Stays
 
-__all__ = ["BESIDE", "LOST", "NO_WORD", "Came", "Outgoing", "Parcel", "Taken", "digest", "without_scaffolding"]
+__all__ = [
+    "BESIDE",
+    "LOST",
+    "NO_WORD",
+    "Came",
+    "Outgoing",
+    "Parcel",
+    "Taken",
+    "without_scaffolding",
+]
 
 NO_WORD: Final = Word()
 NOTHING_FREED: Final = Freed()
@@ -85,6 +92,8 @@ class Outgoing:
     """What is to be said about memory that was lent."""
     freed: Freed = NOTHING_FREED
     """Of that what is not used any more."""
+    late: list[Group] = field(default_factory=list)
+    """What may have changed and is not looked at yet."""
 
     @property
     def nbytes(self) -> int:
@@ -137,11 +146,3 @@ def without_scaffolding(met: dict[int, Any]) -> None:
     while alone := [n for n in met if sys.getrefcount(met[n]) <= ALONE]:
         for n in alone:
             del met[n]
-
-
-def digest(group: Group) -> bytes:
-    """Of what it is and of where its memory lies, so that it is news when two arrays change places; what the memory
-    holds is for others to find out. Small pieces are gathered anew each time, so of them it is what they hold."""
-    buffers = group.encoded.buffers
-    said = [one.view if one.kind is BufferKind.SMALL else one.address.to_bytes(8, "little") for one in buffers]
-    return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)

@@ -21,26 +21,28 @@ from sublet.durable.encoded import Buffer, BufferKind, Encoded
 from sublet.durable.roots import Group, Order, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.blame import blamed
+from sublet.notebook.groups import digest, has_room, without_handles
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities
 from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
-from sublet.notebook.merging import ATOMS, can_change, merge
+from sublet.notebook.merging import ATOMS, can_change
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
-from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, digest, without_scaffolding
-from sublet.notebook.stays import Stays, any_handles
-from sublet.values import format_size
+from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
+from sublet.notebook.taking import taken_over
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 
 Job = Callable[[], object]
+Found = tuple[Group, tuple[bytes, ...]]
+"""What has changed, and the hashes of each of its buffers."""
 NOTEBOOK, GUEST = 0, 1
 """The two sides."""
 NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 NO_WHYS: Final[Mapping[str, str]] = types.MappingProxyType({})
-SMALL_BYTES: Final = 256 * 1024
-"""This much always travels: names that have less stand together in one group."""
+QUICK_BYTES: Final = 256 * 1024
+"""What is no more than this is remembered in no time."""
 ORDERED_MIN: Final = 1024
 """Of so many names the order is worth remembering."""
 ROUNDS_MAX: Final = 64
@@ -67,7 +69,7 @@ class Space:
         self._identities = Identities(side, names)
         self._finder = ChangeFinder() if finder is None else finder
         self._agreed: dict[tuple[str, ...], bytes] = {}
-        """Groups, and the digest of the head each had when the sides agreed; its memory the finder remembers."""
+        """Groups, and what each was when the sides agreed; its memory the finder remembers."""
         self._group_of: dict[str, tuple[str, ...]] = {}
         """The group in which each name was agreed on last."""
         self._shared = Shared()
@@ -99,6 +101,7 @@ class Space:
         room: int | None = None,
         stuck: Mapping[str, str] = NO_WHYS,
         asked: Iterable[str] | None = None,
+        late: bool = False,
     ) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
@@ -108,16 +111,17 @@ class Space:
         agreed on before: the other side may have bound them otherwise since. ``room``: bytes; what has more stays,
         unless the other side has it already, and so does what is ``stuck``, which stayed before, and why. ``asked``:
         all names, there or not, that somebody is going to ask for; None: any. That others are gone may be told later.
+        ``late``: who asks is going to ask for ``changed_late`` as well.
         """
         self._remember_owed()
         found = Outgoing()
-        names = self._without_handles(wanted, found)
+        names = without_handles(self.names, wanted, found)
         rules = HomeRules()
         groups: list[Group] = []
         for _ in range(ROUNDS_MAX):
             rules = HomeRules()
             groups = self._encoded(names, rules, found, must=must)
-            more = self._without_handles(rules.needs - HIDDEN, found)
+            more = without_handles(self.names, rules.needs - HIDDEN, found)
             more -= names | found.stays.keys()
             if not more:
                 break
@@ -126,7 +130,7 @@ class Space:
         if lost:
             groups = self._encoded(names, rules, found, must=must, beside=lost)
         if room is not None:
-            groups = [group for group in groups if self._has_room(group, room, stuck, found)]
+            groups = [group for group in groups if has_room(group, room, stuck, self._shared, found)]
         found.names = frozenset(names - found.stays.keys() if found.stays else names)
         found.opaque = tuple(sorted(rules.opaque))
         if asked is None or rules.opaque or found.handles:
@@ -134,16 +138,26 @@ class Space:
         else:
             found.gone = self._shared.gone_of(self.names, rules.needs.union(asked))
         bound = frozenset(new)
-        looked = [(group, *self._looked(group)) for group in groups]
+        found.late = [group.remembering(rules) for group in groups if late and self._can_wait(group)]
+        waiting = {group.names for group in found.late}
+        looked = [(group, *self._looked(group)) for group in groups if group.names not in waiting]
         bound |= {LOST} if lost else frozenset()  # they are known to have changed
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
-        self._lodging.undo()
-        try:
-            found.parcels = self._parcels([(group.remembering(rules), hashes) for group, _, hashes in changed])
-        except BaseException:
-            self.disagree(found.names)
-            raise
-        found.word, found.freed, found.lent = self._lodging.word(), self._lodging.freed(), self._lodging.lent()
+        self._fill(found, [(group.remembering(rules), hashes) for group, _, hashes in changed])
+        return found
+
+    def changed_late(self, what: Outgoing) -> list[Found]:
+        """Of what may have changed in its memory alone what has: to look at that takes time, in which the other side
+        can take in everything else. ``what`` must have been ``sent`` before this is turned into ``parcels_of`` it."""
+        late, what.late = what.late, []  # nobody must hold on to their memory longer than that
+        return [
+            (group, hashes) for group, (same, hashes) in zip(late, map(self._looked, late), strict=True) if not same
+        ]
+
+    def parcels_of(self, changed: list[Found]) -> Outgoing:
+        """These have changed."""
+        found = Outgoing(names=frozenset(name for group, _ in changed for name in group.names))
+        self._fill(found, changed)
         return found
 
     def keep(self, lent: Iterable[Lodged]) -> None:
@@ -160,6 +174,10 @@ class Space:
     def freed(self, freed: Freed) -> None:
         """Memory that was lent and is not used any more."""
         self._lodging.free(freed)
+
+    def tidy(self) -> None:
+        """A cell is over: let go of what is too much."""
+        self._lodging.trim()
 
     def sent(self, what: Outgoing) -> None:
         """The other side has it now."""
@@ -178,7 +196,7 @@ class Space:
         finally:
             self._lodging.settle()
         taken.freed = self._lodging.freed()
-        (afterwards if taken.nbytes <= SMALL_BYTES else _at_once)(self._remember_owed)
+        (afterwards if taken.nbytes <= QUICK_BYTES else _at_once)(self._remember_owed)
         return taken
 
     def _remember_owed(self) -> None:
@@ -210,7 +228,7 @@ class Space:
             if came.broken:
                 broken |= came.broken
                 continue
-            here, anew = self._merge(came)
+            here, anew = taken_over(self.names, self._identities, came)
             crossed.append((parcel, here))
             rebound += anew
             changed += names
@@ -253,18 +271,6 @@ class Space:
         for one in lodged:
             self._lodging.idle(one)
         return dict(met)
-
-    def _merge(self, came: Came) -> tuple[dict[int, Any], list[str]]:
-        """What stands here for each object of the parcel, and the names that had to be bound anew."""
-        known, met = came.parcel.known, came.met
-        originals = {id(met[n]): self._identities.find(tag) for n, tag in known.items() if n in met}
-        merged, chosen = merge(came.values, originals, met.values())
-        rebound = []
-        for key, old in originals.items():
-            if old is not None and chosen.get(key, old) is not old:
-                rebound += self._rebind(old, chosen[key])
-        self.names.update({name: value for name, value in merged.items() if not name.startswith(LOST)})
-        return {n: chosen.get(id(value), value) for n, value in met.items()}, rebound
 
     def _agree(self, names: Iterable[str], came: Mapping[tuple[str, ...], Parcel]) -> None:
         """Both sides have the same of these now: remember how it is encoded here."""
@@ -315,28 +321,6 @@ class Space:
     def crossed_with(self, values: Mapping[int, Any]) -> tuple[str, ...]:
         """Names that the other side has and that hold some of these objects."""
         return self._identities.names_of(values)
-
-    def _without_handles(self, names: Iterable[str], found: Outgoing) -> set[str]:
-        """Names that are here, without those that stand for what is only there; and what functions in that read."""
-        left = set(filter(self.names.__contains__, names))
-        while any_handles() and Stays in set(map(type, map(self.names.__getitem__, left))):  # so without a loop
-            fresh = {n for n in left if type(self.names[n]) is Stays}
-            handles = {name: self.names[name] for name in fresh}
-            left -= fresh
-            found.handles |= handles
-            needs = {need for handle in handles.values() for need in handle.needs}
-            left |= {name for name in needs if name in self.names and name not in found.handles}
-        return left
-
-    def _has_room(self, group: Group, room: int, stuck: Mapping[str, str], found: Outgoing) -> bool:
-        nbytes = group.encoded.nbytes
-        stayed = [stuck[name] for name in group.names if name in stuck]
-        if nbytes <= SMALL_BYTES or (not stayed and (nbytes <= room or self._shared.has_any(group.names))):
-            return True
-        names = [name for name in group.names if not name.startswith(LOST)]
-        why = stayed[0] if stayed else f"{format_size(nbytes)}, more than {format_size(room)}"
-        found.stays |= dict.fromkeys(names, why)
-        return False
 
     def _lost(self, groups: Iterable[Group], names: Iterable[str]) -> dict[str, Any]:
         came = self._identities.came_for(names)
@@ -413,13 +397,23 @@ class Space:
                 self._group_of[name] = names
         self._agreed[names] = digest
 
-    def _rebind(self, old: Any, new: Any) -> list[str]:
-        """An object that could not take over: every name that had it has now what came."""
-        names = [name for name, value in self.names.items() if value is old]
-        self.names.update(dict.fromkeys(names, new))
-        return names
+    def _fill(self, found: Outgoing, groups: list[Found]) -> None:
+        self._lodging.undo()
+        try:
+            found.parcels = self._parcels(groups)
+        except BaseException:
+            self.disagree(found.names)
+            raise
+        found.word, found.freed, found.lent = self._lodging.word(), self._lodging.freed(), self._lodging.lent()
 
-    def _parcels(self, groups: list[tuple[Group, tuple[bytes, ...]]]) -> list[Parcel]:
+    def _can_wait(self, group: Group) -> bool:
+        """Whether it is as it was, but perhaps for memory of which the kernel knows what was written to."""
+        large = [(n, one) for n, one in enumerate(group.encoded.buffers) if one.kind is not BufferKind.SMALL]
+        if not large or self._agreed.get(group.names) != digest(group):
+            return False
+        return all(self._lodging.can_wait((group.names, n), one) for n, one in large)
+
+    def _parcels(self, groups: list[Found]) -> list[Parcel]:
         """What is known is looked up for all of them before any of them counts as having crossed."""
         found = []
         for group, hashes in groups:

@@ -11,7 +11,7 @@ from sublet.errors import LeaseEnded
 from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.namespace import Told
-from sublet.notebook.spaces import BESIDE, Outgoing, Taken
+from sublet.notebook.spaces import BESIDE, Outgoing, Parcel, Taken
 from sublet.notebook.stays import Stays, again, clock_time
 from sublet.values import format_size
 
@@ -76,23 +76,37 @@ class Traffic:
     ) -> tuple[Outgoing, Restored]:
         """What a cell reads, and what stood for it on an earlier device, to this one."""
         wanted = reading.reads if options.takes is None else frozenset(options.takes)
-        sent = self.space.outgoing(wanted, must=True, asked=reading.asked if options.takes is None else None)
+        asked = reading.asked if options.takes is None else None
+        sent = self.space.outgoing(wanted, must=True, asked=asked, late=True)
         try:
             handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
             alive = self.handles.live()
             reads = self.told.say(sent.names, kernel)
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
-            for n in range(0, len(sent.lent), LENT_MAX):
-                kernel.call(guest_side.keep, sent.lent[n : n + LENT_MAX])
-            sent.lent.clear()
-            placed: Taken = kernel.call(guest_side.place, sent.parcels, sent.gone, *of_the_cell, sent.word)
+            _lend(kernel, sent)
+            pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, sent.word)
+            changed = self.space.changed_late(sent)
+            placed: Taken = kernel.result(pending)
         except BaseException:
             self.space.disagree(sent.names)
             self.told.forget()
             raise
         self.space.sent(sent)
         self.space.freed(placed.freed)
+        if changed:
+            sent.parcels += self._send_late(kernel, self.space.parcels_of(changed))
         return sent, restored
+
+    def _send_late(self, kernel: KernelGuest, more: Outgoing) -> list[Parcel]:
+        try:
+            _lend(kernel, more)
+            placed: Taken = kernel.call(guest_side.place_late, more.parcels, more.word)
+        except BaseException:
+            self.space.disagree(more.names)
+            raise
+        self.space.sent(more)
+        self.space.freed(placed.freed)
+        return more.parcels
 
     def take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
         """What it changed; and what stays there is saved."""
@@ -132,6 +146,7 @@ class Traffic:
         becomes of its lease."""
         taken = self.space.take(out.parcels, out.gone)
         self.space.freed(out.freed)
+        self.space.tidy()
         out.parcels = [parcel for parcel in out.parcels if parcel.names not in taken.idle]
         broken = taken.broken
         beside = frozenset(name for name, why in broken.items() if why == BESIDE)
@@ -171,6 +186,12 @@ def _saved(
             handles.unsure()
             return holding.News(), interrupt
     return news, None
+
+
+def _lend(kernel: KernelGuest, what: Outgoing) -> None:
+    for n in range(0, len(what.lent), LENT_MAX):
+        kernel.call(guest_side.keep, what.lent[n : n + LENT_MAX])
+    what.lent.clear()
 
 
 def _keep_result(names: dict[str, Any], number: int) -> None:

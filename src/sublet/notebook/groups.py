@@ -1,0 +1,52 @@
+"""What is asked of names and their groups before they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from sublet.durable.changes import chunk_hash
+from sublet.durable.encoded import BufferKind
+from sublet.durable.roots import Group
+from sublet.notebook.namespace import Shared
+from sublet.notebook.parcels import LOST, Outgoing
+from sublet.notebook.stays import Stays, any_handles
+from sublet.values import format_size
+
+__all__ = ["digest", "has_room", "without_handles"]
+
+SMALL_BYTES: Final = 256 * 1024
+"""This much always travels: names that have less stand together in one group."""
+
+
+def digest(group: Group) -> bytes:
+    """Of what it is and of where its memory lies, so that it is news when two arrays change places; what the memory
+    holds is for others to find out. Small pieces are gathered anew each time, so of them it is what they hold."""
+    buffers = group.encoded.buffers
+    said = [one.view if one.kind is BufferKind.SMALL else one.address.to_bytes(8, "little") for one in buffers]
+    return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)
+
+
+def has_room(group: Group, room: int, stuck: Mapping[str, str], shared: Shared, found: Outgoing) -> bool:
+    """Whether it may travel: there is room for it, or the other side has it. ``found`` is told what stays."""
+    nbytes = group.encoded.nbytes
+    stayed = [stuck[name] for name in group.names if name in stuck]
+    if nbytes <= SMALL_BYTES or (not stayed and (nbytes <= room or shared.has_any(group.names))):
+        return True
+    names = [name for name in group.names if not name.startswith(LOST)]
+    why = stayed[0] if stayed else f"{format_size(nbytes)}, more than {format_size(room)}"
+    found.stays |= dict.fromkeys(names, why)
+    return False
+
+
+def without_handles(here: Mapping[str, Any], names: Iterable[str], found: Outgoing) -> set[str]:
+    """Names that are here, without those that stand for what is only there; and what functions in that read."""
+    left = set(filter(here.__contains__, names))
+    while any_handles() and Stays in set(map(type, map(here.__getitem__, left))):  # so without a loop
+        fresh = {n for n in left if type(here[n]) is Stays}
+        handles = {name: here[name] for name in fresh}
+        left -= fresh
+        found.handles |= handles
+        needs = {need for handle in handles.values() for need in handle.needs}
+        left |= {name for name in needs if name in here and name not in found.handles}
+    return left

@@ -1,0 +1,31 @@
+"""What came is written into what was there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sublet.notebook.identity import Identities
+from sublet.notebook.merging import merge
+from sublet.notebook.parcels import LOST, Came
+
+__all__ = ["taken_over"]
+
+
+def taken_over(names: dict[str, Any], identities: Identities, came: Came) -> tuple[dict[int, Any], list[str]]:
+    """What stands here for each object of the parcel, and the names that had to be bound anew."""
+    known, met = came.parcel.known, came.met
+    originals = {id(met[n]): identities.find(tag) for n, tag in known.items() if n in met}
+    merged, chosen = merge(came.values, originals, met.values())
+    rebound = []
+    for key, old in originals.items():
+        if old is not None and chosen.get(key, old) is not old:
+            rebound += _rebound(names, old, chosen[key])
+    names.update({name: value for name, value in merged.items() if not name.startswith(LOST)})
+    return {n: chosen.get(id(value), value) for n, value in met.items()}, rebound
+
+
+def _rebound(names: dict[str, Any], old: Any, new: Any) -> list[str]:
+    """An object that could not take over: every name that had it has now what came."""
+    found = [name for name, value in names.items() if value is old]
+    names.update(dict.fromkeys(found, new))
+    return found
