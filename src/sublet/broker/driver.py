@@ -302,7 +302,8 @@ class Driver:
             self._journal.compact(self.ledger.state.snapshot(), now)
 
     def _carry_out(self, batch: list[tuple[Waiting, Outcome]], now: Now) -> None:
-        """Orders that somebody waits for go out before anything else, the others after the answers."""
+        """Orders that somebody waits for go out before anything else, the others after the answers, and both before
+        the news: to tell many of many ends takes longer than to end them."""
         assert self._loop is not None
         holding, until_s = False, self._loop.time() + HOLD_TIMEOUT_S
         for waiting, outcome in batch:
@@ -326,7 +327,7 @@ class Driver:
         if holding and self._patience is None:
             self._patience = self._loop.call_at(until_s, self._lose_patience)
         if self._touched:
-            self._loop.call_soon(self._tick_soon)
+            self._tick_touched(now)
 
     def _tell(self, now: Now, events: Sequence[Event]) -> None:
         self.presence.note(events, now.ns)
@@ -356,15 +357,6 @@ class Driver:
     def _tick_touched(self, now: Now) -> None:
         touched, self._touched = self._touched, set()
         self._tick_agents(touched, now)
-
-    def _tick_soon(self) -> None:
-        if self._touched and not self._dead:
-            try:
-                self._tick_touched(now := self.now())
-            except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
-                self._agent_failed(error)
-                return
-            self._arm(now)
 
     def _refused(self, report: NotHeld) -> None:
         for waiting in self._holds.take(report.lease, report.number):

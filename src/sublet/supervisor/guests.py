@@ -65,6 +65,7 @@ class Guests:
         """Told when the last process of a guest of this lease is gone."""
         self.on_look: Callable[[Look], None] = lambda _: None
         """Told what each look has shown."""
+        self.priority = Priority()
         self.strangers = 0
         """Processes below the supervisor that are nobody's; while there are any, nothing is verified."""
         self._loop = loop
@@ -82,7 +83,8 @@ class Guests:
         self._count = 0
         self._leaving: dict[GuestId, Guest] = {}
         """Seen to be gone, and not yet put away."""
-        self._endings = Endings(loop, trees, Priority(), killed=self._struck, safely=self._safely)
+        self._will_put_away = False
+        self._endings = Endings(loop, trees, self.priority, killed=self._struck, safely=self._safely)
 
     # ---- starting ----
 
@@ -269,7 +271,10 @@ class Guests:
         if guest is None:
             return
         if guest.is_gone:
-            guest.give_up()
+            try:
+                guest.give_up()
+            except Exception as error:  # noqa: BLE001 - whoever is attached is not told, and the rest is done
+                confess(error)
             return
         self._endings.insist(guest)
         for starting in tuple(self._starting.values()):
@@ -317,7 +322,7 @@ class Guests:
             if not guest.processes and not self.strangers:
                 self._leaving[guest.id] = guest
         if self._leaving:
-            self._put_away()
+            self._put_away_soon()
 
     def _see_all(self, guests: Iterable[Guest], closely: Iterable[Tree]) -> None:
         look = self._trees.look(closely)
@@ -337,14 +342,22 @@ class Guests:
         self._endings.insist(guest)
         self.kill([guest], EndReason.GUEST_FAILED)
 
+    def _put_away_soon(self) -> None:
+        if not self._will_put_away:
+            self._will_put_away = True
+            self._loop.soon(self._put_away)
+
     def _put_away(self) -> None:
         """A few in each turn, so that of many that are gone at once the first need not wait for the last."""
+        self._will_put_away = False
         for guest in tuple(self._leaving.values())[:AT_ONCE_MAX]:
             del self._leaving[guest.id]
-            if not guest.is_gone and self._is_out_of_its_group(guest):
+            if guest.is_gone or guest.processes or self.strangers:  # the last look was another one
+                continue
+            if self._is_out_of_its_group(guest):
                 self._gone(guest)
         if self._leaving:
-            self._loop.soon(self._put_away)
+            self._put_away_soon()
 
     def _is_out_of_its_group(self, guest: Guest) -> bool:
         """The kernel takes away an empty group only, so this is the closest look. Whoever is in it and cannot be told

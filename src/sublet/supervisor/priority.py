@@ -46,11 +46,16 @@ class Priority:
             self._is_first = True
             self._set(FIRST, FIRST)
 
-    def beat(self) -> None:
-        """Once in a while: where nothing was ended since the last time it is like everybody again."""
-        if self._is_first and not self._is_wanted:
+    def back(self) -> None:
+        """The office was told something: from now on it needs the processor as much as this process does."""
+        if self._is_first:
             self._is_first = False
             self._set(self._usual, self._group_usual)
+
+    def beat(self) -> None:
+        """Once in a while: where nothing was ended since the last time it is like everybody again."""
+        if not self._is_wanted:
+            self.back()
         self._is_wanted = False
 
     def _probe(self) -> tuple[bool, str]:

@@ -430,6 +430,7 @@ class Supervisor:
             reports, self._reports = self._reports, []
             for start in range(0, len(reports), REPORTS_MAX):
                 self._office.report(Reports(reports=tuple(reports[start : start + REPORTS_MAX])))
+            self.guests.priority.back()
         elif self._office is None:
             self._reports.clear()  # what is still true is said again when an office comes
 
