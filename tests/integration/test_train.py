@@ -209,16 +209,29 @@ def has_said(process: subprocess.Popen[str], word: str) -> None:
     raise AssertionError(f"it ended without saying {word!r}")
 
 
+PACED: Final = """
+import runpy, sys
+sys.argv[1:] = [sys.argv[1], open(__file__ + ".pace").read()]
+runpy.run_path({example!r}, run_name="__main__")
+"""
+
+
 @pytest.mark.timeout(300)
 def test_a_command_that_was_killed_goes_on_when_it_is_run_again(
-    home: Path, fabric: sublet.Fabric, undisturbed: str, command: Begin
+    home: Path, fabric: sublet.Fabric, undisturbed: str, command: Begin, tmp_path: Path
 ) -> None:
     """SIGKILL while its script trains on: the script is told, saves, and the next command has all of it. One that was
     interrupted with Ctrl-C has saved, and says how to go on; a second one beside it is refused."""
-    words = (EPOCHS, 0.1)
-    first = command(home, *words)
-    has_said(first, "epoch 2:")
-    second = command(home, *words)
+    script = tmp_path / "paced.py"
+    script.write_text(PACED.format(example=str(EXAMPLE)))
+
+    def begin(pause_s: float) -> subprocess.Popen[str]:
+        (tmp_path / "paced.py.pace").write_text(str(pause_s))
+        return command(home, EPOCHS, script=script)
+
+    first = begin(0.3)  # so slowly that it is not at its end before the second is refused
+    has_said(first, "epoch 0:")
+    second = begin(0.3)
     _, said = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 2
     assert "is being trained by another `sublet train`" in said
@@ -226,7 +239,7 @@ def test_a_command_that_was_killed_goes_on_when_it_is_run_again(
     first.communicate(timeout=PATIENCE_S)
     [left] = [view for view in fabric.leases() if view.end is None and not view.name]
 
-    again = command(home, *words)
+    again = begin(0.1)
     has_said(again, "epoch")
     again.send_signal(signal.SIGINT)
     out, said = again.communicate(timeout=PATIENCE_S)
@@ -234,11 +247,11 @@ def test_a_command_that_was_killed_goes_on_when_it_is_run_again(
     assert f"lease {left.id} of an earlier run" in said
     assert "the same command goes on from there" in said
 
-    last = command(home, *words)
+    last = begin(0.0)
     out, said = last.communicate(timeout=PATIENCE_S)
     assert last.returncode == 0, said
     assert weights(out.encode()) == undisturbed
-    assert "epoch 2:" not in out
+    assert "epoch 0:" not in out
     assert f"{STEPS} steps done, " in said
     until(lambda: not [view for view in fabric.leases() if view.end is None])
 
