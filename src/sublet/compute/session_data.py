@@ -16,7 +16,8 @@ __all__ = ["Buffery", "KindText", "SourceText", "Sources", "bytes_of", "sources_
 
 SOURCE_MAX: Final = 64 << 20
 KindText: TypeAlias = ModuleKind | Literal["warp", "cuda", "ptx", "cubin"]
-SourceText: TypeAlias = str | bytes
+SourceText: TypeAlias = str | bytes | Any
+"""Text or bytes; for Warp also a kernel of this program, a list of them, or a module that has some."""
 Sources: TypeAlias = Mapping[Any, SourceText]
 """One module in several kinds, each by its name or as ``ModuleKind``."""
 Buffery: TypeAlias = Any
@@ -90,8 +91,11 @@ def sources_of(source: SourceText | Sources, kind: KindText | None) -> dict[Modu
     if isinstance(source, Mapping):
         if kind is not None:
             raise InvalidRequest("module_load: the kind is given twice", do="Give {kind: source} alone.")
-        return {_kind(one): _encoded(text) for one, text in source.items()}
-    data = _encoded(source)
+        return {_kind(one): _encoded(_written(given) or given) for one, given in source.items()}
+    written = _written(source)
+    if written is not None and kind is None:
+        kind = ModuleKind.WARP
+    data = _encoded(source if written is None else written)
     return {_guessed(data) if kind is None else _kind(kind): data}
 
 
@@ -104,6 +108,15 @@ def _kind(kind: str) -> ModuleKind:
         ) from None
 
 
+def _written(source: object) -> str | None:
+    """Warp kernels that are objects of this program, as source."""
+    if isinstance(source, str | bytes | bytearray | memoryview):
+        return None
+    from sublet.compute.warp_source import source_of_kernels
+
+    return source_of_kernels(source)
+
+
 def _encoded(source: SourceText) -> bytes:
     if isinstance(source, str):
         return valid_text(source, "module_load: the source", most=SOURCE_MAX).encode()
@@ -111,7 +124,7 @@ def _encoded(source: SourceText) -> bytes:
         return bytes(memoryview(source))
     except TypeError:
         raise InvalidRequest(
-            f"module_load: a {type(source).__name__} is no module", do="Give its source or its bytes."
+            f"module_load: a {type(source).__name__} is no module", do="Give its source or its bytes, or Warp kernels."
         ) from None
 
 
