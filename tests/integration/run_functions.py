@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 COUNT = 0
@@ -18,6 +19,12 @@ def count() -> int:
     global COUNT
     COUNT += 1
     return COUNT
+
+
+def wait_for(path: str) -> None:
+    """Until this file is there."""
+    while not os.path.exists(path):
+        time.sleep(0.02)
 
 
 class Scale:

@@ -74,12 +74,13 @@ def test_it_reads_what_it_is_given(lease: sublet.Lease) -> None:
 
 def test_the_lease_is_in_use_while_it_runs(fabric: sublet.Fabric) -> None:
     """So it is renewed, for as long as the command runs and no longer."""
-    with fabric.cpu(1, ttl="2s") as lease:
-        guest = lease.start(["sleep", "3"], stdio="null")
+    with fabric.cpu(1, ttl="20s", renew_every="300ms") as lease:
+        guest = lease.start(["cat"])
         assert lease.busy
+        until(lambda: fabric.lease(lease.id).renewals > 0)
+        guest.close_stdin()
         assert guest.wait(PATIENCE_S) == 0
         until(lambda: not lease.busy)
-        assert fabric.lease(lease.id).renewals > 0
         guest.close()
 
 

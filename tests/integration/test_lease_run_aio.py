@@ -39,7 +39,7 @@ async def _until(what: Any) -> None:
 
 
 def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
-    left = tmp_path / "left"
+    entered, left = tmp_path / "entered", tmp_path / "left"
 
     def add(x: int, y: int) -> int:
         return x + y
@@ -58,8 +58,9 @@ def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
     def leave() -> None:
         os._exit(3)
 
-    def slow(left: str) -> None:
+    def slow(entered: str, left: str) -> None:
         try:
+            Path(entered).touch()
             time.sleep(60)
         finally:
             Path(left).touch()
@@ -78,8 +79,8 @@ def test_calls_are_awaited(home: Path, tmp_path: Path) -> None:
                 await lease.run(lambda: 1 // 0)
             with pytest.raises(CallTimeout):
                 await lease.options(timeout=0.2).run(time.sleep, 60)
-            waiting = lease.submit(slow, str(left))
-            await asyncio.sleep(0.5)
+            waiting = lease.submit(slow, str(entered), str(left))
+            await _until(entered.exists)
             await _until(lambda: lease.busy)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
