@@ -261,19 +261,22 @@ class ChangeFinder:
     def settle(self, look: Look, hashes: Mapping[int, bytes]) -> bytes:
         """Remember the hashes of the candidates. Answers with those of all chunks, one after the other."""
         found = [hashes[n] for n in look.candidates]
+        changed = 0
         if len(found) == look.count:
             table = bytearray().join(found)
+            changed = sum(map(ne, found, hashes_in(look.before or b"")))
         else:
             table = bytearray(look.count * HASH_BYTES if look.before is None else look.before)
             for n, digest in zip(look.candidates, found, strict=True):
-                table[n * HASH_BYTES : (n + 1) * HASH_BYTES] = digest
+                place = slice(n * HASH_BYTES, (n + 1) * HASH_BYTES)
+                changed += table[place] != digest
+                table[place] = digest
         with self._lock:
             key = (look.address, look.length)
             memory = self._memories.setdefault(key, Memory(bytearray()))
             self._memories.move_to_end(key)
             memory.hashes, memory.look = table, look.number
             memory.sealed, memory.own = look.sealed, look.own
-            changed = 0 if look.before is None else sum(map(ne, hashes_in(table), hashes_in(look.before)))
             memory.volatile = changed > VOLATILE_SHARE * look.count
             if look.sealed:
                 memory.busy = 0

@@ -42,11 +42,14 @@ from sublet.errors import CheckpointDamaged, CheckpointFailed
 
 __all__ = ["PackFile", "PackWriter", "Pressing", "file_name"]
 
-BATCH_BYTES: Final = 1 << 20
-"""So little that the disk soon has something to do, and that what is written is still near."""
-BATCH_ROOM: Final = BATCH_BYTES + PAGE
-"""With what does not fill a page, which goes on from the batch before."""
+BATCH_ROOM: Final = 4 << 20
+"""Two huge pages: smaller ones take five times as long to get, and to write from past the cache."""
+BATCH_BYTES: Final = BATCH_ROOM - PAGE
+"""Without what does not fill a page, which goes on from the batch before."""
+FIRST_BYTES: Final = 1 << 20
+"""With so much the first batch goes, so that the disk soon has something to do; each further one has twice as much."""
 BATCHES: Final = 4
+SPARE: Final = 2
 SAMPLE_BYTES: Final = 8 * 1024
 SHRINKS: Final = 0.8
 """A chunk is compressed where a sample of its buffer comes out below this share, and it itself does too."""
@@ -79,6 +82,7 @@ class PackWriter:
         self._batch: memoryview | None = None
         self._used = 0
         self._made = 0
+        self._enough = FIRST_BYTES
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._filled: queue.SimpleQueue[tuple[memoryview, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -94,7 +98,7 @@ class PackWriter:
 
     def room(self, length: int) -> memoryview:
         """Memory for the next chunk. It counts once ``keep`` is called; until then it may be filled again."""
-        if self._batch is None or self._used + length > self._batch.nbytes:
+        if self._batch is None or self._used >= self._enough or self._used + length > self._batch.nbytes:
             self._turn_over(length)
         assert self._batch is not None
         return self._batch[self._used : self._used + length]
@@ -172,14 +176,13 @@ class PackWriter:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Batches are kept for the next pack of this process, once nobody writes from them: fresh memory costs more
-        than to fill it."""
+        """Some batches are kept for the next pack of this process, once nobody writes from them."""
         if self._batch is not None:
             self._free.put(self._batch)
             self._batch = None
         while not self._free.empty():
             batch = self._free.get()
-            if batch.nbytes == BATCH_ROOM and len(_spare) < BATCHES:
+            if batch.nbytes == BATCH_ROOM and len(_spare) < SPARE:
                 _spare.append(batch)
 
     def __enter__(self) -> PackWriter:
@@ -197,7 +200,7 @@ class PackWriter:
     def _next_batch(self, length: int) -> memoryview:
         if length > BATCH_BYTES:
             return fresh_memory(length + PAGE)
-        if self._made < BATCHES:
+        if self._made < BATCHES and self._free.empty():
             self._made += 1
             try:
                 return _spare.pop()
@@ -216,6 +219,7 @@ class PackWriter:
             whole = self._used - self._used % PAGE
             begin = bytes(batch[whole : self._used])
             self._hand_over(batch, whole)
+            self._enough = min(2 * self._enough, BATCH_BYTES)
         self._batch, self._used = self._next_batch(length), len(begin)
         self._batch[: len(begin)] = begin
 
