@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sublet.cli.declare import UsageError
+from sublet.cli.nb_job import target_of
 from sublet.errors import CheckpointDamaged, InvalidRequest, NotFound
 from sublet.notebook.batch.asked import Asked, cell_options, from_cell, read_options
 from sublet.notebook.batch.jobs import Job, JobSpec, all_jobs, find_job, make_job
@@ -212,6 +214,26 @@ def test_what_was_asked_for_and_how_far_it_is_are_read_as_they_were_written(home
         find_job("9")
     with pytest.raises(NotFound):
         find_job("../1")
+
+
+def test_a_job_is_found_by_a_name_that_is_its_own(home: Path) -> None:
+    """Of several with one name the number has to be said."""
+    one = a_job()
+    assert find_job("a").id == one.id
+    a_job()
+    with pytest.raises(NotFound, match="2 jobs are called a: 1, 2"):
+        find_job("a")
+    with pytest.raises(NotFound, match="there is no job b"):
+        find_job("b")
+
+
+def test_where_nothing_can_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
+    source = tmp_path / "a.ipynb"
+    source.touch()
+    with pytest.raises(UsageError, match=r"--out: /proc/x\.ipynb cannot be written"):
+        target_of(str(source), "/proc/x.ipynb")
+    assert target_of(str(source), None) == tmp_path / "a.executed.ipynb"
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_a_flipped_bit_anywhere_in_a_record_is_noticed(home: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["fetch", "open_", "resume", "run", "status", "stop", "submit"]
 
 NotebookArg = Annotated[str, Arg("NOTEBOOK", help="The notebook's file (.ipynb).")]
-JobArg = Annotated[str, Arg("JOB", help="The job's number, as `sublet nb status` shows it.")]
+JobArg = Annotated[str, Arg("JOB", help="The job's number, as `sublet nb status` shows it, or its name.")]
 Params = Annotated[
     list[str],
     Opt("--param", "-p", metavar="NAME=VALUE", help="Set a parameter of the notebook; may be given again."),
@@ -252,12 +252,18 @@ def open_(
 def _copy(job: Job, target: Path) -> None:
     from sublet.notebook.batch.jobs import put
 
-    if job.executed.exists():
-        put(target, job.executed.read_bytes())
     if not job.page.exists():
         _make_page(job)
-    if job.page.exists():
-        put(target.with_suffix(".html"), job.page.read_bytes())
+    try:
+        if job.executed.exists():
+            put(target, job.executed.read_bytes())
+        if job.page.exists():
+            put(target.with_suffix(".html"), job.page.read_bytes())
+    except OSError as error:
+        raise InvalidRequest(
+            f"{target} cannot be written: {error.strerror}",
+            do=f"Make room, or another folder; nothing is lost: `sublet nb fetch {job.id} DIR` brings it.",
+        ) from None
 
 
 def _make_page(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -105,9 +106,10 @@ def tier_of(tier: str | None, *, spot: bool) -> Tier | None:
 
 
 def target_of(notebook: str, out: str | None) -> Path:
+    """Where the executed notebook goes. That it can be written there is tried before anything runs."""
     source = Path(notebook)
     if out is None:
-        return source.with_name(f"{source.stem}.executed.ipynb")
+        return _tried(source.with_name(f"{source.stem}.executed.ipynb"), source)
     target = Path(out)
     if target.is_dir() or out.endswith("/"):
         target = target / f"{source.stem}.ipynb"
@@ -120,4 +122,19 @@ def target_of(notebook: str, out: str | None) -> Path:
             target.parent.mkdir(parents=True)
         except OSError as error:
             raise UsageError(f"--out: {target.parent} cannot be made: {error.strerror}", do="Name another.") from None
+    return _tried(target, source)
+
+
+def _tried(target: Path, source: Path) -> Path:
+    """A notebook that is not there is told of as such."""
+    if not source.exists():
+        return target
+    trial = target.with_name(f"{target.name}.{os.getpid()}~")
+    try:
+        trial.touch()
+    except OSError as error:
+        raise UsageError(f"--out: {target} cannot be written: {error.strerror}", do="Name another place.") from None
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink(missing_ok=True)
     return target

@@ -188,12 +188,25 @@ def all_jobs() -> list[Job]:
 
 
 def find_job(text: str) -> Job:
-    """By its number."""
+    """By its number, or by its name where only one has it."""
     number = text.strip().removeprefix("#")
+    if not number.isdecimal():
+        number = _number_of(text)
     job = Job(jobs_dir() / number)
     if not number.isdecimal() or not (job.folder / "record.json").exists():
         raise NotFound(f"there is no job {text[:40]}", do="`sublet nb status` lists them.")
     return job
+
+
+def _number_of(name: str) -> str:
+    found = []
+    for job in all_jobs():
+        with contextlib.suppress(CheckpointDamaged):
+            if job.spec().name == name:
+                found.append(job.id)
+    if len(found) > 1:
+        raise NotFound(f"{len(found)} jobs are called {name[:40]}: {', '.join(found[-5:])}", do="Give the number.")
+    return found[0] if found else ""
 
 
 def _claimed(root: Path) -> Path:
