@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +24,9 @@ from sublet.notebook.shelf import About
 from sublet.notebook.status import CellBill
 from sublet.notebook.stays import Stays
 from sublet.notebook.traffic import Fate, _saved, fates_text
-from sublet.values import EndReason, valid_name
+from sublet.values import MIB, EndReason, Epoch, LeaseId, valid_name
 from sublet.wire.http import BillLine
+from sublet.wire.volumes import VolumeCall, VolumeOpened, VolumeReply
 
 SAVED_NS = 1_700_000_000_000_000_000
 
@@ -189,6 +192,51 @@ class Guest:
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+
+class Lent:
+    """A lease of blocks, and the line to who keeps it."""
+
+    end = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.is_released = False
+        (folder / "checkpoints").mkdir(parents=True)
+
+    def volume_line(self) -> Lent:
+        return self
+
+    def lend(self) -> None:
+        pass
+
+    def pair(self) -> tuple[LeaseId, Epoch]:
+        return LeaseId("l-1"), Epoch(1, 1)
+
+    def ask(self, _call: VolumeCall) -> VolumeReply:
+        lease, epoch = self.pair()
+        return VolumeOpened(
+            lease=lease, epoch=epoch, name="", folder=str(self.folder), staging="", size=MIB, counted=False
+        )
+
+    def release(self) -> None:
+        self.is_released = True
+
+
+def test_a_volume_that_is_gone_is_taken_anew_though_its_lease_has_not_heard_of_it(tmp_path: Path) -> None:
+    lent = [Lent(tmp_path / "1"), Lent(tmp_path / "2")]
+    fabric: Any = SimpleNamespace(block=lambda *_, **__: lent[0] if not lent[0].is_released else lent[1])
+    owner = Owner({}, {})
+    first = owner.take(fabric)
+    assert first is not None
+    assert first.store.newest() == 0
+    assert owner.take(fabric) is first
+    shutil.rmtree(tmp_path / "1")
+    second = owner.take(fabric)
+    assert second is not None
+    assert second is not first
+    assert lent[0].is_released
+    assert second.store.newest() == 0
 
 
 def test_an_interrupt_waits_for_a_save_that_has_begun() -> None:

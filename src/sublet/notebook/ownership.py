@@ -73,7 +73,11 @@ class Volume:
 
     @property
     def is_over(self) -> bool:
-        return self.lease is not None and self.lease.end is not None
+        """Its lease has ended, or is about to hear of it: where a supervisor was killed the folder goes first."""
+        if self.lease is None:
+            return False
+        store = self._store
+        return self.lease.end is not None or (isinstance(store, FolderStore) and not store.folder.is_dir())
 
     def release(self) -> None:
         """What is in it stays, if it has a name."""
@@ -131,6 +135,7 @@ class Owner:
         run all the same."""
         if self.volume is not None and not self.volume.is_over:
             return self.volume
+        self.leave()
         self.trouble = ""
         folder = self._environ.get(FOLDER_VARIABLE, "")
         try:

@@ -19,7 +19,7 @@ from sublet.durable.saving import PACKS_MAX, Base, Capture, Saver, Staged
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
 from sublet.durable.volume import VolumeStore
-from sublet.errors import CheckpointFailed, Disconnected, StaleEpoch, SubletError, VersionConflict
+from sublet.errors import CheckpointDamaged, CheckpointFailed, Disconnected, StaleEpoch, SubletError, VersionConflict
 from sublet.supervisor.publishing_work import publish, said_of
 from sublet.supervisor.volume_folder import Place, collect, lay_out
 from sublet.values import MIB, Epoch, LeaseId
@@ -125,6 +125,18 @@ def test_who_believes_in_an_older_epoch_saves_nothing(desk: Desk) -> None:
         with pytest.raises(StaleEpoch):
             call()
     assert FolderStore(desk.folder).newest() == 1
+
+
+def test_of_a_volume_that_is_gone_the_supervisor_says_why_and_nothing_is_called_damaged(desk: Desk) -> None:
+    store = store_of(desk)
+    assert store.newest() == 0
+    shutil.rmtree(desk.folder)
+    desk.epoch = E6
+    with pytest.raises(StaleEpoch):
+        store.newest()
+    desk.epoch = E5
+    with pytest.raises(CheckpointDamaged):  # the lease lives, so what was in it is lost
+        store.newest()
 
 
 def put_away(desk: Desk, then: Epoch) -> Callable[..., Staged]:
