@@ -334,8 +334,13 @@ def leaves_its_group(stage: Stage) -> None:
     """A guest with root's rights may leave its group; by descent it is found."""
     out = "for f in $(find /sys/fs/cgroup -maxdepth 2 -name cgroup.procs); do echo $$ > $f; done 2> /dev/null; "
     tree = stage.guest(f"sh -c '{out} exec {LONG}' & exec {LONG}")
+
+    def has_left() -> bool:
+        stage.trees.look([tree])
+        return len(tree.outside) == 1
+
     assert tree.group is not None
-    until("one that has left", lambda: stage.trees.look([tree]) and len(tree.outside) == 1)
+    until("one that has left", has_left)
     stage.asleep(tree, 2)
     assert tree.group.pids() == [tree.root.pid]
     stage.end(tree)

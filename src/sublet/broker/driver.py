@@ -47,6 +47,7 @@ _log = logging.getLogger("sublet.broker")
 
 BATCH_MAX: Final = 1024
 """Commands in one commit: bounds how long the first of them waits for the last."""
+ANSWERED_FIRST: Final = 16  # of more in one batch, the orders do not wait for the answers
 PENDING_MAX: Final = 50_000
 """Commands waiting for their turn; beyond it a command is turned away, and said so."""
 HOLD_TIMEOUT_S: Final = 5.0
@@ -66,7 +67,6 @@ events as there are leases, so that writing everything costs a bounded share). I
 leases remembered, in which nothing is answered, so a quiet moment is preferred."""
 COMPACT_QUIET: Final = 10_000
 """Events after which a second without a commit is such a moment. An office that starts reads what is left."""
-
 COMPACT_ON_STOP: Final = 1_000
 """The same when the office ends."""
 
@@ -302,8 +302,7 @@ class Driver:
             self._journal.compact(self.ledger.state.snapshot(), now)
 
     def _carry_out(self, batch: list[tuple[Waiting, Outcome]], now: Now) -> None:
-        """Orders that somebody waits for go out before anything else, the others after the answers, and both before
-        the news: to tell many of many ends takes longer than to end them."""
+        """Orders that somebody waits for, or very many, go out before anything else; the others after the answers."""
         assert self._loop is not None
         holding, until_s = False, self._loop.time() + HOLD_TIMEOUT_S
         for waiting, outcome in batch:
@@ -314,7 +313,7 @@ class Driver:
                 holding = True
             for order in outcome.orders:
                 self._send(order)
-        if holding:
+        if holding or len(batch) > ANSWERED_FIRST:
             self._tick_touched(now)
         for waiting, outcome in batch:
             if isinstance(waiting.command, AgentReport):
@@ -327,7 +326,7 @@ class Driver:
         if holding and self._patience is None:
             self._patience = self._loop.call_at(until_s, self._lose_patience)
         if self._touched:
-            self._tick_touched(now)
+            self._loop.call_soon(self._tick_soon)
 
     def _tell(self, now: Now, events: Sequence[Event]) -> None:
         self.presence.note(events, now.ns)
@@ -357,6 +356,15 @@ class Driver:
     def _tick_touched(self, now: Now) -> None:
         touched, self._touched = self._touched, set()
         self._tick_agents(touched, now)
+
+    def _tick_soon(self) -> None:
+        if self._touched and not self._dead:
+            try:
+                self._tick_touched(now := self.now())
+            except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
+                self._agent_failed(error)
+                return
+            self._arm(now)
 
     def _refused(self, report: NotHeld) -> None:
         for waiting in self._holds.take(report.lease, report.number):

@@ -130,6 +130,34 @@ def test_a_broken_agent_ends_the_office_also_when_nobody_asks_for_anything(monke
     run(story)
 
 
+@pytest.mark.parametrize(("many", "first"), [(1, "answered"), (driver_module.ANSWERED_FIRST + 1, "ordered")])
+def test_of_very_many_commands_the_orders_go_out_before_the_answers(many: int, first: str) -> None:
+    """What many give back at once need not wait until each of them was told. One is told first."""
+
+    async def story() -> None:
+        async with bench() as b:
+            for i in range(many):
+                await b.driver.submit(acquire(f"l{i}"))
+            await turns()
+            did: list[str] = []
+            tick = b.agent.tick
+
+            def ticked(now_ns: int) -> int | None:
+                did.append("ordered")
+                return tick(now_ns)
+
+            b.agent.tick = ticked  # type: ignore[method-assign]
+            for i in range(many):
+                released = Release(tenant=LOCAL_TENANT, lease=LeaseId(f"l{i}"))
+                b.driver.submit_then(released, lambda answer, _: answer, lambda *_: did.append("answered"))
+            await turns()
+            assert did[0] == first
+            assert did.count("answered") == many
+            assert "ordered" in did
+
+    run(story)
+
+
 def test_a_grant_is_answered_only_once_the_agent_holds_it() -> None:
     """The answer to a claim waits for Held; until then the holder knows nothing of a lease that could end unseen."""
 
