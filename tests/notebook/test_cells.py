@@ -114,6 +114,18 @@ def test_a_cell_runs_on_a_device_with_the_notebooks_variables(nb: Notebook) -> N
     assert text(nb.run("print(where.endswith('gpu0'), y[-1], y.sum())")) == "True 10 30\n"
 
 
+def test_what_is_gone_here_is_gone_there_and_a_large_array_is_as_it_is_here(nb: Notebook) -> None:
+    """Whoever wrote to it, and however the cell comes to read it."""
+    nb.run("import numpy as np\nbig = np.zeros(1 << 21)\nother = 1\ndef first():\n    return big[0]")
+    assert text(nb.run("%%gpu\nprint(big[7], other)")) == "0.0 1\n"
+    assert text(nb.run("%%gpu\nprint(big[7])")) == "0.0\n"
+    nb.run("big[7] = 1.0\nmemoryview(big)[0] = 5.0")
+    assert text(nb.run("%%gpu\nprint(big[7], first())")) == "1.0 5.0\n"
+    nb.run("np.add(big, 1.0, out=big)\ndel other")
+    assert text(nb.run("%%gpu\nbig[1] = 9.0\nprint(first(), 'other' in globals())")) == "6.0 False\n"
+    assert text(nb.run("print(big[0], big[1])")) == "6.0 9.0\n"
+
+
 def test_output_is_what_it_would_have_been(nb: Notebook) -> None:
     outputs = nb.run(
         "%%gpu\nimport sys\nfrom IPython.display import display, HTML\nprint('out')\nprint('err', file=sys.stderr)\n"
