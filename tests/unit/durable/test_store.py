@@ -233,6 +233,24 @@ def test_a_write_that_fails_is_an_error_and_harms_nothing(
     assert np.array_equal(session.store.open().load("a"), noise(30 * CHUNK_BYTES, 99))
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_writes_that_do_part_of_the_work_change_nothing(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, write = random.Random(seed), os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: chance.randrange(len(data)) + 1]))
+    session = Session(tmp_path)
+    roots = {"a": noise(9 * CHUNK_BYTES, seed), "text": "x" * 9000}
+    for number in range(3):
+        roots["a"][number * CHUNK_BYTES] ^= 1
+        session.save(roots)
+    collect(session.store, keep=1)
+    monkeypatch.undo()
+    assert verify(tmp_path).ok
+    with session.store.open(3) as checkpoint:
+        assert same(checkpoint.load_all(), roots)
+
+
 def test_memory_that_changes_while_it_is_saved_is_never_stored_under_a_wrong_hash(tmp_path: Path) -> None:
     session = Session(tmp_path)
     data = noise(30 * CHUNK_BYTES)

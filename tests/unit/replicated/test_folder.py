@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -193,6 +194,18 @@ def reopened(folder: Path) -> list[object]:
 
 
 THERE = Here(Accepted(Stamp(BALLOT, 0), b"v"), BALLOT)
+
+
+def test_writes_that_do_part_of_the_work_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance, write = random.Random(5), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[: chance.randrange(len(data)) + 1], at))
+    replica = seat(tmp_path / "replica")
+    for number in range(1, 40):  # more than the log holds, so that it is written anew
+        taken = Accepted(Stamp(BALLOT, number), bytes([number]) * 700)
+        assert replica.ask([("k", Accept(1, taken))]) == [Took()]
+    replica.close()
+    monkeypatch.undo()
+    assert reopened(tmp_path / "replica") == [Here(taken, BALLOT)]
 
 
 def test_a_copied_folder_does_not_vote(seated: FolderReplica, tmp_path: Path) -> None:
