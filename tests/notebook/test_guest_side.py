@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
+from sublet.errors import OutOfMemory
 from sublet.notebook import guest_side, holding
+from sublet.notebook.handles import Handles
+from sublet.notebook.lodging import Lodged
 from sublet.notebook.namespace import Bound
+from sublet.notebook.options import CellOptions
+from sublet.notebook.reading import Reading
 from sublet.notebook.spaces import GUEST, NOTEBOOK, Space
+from sublet.notebook.traffic import Traffic
+from tests.notebook.crossing import crossed
 
 
 class Guest:
@@ -66,3 +73,63 @@ def test_what_came_late_is_no_news_of_the_cell(monkeypatch: pytest.MonkeyPatch) 
     assert guest_side.collect().parcels == []
     guest.names["a"].append(3)
     assert [one.names for one in guest_side.collect().parcels] == [("a", "c")]
+
+
+def test_a_cell_that_does_not_come_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest, here = Guest(monkeypatch), {"a": [1]}
+    guest.names["b"] = 5
+    found = Space(here, NOTEBOOK).outgoing(["a"])
+    guest_side.place(found.parcels, (), frozenset("a"), frozenset("b"))
+    assert guest.names == {"a": [1]}
+    was_running = holding._state.is_running
+    guest_side.given_up()
+    assert guest.names == {"a": [1], "b": 5}
+    assert (was_running, holding._state.is_running) == (True, False)
+    assert guest_side.collect().parcels == []
+
+
+class Kernel:
+    """Has no room for what is lent to it."""
+
+    is_lost = False
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        self.asked: list[str] = []
+
+    def call(self, function: Any, *args: Any) -> Any:
+        self.asked.append(function.__name__)
+        if function is guest_side.keep:
+            raise OutOfMemory("there is no memory")
+        return function(*crossed(args))
+
+    def begin(self, function: Any, *args: Any) -> Any:
+        return self.call(function, *args)
+
+    def result(self, pending: Any) -> Any:
+        return pending
+
+
+def test_what_cannot_come_late_is_no_cell_and_is_sent_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look at an array finds a change when the guest was told already, and then the guest cannot take it."""
+    np = pytest.importorskip("numpy")
+    guest = Guest(monkeypatch)
+    kernel: Any = Kernel(guest)
+    here: dict[str, Any] = {"a": np.zeros(8), "b": 1}
+    space = Space(here, NOTEBOOK)
+    traffic = Traffic(space, Handles(here))
+    reading = Reading(reads=frozenset("a"), binds=frozenset("b"), asked=frozenset("a"))
+    traffic.send(kernel, reading, CellOptions(), 0)
+    guest_side.collect()
+    guest.names["b"] = 7
+    here["a"][1] = 1.0
+    again = space.outgoing(["a"])
+    again.lent = [Lodged(1, 8)]
+    monkeypatch.setattr(space, "changed_late", lambda what: [(None, ())])
+    monkeypatch.setattr(space, "parcels_of", lambda changed: again)
+    with pytest.raises(OutOfMemory):
+        traffic.send(kernel, reading, CellOptions(), 0)
+    assert kernel.asked[-2:] == ["keep", "given_up"]
+    assert guest.names["b"] == 7
+    monkeypatch.undo()
+    assert [one.names for one in space.outgoing(["a"]).parcels] == [("a",)]

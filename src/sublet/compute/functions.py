@@ -24,6 +24,7 @@ from sublet.wire.work import Asked, Flag, Message, Where, pack, pack_numbers
 
 __all__ = ["Functions", "Peer", "checked_callable", "is_library", "name_of"]
 
+Stamp = tuple[str | None, tuple[int, int]]
 OWN: Final = "sublet."
 FUNCTIONS_MAX: Final = 256
 """Functions a worker keeps for one holder."""
@@ -47,12 +48,13 @@ class Functions:
         self._last = 0
         self._unlike: set[tuple[object, ...]] = set()
         """Modules, as their files looked, that are others there."""
+        self._own: dict[str, Stamp] = {}
 
     def refer(self, function: Callable[..., object]) -> tuple[int, list[Message]]:
         """The number it has there, and what must be said before it is used. The descriptors are the caller's."""
         named = name_of(function)
         if named is not None:
-            path, stamp = _stamped(named[0])
+            path, stamp = self._stamped(named[0])
             if (named[0], path, stamp) not in self._unlike:
                 return self._by_name(named, path, stamp)
         constant = _constant_key(function)
@@ -65,10 +67,20 @@ class Functions:
         named = name_of(function)
         if named is None:
             return False
-        key = (named[0], *_stamped(named[0]))
+        key = (named[0], *self._stamped(named[0]))
         is_news = key not in self._unlike
         self._unlike.add(key)
         return is_news
+
+    def _stamped(self, module: str) -> Stamp:
+        """Of our own modules as it was when this worker first heard of them: nobody edits those while it runs, and a
+        notebook asks for them with every cell."""
+        if not module.startswith(OWN):
+            return _stamped(module)
+        found = self._own.get(module)
+        if found is None:
+            found = self._own[module] = _stamped(module)
+        return found
 
     def to_forget(self) -> list[Message]:
         """What must be said so that the worker lets go of the oldest."""
@@ -177,13 +189,8 @@ def _names_used(code: types.CodeType) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _stamped(module: str) -> tuple[str | None, tuple[int, int]]:
-    """Where its file is, and how that looks now. Of our own modules how it looked when it was first asked for: nobody
-    edits those while they run, and a notebook's cell asks again and again."""
-    return _stamped_once(module) if module.startswith(OWN) else _stamped_now(module)
-
-
-def _stamped_now(module: str) -> tuple[str | None, tuple[int, int]]:
+def _stamped(module: str) -> Stamp:
+    """Where its file is, and how that looks now."""
     file = getattr(sys.modules[module], "__file__", None)
     if file is None:
         return None, (0, 0)
@@ -192,9 +199,6 @@ def _stamped_now(module: str) -> tuple[str | None, tuple[int, int]]:
     except OSError:
         return _real(file), (0, 0)
     return _real(file), (found.st_mtime_ns, found.st_size)
-
-
-_stamped_once = functools.lru_cache(maxsize=256)(_stamped_now)
 
 
 def _real(file: str) -> str:

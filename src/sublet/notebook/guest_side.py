@@ -21,7 +21,7 @@ from sublet.notebook.namespace import Bound, Heard, Said, visible_among
 from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 
-__all__ = ["NotKept", "again", "collect", "keep", "place", "place_late", "seen"]
+__all__ = ["NotKept", "again", "collect", "given_up", "keep", "place", "place_late", "seen"]
 
 
 RESULT_BYTES: Final = 1 << 20
@@ -99,6 +99,12 @@ def place_late(parcels: list[Parcel], word: Word = NO_WORD) -> Taken:
     _before = _before._replace(aside={name: space.names.pop(name) for name in aside})
     _bound.noted(space.names, aside)
     return taken
+
+
+def given_up() -> None:
+    """It does not come after all."""
+    _put_back(seen())
+    holding.rest()
 
 
 def _check(taken: Taken) -> None:

@@ -45,6 +45,7 @@ __all__ = [
     "hold",
     "look",
     "prepare",
+    "rest",
     "restore",
     "save",
     "stuck",
@@ -145,6 +146,12 @@ def begin(cell: int, reads: frozenset[str], bound: Mapping[str, Callable[[], obj
     with _turn:
         _state.cell, _state.reads, _state.bound, _state.room = cell, reads, bound, room
         _state.is_running = True
+
+
+def rest() -> None:
+    """It was not to be."""
+    with _turn:
+        _state.is_running = False
 
 
 def stuck() -> dict[str, str]:

@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sublet.errors import LeaseEnded
+from sublet.errors import LeaseEnded, SubletError
 from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.namespace import Told
@@ -101,8 +101,11 @@ class Traffic:
         try:
             _lend(kernel, more)
             placed: Taken = kernel.call(guest_side.place_late, more.parcels, more.word)
-        except BaseException:
+        except BaseException as error:
             self.space.disagree(more.names)
+            if isinstance(error, SubletError) and not kernel.is_lost:
+                with contextlib.suppress(SubletError):
+                    kernel.call(guest_side.given_up)
             raise
         self.space.sent(more)
         self.space.freed(placed.freed)
