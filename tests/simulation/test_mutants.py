@@ -9,9 +9,11 @@ from sublet.broker.step import Step
 from sublet.sim import mutants
 from sublet.sim.mutants import MUTANTS, Mutant, switched_on
 from sublet.sim.rules import RULES
-from sublet.sim.run import hunt
+from sublet.sim.run import MODES, hunt, run_seed
 
 SEEDS_MAX = 120
+CAUGHT_AT = {"Z6": 14, "Z20": 13, "G1": 14, "G6": 13, "K1": 15, "K2": 15, "K3": 15}
+"""The first seed that catches it, where that is not one of the first. It is tried before the others."""
 CAUGHT_BY = {
     "Z1": "L3",
     "Z2": "books L2",
@@ -64,9 +66,11 @@ def test_every_mutant_of_the_list_is_there() -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_mutant_is_caught(name: str) -> None:
     """By the rule that it breaks, and soon."""
-    catch = hunt(SEEDS_MAX, names=[name], processes=1)[name]
-    assert catch.failure is not None, f"{name} ({MUTANTS[name].breaks}) got through {catch.seeds} seeds"
-    assert catch.failure.rule in CAUGHT_BY[name].split(), str(catch.failure)
+    seed = CAUGHT_AT.get(name, 0)
+    failures = run_seed(seed, MODES[seed % len(MODES)], name).failures
+    failure = failures[0] if failures else hunt(SEEDS_MAX, names=[name], processes=1)[name].failure
+    assert failure is not None, f"{name} ({MUTANTS[name].breaks}) got through {SEEDS_MAX} seeds"
+    assert failure.rule in CAUGHT_BY[name].split(), str(failure)
 
 
 @pytest.mark.slow
