@@ -6,6 +6,7 @@ sync it. cloudpickle, dill and joblib run in a process of their own.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from typing import Any, Final
@@ -16,40 +17,37 @@ from sublet.durable.saving import Saver
 from sublet.durable.store import FolderStore
 
 PAIRS: Final = 15
+WAYS: Final = ("cloudpickle", "dill", "joblib")
 FIRST: Final = "first save of 10,000 small objects"
 SECOND: Final = "second save, one of them changed"
 BYTES: Final = "bytes of the second save, against the first"
 
 
 def measure(bench: Bench) -> list[Figure]:
-    pairs = bench.either(PAIRS, 3)
-    firsts: list[float] = []
-    seconds: list[float] = []
-    first_bytes: list[float] = []
-    second_bytes: list[float] = []
-    others: dict[str, list[float]] = {}
-    sizes: dict[str, int] = {}
+    numbers = itertools.count()
     with Savers.running(bench.folder, 1 << 20) as savers:
         bench.versions.update(savers.versions)
-        for number in range(pairs + 1):
-            one, two = _ours(bench, number)
-            for way in ("cloudpickle", "dill", "joblib"):
-                took, sizes[way] = savers.save(f"small {way}")
-                others.setdefault(way, []).append(took * 1e3)
-            bench.say(f"{one[0]:.1f} ms and {two[0]:.1f} ms; {one[1]:.0f} and {two[1]:.0f} kB")
-            if not number:
-                others.clear()
-                continue
-            firsts.append(one[0])
-            seconds.append(two[0])
-            first_bytes.append(one[1])
-            second_bytes.append(two[1])
-    bench.note("On disk: " + ", ".join(f"{way} {size / 1e3:.0f} kB" for way, size in sizes.items()) + ", every time.")
+        found, theirs = bench.pairs(
+            "both saves",
+            lambda: _ours(bench, next(numbers)),
+            lambda: {way: savers.save(f"small {way}") for way in WAYS},
+            pairs=bench.either(PAIRS, 3),
+            show=lambda ours, _: (
+                f"{ours[0][0]:.1f} ms and {ours[1][0]:.1f} ms; {ours[0][1]:.0f} and {ours[1][1]:.0f} kB"
+            ),
+        )
+    sizes = ", ".join(f"{way} {size / 1e3:.0f} kB" for way, (_, size) in theirs[0].items())
+    bench.note(f"On disk: {sizes}, every time.")
+    firsts, seconds = [one for one, _ in found], [two for _, two in found]
+    times = [one[0] for one in firsts]
     return [
-        *(figure(f"{FIRST}, against {way}", "ms", firsts, took, peer_name=way) for way, took in others.items()),
-        figure(FIRST, "ms", firsts),
-        figure(SECOND, "ms", seconds),
-        figure(BYTES, "kB", second_bytes, first_bytes, peer_name="the first"),
+        *(
+            figure(f"{FIRST}, against {way}", "ms", times, [one[way][0] * 1e3 for one in theirs], peer_name=way)
+            for way in WAYS
+        ),
+        figure(FIRST, "ms", times),
+        figure(SECOND, "ms", [two[0] for two in seconds]),
+        figure(BYTES, "kB", [two[1] for two in seconds], [one[1] for one in firsts], peer_name="the first"),
     ]
 
 

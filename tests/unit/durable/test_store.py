@@ -240,7 +240,7 @@ def test_writes_that_do_part_of_the_work_change_nothing(
     chance, write = random.Random(seed), os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: chance.randrange(len(data)) + 1]))
     session = Session(tmp_path)
-    roots = {"a": noise(9 * CHUNK_BYTES, seed), "text": "x" * 9000}
+    roots: dict[str, Any] = {"a": noise(9 * CHUNK_BYTES, seed), "text": "x" * 9000}
     for number in range(3):
         roots["a"][number * CHUNK_BYTES] ^= 1
         session.save(roots)

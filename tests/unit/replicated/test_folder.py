@@ -200,12 +200,12 @@ def test_writes_that_do_part_of_the_work_change_nothing(tmp_path: Path, monkeypa
     chance, write = random.Random(5), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[: chance.randrange(len(data)) + 1], at))
     replica = seat(tmp_path / "replica")
-    for number in range(1, 40):  # more than the log holds, so that it is written anew
-        taken = Accepted(Stamp(BALLOT, number), bytes([number]) * 700)
-        assert replica.ask([("k", Accept(1, taken))]) == [Took()]
+    writes = [Accepted(Stamp(BALLOT, number), bytes([number]) * 700) for number in range(1, 40)]
+    for one in writes:  # more than the log holds, so that it is written anew
+        assert replica.ask([("k", Accept(1, one))]) == [Took()]
     replica.close()
     monkeypatch.undo()
-    assert reopened(tmp_path / "replica") == [Here(taken, BALLOT)]
+    assert reopened(tmp_path / "replica") == [Here(writes[-1], BALLOT)]
 
 
 def test_a_copied_folder_does_not_vote(seated: FolderReplica, tmp_path: Path) -> None:
