@@ -267,9 +267,14 @@ def test_a_signal_without_an_end_is_an_ordinary_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("then", ["", "time.sleep(999)"], ids=["waiting for it", "at work beside it"])
 def test_a_thread_does_not_keep_a_guest_from_ending_with_its_lease(tmp_path: Path, then: str) -> None:
     code = """
-import threading, time
+import os, threading, time
+def sleeps():
+    return open(f"/proc/self/task/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] == "S"
 def work():
-    time.sleep(0.2)  # Python sees no signal that comes between its last look and the sleep of its main thread
+    looks = 0  # Python sees no signal that comes between its last look and the sleep of its main thread
+    while looks < 10:
+        time.sleep(0.02)
+        looks = looks + 1 if sleeps() else 0
     print("up", flush=True)
     time.sleep(999)
 threading.Thread(target=work).start()
