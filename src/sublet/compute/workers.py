@@ -25,7 +25,7 @@ from sublet.compute.outcomes import read
 from sublet.compute.signs_of_life import SignsOfLife
 from sublet.compute.worker_guest import end_worker, parked_worker, start_worker, why_lost
 from sublet.errors import Disconnected, SubletError
-from sublet.guest.cargo import encode, stow
+from sublet.guest.cargo import encode, lifted, stow
 from sublet.lease.value import LeaseEnd
 from sublet.values import LeaseId
 from sublet.wire.guests import Service
@@ -106,6 +106,11 @@ class Worker:
             self._in_doubt = True
             raise
 
+    def knock(self, job: Job) -> None:
+        """Send a call whose answer nobody wants."""
+        with self.exchange.sending:
+            self.exchange.ask_nobody(self._message(job))
+
     def distrust(self, function: Callable[..., object]) -> bool:
         """The worker does not know it under its name. False if that cannot be."""
         with self.exchange.sending:
@@ -152,7 +157,7 @@ class Worker:
         number, before = self._functions.refer(job.function)
         for message in before:
             self.exchange.tell(message)
-        what = job.args if job.is_many else (job.args, job.kwargs)
+        what = job.args if job.is_many else (lifted(job.args), {name: lifted(job.kwargs[name]) for name in job.kwargs})
         stowed = stow(encode(what, "the arguments" if job.is_many else "(args, kwargs)"), self._kept)
         for message in self._functions.to_forget():
             self.exchange.tell(message)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 from sublet.errors import InvalidRequest, LeaseInterrupt, NotFound, SubletError
 from sublet.guest.answers import Answer, fault, raised, told_error
-from sublet.guest.cargo import encode, load, unstow
+from sublet.guest.cargo import encode, lifted, load, unstow
 from sublet.guest.desk import CANCELLED, Desk
 from sublet.wire.frames import close_all
 from sublet.wire.work import Asked, Board, Flag, Said, Told, Where
@@ -166,7 +166,7 @@ class Calls:
             self._series[self._last_series] = series
             flags = Flag.ASYNC if series.is_async else Flag.NONE
             return Answer(Told.GENERATOR, flags=flags, subject=self._last_series)
-        return Answer(Told.VALUE, encode(found, "the result"))
+        return Answer(Told.VALUE, encode(lifted(found), "the result"))
 
     def _interrupted(self, error: BaseException) -> Answer:
         """Cancelled, or something raised it."""
@@ -204,7 +204,9 @@ class Calls:
             except (StopIteration, StopAsyncIteration) as stop:
                 value = getattr(stop, "value", None)
                 del self._series[number]
-                return Answer(Told.ITEMS, encode((items, value), "the items"), flags=Flag.DONE)
+                return Answer(
+                    Told.ITEMS, encode((list(map(lifted, items)), lifted(value)), "the items"), flags=Flag.DONE
+                )
             except _Wrapped as wrapped:
                 series.raised = wrapped.error
             except KeyboardInterrupt as error:
@@ -212,7 +214,7 @@ class Calls:
         if series.raised is not None and not items:
             del self._series[number]
             return self._interrupted(series.raised) if _is_cancel(series.raised) else raised(series.raised)
-        return Answer(Told.ITEMS, encode((items, None), "the items"))
+        return Answer(Told.ITEMS, encode((list(map(lifted, items)), None), "the items"))
 
     def _gather(self, series: _Series, items: list[object], most: int) -> None:
         began = time.monotonic()

@@ -25,7 +25,7 @@ from sublet.wire.lasting import Lasting
 from sublet.wire.shared import map_shared, write_shared
 from sublet.wire.work import INLINE_MAX, LARGE_BYTES, PIECES_MAX, Piece, Said, Where
 
-__all__ = ["Cargo", "Keeper", "Stowed", "encode", "import_cloudpickle", "load", "stow", "unstow"]
+__all__ = ["Cargo", "Keeper", "Stowed", "encode", "import_cloudpickle", "lifted", "load", "stow", "unstow"]
 
 FDS_OF_ONE: Final = 12
 """Buffers with a descriptor of their own; the rest of a message shares one. Lasting memory has its own besides."""
@@ -78,6 +78,31 @@ def encode(value: object, what: str, *, of: ModuleType | None = None) -> Cargo:
     except BaseException as error:
         raise _unpicklable(value, what, error) from error
     return Cargo(head, tuple(buffers))
+
+
+class _Large:
+    """Bytes that lie beside the pickle, as arrays do; pickle itself has them within it, whatever their size."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return bytes, (pickle.PickleBuffer(self._data),)
+
+
+def lifted(value: Any, depth: int = 3) -> Any:
+    """The same for ``encode``, with large bytes beside the pickle: a value that is bytes, or a tuple with some. What
+    can be changed is left as it is, since it may be meant to be one thing in two places."""
+    if type(value) is bytes:
+        return _Large(value) if len(value) >= LARGE_BYTES else value
+    if type(value) is not tuple or not depth:
+        return value
+    for one in value:
+        if type(one) is bytes or type(one) is tuple:
+            return tuple(lifted(each, depth - 1) for each in value)
+    return value
 
 
 def load(head: bytes | memoryview, buffers: Iterable[memoryview] = ()) -> Any:

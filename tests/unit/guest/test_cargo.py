@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.errors import InvalidRequest, Unpicklable
-from sublet.guest.cargo import encode, load, stow, unstow
+from sublet.guest.cargo import encode, lifted, load, stow, unstow
 from sublet.wire.frames import close_all
 from sublet.wire.work import LARGE_BYTES, Piece, Told, Where, pack, unpack
 
@@ -204,3 +204,22 @@ def test_tensors_share_what_they_shared() -> None:
     assert sum(piece.where is Where.SHARED for piece in pieces) == 1
     with pytest.raises(InvalidRequest, match="detach"):
         encode((torch.ones(3, requires_grad=True) * 2,), "it")
+
+
+def test_large_bytes_lie_beside_the_pickle_and_what_can_be_changed_stays_one_thing() -> None:
+    """Bytes by themselves or in tuples; a list that is meant twice is still one list, with its bytes within."""
+    large, small = os.urandom(LARGE_BYTES), b"small"
+    for value in (large, (large, small), ((large, 1), {"a": large}), ("plain", 5)):
+        cargo = encode(lifted(value), "it")
+        assert load(cargo.head, cargo.buffers) == value
+    assert [len(buffer) for buffer in encode(lifted((large, (large, small))), "it").buffers] == [LARGE_BYTES] * 2
+    assert lifted(small) is small
+    shared = [large]
+    found, again = load(encode(lifted((shared, shared)), "it").head)
+    assert found is again
+    deep: tuple[Any, ...] = ()
+    for _ in range(100_000):
+        deep = (deep,)
+    lifted(deep)
+    while deep:
+        (deep,) = deep
