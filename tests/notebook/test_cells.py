@@ -36,8 +36,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 TAKE = """
-import sublet, sys, time
-time.sleep(2)
+import os, sublet, sys, time
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.02)
 with sublet.connect(home=sys.argv[1]) as fabric:
     fabric.request("POST", f"/v1/leases/{sys.argv[2]}/revoke", {}, shape=dict)
 """
@@ -166,17 +167,20 @@ def test_a_bad_option_says_which_was_meant(nb: Notebook) -> None:
         nb.run("%%gpu --vrma 1GiB\n1")
 
 
-def test_a_lease_that_is_lost_is_news_and_the_next_cell_goes_on(nb: Notebook, home: Path) -> None:
+def test_a_lease_that_is_lost_is_news_and_the_next_cell_goes_on(nb: Notebook, home: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
     nb.run("%gpu release\nstate = [1]")
     nb.run("%%gpu --vram 64MiB\nstate.append(2)\nkept = (n for n in range(9))")
     assert "stays on the device" in text(nb.run("print(kept)"))
     with sublet.connect(home=home) as fabric:
-        lease = fabric.request("GET", "/v1/leases", shape=list)[0]["id"]
-        taking = subprocess.Popen([sys.executable, "-c", TAKE, str(home), lease])
+        [lease] = [one.id for one in fabric.leases() if any(part.kind == "gpu" for part in one.parts)]
+        taking = subprocess.Popen([sys.executable, "-c", TAKE, str(home), lease, str(begun)])
+    says = f"open({str(begun)!r}, 'w').close()"
     try:
         with pytest.raises(CellExecutionError) as caught:
-            nb.run("%%gpu --vram 64MiB\nimport time\nstate.append(99)\ntime.sleep(60)")
+            nb.run(f"%%gpu --vram 64MiB\nimport time\nstate.append(99)\n{says}\ntime.sleep(60)")
     finally:
+        begun.touch()
         taking.wait(PATIENCE_S)
     said = re.sub(r"\x1b\[[\d;]*m", "", str(caught.value))
     assert "GpuSessionEnded" in said
