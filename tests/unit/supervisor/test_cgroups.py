@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.cgroups import Group, Groups
 from sublet.supervisor.cgroups_places import Files
 from sublet.supervisor.limits import BASIC_DEVICES, Device, Limits, Usage
 from sublet.values import GuestId, LeaseId
@@ -255,14 +255,56 @@ def test_v1_limits(machine: Machine) -> None:
     assert all(said.is_active for said in groups.describe())
 
 
-def test_v1_kills_while_frozen_and_thaws(machine: Machine) -> None:
+def frozen(machine: Machine) -> list[str]:
+    return [text for path, text in machine.said if path.endswith("freezer.state")]
+
+
+def forking(machine: Machine, monkeypatch: pytest.MonkeyPatch, generations: int) -> tuple[Group, list[int]]:
+    """A group in which each list shows somebody new, so often; and who was sent SIGKILL."""
     for name in ("freezer", "memory"):
         machine.v1(name)
     group = machine.probe().group(LEASE, GUEST)
     assert group is not None
     group.create()
+    born, struck = list[int](), list[int]()
+    by_fd = dict[int, int]()
+
+    def read(path: str) -> str | None:
+        if not path.endswith("/g1/cgroup.procs"):
+            return Files.read(machine, path)
+        if len(born) < generations:
+            born.append(4_000_000_000 + len(born))  # no pid is so large
+        return "".join(f"{pid}\n" for pid in born)
+
+    def opened(pid: int) -> int:
+        fd = os.open(os.devnull, os.O_RDONLY)
+        by_fd[fd] = pid
+        return fd
+
+    monkeypatch.setattr(machine, "read", read)
+    monkeypatch.setattr("sublet.supervisor.group.pidfd_open", opened)
+    monkeypatch.setattr("sublet.supervisor.group.pidfd_send_signal", lambda fd, _: struck.append(by_fd[fd]))
+    return group, struck
+
+
+@pytest.mark.parametrize("generations", [0, 1, 3])
+def test_v1_kills_at_once_and_freezes_who_is_still_there(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, generations: int
+) -> None:
+    group, struck = forking(machine, monkeypatch, generations)
     group.kill()
-    assert [text for path, text in machine.said if path.endswith("freezer.state")] == ["FROZEN", "THAWED"]
+    assert len(struck) == len(set(struck)) == generations
+    assert not frozen(machine)
+    group.kill()
+    assert struck == struck[:generations] * 2
+    assert frozen(machine) == ["FROZEN", "THAWED"]
+
+
+def test_v1_freezes_who_forks_so_fast_that_not_all_are_met(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, struck = forking(machine, monkeypatch, 12)
+    group.kill()
+    assert frozen(machine) == ["FROZEN", "THAWED"]
+    assert len(set(struck)) == 12
 
 
 def test_v1_counts(machine: Machine) -> None:
