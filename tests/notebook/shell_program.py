@@ -74,10 +74,28 @@ class _Hand:
         """``interrupt``: nothing is taken, somebody types Ctrl-C."""
         self.took = False
         self._cells = shell.magics_manager.registry["GpuMagics"].cells
-        KernelGuest.call = self._around(KernelGuest.call, lambda _self, f, *_: f.__name__)  # type: ignore[method-assign]
+        self._around_calls(KernelGuest.begin, KernelGuest.result)
         KernelGuest.__init__ = self._around(KernelGuest.__init__, lambda *_: "start")  # type: ignore[method-assign]
         KernelLine.send = self._around(KernelLine.send, lambda _self, _channel, kind, *_: kind)  # type: ignore[method-assign]
         Fabric.gpu = self._around(Fabric.gpu, lambda *_: "gpu")  # type: ignore[method-assign]
+
+    def _around_calls(self, begin: Callable[..., Any], result: Callable[..., Any]) -> None:
+        names: dict[int, str] = {}
+
+        def begun(kernel: KernelGuest, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+            self._at(f"before {function.__name__}")
+            pending = begin(kernel, function, *args, **keywords)
+            names[id(pending)] = function.__name__
+            self._at(f"during {function.__name__}")
+            return pending
+
+        def came(kernel: KernelGuest, pending: Any) -> Any:
+            found = result(kernel, pending)
+            self._at(f"after {names.pop(id(pending))}")
+            return found
+
+        KernelGuest.begin = begun  # type: ignore[assignment, method-assign]
+        KernelGuest.result = came  # type: ignore[assignment, method-assign]
 
     def _around(self, call: Callable[..., Any], name: Callable[..., str]) -> Callable[..., Any]:
         def called(*args: Any, **keywords: Any) -> Any:

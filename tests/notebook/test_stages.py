@@ -23,6 +23,7 @@ STEPS = (
     "after start",
     "before use",
     "before place",
+    "during place",
     "after place",
     "before execute_request",
     "before collect",
@@ -142,7 +143,7 @@ def test_an_interrupt_in_the_middle_keeps_the_lease_and_what_was_done(shell: She
     assert shell.run("%gpu")["out"].split()[:2] == held.split()[:2]
 
 
-@pytest.mark.parametrize("step", ["before place", "after place", "before collect", "after collect"])
+@pytest.mark.parametrize("step", ["before place", "during place", "after place", "before collect", "after collect"])
 def test_an_interrupt_at_a_step_leaves_all_of_a_cell_or_nothing(shell: Shell, step: str) -> None:
     shell.run(GPU + "1")
     before = state(shell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,12 @@ class KernelGuest:
         pending = Pending()
         self._worker.send(pending, Job(checked_callable(function), args, keywords))
         return pending
+
+    def knock(self, function: Callable[[], object]) -> None:
+        """A call is going to come: this one does nothing, and nobody waits for it. What the next one needs is awake and
+        warm then, in its process and in ours."""
+        with contextlib.suppress(SubletError):
+            self._worker.knock(Job(checked_callable(function), (), {}))
 
     def result(self, pending: Pending) -> Any:
         """Wait for what came of a call. Raises what it raised."""

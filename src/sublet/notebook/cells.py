@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, SubletError
+from sublet.notebook import guest_side
 from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill
@@ -110,6 +111,7 @@ class Cells:
             self._run_one(source, options, is_whole)
 
     def _run_one(self, source: str, options: CellOptions, is_whole: bool) -> None:
+        self._knock()
         python = self._shell.transform_cell(source)
         self.reading(python)
         check_names(options, self._space.names)
@@ -284,6 +286,12 @@ class Cells:
         if news := self.handles.first_sight():
             say(self._shell, news)
         return kernel, line
+
+    def _knock(self) -> None:
+        """While the cell is read here its guest wakes up."""
+        kernel, lease = self._kernel, self.lease
+        if kernel is not None and lease is not None and lease.end is None and not kernel.is_lost:
+            kernel.knock(guest_side.soon)
 
     def _let_go(self) -> None:
         self._between.leave()

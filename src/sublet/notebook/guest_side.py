@@ -21,7 +21,7 @@ from sublet.notebook.namespace import Bound, Heard, Said, visible_among
 from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 
-__all__ = ["NotKept", "again", "collect", "given_up", "keep", "place", "place_late", "seen"]
+__all__ = ["NotKept", "again", "collect", "given_up", "keep", "place", "place_late", "seen", "soon"]
 
 
 RESULT_BYTES: Final = 1 << 20
@@ -48,6 +48,10 @@ _before = _Before(frozenset(), {})
 _bound = Bound({})
 """What each name had before it."""
 _heard = Heard()
+
+
+def soon() -> None:
+    """A cell is going to come."""
 
 
 def place(
