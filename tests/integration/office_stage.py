@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.agent.starting import package_folder
-from sublet.client.home import data_path, runtime_dir
+from sublet.client.home import data_path, runtime_dir, socket_path
 from sublet.supervisor.procs import Procs
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
@@ -55,8 +57,30 @@ class OfficeStage:
         self.traces = Traces(office_of(self.supervisor), self.runtime)
 
     def kill_office(self) -> None:
+        """Ours, and one that a client has started since ours was killed last."""
         self.office.kill()
         self.office.ended()
+        self._kill_embedded()
+
+    def find_office(self) -> int | None:
+        """The pid of whoever answers as the office: ours, or one that a client started when ours was killed."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            if sock.connect_ex(str(socket_path(self.office.home))) != 0:
+                return None
+            pid, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            return int(pid)
+
+    def _kill_embedded(self) -> None:
+        """It would end by itself, after ten idle minutes."""
+
+        def is_ours(pid: int) -> bool:
+            home = self.procs.marks(pid, "SUBLET_").get("SUBLET_HOME")
+            return home == str(self.office.home) and "--embedded" in self.procs.text(pid, "cmdline").split("\0")
+
+        found = [stat.identity for stat in self.procs.table().stats.values() if is_ours(stat.pid)]
+        for one in found:
+            self.procs.send(one, signal.SIGKILL)
+        until("dead offices", lambda: not any(map(self.procs.is_there, found)))
 
     def find_supervisor(self) -> int | None:
         return supervisor_of(self.runtime)
@@ -85,8 +109,7 @@ class OfficeStage:
         if self.office.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.office.process.send_signal(signal.SIGCONT)
-            self.office.kill()
-            self.office.ended()
+            self.kill_office()
         end_office(self.runtime)
         if self.traces is not None:
             self.traces.clear()

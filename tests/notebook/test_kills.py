@@ -111,9 +111,8 @@ class Story:
                     self.stage.procs.send(self.chance.choice(marked), signal.SIGKILL)
 
     def _come_back(self) -> None:
-        assert self.stage.office.process is not None
-        if self.stage.office.process.poll() is not None:
-            self.stage.start()
+        """The office: ours, or the one that the notebook was quicker to start."""
+        until("an office", lambda: self.stage.find_office() is not None or self.stage.office.start())
         until("a supervisor", self.stage.find_supervisor)
 
 
