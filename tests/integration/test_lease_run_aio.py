@@ -113,12 +113,18 @@ def test_the_loop_goes_on_meanwhile(home: Path) -> None:
     asyncio.run(program())
 
 
-def test_the_end_of_the_lease_is_raised(home: Path) -> None:
+def test_the_end_of_the_lease_is_raised(home: Path, tmp_path: Path) -> None:
+    entered = tmp_path / "entered"
+
+    def work(entered: str) -> None:
+        Path(entered).touch()
+        time.sleep(60)
+
     async def program() -> None:
         async with await aio.connect(home=home) as fabric:
             lease = await fabric.cpu(1, ttl="20s")
-            waiting = lease.submit(time.sleep, 60)
-            await asyncio.sleep(0.5)
+            waiting = lease.submit(work, str(entered))
+            await _until(entered.exists)
             await lease.release()
             with pytest.raises(sublet.LeaseEnded) as ended:
                 await waiting
