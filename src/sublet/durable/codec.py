@@ -122,7 +122,8 @@ class Encoding:
 
     @property
     def nbytes(self) -> int:
-        return sum(map(len, self.parts)) + sum(one.length for one in self.seen)
+        found = sum(map(len, self.parts))
+        return found + sum(one.length for one in self.seen) if self.seen else found
 
     def write(self, part: bytes | bytearray) -> None:
         """Called by the pickler, with frames of up to 128 KiB, and with anything long as the very object."""

@@ -12,7 +12,6 @@ import datetime as dt
 import decimal
 import enum
 import fractions
-import functools
 import gc
 import pathlib
 import re
@@ -32,6 +31,7 @@ __all__ = ["IDENTITY_FREE", "Group", "Order", "encode_roots"]
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""
+NOTHING: Final[Mapping[int, Any]] = types.MappingProxyType({})
 FEW: Final = 8
 """Names of which it is remembered at once what was met: it costs less than to encode them again."""
 SCALARS: Final = frozenset((str, bytes, int, float, bool, type(None)))
@@ -134,22 +134,29 @@ class _Bundle:
         values = self.value.values()
         kinds = set(map(type, values))
         self.plain = not rules.was_asked and kinds <= PLAIN and _are_flat(values, self._encoding)
-        self.met: dict[int, Any] = {}
+        self.is_large = self._encoding.nbytes > LARGE_BYTES
+        self.met: Mapping[int, Any] = NOTHING
         """Id → what the pickler has: (number, object). It holds them, so that no id is given out twice."""
-        self.ids: Collection[int]
-        """Of everything in it that another bundle could have met as well."""
-        if self.plain:  # nothing but they themselves can be shared, and asking the pickler costs much
-            same = values if kinds <= CHANGING else [value for value in values if type(value) in CHANGING]
-            self.ids = list(map(id, same))
-            if rules.remembers and len(names) <= FEW:
-                self._encoding.remember(pickler)
-        else:
+        self._own: Collection[object] = values
+        """Of plain values, those that another name could have as well."""
+        if not self.plain:
             self.met = self._encoding.remember(pickler)
-            self.ids = self.met.keys()
+            return
+        # Nothing but they themselves can be shared, and asking the pickler costs much.
+        if not kinds <= CHANGING:
+            self._own = [value for value in values if type(value) in CHANGING]
+        if rules.remembers and len(names) <= FEW:
+            self._encoding.remember(pickler)
 
-    @functools.cached_property
-    def is_large(self) -> bool:
-        return self._encoding.nbytes > LARGE_BYTES
+    @property
+    def ids(self) -> Iterable[int]:
+        """Of everything in it that another bundle could have met as well."""
+        return map(id, self._own) if self.plain else self.met
+
+    @property
+    def count(self) -> int:
+        """Of these."""
+        return len(self._own) if self.plain else len(self.met)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -174,7 +181,7 @@ def _sharing(bundles: Sequence[_Bundle]) -> set[int]:
 
 def _links(bundles: Sequence[_Bundle]) -> list[tuple[int, int]]:
     links: list[tuple[int, int]] = []
-    if len(set().union(*(bundle.ids for bundle in bundles))) < sum(len(bundle.ids) for bundle in bundles):
+    if len(set().union(*(bundle.ids for bundle in bundles))) < sum(bundle.count for bundle in bundles):
         links += _met_twice(bundles)
     spans = sorted((start, end, n) for n, bundle in enumerate(bundles) for start, end in bundle.spans)
     reach, owner = -1, -1
