@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sublet.cli.top.keys import keys, looked
 from sublet.cli.top.paint import Painting, changes, painting, simple, styled
+from sublet.cli.top.rows import _by
 from sublet.cli.top.screen import COLUMNS_MIN, ROWS_MIN, Look, screen, whole
 from sublet.cli.top.snapshot import ENDED_SHOWN_S, Ended, Snapshot, heard, merged
 from sublet.cli.top.text import Line, Span, age, bar, cells, clipped, fit, plain, size, width_of
@@ -385,3 +386,11 @@ def test_any_news_can_be_heard(known: Snapshot, what: str, lease: dict[str, Any]
     screen(after, Look(), 80, 24, 4.0)
     if what in ("lagged", "node", "weather"):
         assert after == known
+
+
+def test_what_no_lease_explains_is_somebody_elses_or_kept() -> None:
+    """A disk keeps volumes that are under no lease."""
+    device = {"kind": "gpu", "leases": [], "state": "free", "free": 1, "capacity": 2, "detail": ""}
+    assert _by(device, {}) == "others"
+    assert _by({**device, "kind": "block"}, {}) == "volumes"
+    assert _by({**device, "leases": ["l-1", "l-2", "l-3"]}, {"l-1": "ana", "l-2": "ana"}) == "?, ana ×2"
