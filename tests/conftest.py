@@ -67,10 +67,20 @@ def _is_there(need: str) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    _say_what_stays_cold(item)
     missing = [need for need in _needs_of(item) if not _is_there(need)]
     if missing:
         item.user_properties += [(NEED, need) for need in missing]
         pytest.skip(f"needs {', '.join(missing)}")
+
+
+def _say_what_stays_cold(item: pytest.Item) -> None:
+    """Two seconds of a processor in each office that has guests, for what most of these tests never look at. What is
+    warm for everybody is so again where a test needs it, or says that it wants an office as its users have it."""
+    if item.get_closest_marker("warm") or {"torch", "warp", "gpu"}.intersection(_needs_of(item)):
+        os.environ.pop("SUBLET_COLD", None)
+    else:
+        os.environ["SUBLET_COLD"] = "torch,warp"
 
 
 class LeftOut:

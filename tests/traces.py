@@ -20,9 +20,18 @@ from sublet.supervisor.cgroups_places import Files, find_places
 from sublet.supervisor.procs import Identity, Procs
 from sublet.supervisor.tree import LEASE_MARK, OFFICE_MARK
 from sublet.values import LeaseId
+from sublet.wire.zygote import COLD_VARIABLE
 
 PATIENCE_S: Final = 30.0
 NAP_S: Final = 0.002
+NAP_MAX_S: Final = 0.02
+"""Who looks more often takes the time from what he waits for."""
+
+
+def plain_env() -> dict[str, str]:
+    """Ours, without the office that we may be in; what its warm interpreters do without stays."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+    return ours | {name: value for name, value in os.environ.items() if name == COLD_VARIABLE}
 
 
 def now_ns() -> int:
@@ -31,10 +40,11 @@ def now_ns() -> int:
 
 def until(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     """Wait for a condition, not for a time."""
-    limit = time.monotonic() + patience_s
+    limit, nap_s = time.monotonic() + patience_s, NAP_S
     while not is_so():
         assert time.monotonic() < limit, f"never came to be: {what}"
-        time.sleep(NAP_S)
+        time.sleep(nap_s)
+        nap_s = min(nap_s * 1.25, NAP_MAX_S)
 
 
 def supervisor_of(runtime: Path) -> int | None:

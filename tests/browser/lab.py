@@ -18,6 +18,7 @@ from typing import Any
 import nbformat
 
 import sublet
+from tests.traces import plain_env
 
 __all__ = ["Page", "lab", "notebook", "opened"]
 
@@ -49,7 +50,7 @@ def lab(home: Path, opened: Path, *, dark: bool = False, path: str = "") -> Iter
     theme = {"theme": "JupyterLab Dark" if dark else "JupyterLab Light"}
     _write(settings / "apputils-extension" / "themes.jupyterlab-settings", theme)
     _write(settings / "notebook-extension" / "tracker.jupyterlab-settings", {"windowingMode": "none"})
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+    env = plain_env()
     env |= {f"JUPYTER_{name.upper()}_DIR": str(places / name) for name in ("config", "data", "runtime")}
     env |= {"SUBLET_HOME": str(home), "IPYTHONDIR": str(places / "ipython"), "JUPYTER_PATH": path}
     with open(opened.parent / ".lab.log", "wb") as log:

@@ -15,6 +15,8 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from tests.browser.lab import PICTURES, Page, lab, notebook, opened
 
+pytestmark = pytest.mark.warm
+
 DARK: Final = os.environ.get("SUBLET_DARK") == "1"
 
 LOAD, STRIPE, PAINT, NEIGHBOUR, TAKEN, AGAIN, STORY, PICTURE, BILL, SHOWS, LOST, AFTER, SUM = range(13)

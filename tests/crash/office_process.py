@@ -18,7 +18,7 @@ from typing import Any, Final
 from sublet.broker.journal_files import Anchors
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
-from tests.traces import end_office
+from tests.traces import end_office, plain_env
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 30.0
@@ -105,7 +105,7 @@ class OfficeProcess:
         return Anchors(self.place / "state" / "sublet-anchors", self.home)
 
     def env(self, **more: str) -> dict[str, str]:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+        env = plain_env()
         own = {"SUBLET_HOME": str(self.home), "XDG_STATE_HOME": str(self.place / "state")}
         return env | own | {"PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error", **more}
 

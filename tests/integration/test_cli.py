@@ -23,6 +23,7 @@ import pytest
 from sublet.broker.journal_schema import APPLICATION_ID, VERSION
 from sublet.cli import main
 from sublet.client.home import runtime_dir
+from tests.traces import plain_env
 
 GIB = 1 << 30
 
@@ -44,7 +45,7 @@ class Shell:
 
     def __init__(self, home: Path, **env: str) -> None:
         self.home = home
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("SUBLET_")}
+        self.env = plain_env()
         self.env |= {"SUBLET_HOME": str(home), "XDG_STATE_HOME": str(home.parent), "COLUMNS": "200", **env}
 
     def __call__(self, *words: str, timeout: float = 60.0) -> Done:

@@ -13,6 +13,8 @@ import pytest
 
 import sublet
 
+pytestmark = pytest.mark.warm
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 GUIDE = ROOT / "docs" / "how-to-lease.md"

@@ -23,6 +23,8 @@ from sublet.testing.device_kernels import KERNELS, WARP_KERNELS
 from sublet.testing.session_programs import run_session_program
 from sublet.values import MIB, EndReason
 
+pytestmark = pytest.mark.warm
+
 PATIENCE_S: Final = 60.0
 PROGRAMS: Final = 30
 

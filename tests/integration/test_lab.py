@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import signal
 import socket
@@ -21,11 +20,11 @@ from sublet.cli import main
 from sublet.cli.lab import EXAMPLE, place
 from sublet.client.home import runtime_dir, socket_path
 from sublet.client.office import answers
-from tests.traces import until
+from tests.traces import plain_env, until
 
 
 def env_of(folder: Path) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+    env = plain_env()
     env |= {f"JUPYTER_{name.upper()}_DIR": str(folder / name) for name in ("config", "data", "runtime")}
     return env | {"SUBLET_HOME": str(folder / "home"), "PYTHONUNBUFFERED": "1"}
 

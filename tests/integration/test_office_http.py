@@ -26,6 +26,7 @@ from sublet.broker.signing import Signer
 from sublet.client.home import runtime_dir, socket_path
 from sublet.engines import local
 from sublet.errors import InvalidRequest, Unsupported
+from tests.traces import plain_env
 
 GIB = 1 << 30
 PATIENCE_S = 30.0
@@ -66,7 +67,7 @@ class Office:
 
     def __init__(self, home: Path, *, more: str = "", options: str = "") -> None:
         self.home = home
-        env = {k: v for k, v in os.environ.items() if not k.startswith("SUBLET_")}
+        env = plain_env()
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM.format(more=more, options=options), str(home)],
             stdout=subprocess.PIPE,

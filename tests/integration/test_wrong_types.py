@@ -19,6 +19,8 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from sublet.errors import SubletError
 
+pytestmark = pytest.mark.warm
+
 LONG = "x" * 100_000
 WRONG: dict[str, Any] = {
     "None": None,

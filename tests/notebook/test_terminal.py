@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -15,6 +14,7 @@ import pytest
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
+from tests.traces import plain_env
 
 PATIENCE_S = 90
 PROMPT = r"\r\nIn \[\d+\]: "
@@ -34,7 +34,7 @@ class Terminal:
     """Somebody types, and reads what appears."""
 
     def __init__(self, home: Path) -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
+        env = plain_env()
         env |= {"SUBLET_HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "TERM": "xterm"}
         words = ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor", "--no-term-title"]
         self.child = pexpect.spawn(

@@ -16,7 +16,7 @@ from sublet.agent.scope import KEPT, scope_prefix
 from sublet.errors import SubletError
 from sublet.wire.codec import dumps
 from sublet.wire.settings import SupervisorSettings
-from sublet.wire.zygote import WARM_VARIABLE
+from sublet.wire.zygote import COLD_VARIABLE, WARM_VARIABLE
 
 __all__ = ["FindOrStart", "command", "package_folder"]
 
@@ -154,7 +154,7 @@ class _Process:
             os.waitpid(self._pid, 0)
 
 
-_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", WARM_VARIABLE, *KEPT)
+_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, WARM_VARIABLE, *KEPT)
 
 
 def command(settings: SupervisorSettings) -> list[str]:

@@ -21,7 +21,7 @@ from sublet.supervisor.loop import Loop
 from sublet.supervisor.zygotes import Zygotes
 from sublet.wire.codec import loads
 from sublet.wire.settings import SupervisorSettings
-from sublet.wire.zygote import WARM_VARIABLE, Warm
+from sublet.wire.zygote import COLD_VARIABLE, WARM_VARIABLE, Warm
 
 __all__ = ["main"]
 
@@ -40,7 +40,8 @@ def main(text: str) -> int:
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    zygotes = Zygotes(Loop(SystemClock()))
+    cold = os.environ.pop(COLD_VARIABLE, "").replace(" ", "").split(",")
+    zygotes = Zygotes(Loop(SystemClock()), cold=frozenset(cold))
     with contextlib.suppress(SubletError):  # what cannot be read was no more than a wish
         if wish := os.environ.pop(WARM_VARIABLE, ""):
             zygotes.wish(loads(Warm, wish.encode()))

@@ -16,7 +16,7 @@ from typing import Final
 
 from sublet.values import NS_PER_S
 from sublet.wire.jupyter import KERNEL_IMPORTS
-from sublet.wire.zygote import LATER, Stamp, fingerprint
+from sublet.wire.zygote import LATER, OPTIONAL, Stamp, fingerprint
 
 __all__ = [
     "HARMLESS",
@@ -27,6 +27,7 @@ __all__ = [
     "arguments_of",
     "is_python",
     "walled_key",
+    "without",
 ]
 
 ZYGOTES_MAX: Final = 6
@@ -82,6 +83,15 @@ def walled_key(entry: str, python: str, imports: Sequence[str], env: Mapping[str
     if not entry or not is_ours or reads_more:
         return None
     return ZygoteKey(sys.executable, (_WALLS, *imports), _WALLED_ENV)
+
+
+def without(imports: Sequence[str], cold: frozenset[str]) -> tuple[str, ...]:
+    """What is imported where these packages are to stay out: only what is asked for "where it is there" can."""
+    return tuple(
+        name
+        for name in imports
+        if not name.endswith(OPTIONAL) or name.removesuffix(OPTIONAL).partition(".")[0] not in cold
+    )
 
 
 def is_python(program: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 from sublet.errors import SubletError, Unsupported
 from sublet.supervisor.loop import READ, WRITE, Loop, Timer
 from sublet.supervisor.spawn import Child, SpawnPlan, read_failure, spawn
-from sublet.supervisor.zygote_policy import ZYGOTES_MAX, Shelf, ZygoteKey
+from sublet.supervisor.zygote_policy import ZYGOTES_MAX, Shelf, ZygoteKey, without
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
 from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
@@ -53,15 +53,18 @@ class Zygotes:
         loop: Loop,
         *,
         zygotes_max: int = ZYGOTES_MAX,
+        cold: frozenset[str] = frozenset(),
         enter: Callable[[ZygoteKey], None] = lambda key: None,
         on_life: Callable[[int, bool], None] = lambda pid, lives: None,
     ) -> None:
-        """``enter`` is called in each new zygote before its interpreter: to become the user of the key, for one.
+        """``cold``: packages that are not imported beforehand: who uses one imports it then, others are spared its
+        memory. ``enter`` is called in each new zygote before its interpreter: to become the user of the key, for one.
         ``on_life`` is told the pid of each zygote that was started, and of each that was ended."""
         self.on_life = on_life
         self.loop: Final = loop
         self._enter = enter
         self.shelf: Final = Shelf(zygotes_max)
+        self.cold: Final = cold
         self._running: dict[ZygoteKey, _Zygote] = {}
 
     def tell(self, on_life: Callable[[int, bool], None]) -> None:
@@ -174,7 +177,7 @@ class _Zygote:
             raise
         try:
             with theirs:
-                self._child = spawn(_plan(key, theirs.fileno(), self._words, enter))
+                self._child = spawn(_plan(key, house.cold, theirs.fileno(), self._words, enter))
         except OSError:
             os.close(self._words)
             self._sock.close()
@@ -316,7 +319,7 @@ class _Zygote:
         return said.strip().rpartition("\n")[2] or "it ended without a word"
 
 
-def _plan(key: ZygoteKey, sock: int, words: int, enter: Callable[[ZygoteKey], None]) -> SpawnPlan:
+def _plan(key: ZygoteKey, cold: frozenset[str], sock: int, words: int, enter: Callable[[ZygoteKey], None]) -> SpawnPlan:
     def take_stdio() -> None:
         os.setsid()
         null = os.open("/dev/null", os.O_RDWR)
@@ -335,7 +338,7 @@ def _plan(key: ZygoteKey, sock: int, words: int, enter: Callable[[ZygoteKey], No
         enter=become,
         cwd="/",
         umask=0o077,
-        argv=python_argv(key.python, "sublet.guest.zygote", str(sock), *key.imports),
+        argv=python_argv(key.python, "sublet.guest.zygote", str(sock), *without(key.imports, cold)),
         env=zygote_env({"PATH": os.defpath, **dict(key.env)}),
     )
 

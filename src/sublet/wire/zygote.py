@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 __all__ = [
+    "COLD_VARIABLE",
     "FORK_FDS",
     "GO",
     "LATER",
@@ -57,6 +58,8 @@ ROOM_BYTES: Final = 512
 
 WARM_VARIABLE: Final = "SUBLET_WARM"
 """A variable of an office that is started for somebody who will soon want a guest, and of its supervisor: ``Warm``."""
+COLD_VARIABLE: Final = "SUBLET_COLD"
+"""A variable of an office: packages, with commas between, that its warm interpreters do not import beforehand."""
 WARM_WITHIN_S: Final = 20.0
 """So long a guest that would rather wait waits for a warm interpreter that is being made; then it starts plainly."""
 

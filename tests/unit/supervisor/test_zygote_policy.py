@@ -18,10 +18,11 @@ from sublet.supervisor.zygote_policy import (
     arguments_of,
     is_python,
     walled_key,
+    without,
 )
 from sublet.values import NS_PER_S
 from sublet.wire.jupyter import KERNEL_IMPORTS
-from sublet.wire.zygote import Stamp, fingerprint
+from sublet.wire.zygote import LATER, Stamp, fingerprint
 
 A, B, C, D = (ZygoteKey(f"/usr/bin/python{name}") for name in "abcd")
 
@@ -156,6 +157,12 @@ def test_only_what_a_fork_can_be_is_asked_of_a_zygote(argv: list[str], arguments
 )  # fmt: skip
 def test_an_interpreter_is_known_by_its_name(program: str, answer: bool) -> None:
     assert is_python(program) is answer
+
+
+def test_what_is_to_stay_cold_is_left_out_unless_somebody_must_have_it() -> None:
+    asked = ("numpy?", "torch?", "torch.utils.data?", "torch", "torchvision?", LATER, "warp?")
+    assert without(asked, frozenset({"torch", "warp"})) == ("numpy?", "torch", "torchvision?", LATER)
+    assert without(asked, frozenset({""})) == asked
 
 
 # ---- for tenants: it stands outside of all walls, with the supervisor's rights
