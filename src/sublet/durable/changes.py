@@ -95,13 +95,12 @@ def each_hash(look: Look, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]
     who asks."""
     workers = min(THREADS, os.cpu_count() or 1)
     if len(numbers) * look.chunk_bytes < PARALLEL_MIN or workers == 1:
-        yield from ((n, look.hash(n)) for n in numbers)
+        yield from zip(numbers, look.hashes(numbers), strict=True)
         return
     share = min(-(-len(numbers) // (4 * workers)), PART_CHUNKS)
     parts = [numbers[at : at + share] for at in range(0, len(numbers), share)]
     with ThreadPoolExecutor(workers, "sublet-hash") as pool:
-        hashed = pool.map(lambda part: [look.hash(n) for n in part], parts)
-        for part, found in zip(parts, hashed, strict=True):
+        for part, found in zip(parts, pool.map(look.hashes, parts), strict=True):
             yield from zip(part, found, strict=True)
 
 
@@ -166,12 +165,16 @@ class Look:
         at = at if self.places is None else self.places[n]
         return self.view[at : at + length]
 
-    def hash(self, n: int) -> bytes:
-        """Of a chunk, where it is."""
-        chunk = self.chunk(n)
-        if self.places is None:
-            bring_near(self.address + n * self.chunk_bytes, chunk.nbytes)
-        return chunk_hash(chunk)
+    def hashes(self, numbers: Sequence[int]) -> list[bytes]:
+        """Of these chunks, where they are. As short as it can be: other threads wait for Python meanwhile."""
+        if self.places is not None:
+            return [chunk_hash(self.chunk(n)) for n in numbers]
+        view, address, size, found = self.view, self.address, self.chunk_bytes, []
+        for at in [n * size for n in numbers]:
+            chunk = view[at : at + size]
+            bring_near(address + at, chunk.nbytes)
+            found.append(blake3(chunk).digest())
+        return found
 
     def detach(self, memory: Callable[[int], memoryview]) -> None:
         """Copy the candidates; from here on the program may do with its memory what it likes."""
