@@ -9,7 +9,9 @@ memory is pageable is nothing that a session can promise.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import threading
 from typing import Any, Final
 
 from sublet.devices import nvrtc
@@ -46,6 +48,10 @@ _C_TYPES: Final = {
 }
 
 
+_here = threading.local()
+"""``device``: whose context is current on this thread, as far as devices of ours made it so."""
+
+
 class CudaDevice(TabledDevice):
     """One GPU, or one instance of a split one. See ``interface.Device``."""
 
@@ -69,13 +75,30 @@ class CudaDevice(TabledDevice):
         self._arch = 10 * self._attribute(_MAJOR) + self._attribute(_MINOR)
         self._warp_device: str | None = None
         self._warp_stream: Any = None
-        context = self._call("open", "cuDevicePrimaryCtxRetain", self._device)
+        self._context = self._call("open", "cuDevicePrimaryCtxRetain", self._device)
         try:
-            self._call("open", "cuCtxSetCurrent", context)
+            self._enter("open")
             self._stream = self._call("open", "cuStreamCreate", _NON_BLOCKING)
         except BaseException:
             self._driver.says_no("cuDevicePrimaryCtxRelease", self._device)
             raise
+
+    def close(self) -> None:
+        if not self.is_closed:
+            with contextlib.suppress(SubletError):  # what is wrong with the context is said by what needs it
+                self._enter("close")
+        super().close()
+
+    def _usable(self, call: str) -> None:
+        super()._usable(call)
+        self._enter(call)
+
+    def _enter(self, call: str) -> None:
+        """A thread has one current context, and the driver means the device of that one: with two devices on one thread
+        memory would come from the one that was opened last."""
+        if getattr(_here, "device", None) is not self:
+            self._call(call, "cuCtxSetCurrent", self._context)
+            _here.device = self
 
     # ---- memory ----
 
@@ -203,6 +226,7 @@ class CudaDevice(TabledDevice):
 
     def _shut(self) -> None:
         self._warp_stream = None  # Warp forgets the stream while it is there
+        _here.device = None
         self._driver.says_no("cuStreamDestroy", self._stream)
         self._driver.says_no("cuDevicePrimaryCtxRelease", self._device)
 

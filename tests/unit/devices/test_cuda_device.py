@@ -76,6 +76,26 @@ def test_what_was_begun_is_undone_when_a_device_cannot_be_opened(fake: FakeCuda,
     assert fake.contexts == 0
 
 
+def test_two_devices_on_one_thread_are_not_mistaken_for_each_other(kernel_cache: str) -> None:
+    """The driver takes memory from the device whose context is the thread's current one."""
+    fakes = FakeCuda(), FakeCuda()
+    one, two = (CudaDevice("gpu", NAME, Account(MIB), cache=kernel_cache, driver=CudaDriver(fake)) for fake in fakes)
+
+    def entered() -> list[int]:
+        return [sum(name == "cuCtxSetCurrent" for name, _ in fake.calls) for fake in fakes]
+
+    assert entered() == [1, 1]
+    x = one.alloc(64)
+    one.write(x, 0, b"x")
+    assert entered() == [2, 1]
+    two.alloc(64)
+    assert entered() == [2, 2]
+    one.close()
+    assert entered() == [3, 2]
+    two.close()
+    assert entered() == [3, 3]
+
+
 # ------------------------------------------------------------------------------------------------------------- errors
 
 
