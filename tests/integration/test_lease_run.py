@@ -593,6 +593,22 @@ def test_a_generator_comes_as_an_iterator_lazily(held: sublet.Lease, tmp_path: P
         next(found)
 
 
+def test_a_generator_is_closed_at_any_moment(held: sublet.Lease, tmp_path: Path) -> None:
+    """Also while the worker has not begun with the items that were asked for ahead."""
+
+    def endless(closed: str) -> Iterator[int]:
+        try:
+            yield from iter(int, 1)
+        finally:
+            Path(closed).touch()
+
+    for number in range(10):
+        found = held.run(endless, str(tmp_path / str(number)))
+        assert next(found) == 0
+        found.close()  # type: ignore[attr-defined]
+        assert (tmp_path / str(number)).exists()
+
+
 def test_a_generator_raises_and_returns(held: sublet.Lease) -> None:
     def numbers() -> Iterator[int]:
         yield 1

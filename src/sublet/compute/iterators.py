@@ -59,12 +59,13 @@ class RemoteIterator(Iterator[Any]):
         if self._is_over:
             return
         self._items.clear()
+        found: Items | Cancelled | None = None
         if self._ahead is not None:
             self._worker.exchange.cancel(self._ahead)
             self._worker.housekeeper.wake()
             with contextlib.suppress(SubletError):
-                self._answer()
-        if self._finish():
+                found = self._answer()
+        if self._finish() and not isinstance(found, Cancelled):  # one whose next items were not begun is still there
             return
         pending = Pending()
         with self._worker.life.use(self._lease):
@@ -126,6 +127,10 @@ class RemoteIterator(Iterator[Any]):
             if pending.came is None:
                 raise self._worker.why_lost(self._lease)
             found: Items | Cancelled = read(pending.came, self._lease.id)
+        except (CallTimeout, KeyboardInterrupt):  # it may not have begun, and so be there still
+            self._is_over = True
+            self._worker.dropped.append(self._number)
+            raise
         except LeaseEnded as error:
             self._is_over = True
             if self._lease.end is not None:
