@@ -82,6 +82,20 @@ class Line:
         self.sock.close()
 
 
+def release_all(home: Path) -> None:
+    """Whatever is leased there. Two commands of `sublet` after every test would be a process each."""
+    line = Line(socket_path(home.resolve()))
+    try:
+        found = line.ask(Call(method="GET", path="/v1/leases"))
+        assert found is not None
+        assert found.status == 200, found.doc
+        for lease in found.doc:
+            body = {"request_id": f"r-{os.urandom(8).hex()}"}
+            line.ask(Call(method="POST", path=f"/v1/leases/{lease['id']}/release", body=body))
+    finally:
+        line.close()
+
+
 @dataclass(slots=True)
 class OfficeProcess:
     """``sublet up --foreground`` on a home of its own, perhaps under strace."""

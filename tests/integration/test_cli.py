@@ -23,6 +23,7 @@ import pytest
 from sublet.broker.journal_schema import APPLICATION_ID, VERSION
 from sublet.cli import main
 from sublet.client.home import runtime_dir
+from tests.crash.office_process import release_all
 from tests.traces import plain_env
 
 GIB = 1 << 30
@@ -64,10 +65,6 @@ class Shell:
     def with_token(self, token: str) -> Shell:
         return Shell(self.home, SUBLET_TOKEN=token)
 
-    def release_all(self) -> None:
-        for lease in self("lease", "ls", "--json").json:
-            self("lease", "release", lease["id"])
-
 
 def runs(pid: int) -> bool:
     """A process that has ended may still be listed, as a zombie, until whoever is process 1 here looks after it."""
@@ -92,7 +89,7 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 def sublet(office: Shell) -> Iterator[Shell]:
     """The same office, without leases before and after."""
     yield office
-    office.release_all()
+    release_all(office.home)
 
 
 # ---- the office ----

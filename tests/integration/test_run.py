@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sublet.client.home import runtime_dir
+from tests.crash.office_process import release_all
 from tests.traces import plain_env
 
 PATIENCE_S = 30.0
@@ -98,8 +99,7 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 def sublet(office: Shell) -> Iterator[Shell]:
     """The same office, with no lease before and none left behind."""
     yield office
-    for lease in office.json("lease", "ls"):
-        office("lease", "release", lease["id"])
+    release_all(office.home)
 
 
 def first_line(process: subprocess.Popen[bytes]) -> bytes:
