@@ -216,6 +216,29 @@ def test_a_guest_waits_while_its_lossless_reader_has_no_room_and_goes_on_after(s
     assert reader.taken == 1_000_000
 
 
+def test_a_guest_waits_for_the_reader_that_is_to_come_and_loses_nothing(stage: Stage) -> None:
+    """However long that takes; one who may miss something is not the one who is awaited."""
+    guest = stage.shell("head -c 50000000 /dev/zero")
+    guest.stdio.await_reader()
+    guest.stdio.detach(guest.stdio.attach(Reading()))
+    stage.turn_for(0.2)
+    assert guest.stdio.log.offset == 0
+    reader = Reading(keep=False)
+    guest.stdio.attach(reader, lossless=True)
+    assert guest.finish() == 0
+    stage.until_end(reader)
+    assert (reader.taken, reader.lost) == (50_000_000, 0)
+
+
+def test_a_guest_goes_on_when_nobody_comes_any_more(stage: Stage) -> None:
+    guest = stage.shell("head -c 50000000 /dev/zero")
+    guest.stdio.await_reader()
+    guest.stdio.await_nobody()
+    guest.stdio.await_nobody()
+    assert guest.finish() == 0
+    assert guest.stdio.log.offset == 50_000_000
+
+
 def test_a_guest_goes_on_when_the_lossless_reader_it_waits_for_leaves(stage: Stage) -> None:
     guest = stage.shell("head -c 1000000 /dev/zero")
     following = guest.stdio.attach(Reading(0), lossless=True)

@@ -240,6 +240,19 @@ def test_a_holder_that_goes_away_or_asks_nonsense_harms_nobody(stage: Supervisor
     assert "Traceback" not in stage.log
 
 
+def test_a_guest_that_awaits_its_holder_goes_on_when_that_has_gone(stage: SupervisorStage, tmp_path: Path) -> None:
+    """It waits in the middle of what it says, until the holder that has not come to read hangs up."""
+    grant(stage, A, E5)
+    holder, out = stage.holder(A, E5), tmp_path / "out"
+    script = f"echo begun > {out}; head -c 1000000 /dev/zero; echo said > {out}"
+    spec = GuestSpec(argv=("sh", "-c", script), cwd="/", env={"PATH": PATH})
+    holder.ask(Start(spec=spec, awaits=True))
+    until("a beginning", lambda: out.exists() and out.read_text())
+    assert out.read_text() == "begun\n"
+    holder.close()
+    until("its last word", lambda: out.read_text() == "said\n")
+
+
 def test_a_command_that_cannot_run_says_so_and_leaves_nothing(stage: SupervisorStage) -> None:
     grant(stage, A, E5)
     for argv, cwd, code in ((("no-such",), "/", 127), (("/etc/hostname",), "/", 126), (("true",), "/nowhere", 126)):

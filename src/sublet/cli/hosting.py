@@ -112,7 +112,7 @@ def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attenda
     from sublet.cli.attend import Attendance
     from sublet.wire.conversation import Conversation
 
-    asked = message("Start", spec=spec)
+    asked = message("Start", spec=spec, awaits=True)
     conversation = Conversation.connect(data_path, greeting(capability=token))
     try:
         answer = read(conversation.call(asked).body)

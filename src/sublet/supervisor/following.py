@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from sublet.supervisor.logs import GuestLog, LogReader, LogRecord, Replay
 
-__all__ = ["REPLAY_BYTES", "Follower", "Following"]
+__all__ = ["REPLAY_BYTES", "Follower", "Following", "Nobody"]
 
 REPLAY_BYTES: Final = 256 << 10
 """From the log to one follower in one turn of the loop, so that the deadlines of others are not kept waiting."""
@@ -32,6 +32,23 @@ class Follower(Protocol):
 
     def end(self) -> None:
         """That was all; nothing is called after this."""
+
+
+class Nobody:
+    """Keeps a place for a reader that is still to come: it has room for nothing."""
+
+    def room(self) -> int:
+        """None."""
+        return 0
+
+    def take(self, stream: int, offset: int, data: bytes) -> None:
+        """Never called."""
+
+    def gap(self, offset: int, dropped: int) -> None:
+        """Of no interest to nobody."""
+
+    def end(self) -> None:
+        """Neither."""
 
 
 class Following:

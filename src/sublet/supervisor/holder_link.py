@@ -93,6 +93,7 @@ class HolderLink:
         self._on_over = on_over
         self._now_ns = loop.now_ns
         self._attached: dict[str, _Attached] = {}
+        self._awaiting: list[Guest] = []
         link = Link.adopted(hello)
         self._connection = Connection(loop, sock, link, self._heard, unread)
         self._connection.on_room = self._has_room
@@ -225,12 +226,12 @@ class HolderLink:
             if isinstance(failed, SubletError):
                 self._link.refuse(call, failed)
             elif isinstance(failed, SpawnFailed):
-                message = str(failed)
-                self._reply(
-                    call,
-                    NotStarted(exit_code=failed.exit_code, message=message, do=what_to_do(failed, self.front.profile)),
-                )
+                do = what_to_do(failed, self.front.profile)
+                self._reply(call, NotStarted(exit_code=failed.exit_code, message=str(failed), do=do))
             elif guest is not None:
+                if asked.awaits:
+                    guest.stdio.await_reader()
+                    self._awaiting.append(guest)
                 self._reply(call, Started(guest=guest.id, pid=guest.tree.root.pid))
             self._connection.push()
 
@@ -328,6 +329,8 @@ class HolderLink:
 
     def _over(self) -> None:
         try:
+            for awaited in self._awaiting:
+                awaited.stdio.await_nobody()
             for guest in tuple(self._attached):
                 self._detach(guest)
         finally:

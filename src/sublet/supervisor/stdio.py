@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from sublet.supervisor.ends import ChildEnds, Ends, child_setup, open_pipes, open_serving, open_terminal, read_some
-from sublet.supervisor.following import Follower, Following
+from sublet.supervisor.following import Follower, Following, Nobody
 from sublet.supervisor.logs import NOTICE, GuestLog
 from sublet.supervisor.loop import READ, WRITE, Loop, Timer
 from sublet.wire.guests import STDERR, STDOUT
@@ -65,6 +65,7 @@ class Stdio:
         self._writing = False
         self._voice = STDOUT if ends and ends.is_terminal else STDERR
         """The stream among whose lines ours appear."""
+        self._awaited: Following | None = None
         self._line_end = "\r\n" if ends and ends.is_terminal else "\n"
         self._midline = False
         self._unsaid: list[str] = []
@@ -131,8 +132,21 @@ class Stdio:
         following = Following(self.log, follower, position=position, lossless=lossless, follow=follow)
         self._followings.append(following)
         self._serve_soon(following)
+        if lossless:
+            self.await_nobody()
         self._throttle()
         return following
+
+    def await_reader(self) -> None:
+        """Read nothing more from the guest until somebody attaches without loss."""
+        if self._awaited is None:
+            self._awaited = self.attach(Nobody(), -1, lossless=True)
+
+    def await_nobody(self) -> None:
+        """Nobody comes any more, or somebody has; harmless twice."""
+        if self._awaited is not None:
+            awaited, self._awaited = self._awaited, None
+            self.detach(awaited)
 
     def detach(self, following: Following) -> None:
         """No more for this one; harmless twice."""

@@ -152,6 +152,9 @@ class Start:
     spec: GuestSpec
     volume: str = ""
     """A ticket (``VolumeLent``): it may save to that volume, besides what is its own lease's."""
+    awaits: bool = False
+    """It says nothing before somebody attaches without loss, or this connection is over: between its start and that it
+    might say more than is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
