@@ -63,10 +63,11 @@ def walled(stage: SupervisorStage) -> HolderLine:
 @needs_root
 def test_it_comes_first_while_it_ends_something_and_its_guests_never_do(stage: SupervisorStage) -> None:
     assert nice(stage.pid) == OURS
-    deaf = stage.holder(A, E5).start(*DEAF).guest
+    started = stage.holder(A, E5).start(*DEAF)
+    until("one that is deaf", lambda: Path(f"/proc/{started.pid}/comm").read_text() == "sleep\n")
 
     def comes_first() -> bool:  # it does for a second, and this process may be kept waiting for longer
-        stage.holder(A, E5).ask(EndGuest(guest=deaf, grace_ns=300 * S))
+        stage.holder(A, E5).ask(EndGuest(guest=started.guest, grace_ns=300 * S))
         return nice(stage.pid) == FIRST
 
     until("it comes first", comes_first)
@@ -77,9 +78,9 @@ def test_it_comes_first_while_it_ends_something_and_its_guests_never_do(stage: S
         env={"PATH": PATH},
         patient=True,
     )
-    started = stage.holder(B, E6).ask(Start(spec=warm))
-    assert isinstance(started, Started)
-    pids = [stage.holder(B, E6).start("sleep", "1000").pid, started.pid]
+    forked = stage.holder(B, E6).ask(Start(spec=warm))
+    assert isinstance(forked, Started)
+    pids = [stage.holder(B, E6).start("sleep", "1000").pid, forked.pid]
     with contextlib.closing(walled(stage)) as holder:
         pids.append(holder.start("sleep", "1000").pid)
         for pid in pids:

@@ -20,8 +20,6 @@ __all__ = ["Endings"]
 
 KILL_AGAIN_NS: Final = NS_PER_S // 2
 """Between two attempts to end one guest alone (the end of a lease has its own rhythm)."""
-BOXES_MAX: Final = 24
-"""So many at once are looked for each in its own group; beyond that one look at all processes is cheaper."""
 ENDED_ALONE_GRACE_NS: Final = 5 * NS_PER_S
 
 
@@ -117,7 +115,7 @@ class Endings:
                 self._safely(guest, lambda guest=guest: self._kill_alone(guest))  # type: ignore[misc]
 
     def _reach(self, told: list[Guest], killed: list[Guest]) -> None:
-        boxed = [guest for guest in told if guest.tree.is_boxed] if len(told) <= BOXES_MAX else []
+        boxed = [guest for guest in told if guest.tree.is_boxed]
         for guest in boxed:
             self._safely(guest, lambda tree=guest.tree: self._trees.signal_boxed(tree, signal.SIGTERM))  # type: ignore[misc]
         if len(boxed) < len(told):

@@ -104,8 +104,9 @@ class Group:
         }
         return [name for name, is_asked in asked.items() if is_asked and not self._cap(name, limits)]
 
-    def kill(self) -> None:
-        """SIGKILL for everything in it. It returns at once; whether they are gone, ``is_empty`` says.
+    def kill(self, known: Iterable[int] = ()) -> None:
+        """SIGKILL for everything in it. It returns at once; whether they are gone, ``is_empty`` says. ``known``: who is
+        thought to be in it, which saves a list.
 
         ``cgroup.kill`` aims at the first thread of each process, and misses a process whose first thread has ended
         while others go on; so whoever is still listed at the next blow is sent a signal of its own as well. (At the
@@ -119,7 +120,7 @@ class Group:
                 self._kill_each(everywhere=True)
             self.was_struck = True
             return
-        if not self.was_struck and self._signal_each(signal.SIGKILL, _UNFROZEN_ROUNDS, everywhere=False):
+        if not self.was_struck and self._signal_each(signal.SIGKILL, _UNFROZEN_ROUNDS, known, everywhere=False):
             self.was_struck = True
             return
         self.freeze()
@@ -129,9 +130,12 @@ class Group:
             self.thaw()
         self.was_struck = True
 
-    def signal(self, number: int) -> None:
-        """This signal to everything in it now; what is forked meanwhile may miss it."""
-        self._signal_each(number, 1)
+    def signal(self, number: int, known: Iterable[int] = ()) -> set[int]:
+        """This signal to everything in it now; what is forked meanwhile may miss it. Whom it reached. ``known``: who is
+        thought to be in it, which saves a list."""
+        reached = set[int]()
+        self._signal_each(number, 1, known, reached, everywhere=False)
+        return reached
 
     @property
     def can_freeze(self) -> bool:
@@ -285,12 +289,22 @@ class Group:
         """And who came meanwhile, until a list has nobody new."""
         self._signal_each(signal.SIGKILL, _KILL_ROUNDS, everywhere=everywhere)
 
-    def _signal_each(self, number: int, rounds: int, *, everywhere: bool = True) -> bool:
+    def _signal_each(
+        self,
+        number: int,
+        rounds: int,
+        known: Iterable[int] = (),
+        reached: set[int] | None = None,
+        *,
+        everywhere: bool = True,
+    ) -> bool:
         """Through pidfds, and only to those still listed after theirs was opened: so no stranger with their number.
         Each list says this of those before, and who is new; the last has nobody new, or is one too many. Whether it has
-        nobody new."""
-        reached, held = set[int](), dict[int, int]()
+        nobody new; ``reached`` gets whom it reached."""
+        reached = set() if reached is None else reached
+        held = dict[int, int]()
         try:
+            held.update((pid, fd) for pid in known if (fd := pidfd_open(pid)) is not None)
             for round_ in range(rounds + 1):
                 listed = self.pids(everywhere=everywhere)
                 for pid in listed:

@@ -90,6 +90,10 @@ class Tree:
         """Whether all of it is in its group, as far as looks have shown."""
         return self.group is not None and not self.outside
 
+    def pids_known(self) -> set[int]:
+        """Who may be among its processes now."""
+        return {self.root.pid, *(identity.pid for identity in self.known)}
+
     def exited(self, cpu_ns: int, peak_bytes: int) -> None:
         """The supervisor has waited for one of its processes, and ``wait4`` said what it had used."""
         self._exited_ns += cpu_ns
@@ -237,8 +241,11 @@ class Trees:
         return self.signal_seen(tree, number, self.look([tree]))
 
     def signal_boxed(self, tree: Tree, number: int) -> int:
-        """The same, to those that are in its group: all that never left it."""
+        """The same, to those that are in its group: all that never left it. Nobody else need be looked at for it."""
         assert tree.group is not None
+        if not tree.stands_in:
+            reached = tree.group.signal(number, tree.pids_known())
+            return len(reached) + (tree.root.pid not in reached and self.procs.send(tree.root, number))
         inside = tree.group.pids(everywhere=False)
         stats = [self.procs.stat(pid) for pid in dict.fromkeys((tree.root.pid, *inside))]
         members = [stat for stat in stats if stat is not None and not stat.is_gone]
@@ -270,7 +277,7 @@ class Trees:
         loose = [tree for tree in trees if tree.group is None or tree.outside or tree.group.was_struck]
         for tree in trees:
             if tree.group is not None:
-                tree.group.kill()
+                tree.group.kill(tree.pids_known())
         if loose:
             self._stop_and_kill(loose, lambda look: [stat for tree in loose for stat in look.of(tree)])
 

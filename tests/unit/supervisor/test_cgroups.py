@@ -307,6 +307,27 @@ def test_v1_freezes_who_forks_so_fast_that_not_all_are_met(machine: Machine, mon
     assert len(set(struck)) == 12
 
 
+@pytest.mark.parametrize(
+    ("known", "lists"), [((), 2), ((4_000_000_000,), 1), ((4_000_000_000, 77), 1), ((77,), 2)], ids=str
+)
+def test_who_is_known_is_signalled_by_one_list_and_nobody_who_is_not_in_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, known: tuple[int, ...], lists: int
+) -> None:
+    group, struck = forking(machine, monkeypatch, 1)
+    read, seen = machine.read, list[str]()
+
+    def counted(path: str) -> str | None:
+        seen.extend([path] if path.endswith("/g1/cgroup.procs") else [])
+        return read(path)
+
+    monkeypatch.setattr(machine, "read", counted)
+    before = len(os.listdir("/proc/self/fd"))
+    assert group.signal(15, known) == {4_000_000_000}
+    assert struck == [4_000_000_000]
+    assert len(seen) == lists
+    assert len(os.listdir("/proc/self/fd")) <= before, "each descriptor is closed"
+
+
 def test_v1_counts(machine: Machine) -> None:
     for name in ("cpuacct", "memory"):
         machine.v1(name)
