@@ -198,7 +198,7 @@ def test_after_a_kernel_was_killed_a_new_one_is_told_and_restores_when_asked(
 ) -> None:
     second.run("%gpu name lab-1")
     nb.run("%gpu release")
-    brief = LARGE.replace("%%gpu", "%%gpu --ttl 3s")  # nobody ends the lease of a killed kernel before its time
+    brief = LARGE.replace("%%gpu", "%%gpu --ttl 6s")  # nobody ends the lease of a killed kernel before its time
     second.run(brief + "import numpy as np\ndeep = np.full(1 << 18, 5.0)")
     said = text(second.run("mine, own = 'saved', 1\nlock = __import__('threading').Lock()\n%gpu checkpoint"))
     assert re.search(r"saved at \d\d:\d\d:\d\d as lab-1: .* written", said)
