@@ -152,14 +152,14 @@ class Desk:
         self.lease, self.epoch = LeaseId("a"), self.grant("a", self.gpu())
         return self.stage.holder(self.lease, self.epoch).start(sys.executable, *argv)
 
-    def end(self, *, park: Parking | None, grace_s: float = 20) -> None:
+    def end(self, *, park: Parking | None, grace_s: float = 20, reason: EndReason = EndReason.PREEMPTED) -> None:
         self.stage.office_line.order(
             End(
                 lease=self.lease,
                 epoch=self.epoch,
                 number=99,
                 parts=(self.gpu(),),
-                reason=EndReason.PREEMPTED,
+                reason=reason,
                 grace_ns=round(grace_s * 1e9),
                 park=park,
             )
@@ -356,6 +356,35 @@ def test_what_is_parked_can_always_be_ended(stage: SupervisorStage, tmp_path: Pa
         until("word of it", told)
         assert told()[0] is (EndReason.EXPIRED if "runs out" in how else EndReason.GUEST_FAILED)
         desk.end_parking(under)
+    until("nothing left", lambda: not stage.residue())
+
+
+@pytest.mark.parametrize("reason", [EndReason.RELEASED, EndReason.OPERATOR], ids=["release", "revoke"])
+@pytest.mark.parametrize("first", ["the end", "the suspend"])
+def test_a_suspend_and_an_end_that_meet_leave_a_whole_guest_or_none(
+    stage: SupervisorStage, tmp_path: Path, reason: EndReason, first: str
+) -> None:
+    """The lease is given back, or taken by the operator, while its guest is being parked, or is being ended already."""
+    desk, beat = Desk(stage), tmp_path / "beat"
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    desk.begin("-c", deaf + BEAT, str(beat))
+    until("a beat", beat.exists)
+    under = desk.set_aside()
+    if first == "the suspend":
+        desk.end(park=under)
+        desk.end(park=None, grace_s=0.1, reason=reason)
+    else:
+        desk.end(park=None, grace_s=0.1, reason=reason)
+        desk.end(park=under)
+    if desk.torn_down(desk.lease).parked:
+        before = beat.stat().st_size
+        desk.resume(under)
+        until("it beats", lambda: beat.stat().st_size > before)
+        desk.end(park=None, grace_s=0)
+        desk.torn_down(desk.lease)
+    else:
+        desk.end_parking(under)
+    assert not stage.marked(LeaseId("a"))
     until("nothing left", lambda: not stage.residue())
 
 
