@@ -167,6 +167,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None and _shares_what_its_file_set_up(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = _by_turns(items)
+
+
+SEEDS: Final = "tests/simulation/test_seeds.py::test_a_thousand"
+COMPUTES: Final = "tests/simulation/"
+LAST: Final = ("tests/unit/", "benchmarks/")
+
+
+def _by_turns(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Where several processes run, tests that only compute are spread among those that mostly wait for others, or cores
+    would stand idle first and be fought for afterwards. The longest of all begins first, the many short ones end it."""
+    last = [item for item in items if item.nodeid.startswith(LAST)]
+    computing = [item for item in items if item.nodeid.startswith(COMPUTES)]
+    computing.sort(key=lambda item: not item.nodeid.startswith(SEEDS))
+    waiting = [item for item in items if not item.nodeid.startswith((COMPUTES, *LAST))]
+    spread = [(at / len(some), item) for some in (computing, waiting) for at, item in enumerate(some)]
+    return [item for _, item in sorted(spread, key=lambda one: one[0])] + last
 
 
 # ----------------------------------------------------------------------------------------------- what every test gets
