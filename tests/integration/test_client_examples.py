@@ -28,11 +28,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         fabric.request("POST", "/v1/down", {"how": "now"}, shape=dict)
 
 
+MORE = {"preemptible_training": ("45", "0.003")}
+"""So that who takes its device away twenty times may stand still for a second, and still finds it at work."""
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_leaves_nothing_behind(example: Path, home: Path) -> None:
     """From a folder of its own, with warnings as errors, as a reader would try it."""
     env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", str(example)]
+    command = [sys.executable, "-W", "error", str(example), *MORE.get(example.stem, ())]
     done = subprocess.run(command, env=env, cwd=home.parent, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
