@@ -32,7 +32,12 @@ def test_it_is_done_behind_the_answer_and_in_order() -> None:
 
 def test_it_is_done_though_the_answer_could_not_be_given() -> None:
     done: list[int] = []
-    with pytest.raises(OSError, match="hung up"), answering():
-        afterwards(lambda: done.append(1))
-        raise OSError("hung up")
+
+    def answers() -> None:
+        with answering():
+            afterwards(lambda: done.append(1))
+            raise OSError("hung up")
+
+    with pytest.raises(OSError, match="hung up"):
+        answers()
     assert done == [1]
