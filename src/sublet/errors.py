@@ -104,6 +104,8 @@ class LeaseEnded(SubletError):
     transient = True
     scope = "lease"
     default_do = "Acquire a new lease and go on from the last checkpoint."
+    begun = True
+    """False where nothing of the work was begun: as it is, it can be given to another lease."""
 
     def __init__(
         self, message: str, *, end: LeaseEnd | None = None, do: str | None = None, reason: str | None = None

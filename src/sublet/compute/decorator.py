@@ -36,6 +36,7 @@ __all__ = ["GpuFunction", "gpu"]
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
+T = TypeVar("T")
 LEFT_S: Final = 1.0
 """An idle lease with less than this left is not used again."""
 FIXED: Final = ("min_vram", "count", "exclusivity", "model", "or_smaller", "tier", "spot", "selector")
@@ -121,13 +122,13 @@ class GpuFunction(Generic[P, R]):
             return self._iterated(args, kwargs)  # type: ignore[return-value]
         if self._is_generator:
             return self._generated(args, kwargs)  # type: ignore[return-value]
-        with self._leased(args, kwargs) as calls:
-            result: R = calls.run(self._sent(), *self._bound, *args, **kwargs)
+        with self._run(args, kwargs) as found:
+            result: R = found
             return result
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[Any]:
         """Call it and do not wait, neither for a GPU nor for the result."""
-        outer: concurrent.futures.Future[Any] = _Chained()
+        outer = _Chained()
         threading.Thread(target=self._submit, args=(outer, args, kwargs), name="sublet-acquire", daemon=True).start()
         return outer
 
@@ -178,22 +179,47 @@ class GpuFunction(Generic[P, R]):
         with _pool.lease(_default_fabric() if fabric is None else fabric, terms) as lease:
             yield Calls(lease, options)
 
-    def _submit(self, outer: concurrent.futures.Future[Any], args: Any, kwargs: Any) -> None:
+    @contextlib.contextmanager
+    def _begun(self, args: Any, kwargs: Any, begin: Callable[[Calls], T]) -> Iterator[T]:
+        """What ``begin`` returns, on a lease that is in use by us while this is open. One that was held may have ended
+        before word of it was here: if nothing was begun under it, another will do."""
+        with contextlib.ExitStack() as stack:
+            calls = stack.enter_context(self._leased(args, kwargs))
+            try:
+                found = begin(calls)
+            except LeaseEnded as error:
+                if error.begun:
+                    raise
+                stack.close()
+                _pool.drop(calls._lease)
+                found = begin(stack.enter_context(self._leased(args, kwargs)))
+            yield found
+
+    def _run(self, args: Any, kwargs: Any) -> contextlib.AbstractContextManager[Any]:
+        return self._begun(args, kwargs, lambda calls: calls.run(self._sent(), *self._bound, *args, **kwargs))
+
+    def _submit(self, outer: _Chained, args: Any, kwargs: Any) -> None:
+        def follow(calls: Calls) -> None:
+            if outer.cancelled():
+                return
+            inner = calls.submit(self._sent(), *self._bound, *args, **kwargs)
+            outer.chain(inner)
+            concurrent.futures.wait([inner])
+            error = None if inner.cancelled() else inner.exception()
+            if isinstance(error, LeaseEnded) and not error.begun:
+                raise error
+            outer.take(inner)
+
         try:
-            with self._leased(args, kwargs) as calls:
-                if outer.cancelled():
-                    return
-                inner = calls.submit(self._sent(), *self._bound, *args, **kwargs)
-                assert isinstance(outer, _Chained)
-                outer.chain(inner)
-                concurrent.futures.wait([inner])
+            with self._begun(args, kwargs, follow):
+                pass
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the future
             if not outer.done() and outer.set_running_or_notify_cancel():
                 outer.set_exception(error)
 
     def _generated(self, args: Any, kwargs: Any) -> Generator[Any, None, Any]:
         """From the first item on until the last, or until it is closed, the lease is in use by us."""
-        with self._leased(args, kwargs) as calls, calls.run(self._sent(), *self._bound, *args, **kwargs) as found:
+        with self._run(args, kwargs) as iterator, iterator as found:
             return (yield from found)
 
     async def _awaited(self, args: Any, kwargs: Any) -> Any:
@@ -232,9 +258,9 @@ class _Chained(concurrent.futures.Future[Any]):
         self._inner = inner
         if self.cancelled():
             inner.cancel()
-        inner.add_done_callback(self._take)
 
-    def _take(self, inner: concurrent.futures.Future[Any]) -> None:
+    def take(self, inner: concurrent.futures.Future[Any]) -> None:
+        """The call is over."""
         if self.done() or not self.set_running_or_notify_cancel():
             return
         if inner.cancelled():
@@ -282,6 +308,13 @@ class _Pool:
         finally:
             with self._lock:
                 self._users[key] -= 1
+
+    def drop(self, lease: Lease) -> None:
+        """It is of no use any more."""
+        with self._lock:
+            for key in [key for key, held in self._held.items() if held is lease]:
+                del self._held[key]
+        _give_back(lease)
 
     def clear(self) -> None:
         """A fork begins without any; what its parent holds stays its parent's."""

@@ -50,8 +50,7 @@ def run_call(lease: Lease, options: Options, function: Callable[..., Any], args:
     """Call it and wait."""
     job = Job(checked_callable(function), args, kwargs)
     for _ in range(TRIES):
-        check_call(lease, options)
-        worker = workers_of(lease).find(lease, options)
+        worker = _ready(lease, options)
         if worker.exchange.under_way >= RUN_MAX:
             return _submit(lease, worker, job, options).result()
         with worker.life.use(lease):
@@ -68,8 +67,7 @@ def submit_call(
 ) -> CallFuture:
     """Call it and do not wait."""
     job = Job(checked_callable(function), args, kwargs)
-    check_call(lease, options)
-    worker = workers_of(lease).find(lease, options)
+    worker = _ready(lease, options)
     return _submit(lease, worker, job, options)
 
 
@@ -89,6 +87,16 @@ def map_calls(
 def _check_iterable(one: object) -> None:
     if not isinstance(one, Iterable) and not hasattr(one, "__getitem__"):
         raise InvalidRequest(f"{shown(one)} cannot be mapped over", do="Give lists, arrays or other iterables.")
+
+
+def _ready(lease: Lease, options: Options) -> Worker:
+    """Who does the call. Nothing of it was begun if this raises, nor by a worker that was tried before."""
+    try:
+        check_call(lease, options)
+        return workers_of(lease).find(lease, options)
+    except LeaseEnded as error:
+        error.begun = False
+        raise
 
 
 def check_call(lease: Lease, options: Options) -> None:
@@ -214,8 +222,7 @@ class _Watched:
         self._tries -= 1
         if not self._tries:
             raise SubletError("the call did not come to begin: its workers ended before", do="See `sublet logs`.")
-        check_call(lease, self._options)
-        self._worker = workers_of(lease).find(lease, self._options)
+        self._worker = _ready(lease, self._options)
         self.count(lease)
         self.pending = Pending(self._options.timeout_ns, self._is_done)
         self._worker.housekeeper.add(self)
