@@ -87,7 +87,7 @@ class Node:
         self._ended_here: Repeats[LeaseId] = Repeats()
         self._faulted: Repeats[ResourceId] = Repeats()
         self._teardowns = Teardowns(
-            self.name, hardware, bounds if bounds is not None else Bounds(), report, self._ended_here
+            self.name, hardware, bounds if bounds is not None else Bounds(), report, self._ended_here.may_be_answered
         )
         self._parking = ParkingLot(self.name, hardware, self.fence, self._teardowns)
         self.shelf = Shelf(self.name, hardware, report, self.fence, self._tenants, self._names)

@@ -14,6 +14,8 @@ __all__ = ["Repeats"]
 FIRST_NS: Final = 1 * NS_PER_S
 MAX_NS: Final = 60 * NS_PER_S
 """A report that needs an answer is given again after one second, then two, four, and so on up to this."""
+ENOUGH: Final = 5
+"""So often in a row, some fifteen seconds: who hears it, and knows what it is about, has answered by then."""
 
 _Key = TypeVar("_Key")
 
@@ -24,6 +26,7 @@ class _Entry:
     next_ns: int
     until_ns: int | None
     pause_ns: int = FIRST_NS
+    said: int = 0
 
 
 class Repeats(Generic[_Key]):
@@ -34,6 +37,11 @@ class Repeats(Generic[_Key]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries
+
+    def may_be_answered(self, key: _Key) -> bool:
+        """Whether it is being said, and not for so long that nobody can know what it is about."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.said < ENOUGH
 
     def about_to_say(self, now_ns: int) -> list[_Key]:
         """Of what there is something to say now."""
@@ -58,12 +66,13 @@ class Repeats(Generic[_Key]):
             if now_ns >= entry.next_ns:
                 entry.next_ns = now_ns + entry.pause_ns
                 entry.pause_ns = min(2 * entry.pause_ns, MAX_NS)
+                entry.said += 1
                 yield entry.report
 
     def again(self, now_ns: int) -> None:
         """Somebody has come who may not have heard: say everything again, at short intervals at first."""
         for entry in self._entries.values():
-            entry.next_ns, entry.pause_ns = now_ns, FIRST_NS
+            entry.next_ns, entry.pause_ns, entry.said = now_ns, FIRST_NS, 0
 
     def give_up(self, now_ns: int) -> None:
         """What nobody answered for as long as it was to be said is not said again."""

@@ -7,7 +7,7 @@ vouches for it, and is never lost on an office that does not know of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from sublet.lease.hardware import Hardware
 from sublet.lease.teardown import Bounds, Phase, Teardown
@@ -26,14 +26,14 @@ class Teardowns:
         hardware: Hardware,
         bounds: Bounds,
         report: Callable[[Report], None],
-        unheard: Container[LeaseId],
+        may_be_answered: Callable[[LeaseId], bool],
     ) -> None:
-        """``unheard``: the leases whose end the office was told of, and has not answered yet."""
+        """``may_be_answered``: whether the office was told of this lease's end, and may still order what follows."""
         self._node = node
         self._hardware = hardware
         self._bounds = bounds
         self._report = report
-        self._unheard = unheard
+        self._may_be_answered = may_be_answered
         self._all: dict[tuple[LeaseId, ResourceId], Teardown] = {}
 
     def __iter__(self) -> Iterator[Teardown]:
@@ -147,8 +147,8 @@ class Teardowns:
         """What an earlier lease left unclean, and this office was never told, is told with the end of this one: of an
         ``End`` alone the agent can be sure that it is repeated until the answer was heard."""
         for other in self._all.values():
-            unheard = other.phase is Phase.FAILED and not other.asked
-            if unheard and other.lease not in self._unheard and other.part.resource == down.part.resource:
+            untold = other.phase is Phase.FAILED and not other.asked and other.part.resource == down.part.resource
+            if untold and not self._may_be_answered(other.lease):
                 other.asked = other.answered = True
                 down.fail(f"{other.detail} (left by lease {other.lease})", hard=other.hard)
 

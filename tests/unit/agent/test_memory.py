@@ -209,6 +209,32 @@ def test_an_office_that_never_heard_of_an_unclean_device_hears_of_it_with_certai
         assert "left by lease a" in failed.detail
 
 
+def test_an_office_that_does_not_know_who_left_a_device_unclean_hears_of_it_when_it_had_time_to_answer() -> None:
+    """Liveness seed 10185: restored, it never answered that a lease had ended which its backup does not know. For an
+    hour every grant on that device was refused, and nothing was quarantined."""
+    rig = Rig()
+    rig.grant(A, 1)
+    rig.agent.touch(A, Epoch(1, 1))
+    rig.faults.turn_on(FaultName.SCRUB_FAILURE)
+    rig.faults.turn_on(FaultName.DEVICE_FAULT, GPU)
+    rig.pass_time(1)
+    rig.faults.turn_off(FaultName.DEVICE_FAULT, GPU)
+    assert [report.lease for report in rig.said(EndedHere) if isinstance(report, EndedHere)] == [A]
+    rig.pass_time(1)
+    for wait_s, answer in ((0, TornDown), (20, Failed)):  # in between the office may yet say what becomes of that lease
+        rig.pass_time(wait_s)
+        rig.reports.clear()
+        rig.grant(B, 1 + wait_s, tenant=BOB, incarnation=2)
+        assert [type(report) for report in rig.reports] == [NotHeld]
+        rig.reports.clear()
+        rig.end(B, 1 + wait_s, incarnation=2)
+        assert [type(report) for report in rig.reports] == [answer]
+    failed = rig.reports[0]
+    assert isinstance(failed, Failed)
+    assert (failed.lease, failed.hard) == (B, True)
+    assert "left by lease a" in failed.detail
+
+
 def test_an_office_that_knows_only_an_older_epoch_of_what_is_left_gets_its_answer() -> None:
     """Liveness seed 8601: a restored office ended the lease under the epoch of its backup, and was never answered."""
     rig = Rig(timings=Timings(attempts=1))
