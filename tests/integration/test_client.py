@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -460,7 +461,7 @@ def test_a_folder_where_the_socket_should_be_is_told(home: Path) -> None:
         with pytest.raises(sublet.SubletError):
             sublet.connect(home=home)
     finally:
-        socket_path(home).rmdir()
+        shutil.rmtree(runtime_dir(home))
 
 
 # ---- bad input, as far as the office has to say it
