@@ -33,7 +33,7 @@ def measure(bench: Bench) -> list[Figure]:
         os.environ["JPY_SESSION_NAME"] = str(bench.folder / "Taken.ipynb")
         try:
             with shell_in(office.env["SUBLET_HOME"]) as shell, sublet.connect(home=office.env["SUBLET_HOME"]) as fabric:
-                shell.run("%gpu name taken 4GiB")
+                shell.run("%gpu name taken 12GiB")
                 shell.run(GPU + f"import numpy as np\nstate = np.random.default_rng().random({size // 8})")
                 for number in range(bench.either(10, 2)):
                     bench.say(f"round {number}")
