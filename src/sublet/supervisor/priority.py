@@ -2,9 +2,9 @@
 
 Where many guests end at once each of them wants a processor for its last steps, and the one process that tells them
 to, and looks whether they are gone, would have to wait its turn among them. So from an order to end something this
-process comes first, if it may: root may, or whoever has CAP_SYS_NICE. It does until it has something to report, for from
-then on the office needs the processor as much; or until nothing was ended for a second or two. At other times it is like
-everybody, since what it does then is done for guests, who could have it do very much.
+process comes first, if it may: root may, or whoever has CAP_SYS_NICE. It does until it has something to report, for
+from then on the office needs the processor as much; or until nothing was ended for a second or two. At other times it
+is like everybody, since what it does then is done for guests, who could have it do very much.
 
 Nothing that it starts comes first. The kernel sees to that at every fork (SCHED_RESET_ON_FORK), and a guest gets the
 nice value with which the office was started (``give_back``).
