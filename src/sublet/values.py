@@ -34,6 +34,7 @@ __all__ = [
     "TenantId",
     "Tier",
     "Way",
+    "format_cost",
     "format_duration",
     "format_size",
     "parse_duration_ns",
@@ -319,6 +320,11 @@ def format_size(amount: int) -> str:
         if amount >= scale:
             return f"{amount / scale:.2f}".rstrip("0").rstrip(".") + unit
     return f"{amount}B"
+
+
+def format_cost(cost: float, currency: str) -> str:
+    """For people: ``0.0123 EUR``. An office that is older than its client names no currency."""
+    return f"{cost:.4f} {currency}".rstrip()
 
 
 def format_duration(ns: int) -> str:

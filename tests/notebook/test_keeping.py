@@ -13,6 +13,7 @@ import pytest
 from sublet.errors import LeaseEnded, LeaseRevoked
 from sublet.lease.value import LeaseEnd
 from sublet.notebook import holding
+from sublet.notebook.batch.page import JobBill
 from sublet.notebook.bill import NotebookBill
 from sublet.notebook.handles import Handles
 from sublet.notebook.interrupts import interrupts_wait
@@ -119,6 +120,7 @@ def test_a_bill_has_a_row_for_each_cell_and_the_sum() -> None:
         "block_byte_seconds": 0.0,
         "tenant": None,
         "leases": 1,
+        "currency": "EUR",
     }
     office = [
         BillLine(key="l-1", held_seconds=10.0, busy_seconds=1.0, gpu_seconds=10.0, cost=5.0, launches=3, **zero),
@@ -126,8 +128,10 @@ def test_a_bill_has_a_row_for_each_cell_and_the_sum() -> None:
         BillLine(key="l-9", held_seconds=4.0, busy_seconds=1.0, gpu_seconds=4.0, cost=9.0, **zero),
     ]
     *_, first, second, total, last = bill.text(office).splitlines()
-    assert [one.split()[-1] for one in (first, second, total)] == ["1.0000", "1.0000", "2.0000"]
-    assert last == "the 2 leases in all, with the time between cells: 14.0s, 7 launches, cost 6.0000"
+    said = [" ".join(one.split()[-2:]) for one in (first, second, total)]
+    assert said == ["1.0000 EUR", "1.0000 EUR", "2.0000 EUR"]
+    assert last == "the 2 leases in all, with the time between cells: 14.0s, 7 launches, cost 6.0000 EUR"
+    assert str(JobBill.of(office[0])) == "1 lease, held 10s, busy 1s, device time 10s, cost 5.0000 EUR"
     assert NotebookBill().text().splitlines()[-1].split()[0] == "all"
 
 

@@ -230,10 +230,10 @@ def _of_volume(tenant: TenantId, name: str) -> LeaseId:
 
 def wire_lines(bill: Bill) -> list[BillLine]:
     """The bill as the control API gives it: floats, for showing. The CSV has every digit."""
-    return [_wire_line(line) for line in bill.lines]
+    return [_wire_line(line, bill.currency) for line in bill.lines]
 
 
-def _wire_line(line: Line) -> BillLine:
+def _wire_line(line: Line, currency: str) -> BillLine:
     return BillLine(
         key=line.key,
         tenant=line.tenant,
@@ -252,6 +252,7 @@ def _wire_line(line: Line) -> BillLine:
         saves=line.saves,
         uncounted=line.uncounted,
         cost=float(line.cost),
+        currency=currency,
         end=line.end,
         live=line.live,
         way=line.way,

@@ -10,7 +10,7 @@ from sublet.cli.call import Office
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, instant
-from sublet.cli.show import Json, document, seconds, table
+from sublet.cli.show import Json, cost_head, document, seconds, table
 from sublet.errors import InvalidRequest
 
 __all__ = ["bill", "for_people"]
@@ -31,6 +31,7 @@ _COLUMNS = (
     "bytes_moved",
     "uncounted",
     "cost",
+    "currency",
     "end",
     "live",
     "way",
@@ -60,7 +61,8 @@ def bill(
 ) -> int:
     """What was held and used, and what it costs.
 
-    The sum over tenants is the sum over devices: both are folded from the same record of what happened.
+    The sum over tenants is the sum over devices: both are folded from the same record of what happened. Prices, and
+    the currency they are in, are in rates.toml in the office's home; without it they are plain credits.
     """
     if as_csv and as_json:
         raise UsageError("--csv and --json contradict each other", do="Give one of them.")
@@ -83,8 +85,9 @@ def for_people(by: str, lines: list[Json]) -> str:
     if not lines:
         return "Nothing was held in that time."
     first = by.removeprefix("label:").upper()
-    heads = [first, "TENANT", "LEASES", "HELD", "BUSY", "GPU TIME", "COST", "END"]
-    right = ["LEASES", "HELD", "BUSY", "GPU TIME", "COST"]
+    cost = cost_head(lines)
+    right = ["LEASES", "HELD", "BUSY", "GPU TIME", cost]
+    heads = [first, "TENANT", *right, "END"]
     rows = [
         [
             line["key"] or "(none)",

@@ -17,6 +17,7 @@ __all__ = [
     "Json",
     "amount",
     "colour_on",
+    "cost_head",
     "document",
     "epoch",
     "paint",
@@ -48,6 +49,12 @@ def paint(text: str, *styles: str, stream: TextIO | None = None) -> str:
 def document(value: object) -> None:
     """Print one JSON document, indented, since people read it too."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def cost_head(lines: Sequence[Json]) -> str:
+    """Over a column of costs, with the currency of these lines of a bill."""
+    currency = lines[0].get("currency", "") if lines else ""
+    return f"COST ({currency})" if currency else "COST"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> str:

@@ -18,7 +18,7 @@ from sublet.cli.hosting import CommandWords, Env, Grace
 from sublet.cli.parsing import FOREVER, count, duration, size, wait
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import plural, seconds, visible
-from sublet.values import GIB, Tier, format_size, parse_duration_ns
+from sublet.values import GIB, Tier, format_cost, format_size, parse_duration_ns
 
 if TYPE_CHECKING:
     from sublet.cli.live import LiveLine
@@ -216,7 +216,8 @@ def _say_bill(run: TrainingRun, status: int) -> None:
     ]
     line = run.bill()
     if line is not None:
-        said.append(f"{seconds(line.gpu_seconds)} of GPU time and {line.cost:.4f} for all runs of {run.plan.name}")
+        paid = f"{seconds(line.gpu_seconds)} of GPU time and {format_cost(line.cost, line.currency)}"
+        said.append(f"{paid} for all runs of {run.plan.name}")
     sys.stderr.write(f"sublet: {'; '.join(said)}\n")
     if status:
         kept = f"step {progress.saved_steps} is saved" if progress.saved_steps >= 0 else "nothing was saved yet"

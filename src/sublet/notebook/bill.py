@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from sublet.errors import SubletError
 from sublet.notebook.status import CellBill
-from sublet.values import GIB, format_size
+from sublet.values import GIB, format_cost, format_size
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -30,6 +30,8 @@ class NotebookBill:
     rows: list[tuple[int, str, CellBill]] = field(default_factory=list)
     """Number of the cell, its lease, and what it consumed."""
     total: CellBill = field(default_factory=CellBill)
+    currency: str = ""
+    """In which the office reckons, once it has said so."""
     _prices: dict[str, float] = field(default_factory=dict)
     """Of a second of each lease."""
 
@@ -49,26 +51,30 @@ class NotebookBill:
 
     def _ask(self, lease: str, fabric: Fabric) -> None:
         with contextlib.suppress(SubletError):
-            self._prices |= _prices(line for line in fabric.bill(by="lease") if line.key == lease)
+            self._learn([line for line in fabric.bill(by="lease") if line.key == lease])
 
     def text(self, office: Sequence[BillLine] = ()) -> str:
         """As a table; columns in which nothing ever stood are left out. ``office``: its bill by leases, from which the
         cost of a cell is its share of its lease's time."""
         mine = {lease for _, lease, _ in self.rows}
         lines = [line for line in office if line.key in mine]
-        self._prices |= _prices(lines)
-        rows = [(n, replace(bill, cost=self._prices.get(lease, 0.0) * bill.held_s)) for n, lease, bill in self.rows]
-        cost = sum(bill.cost for _, bill in rows)
-        table = [_row(f"[{cell}]", bill) for cell, bill in rows] + [_row("all", replace(self.total, cost=cost))]
+        self._learn(lines)
+        rows = [(n, self._priced(bill, self._prices.get(lease, 0.0) * bill.held_s)) for n, lease, bill in self.rows]
+        total = self._priced(self.total, sum(bill.cost for _, bill in rows))
+        table = [_row(f"[{cell}]", bill) for cell, bill in rows] + [_row("all", total)]
         used = [n for n in range(len(HEAD)) if n < 4 or any(row[n] for row in table)]
         shown = [[row[n] for n in used] for row in [list(HEAD), *table]]
         widths = [max(len(row[n]) for row in shown) for n in range(len(used))]
         said = ["  ".join(map(str.rjust, row, widths)) for row in shown]
         return "\n".join([*said, _office(lines)] if lines else said)
 
+    def _learn(self, lines: Sequence[BillLine]) -> None:
+        """The prices, from lines of the office's bill by leases."""
+        self._prices |= {line.key: line.cost / line.held_seconds for line in lines if line.held_seconds}
+        self.currency = next((line.currency for line in lines), self.currency)
 
-def _prices(lines: Iterable[BillLine]) -> dict[str, float]:
-    return {line.key: line.cost / line.held_seconds for line in lines if line.held_seconds}
+    def _priced(self, bill: CellBill, cost: float) -> CellBill:
+        return replace(bill, cost=cost, currency=self.currency)
 
 
 def _office(lines: Sequence[BillLine]) -> str:
@@ -77,7 +83,7 @@ def _office(lines: Sequence[BillLine]) -> str:
     if not any(line.uncounted for line in lines):
         said.append(f"{sum(line.launches for line in lines)} launches")
     if cost := sum(line.cost for line in lines):
-        said.append(f"cost {cost:.4f}")
+        said.append(f"cost {format_cost(cost, lines[0].currency)}")
     whose = f"the {len(lines)} leases" if len(lines) > 1 else "the lease"
     return f"{whose} in all, with the time between cells: {', '.join(said)}"
 
@@ -94,5 +100,5 @@ def _row(first: str, bill: CellBill) -> list[str]:
         format_size(bill.bytes_saved) if bill.bytes_saved else "",
         f"{bill.waited_s:.1f}s" if bill.waited_s >= 0.1 else "",
         f"{bill.stood_s:.1f}s" if bill.stood_s >= 0.1 else "",
-        f"{bill.cost:.4f} {bill.currency}".rstrip() if bill.cost else "",
+        format_cost(bill.cost, bill.currency) if bill.cost else "",
     ]

@@ -142,7 +142,8 @@ class Cells:
             raise session_ended(error, handles, inside) from error
         lease = self.lease or lease
         price = self.bills.price(lease.id, self.fabric())
-        bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0, cost=price * ran.bill.held_s)
+        cost, currency = price * ran.bill.held_s, self.bills.currency
+        bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0, cost=cost, currency=currency)
         device = lease.devices[0]
         self.bills.add(number_of(self._shell), lease.id, bill)
         status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))

@@ -9,7 +9,7 @@ import html
 from dataclasses import dataclass, fields
 from typing import Final
 
-from sublet.values import GIB, NS_PER_S, format_duration, format_size
+from sublet.values import GIB, NS_PER_S, format_cost, format_duration, format_size
 
 __all__ = [
     "CellBill",
@@ -84,7 +84,7 @@ class CellBill:
         if self.stood_s:
             said.append(f"suspended {_seconds(self.stood_s)}, and went on")
         if self.cost:
-            said.append(f"{self.cost:.4f} {self.currency}".rstrip())
+            said.append(format_cost(self.cost, self.currency))
         return said
 
 

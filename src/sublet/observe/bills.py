@@ -107,6 +107,7 @@ class Rates:
     """Prices in millionths of a unit of money, per hour."""
 
     currency: str = "credits"
+    """What a unit of it is called, wherever a cost is shown."""
     gpu: int = _MICRO
     """One whole device of a model that has no price of its own."""
     models: Mapping[str, int] = field(default_factory=dict)
@@ -148,8 +149,10 @@ def parse_rates(text: str) -> Rates:
         raise InvalidRequest(f"the rates cannot be read ({error})", do="Write them as TOML.") from error
     models = table.pop("models", {})
     currency = table.pop("currency", Rates().currency)
-    if not isinstance(models, dict) or not isinstance(currency, str) or not 1 <= len(currency) <= 16:
-        raise InvalidRequest("the rates need [models] as a table and a short currency", do=_RATES_DO)
+    if not isinstance(models, dict):
+        raise InvalidRequest("the rates need [models] as a table", do=_RATES_DO)
+    if not isinstance(currency, str) or len(currency) > 16 or not currency.strip() or not currency.isprintable():
+        raise InvalidRequest("the currency of the rates cannot be shown", do='Give a short word, such as "EUR".')
     unknown = table.keys() - {"gpu", "cpu", "memory", "block"}
     if unknown:
         raise InvalidRequest(f"the rates have an unknown entry {min(unknown)!r}", do=_RATES_DO)

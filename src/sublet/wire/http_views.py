@@ -177,6 +177,8 @@ class BillLine(Message, kw_only=True):
     memory_byte_seconds: float
     block_byte_seconds: float
     cost: float
+    currency: str = ""
+    """In which the office reckons; the same in every line. An older office does not say."""
     vram_byte_seconds: int = 0
     """Allocated through Sublet; what was leased is in ``gpu_seconds``."""
     launches: int = 0

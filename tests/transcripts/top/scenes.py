@@ -112,7 +112,7 @@ def tenant(name: str, used_s: float, leases: int = 1, queued: int = 0, **changes
 
 
 def bill(name: str, gpu_s: float, cost: float) -> Json:
-    return {"key": name, "tenant": name, "leases": 3, "gpu_seconds": gpu_s, "cost": cost}
+    return {"key": name, "tenant": name, "leases": 3, "gpu_seconds": gpu_s, "cost": cost, "currency": "credits"}
 
 
 def snapshot(**parts: Any) -> Snapshot:

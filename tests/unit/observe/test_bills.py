@@ -186,7 +186,8 @@ def test_rates_are_read_from_toml() -> None:
     "text",
     [
         *("gpu = ", "gpu = -1", "gpu = nan", "gpu = inf", "gpu = true", 'gpu = "1"', "gpu = 0.0000001", "gpu = 1e30"),
-        *("gpus = 1", "models = 3", "currency = 3", 'currency = ""', '[models]\nx = "a"'),
+        *("gpus = 1", "models = 3", "currency = 3", 'currency = ""', 'currency = "a\\tb"', 'currency = " "'),
+        '[models]\nx = "a"',
     ],
 )
 def test_rates_that_are_none_are_refused(text: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from sublet.cli.show import Json, plural
+from sublet.cli.show import Json, cost_head, plural
 from sublet.cli.top.columns import WIDE, WIDER, Column, Entry, table
 from sublet.cli.top.snapshot import Snapshot, remaining
 from sublet.cli.top.text import Line, Span, age, bar, size, span_line, width_of
@@ -325,13 +325,14 @@ def _place(place: Json, wall_s: float, elapsed_s: float) -> Entry:
 
 
 def _tenants(known: Snapshot, width: int) -> Section:
+    cost = cost_head(known.bill)
     columns = (
         Column("TENANT", 24),
         Column("LEASES", 7, right=True),
         Column("WAIT", 5, right=True),
         Column("SHARE, LAST HOUR", BAR + 10),
         Column("GPU TIME", 8, right=True),
-        Column("COST", 14, right=True),
+        Column(cost, max(14, width_of(cost)), right=True),
         Column("", 0),
     )
     entries = _operators_view(known) if known.tenants is not None else _own_view(known)

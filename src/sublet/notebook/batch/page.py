@@ -17,7 +17,7 @@ from sublet.notebook.batch.jobs import JobSpec
 from sublet.notebook.batch.law import JobRecord, JobState
 from sublet.notebook.batch.preparing import code_cells
 from sublet.notebook.status import CellBill
-from sublet.values import NS_PER_S, format_duration
+from sublet.values import NS_PER_S, format_cost, format_duration
 
 __all__ = ["JobBill", "bill_parts", "first_line", "page_of", "written"]
 
@@ -39,6 +39,7 @@ class JobBill:
     busy_s: float
     gpu_s: float
     cost: float
+    currency: str
 
     @classmethod
     def of(cls, line: Any) -> JobBill:
@@ -49,6 +50,7 @@ class JobBill:
             busy_s=line.busy_seconds,
             gpu_s=line.gpu_seconds,
             cost=line.cost,
+            currency=line.currency,
         )
 
     def __str__(self) -> str:
@@ -56,7 +58,7 @@ class JobBill:
         said = [leases, f"held {_seconds(self.held_s)}", f"busy {_seconds(self.busy_s)}"]
         said.append(f"device time {_seconds(self.gpu_s)}")
         if self.cost:
-            said.append(f"cost {self.cost:.4f}")
+            said.append(f"cost {format_cost(self.cost, self.currency)}")
         return ", ".join(said)
 
 
