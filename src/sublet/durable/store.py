@@ -50,6 +50,9 @@ class CheckpointStore(Publisher, Protocol):
     def who(self) -> Who:
         """In whose name it is saved."""
 
+    def numbers(self) -> list[int]:
+        """Of all checkpoints there are, in order."""
+
     def newest(self) -> int:
         """The number of the newest checkpoint, 0 for none."""
 
@@ -63,6 +66,10 @@ class CheckpointStore(Publisher, Protocol):
     def room(self) -> int:
         """Bytes that may still be written."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of the place as a whole; 0 where nobody has said."""
+
     def stage(self, needed: int = 0) -> Path:
         """A new, empty folder on the same file system as the packs. Raises ``CheckpointFailed`` if there is not room
         for so many bytes; nothing is written then."""
@@ -73,6 +80,12 @@ class CheckpointStore(Publisher, Protocol):
 
     def collect(self, keep: int) -> None:
         """Remove all but the newest ``keep`` checkpoints and what only the others needed."""
+
+    def freed_by(self, keep: int) -> int:
+        """Bytes that packs have which the newest ``keep`` checkpoints do not need."""
+
+    def let_go(self, keep: int) -> None:
+        """``collect``, for this once: what the next publication keeps is not changed by it."""
 
     def discard(self, folder: Path) -> None:
         """A staging folder is needed no more. Harmless twice."""
@@ -157,6 +170,11 @@ class FolderStore:
         found = os.statvfs(self.folder)
         return found.f_bavail * found.f_frsize
 
+    @property
+    def size(self) -> int:
+        """Of the disk it is on nobody has said how much is ours."""
+        return 0
+
     def stage(self, needed: int = 0) -> Path:
         self.check_room(needed)
         folder = self.staging / secrets.token_hex(8)
@@ -218,6 +236,16 @@ class FolderStore:
             from sublet.durable.upkeep import collect
 
             collect(self, keep=keep)
+
+    def freed_by(self, keep: int) -> int:
+        needed = {f"{ref.name.hex()}.pack" for number in self.numbers()[-keep:] for ref in self.manifest(number).packs}
+        with os.scandir(self.packs) as entries:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name not in needed)
+
+    def let_go(self, keep: int) -> None:
+        from sublet.durable.upkeep import collect
+
+        collect(self, keep=keep)
 
     def _admit(self, manifest: Manifest) -> None:
         """The next number, in the name of the newest holder there was."""

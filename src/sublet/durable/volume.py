@@ -165,8 +165,11 @@ class VolumeStore(FolderStore):
     def collect(self, keep: int) -> None:
         self._keep = keep
         if len(self.numbers()) > keep:
-            who = self.who
-            self._ask(Collect(lease=who.lease, epoch=who.epoch, keep=keep), Collected)
+            self.let_go(keep)
+
+    def let_go(self, keep: int) -> None:
+        who = self.who
+        self._ask(Collect(lease=who.lease, epoch=who.epoch, keep=keep), Collected)
 
     def _gone(self) -> CheckpointFailed:
         """The volume is put away, or somebody else's by now. The supervisor knows, and refuses with what it is; where

@@ -344,6 +344,8 @@ class Cells:
             say(self._shell, f"what stays on the device is not saved: {self.owner.trouble}")
         failed = CheckpointFailed(came.news.failed, do=came.news.do) if came.news.failed else None
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
+        if came.let_go:
+            said = "; ".join(filter(None, (said, self.owner.tight())))
         return _Ran(reply, bill, said, failed)
 
     def _get_away(self) -> None:

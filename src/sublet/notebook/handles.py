@@ -151,6 +151,7 @@ class Handles:
         shelf = self._shelf
         assert shelf is not None
         volume.committed = shelf.settle(volume.committed)
+        self._rest()
 
     def first_sight(self) -> str:
         """What to say of what another kernel saved under this name; once, and nothing where there is nothing."""
@@ -338,6 +339,13 @@ class Handles:
             return {} if self._shelf is None else self._shelf.found()
         except (SubletError, OSError):  # it is told when somebody wants something of it
             return {}
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        """What is open for reading here has its room still when the guest lets go of it."""
+        if self._open is not None:
+            self._open.close()
 
     def _print(self, name: str) -> bytes:
         """Of what the notebook has under a name: another one when it was changed or bound anew."""

@@ -94,6 +94,8 @@ class _State:
         """Keys of names that were let go of since the last save."""
         self.number = 0
         """Of the last checkpoint that was made here."""
+        self.good: int | None = None
+        """Of the last one that may not go before a new one is whole; None: the newest."""
         self.cell = 0
         self.is_running = False
         self.is_taken = True
@@ -145,7 +147,7 @@ def begin(cell: int, reads: frozenset[str], bound: Mapping[str, Callable[[], obj
     """It begins. ``bound``: what each name has now; ``room``: bytes of the largest that may come back."""
     with _turn:
         _state.cell, _state.reads, _state.bound, _state.room = cell, reads, bound, room
-        _state.is_running = True
+        _state.is_running, _state.good = True, None
 
 
 def rest() -> None:
@@ -163,6 +165,8 @@ def stuck() -> dict[str, str]:
 def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> None:
     """It is over. ``stays``: what cannot come back, and why; ``came``: what did, or is gone."""
     _state.is_running, _state.is_taken = False, False
+    with contextlib.suppress(SubletError):  # until its results are taken, what the notebook would go back to stays
+        _state.good = 0 if _state.shelf is None else _state.shelf.newest
     was, _state.bound = _state.bound, {}
     for name in [name for name in _state.held if name in came or name not in space.names]:
         _let_go(name)
@@ -362,7 +366,7 @@ def _written(values: Mapping[Key, Any], about: Mapping[Key, About], drop: Callab
     began_s = time.monotonic()
     try:
         shelf = _shelf()
-        saved = shelf.save(values, about, drop=drop, note=note)
+        saved = shelf.save(values, about, drop=drop, note=note, good=_state.good)
     except SubletError as error:
         return replace(look(), failed=error.message, do=error.do)
     except Exception as error:  # noqa: BLE001 - whatever it is, the cell's results must reach the notebook

@@ -60,6 +60,8 @@ class Volume:
     """Held on the folder."""
     is_empty: bool = False
     """It was made just now: to look into it would cost the time to set it up, before anything is saved."""
+    is_tight: bool = False
+    """It was said that it is too small for as many checkpoints as are kept elsewhere."""
     committed: int | None = None
     """The number of the checkpoint of the last cell that is known to have finished; None: as it is found."""
     _store: CheckpointStore | None = None
@@ -129,6 +131,14 @@ class Owner:
         volume, self.volume = self.volume, None
         if volume is not None:
             volume.release()
+
+    def tight(self) -> str:
+        """What to say when checkpoints went because the volume is small: once of each volume."""
+        volume = self.volume
+        if volume is None or volume.is_tight:
+            return ""
+        volume.is_tight = True
+        return "the volume is small for this state, so fewer older checkpoints of it are kept"
 
     def take(self, fabric: Fabric) -> Volume | None:
         """The volume, taken when it is first asked for. None where none is to be had, and ``trouble`` says why: cells

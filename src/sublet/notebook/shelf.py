@@ -26,12 +26,13 @@ from sublet.durable.saving import Base, Saver, Staged
 from sublet.durable.store import CheckpointStore
 from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable
 from sublet.notebook.home import HomeRules
+from sublet.notebook.retention import SPARE, make_room
 
 __all__ = ["About", "Key", "Part", "Saved", "Shelf", "key_of"]
 
 KEEP: Final = 3
-"""Checkpoints that stay: that of the last finished cell, the last that a running cell asked for, and that of a cell
-whose results nobody has taken yet (``settle``)."""
+"""Checkpoints that stay, as long as there is room: that of the last finished cell, the last that a running cell asked
+for, and that of a cell whose results nobody has taken yet (``settle``)."""
 WITHIN: Final = "within "
 """Begins the note of a checkpoint that a running cell asked for."""
 NOTICE: Final = "notice "
@@ -83,6 +84,8 @@ class Saved:
     wall_ns: int
     written_bytes: int
     state_bytes: int
+    let_go: int = 0
+    """Older checkpoints that went, because there was no room beside them."""
 
 
 class Shelf:
@@ -131,9 +134,11 @@ class Shelf:
         *,
         drop: Callable[[Key], bool] = lambda _key: False,
         note: str = "",
+        good: int | None = None,
     ) -> Saved:
         """Save these, keep what else there is, but for what is to be dropped. Whole or not at all: it raises
-        ``CheckpointFailed`` then, and what was saved before is as it was."""
+        ``CheckpointFailed`` then, and what was saved before is as it was. ``good``: the number of the last checkpoint
+        that must stay until then; None: the newest."""
         began_ns, base = time.monotonic_ns(), self._base_now()
         carry, rest = self._kept(values, drop)
         everything = {**values, **rest}
@@ -145,7 +150,8 @@ class Shelf:
         groups.sort(key=lambda group: group.names[0])
         was = self.found()
         same_as = {key: was[key] for key in values} if not rest and was.keys() >= values.keys() else None
-        return self._write(groups, base, carry, now_ns, note, same_as=same_as, began_ns=began_ns)
+        good = base.number if good is None else good
+        return self._write(groups, base, carry, now_ns, note, same_as=same_as, began_ns=began_ns, good=good)
 
     def settle(self, number: int) -> int:
         """See that the newest checkpoint is of this number: the last whose cell is known to have finished, its results
@@ -182,12 +188,15 @@ class Shelf:
         note: str,
         same_as: Mapping[Key, About] | None = None,
         began_ns: int | None = None,
+        good: int | None = None,
     ) -> Saved:
-        """``same_as``: what is known of these in the newest checkpoint. If all would be as it is there, that is it."""
+        """``same_as``: what is known of these in the newest checkpoint. If all would be as it is there, that is it.
+        ``good``: checkpoints before this one may go, if there is no room beside them; None: none may."""
         capture = self._saver.capture(groups, base)
         capture.took_ns = 0 if began_ns is None else time.monotonic_ns() - began_ns
         needed = needed_bytes(capture, base, self._store.room)
         try:
+            let_go = 0 if good is None else make_room(self._store, needed, most=KEEP, good=good)
             with self._store.staging_folder(needed) as staging:
                 staged = self._saver.write(
                     capture,
@@ -197,6 +206,7 @@ class Shelf:
                     wall_ns=now_ns,
                     note=note,
                     carry=carry,
+                    spare=max(0, self._store.room - needed - SPARE),
                 )
                 if same_as and self._is_newest(staged):
                     then_ns = min(one.wall_ns for one in same_as.values())
@@ -208,7 +218,11 @@ class Shelf:
         self._store.collect(KEEP)
         report = staged.report
         return Saved(
-            number=report.number, wall_ns=now_ns, written_bytes=report.written_bytes, state_bytes=report.state_bytes
+            number=report.number,
+            wall_ns=now_ns,
+            written_bytes=report.written_bytes,
+            state_bytes=report.state_bytes,
+            let_go=let_go,
         )
 
     def _is_newest(self, staged: Staged) -> bool:

@@ -59,6 +59,11 @@ class Came:
             said.append(f"{name} stays ({why}; {kept})")
         return ", ".join(said)
 
+    @property
+    def let_go(self) -> int:
+        """Older checkpoints for which there was no room beside the new one."""
+        return 0 if self.news.saved is None else self.news.saved.let_go
+
 
 @dataclass(slots=True, eq=False)
 class Traffic:
