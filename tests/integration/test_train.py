@@ -245,7 +245,10 @@ def test_a_command_that_was_killed_goes_on_when_it_is_run_again(
     out, said = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 130, said
     assert f"lease {left.id} of an earlier run" in said
-    assert "the same command goes on from there" in said
+    assert "sublet: interrupted: the program may finish its step and save" in said
+    assert "\nsublet: interrupted; " in said
+    assert "the same command goes on from the last checkpoint in volume train-" in said
+    assert "preempted (" not in said
 
     last = begin(0.0)
     out, said = last.communicate(timeout=PATIENCE_S)

@@ -133,15 +133,15 @@ def train(
     with sublet.connect() as fabric, LiveLine() as line, _stopped_by_signals(Stopped):
         watch = _Watch(line)
         run = TrainingRun(fabric, plan, watch)
+        stopped: Stopped | None = None
         try:
             status = run.run()
-        except Stopped as stop:
-            status = INTERRUPTED if stop.number == signal.SIGINT else 128 + stop.number
-        except KeyboardInterrupt:
-            status = INTERRUPTED
+        except (Stopped, KeyboardInterrupt) as how:
+            stopped = how if isinstance(how, Stopped) else Stopped()
+            status = INTERRUPTED if stopped.number == signal.SIGINT else 128 + stopped.number
         finally:
             watch.finish()
-        _say_bill(run, status)
+        _say_bill(run, status, "" if stopped is None else str(stopped))
     return status
 
 
@@ -151,6 +151,7 @@ class _Watch:
     def __init__(self, line: LiveLine) -> None:
         self._line = line
         self._parts = {"stdout": b"", "stderr": b""}
+        self._waits_for = ""
 
     def wrote(self, stream: str, data: bytes) -> None:
         out: TextIO = sys.stdout if stream == "stdout" else sys.stderr
@@ -169,9 +170,12 @@ class _Watch:
             self._line.set(lambda _: f"{text} · {lease.id}, {seconds(round(lease.remaining))} left")
 
     def waits(self, place: Place) -> None:
+        text = f"waiting at {place}"
         if self._line.live:
-            text = f"waiting for a device: {place}"
             self._line.set(lambda waited: f"{text} ({seconds(round(waited))})")
+        elif place.lease != self._waits_for:
+            self._waits_for = place.lease  # once, where there is no line to keep up to date
+            self.news(text)
 
     def finish(self) -> None:
         """What did not end with a line."""
@@ -204,12 +208,17 @@ def job_name(command: Sequence[str], folder: str) -> str:
     return f"{stem}-{digest}" if stem else digest
 
 
-def _say_bill(run: TrainingRun, status: int) -> None:
+def _say_bill(run: TrainingRun, status: int, stopped: str) -> None:
+    """What was done and what it cost; who ended it by hand is told that first, and how to go on."""
     progress = run.progress
     if progress.first_step is None:
+        if stopped:
+            before = "in its beginning" if run.began else "before the program began"
+            sys.stderr.write(f"sublet: {stopped} {before}; {_go_on(run)}\n")
         return
     here = f", {progress.steps_here} of them now" if progress.first_step else ""
     said = [
+        *([stopped] if stopped else []),
         f"{plural(progress.steps, 'step')} done{here}",
         _preempted(run),
         f"{plural(progress.saves, 'save')} of {format_size(progress.bytes_saved)} in all",
@@ -220,8 +229,13 @@ def _say_bill(run: TrainingRun, status: int) -> None:
         said.append(f"{paid} for all runs of {run.plan.name}")
     sys.stderr.write(f"sublet: {'; '.join(said)}\n")
     if status:
-        kept = f"step {progress.saved_steps} is saved" if progress.saved_steps >= 0 else "nothing was saved yet"
-        sys.stderr.write(f"  {kept}; the same command goes on from there (--name {run.plan.name}).\n")
+        kept = f"step {progress.saved_steps} is saved" if progress.saved_steps >= 0 else "nothing new is saved"
+        sys.stderr.write(f"  {kept}; {_go_on(run)}\n")
+
+
+def _go_on(run: TrainingRun) -> str:
+    """What it always comes to: where the checkpoints are, and that the command finds them."""
+    return f"the same command goes on from the last checkpoint in volume {run.plan.volume} (--name {run.plan.name})."
 
 
 def _preempted(run: TrainingRun) -> str:

@@ -120,7 +120,8 @@ def _status(error: SystemExit) -> int:
 
 
 def _tell(error: BaseException) -> int:
-    if isinstance(error, LeaseInterrupt | _interrupt_class()):
+    is_end = isinstance(error, LeaseInterrupt | _interrupt_class())
+    if is_end and getattr(error, "code", LEASE_ENDED) == LEASE_ENDED:  # else it says itself that it left otherwise
         return _tell_end(error)
     if isinstance(error, SystemExit):
         return _status(error)

@@ -13,10 +13,12 @@ from sublet.errors import LeaseInterrupt
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.values import EndReason
 
-__all__ = ["Preempted", "Told", "Watchman"]
+__all__ = ["SIGTERM", "TERMINATED", "Preempted", "Told", "Watchman"]
 
 LEASE_ENDED: Final = 76
 TERMINATED: Final = 128 + signal.SIGTERM
+SIGTERM: Final = "SIGTERM"
+"""What is told of why a program left that was told by signal."""
 PAGE: Final = "SUBLET_PAGE"
 _UNASKED: Final = object()
 
@@ -24,7 +26,7 @@ _UNASKED: Final = object()
 class Preempted(LeaseInterrupt, SystemExit):
     """Training stops here, in good order: the last step is done and saved, and the same program goes on from it.
 
-    Raised between two steps. It ends the program with status 76 (143 where there is no lease and SIGTERM came), in
+    Raised between two steps. It ends the program with status 76 (143 where no lease ends and SIGTERM came), in
     silence; ``except Exception`` does not meet it, and whoever catches it cannot train on: the lease is going.
     """
 
@@ -35,7 +37,8 @@ class Preempted(LeaseInterrupt, SystemExit):
         self.code = status
 
     def __str__(self) -> str:
-        return f"step {self.step} is saved; the lease ends: {self.end.reason}"
+        why = "SIGTERM came" if self.code == TERMINATED else f"the lease ends: {self.end.reason}"
+        return f"step {self.step} is saved; {why}"
 
 
 class Told(NamedTuple):
@@ -44,6 +47,7 @@ class Told(NamedTuple):
     reason: EndReason
     detail: str
     by_signal: bool = False
+    """Nothing is known of any lease's end; somebody sent SIGTERM."""
 
     def end(self) -> LeaseEnd:
         return LeaseEnd(
@@ -77,7 +81,9 @@ class Watchman:
             return notice
         if not self._came:
             return None
-        return Told(EndReason.PREEMPTED, "SIGTERM", by_signal=self._lease is None)
+        # Without a lease it is how others preempt (Slurm, Kubernetes); under one it is a person who wants an end.
+        reason = EndReason.PREEMPTED if self._lease is None else EndReason.RELEASED
+        return Told(reason, "SIGTERM", by_signal=True)
 
     def begin(self) -> None:
         """Take up the post. Only the main thread of a program hears signals; elsewhere nothing is changed."""

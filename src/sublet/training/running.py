@@ -26,6 +26,7 @@ from sublet.client.home import runtime_dir
 from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
+from sublet.training.leaving import SIGTERM, TERMINATED
 from sublet.training.progress import Progress, Sieve
 from sublet.training.script import for_tenant
 from sublet.training.telling import VARIABLE
@@ -70,6 +71,9 @@ class Stopped(BaseException):
         super().__init__(number)
         self.number = number
 
+    def __str__(self) -> str:
+        return "interrupted" if self.number == signal.SIGINT else f"stopped by {signal.Signals(self.number).name}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -106,7 +110,7 @@ class Onlooker(Protocol):
         """It is further."""
 
     def waits(self, place: Place) -> None:
-        """For a lease, at this place."""
+        """For a lease, at this place; for a device, or for the volume of its state."""
 
 
 @dataclass(slots=True)
@@ -133,6 +137,8 @@ class TrainingRun:
         self.waited_seconds = 0.0
         """For another lease, after one was taken."""
         self._labels = {LABEL: plan.name}
+        self.began = False
+        """Whether a program of this command was started."""
         self._empty = 0
         """Lives in a row that brought no step."""
 
@@ -193,12 +199,14 @@ class TrainingRun:
             spec = for_tenant(spec, plan.cwd)
         guest = start_spec(lease, replace(spec, imports=IMPORTS), volume=storage)
         self.progress.new_life()
+        self.began = True
         with contextlib.closing(guest):
             return _Attendance(self, lease, guest).run()
 
     def _taken(self, lease: Lease, life: Life) -> str:
         progress = self.progress
-        said = f"lease {lease.id} was taken ({life.reason})"
+        is_told = life.reason == SIGTERM
+        said = "somebody told the program to stop" if is_told else f"lease {lease.id} was taken ({life.reason})"
         if progress.left:
             said += f"; step {progress.steps} is saved"
         elif progress.saved_steps >= 0:
@@ -248,7 +256,14 @@ class TrainingRun:
             yield storage
 
     def _block(self, size: int | str | None) -> Lease:
-        return self.fabric.block(size, name=self.plan.volume, ttl=STATE_TTL, renew="always", labels=self._labels)
+        return self.fabric.block(
+            size,
+            name=self.plan.volume,
+            ttl=STATE_TTL,
+            renew="always",
+            labels=self._labels,
+            on_place=self.onlooker.waits,
+        )
 
     def _end(self, view: LeaseView) -> None:
         """What still runs of an earlier command: it is told, saves, and is waited for."""
@@ -290,7 +305,7 @@ class _Attendance:
                         self.guest.stop(0)
                     else:
                         stopped = stop if isinstance(stop, Stopped) else Stopped()
-                        self._tell_to_stop()
+                        self._tell_to_stop(stopped)
             life = self._outcome()
         if stopped is not None and life.code != 0:
             raise stopped
@@ -361,9 +376,9 @@ class _Attendance:
         except NotFound:
             return False
 
-    def _tell_to_stop(self) -> None:
+    def _tell_to_stop(self, why: Stopped) -> None:
         """It saves and leaves; if it takes too long, or is no trainer, it is ended."""
-        self.training.onlooker.news("stopping: the program may finish its step and save")
+        self.training.onlooker.news(f"{why}: the program may finish its step and save; once more ends it at once")
         with contextlib.suppress(SubletError):
             self.guest.send_signal(signal.SIGTERM)
         self._deadline = threading.Timer(STOP_S, self._stop_now)
@@ -390,4 +405,4 @@ class _Attendance:
             return Life(code, notice.reason.value)
         if reason is not None:
             return Life(code, reason.value)
-        return Life(code, progress.left if code == LEASE_ENDED else "")
+        return Life(code, progress.left if code in (LEASE_ENDED, TERMINATED) else "")

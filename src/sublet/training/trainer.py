@@ -27,7 +27,7 @@ from sublet.clock import Clock, SystemClock
 from sublet.errors import CheckpointFailed, InvalidRequest
 from sublet.training.beginning import interval_of, no_steps, other_loop, parts_of, refuse_many_processes
 from sublet.training.chance import chance_now, set_chance, set_generators
-from sublet.training.leaving import Preempted, Told, Watchman
+from sublet.training.leaving import SIGTERM, TERMINATED, Preempted, Told, Watchman
 from sublet.training.parts import put_back
 from sublet.training.place import place_here
 from sublet.training.position import Source, source_of
@@ -317,9 +317,9 @@ class PreemptibleTrainer:
     def _leave(self, told: Told, position: dict[str, Any]) -> NoReturn:
         """Everything is whole: save it, and end the program."""
         self._settle(position)
-        self._tell(left=str(told.reason))
+        self._tell(left=SIGTERM if told.by_signal else str(told.reason))
         self.close()
-        status = {"status": 143} if told.by_signal else {}
+        status = {"status": TERMINATED} if told.by_signal else {}
         raise Preempted(told.end(), self.steps, **status)
 
     def _finish(self) -> None:

@@ -28,6 +28,17 @@ def wait():
 """
 
 
+LEFT: Final = """
+from sublet.errors import LeaseInterrupt
+from sublet.lease.value import LeaseEnd
+from sublet.values import EndReason
+class Left(LeaseInterrupt, SystemExit):
+    code = 143
+def main():
+    raise Left(LeaseEnd(reason=EndReason.RELEASED, at=""))
+"""
+
+
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     (cwd / "work.py").write_text(WORK)
     return subprocess.run(
@@ -91,6 +102,13 @@ def test_the_end_of_a_lease_is_one_line_and_76(tmp_path: Path) -> None:
         _, err = guest.communicate(timeout=60)
     assert guest.returncode == 76
     assert err == "sublet: the lease ended: expired. Acquire a new lease and go on from the last checkpoint.\n"
+
+
+def test_who_leaves_with_a_status_of_his_own_has_it_and_nothing_is_said(tmp_path: Path) -> None:
+    """As a trainer that was told to stop: its lease goes on, so no end of it is told."""
+    (tmp_path / "left.py").write_text(LEFT)
+    done = run("left:main", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
 
 
 def loaded_by(*argv: str) -> set[str]:

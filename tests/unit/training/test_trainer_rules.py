@@ -22,6 +22,7 @@ from sublet.training import Preempted, PreemptibleTrainer
 from sublet.training.parts import part_of, put_back
 from sublet.training.progress import Progress, Sieve
 from sublet.training.telling import SEPARATOR, Account, Teller
+from sublet.values import EndReason
 from tests.unit.training.test_trainer import Lease, Program, Rows, same, shuffled
 
 pytestmark = pytest.mark.needs("torch")
@@ -194,6 +195,15 @@ def test_behind_the_last_batch_nobody_leaves(tmp_path: Path) -> None:
             continue
     assert lives == [1, 1]
     assert store.published > 4
+
+
+def test_sigterm_under_a_lease_that_goes_on_is_no_preemption(tmp_path: Path) -> None:
+    """Somebody wants the program to end (Ctrl-C at `sublet train`, say); it saves, and nothing is said of the lease."""
+    trainer, model = trainer_at(tmp_path, lease=Lease())
+    with pytest.raises(Preempted) as left:
+        train(trainer, model, range(9), lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    assert (left.value.code, left.value.end.reason) == (143, EndReason.RELEASED)
+    assert str(left.value) == "step 1 is saved; SIGTERM came"
 
 
 SCRIPT: Final = """
