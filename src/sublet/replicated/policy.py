@@ -99,6 +99,9 @@ class ReplicaPolicy:
                 raise InvalidRequest(f"{name} is {shown(value)}", do="Give a whole number above zero.")
         if self.min_replicas < 1:
             raise InvalidRequest("a policy of no replicas keeps nothing", do="Set min_replicas to 1 or more.")
+        # With more replicas fixed quorums only become worse, so what fails with the fewest fits no set at all.
+        fewest = max(self.min_replicas, self.read_quorum or 1, self.write_quorum or 1)
+        check_quorums(fewest, *self._quorums(fewest))
 
     def seats(self, members: Sequence[str]) -> Seats:
         """These as voters, with the quorums of this policy."""
@@ -108,11 +111,15 @@ class ReplicaPolicy:
                 f"the policy asks for at least {self.min_replicas} replicas, and there are {count}",
                 do="Give more replicas, or lower min_replicas.",
             )
-        majority = count // 2 + 1
-        read = majority if self.read_quorum is None else self.read_quorum
-        write = majority if self.write_quorum is None else self.write_quorum
+        read, write = self._quorums(count)
         check_quorums(count, read, write)
         return Seats(tuple(sorted(members)), read, write)
+
+    def _quorums(self, count: int) -> tuple[int, int]:
+        """How many of so many it takes to read, and to write."""
+        majority = count // 2 + 1
+        read = majority if self.read_quorum is None else self.read_quorum
+        return read, majority if self.write_quorum is None else self.write_quorum
 
     def check_placement(self, replicas: Sequence[Replica]) -> None:
         """Refuse replicas that stand where they may not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -375,8 +376,7 @@ def test_quorums_that_could_miss_each_other_are_refused() -> None:
     three = [MemoryReplica() for _ in range(3)]
     for policy, words in (
         (ReplicaPolicy(read_quorum=1, write_quorum=2), "could miss each other"),
-        (ReplicaPolicy(read_quorum=3, write_quorum=1), "neither would know"),
-        (ReplicaPolicy(read_quorum=0), "do not fit"),
+        (ReplicaPolicy(read_quorum=4), "do not fit"),
         (ReplicaPolicy(write_quorum=4), "do not fit"),
         (ReplicaPolicy(min_replicas=4), "at least 4"),
     ):
@@ -386,6 +386,44 @@ def test_quorums_that_could_miss_each_other_are_refused() -> None:
         ReplicaGroup([])
     with pytest.raises(InvalidRequest, match="keeps nothing"):
         ReplicaPolicy(min_replicas=0)
+
+
+@pytest.mark.parametrize(
+    ("least", "read", "write", "words"),
+    [
+        (3, 1, 2, "reading from 1 and writing to 2 of 3 replicas could miss each other"),
+        (3, 1, None, "reading from 1 and writing to 2 of 3"),
+        (5, None, 2, "reading from 3 and writing to 2 of 5"),
+        (1, 3, 1, "two writers could each have 1 of 3"),
+        (1, 0, None, "quorums of 0 .read. and 1 .write. do not fit 1"),
+        (1, None, -1, "quorums of 1 .read. and -1 .write. do not fit 1"),
+    ],
+)
+def test_a_policy_that_fits_no_set_is_refused_at_once(
+    least: int, read: int | None, write: int | None, words: str
+) -> None:
+    """R + W > N and 2W > N, for the smallest N that the policy allows."""
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        ReplicaPolicy(min_replicas=least, read_quorum=read, write_quorum=write)
+    assert refused.value.do.startswith("Choose")
+
+
+def test_a_policy_is_refused_only_if_no_set_could_have_it() -> None:
+    """Against all small sets, one by one."""
+    for least, read, write in itertools.product(range(1, 5), (None, 0, 1, 2, 3, 4, 5), (None, 0, 1, 2, 3, 4, 5)):
+        fits = [
+            count
+            for count in range(least, 12)
+            for r, w in [(read if read is not None else count // 2 + 1, write if write is not None else count // 2 + 1)]
+            if 1 <= r <= count and 1 <= w <= count and r + w > count and 2 * w > count
+        ]
+        try:
+            policy = ReplicaPolicy(min_replicas=least, read_quorum=read, write_quorum=write)
+        except InvalidRequest:
+            assert not fits, (least, read, write)
+        else:
+            assert fits, (least, read, write)
+            assert policy.seats([str(n) for n in range(fits[0])])
 
 
 def test_a_new_set_is_only_made_when_everybody_is_there() -> None:
