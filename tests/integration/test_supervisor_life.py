@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -262,6 +264,67 @@ def test_a_command_that_cannot_run_says_so_and_leaves_nothing(stage: SupervisorS
     end(stage, A, E5)
     heard(stage, TornDown)
     until("no residue", lambda: not stage.residue())
+
+
+# ---- groups that nobody is in any more ----
+
+NEVER = "from sublet.supervisor import aside; aside.WAIT_S = 1e6"
+"""What nobody waits for is not removed."""
+
+
+def test_one_that_is_killed_between_a_report_and_the_removal_leaves_names_and_no_lease(tmp_path: Path) -> None:
+    """Of a lease that was seen to be gone there are groups, a folder and a note. They stand in nobody's way."""
+    with supervisor_at(tmp_path, faults=NEVER) as stage:
+        grant(stage, A, E5)
+        stage.holder(A, E5).start("sleep", "1000")
+        end(stage, A, E5)
+        heard(stage, TornDown)
+        left = stage.residue()
+        stage.kill()
+        assert stage.residue() == left
+        stage.faults = ""
+        stage.start()
+        office = stage.connect()
+        assert office.configured.live == ()
+        assert stage.lease_groups() == []
+        grant(stage, B, E6)
+        heard(stage, Held)
+        stage.holder(B, E6).start("sleep", "1000")
+        end(stage, B, E6)
+        heard(stage, TornDown)
+        assert not any(isinstance(report, Failed) for report in stage.office_line.reports)
+        until("no residue", lambda: not stage.residue())
+
+
+def test_a_lease_that_is_had_again_at_once_has_groups_of_its_own(tmp_path: Path) -> None:
+    with supervisor_at(tmp_path, faults=NEVER) as stage:
+        for epoch in (E5, E6, E7):
+            grant(stage, A, epoch)
+            stage.holder(A, epoch).start("sleep", "1000")
+            end(stage, A, epoch)
+            heard(stage, TornDown, epoch.n - 4)
+        stage.office_line.ask(Quit(now=False))
+        assert stage.process is not None
+        stage.process.wait(30)
+        until("no residue", lambda: not stage.residue())
+
+
+@needs_freezer
+def test_who_was_put_into_the_group_of_a_guest_is_seen_and_ended_before_anything_is_free(tmp_path: Path) -> None:
+    """Nothing else tells of him: he has other parents, and carries no mark."""
+    stranger = subprocess.Popen(["/bin/sleep", "1000"], env={})
+    try:
+        with supervisor_at(tmp_path, faults=NEVER) as stage:
+            grant(stage, A, E5)
+            guest = stage.holder(A, E5).start("sleep", "1000")
+            [lease] = [folder for folder in stage.lease_groups() if "/freezer/" in folder]
+            Path(lease, guest.guest, "cgroup.procs").write_text(str(stranger.pid))
+            end(stage, A, E5)
+            heard(stage, TornDown)
+            assert stranger.wait(30) == -signal.SIGKILL
+    finally:
+        stranger.kill()
+        stranger.wait(30)
 
 
 # ---- its end ----

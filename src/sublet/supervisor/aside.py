@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sublet.supervisor.errands import Errands
+from sublet.supervisor.group import Group
 from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.loop import Loop, Timer
 
@@ -23,6 +24,8 @@ WAIT_S: Final = 0.05
 WAITING_MAX: Final = 512
 """With more than this there is no waiting for the last: where somebody ends at every moment there is none."""
 FOLDERS_AT_ONCE: Final = 8
+GROUP_AGAIN_S: Final = 0.1
+GROUP_AGAIN_MAX_S: Final = 60.0
 NAMES_AT_ONCE: Final = 2000
 """Names that are removed while everybody waits: some 20 ms."""
 
@@ -33,6 +36,8 @@ class Aside:
     def __init__(self, loop: Loop, errands: Errands) -> None:
         self._loop = loop.guarded(lambda _: self._again())
         self._errands = errands
+        self._groups: dict[str, Group] = {}
+        """By name, those that are on their way out."""
         self._acts: deque[Callable[[], object]] = deque()
         self._timer: Timer | None = None
 
@@ -42,6 +47,19 @@ class Aside:
         with contextlib.suppress(OSError):  # then it lies where it is, and is in the way
             os.rename(folder, aside)
             self.later(lambda: self._remove(aside))
+
+    def leave(self, group: Group | None, *first: Callable[[], object]) -> None:
+        """Nobody is in this group, as was seen, so it is nothing but a name, and goes soon. ``first`` is done while it
+        is still there; where there is no group only that."""
+        if group is not None:
+            self._groups[group.name] = group
+        self.later(lambda: self._leave(group, first))
+
+    def make_way(self, group: Group | None) -> None:
+        """This one is about to be made: if there is another of its name on its way out, that goes now, or stays."""
+        if group is not None and group.name in self._groups:
+            self.finish()
+            self._groups.pop(group.name, None)
 
     def later(self, act: Callable[[], object]) -> None:
         """Nobody waits for this."""
@@ -53,7 +71,7 @@ class Aside:
         self._timer = self._loop.after(WAIT_S, self._clear)
 
     def finish(self) -> None:
-        """This process ends."""
+        """All of it, now: this process ends."""
         while self._acts:
             with contextlib.suppress(OSError):
                 self._acts.popleft()()
@@ -67,6 +85,26 @@ class Aside:
     def _again(self) -> None:
         if self._acts and self._timer is None:
             self._timer = self._loop.after(0, self._clear)
+
+    def _leave(self, group: Group | None, first: Iterable[Callable[[], object]]) -> None:
+        try:
+            for act in first:
+                act()
+        finally:
+            if group is not None:
+                self._remove_group(group, GROUP_AGAIN_S)
+
+    def _remove_group(self, group: Group, wait_s: float) -> None:
+        """Our guests are gone, so whoever is in it now was put there by somebody else. What is in a guest's is ended,
+        as it always was."""
+        if self._groups.get(group.name) is not group:
+            return
+        if not group.remove():
+            del self._groups[group.name]
+            return
+        if group.guest is not None:
+            group.kill()
+        self._loop.after(wait_s, lambda: self._remove_group(group, min(2 * wait_s, GROUP_AGAIN_MAX_S)))
 
     def _remove(self, folder: str) -> None:
         if remove_tree(folder, count_max=NAMES_AT_ONCE).is_cut_short:

@@ -93,6 +93,14 @@ class Group:
         """Whether no process is in it."""
         return not self.pids()
 
+    def inhabited(self) -> str:
+        """A folder of it in which somebody is, or one below; empty if nobody is. Asked of *one* hierarchy, the last it
+        was made in: of a lease that is one in which all its guests are together, because it limits them. Whoever moves
+        himself out of it, as root may, is still below the supervisor, and is found there."""
+        made = self._made()
+        top = self._v2 if self._v2 is not None else made[-1] if made else ""
+        return next((folder for folder in self._below(top) if self._files.read(f"{folder}/cgroup.procs")), "")
+
     def set_limits(self, limits: Limits) -> list[str]:
         """Cap it; returns what cannot be capped here, by name. To be called before anything joins."""
         asked = {

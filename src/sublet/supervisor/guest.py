@@ -130,10 +130,8 @@ class Guest:
             self._used = self.tree.used()
 
     def settle(self) -> None:
-        """It is gone: what it used is noted before its group is taken away. It may stay listed for long, so what only
-        a living one needs is let go."""
+        """It is gone. It may stay listed for long, so what only a living one needs is let go."""
         self._hang_up()
-        self.count()
         if len(self.spec.argv) > SHOWN_ARGUMENTS:
             self.spec = replace(self.spec, argv=self.spec.argv[:SHOWN_ARGUMENTS])
         self.on_gone()

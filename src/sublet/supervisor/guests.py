@@ -360,12 +360,11 @@ class Guests:
             self._put_away_soon()
 
     def _is_out_of_its_group(self, guest: Guest) -> bool:
-        """The kernel takes away an empty group only, so this is the closest look. Whoever is in it and cannot be told
-        by anything else is seen, and ended, by looks that ask for it."""
+        """The closest look: whoever is in it and cannot be told by anything else is seen, and ended, by looks that ask
+        for it."""
         group = guest.tree.group
         if group is not None:
-            self._safely(guest, guest.count)
-            guest.hides = bool(group.remove())
+            guest.hides = bool(group.inhabited())
             if guest.hides:
                 self._loop.after(UNSEEN_S, self._looking.soon)
         return not guest.hides
@@ -389,7 +388,7 @@ class Guests:
         for step in (
             guest.settle,
             lambda: self._trees.drop(guest.id),
-            lambda: self._launch.aside.later(lambda: self._notes.drop(guest.id)),
+            lambda: self._launch.aside.leave(guest.tree.group, guest.count, partial(self._notes.drop, guest.id)),
             lambda: self._hear_out(guest),
             lambda: self._keep(guest),
             lambda: self.on_gone(guest.lease),

@@ -189,6 +189,8 @@ class Launch:
         guest's own stays; what is the lease's does, and is used by the next one."""
         check_spec(spec)
         behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
+        if not tenancy.folder:
+            self.aside.make_way(self._groups.group(tenancy.lease))
         tenancy.open(self.leases, self._groups, self._loop.now_ns(), self._cores)
         tenancy.only_sessions &= spec.entry == SESSIONS_ENTRY
         marks = {**tenancy.environment(), **marks_of(self._office, tenancy.lease, guest)}

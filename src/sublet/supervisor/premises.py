@@ -13,8 +13,8 @@ from typing import Final
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Verdict
 from sublet.supervisor.aside import Aside
 from sublet.supervisor.card_cleaning import CardCleaning
-from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.errands import Errands
+from sublet.supervisor.group import Group
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.guests import Guests
 from sublet.supervisor.isolation import remove_tree
@@ -41,7 +41,6 @@ class Premises:
         self,
         *,
         guests: Guests,
-        groups: Groups,
         stores: Stores,
         errands: Errands,
         aside: Aside,
@@ -65,7 +64,6 @@ class Premises:
         self.on_moved: Callable[[LeaseId], None] = lambda _: None
         """Told when the guests of a lease were taken off its devices alive, or when that failed."""
         self._guests = guests
-        self._groups = groups
         self._office = office
         self._now_ns = now_ns
         self._cut = cut
@@ -257,7 +255,7 @@ class Premises:
             )
         for tenancy in tuple(self._of(lease, epoch)):
             self._stores.leave(tenancy)
-            left = tenancy.close(self._groups, self._aside.put, alone=self._is_alone(tenancy))
+            left = tenancy.close(self._aside.put, self._aside.leave, alone=self._is_alone(tenancy))
             if left:
                 return NotYet(what=f"{', '.join(left)} could not be removed", again_ns=now_ns + LOOK_AGAIN_NS)
             self._remember(tenancy)
@@ -291,7 +289,7 @@ class Premises:
         self._aside.finish()
         for tenancy in tuple(self._all()):
             if not any(tenancy.running()):
-                tenancy.close(self._groups, remove_tree, alone=self._is_alone(tenancy))  # nobody else is left to wait
+                tenancy.close(remove_tree, Group.remove, alone=self._is_alone(tenancy))  # nobody is left to wait
 
     # ---- volumes ----
 

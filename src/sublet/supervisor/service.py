@@ -140,7 +140,6 @@ class Supervisor:
         self._parker.on_lost = self._lost
         self.premises = Premises(
             guests=self.guests,
-            groups=self._groups,
             stores=self._launch.stores,
             errands=self._launch.errands,
             aside=self._launch.aside,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.cgroups import Group, Groups
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.limits import Limits
 from sublet.values import MIB, NS_PER_S, EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
@@ -57,7 +57,7 @@ class Tenancy:
     """
 
     __slots__ = (
-        *("_counted", "_grouped_as", "_office", "_page", "_tally", "blocks", "cards", "deadline_ns"),
+        *("_counted", "_group", "_office", "_page", "_tally", "blocks", "cards", "deadline_ns"),
         *("detail", "epoch", "expiring", "folder", "guests", "has_stores", "is_parked", "lease", "metered"),
         *("name", "notice", "only_sessions", "over", "parking", "parts", "pinned", "segment", "since"),
         *("stores", "suspended", "tenant", "unlimited", "writable"),
@@ -120,8 +120,8 @@ class Tenancy:
         self._office = office
         self._page: PageWriter | None = None
         self._tally: TallyFile | None = None
-        self._grouped_as = lease
-        """The lease for which its group was made."""
+        self._group: Group | None = None
+        """That of the lease for which it was made."""
         self._counted = Metered()
         """What its guests had done when they came under this lease."""
 
@@ -165,7 +165,7 @@ class Tenancy:
             return
         self.folder = self.folder or os.path.join(base, f"{self.lease}.{self.epoch}")
         os.makedirs(os.path.join(self.folder, "tmp"), mode=0o700, exist_ok=True)
-        group = groups.group(self._grouped_as)
+        group = self._group = self._group or groups.group(self.lease)
         limits = limits_for(self.parts)
         if group is not None:
             group.create()
@@ -191,11 +191,11 @@ class Tenancy:
             other._counted = so_far
         other.only_sessions = self.only_sessions
         other.folder, other._page, other._tally = self.folder, self._page, self._tally
-        other._grouped_as, other.unlimited, other.pinned = self._grouped_as, self.unlimited, self.pinned
+        other._group, other.unlimited, other.pinned = self._group, self.unlimited, self.pinned
         other.is_parked, other.since = is_parked, self.since
         other.suspended, self.suspended = self.suspended if is_parked else (), ()
         other.guests, self.guests = self.guests, {}
-        self.folder, self._page, self._tally = "", None, None
+        self.folder, self._page, self._tally, self._group = "", None, None, None
         self.parking = self.is_parked = False
 
     def show(self, now_ns: int) -> None:
@@ -203,10 +203,12 @@ class Tenancy:
         if self._page is not None:
             self._page.write(self._view(now_ns))
 
-    def close(self, groups: Groups, put_away: Callable[[str], object], *, alone: bool = True) -> list[str]:
+    def close(
+        self, put_away: Callable[[str], object], leave: Callable[[Group], object], *, alone: bool = True
+    ) -> list[str]:
         """Take away what was made; what would not go. Only once no guest is left. ``put_away`` removes the folder, or
-        gives it another name and has it removed. ``alone``: nothing else is here under the name of the lease, so that
-        its group can go, too.
+        gives it another name and has it removed. ``leave`` removes the group, now or later: nobody is in it, so it is
+        nothing but a name. ``alone``: nothing else is here under the name of the lease, so that its group can go, too.
         """
         if not self.folder:
             return []
@@ -219,9 +221,14 @@ class Tenancy:
             self._tally.close()
             self._tally = None
         put_away(self.folder)
-        group = groups.group(self._grouped_as) if alone else None
-        left = group.remove() if group is not None else []
-        return left + ([self.folder] if os.path.lexists(self.folder) else [])
+        left = [self.folder] if os.path.lexists(self.folder) else []
+        if alone and self._group is not None:
+            inhabited = self._group.inhabited()
+            if inhabited:
+                return [inhabited, *left]
+            leave(self._group)
+            self._group = None
+        return left
 
     def environment(self) -> dict[str, str]:
         """What a guest finds: the first values, and where the present ones are."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from sublet.supervisor.aside import WAIT_S, WAITING_MAX, Aside
+from sublet.supervisor.aside import GROUP_AGAIN_MAX_S, GROUP_AGAIN_S, WAIT_S, WAITING_MAX, Aside
+from sublet.supervisor.group import Group
 from sublet.supervisor.loop import Loop
 from sublet.testing.clock import HeldClock
 
@@ -69,6 +70,88 @@ def test_one_that_fails_harms_no_other(loop: Loop, clock: HeldClock) -> None:
     for _ in range(3):
         loop.turn(0)
     assert did == ["first", "last"]
+
+
+class Box:
+    """A group in which somebody may be."""
+
+    def __init__(self, guest: str | None = "g", *, name: str = "sublet-o/l/g", people: int = 0) -> None:
+        self.guest = guest
+        self.name = name
+        self.people = people
+        self.did: list[str] = []
+
+    def remove(self) -> list[str]:
+        self.did.append("remove")
+        return [self.name] if self.people else []
+
+    def kill(self) -> None:
+        self.did.append("kill")
+
+    def as_group(self) -> Group:
+        return cast(Group, self)
+
+
+def pass_time(loop: Loop, clock: HeldClock, seconds: float) -> None:
+    clock.advance_ns(round(seconds * 1e9))
+    for _ in range(3):
+        loop.turn(0)
+
+
+def test_a_group_goes_when_nobody_waits_and_what_is_asked_of_it_comes_first(loop: Loop, clock: HeldClock) -> None:
+    aside, box = Aside(loop, no_errands()), Box()
+    aside.leave(box.as_group(), lambda: box.did.append("count"))
+    aside.leave(None, lambda: box.did.append("another"))
+    assert box.did == []
+    pass_time(loop, clock, 2 * WAIT_S)
+    assert box.did == ["count", "remove", "another"]
+    pass_time(loop, clock, 2 * GROUP_AGAIN_MAX_S)
+    assert box.did == ["count", "remove", "another"]
+
+
+def test_a_group_goes_even_if_what_is_asked_of_it_fails(loop: Loop, clock: HeldClock) -> None:
+    aside, box = Aside(loop, no_errands()), Box()
+    aside.leave(box.as_group(), lambda: 1 // 0)
+    pass_time(loop, clock, 2 * WAIT_S)
+    assert box.did == ["remove"]
+
+
+def test_who_was_put_into_the_group_of_a_guest_that_is_gone_is_ended(loop: Loop, clock: HeldClock) -> None:
+    aside, box = Aside(loop, no_errands()), Box(people=1)
+    aside.leave(box.as_group())
+    pass_time(loop, clock, 2 * WAIT_S)
+    assert box.did == ["remove", "kill"]
+    pass_time(loop, clock, 2 * GROUP_AGAIN_S)
+    assert box.did == ["remove", "kill"] * 2
+    box.people = 0
+    for _ in range(3):
+        pass_time(loop, clock, 2 * GROUP_AGAIN_MAX_S)
+    assert box.did == ["remove", "kill", "remove", "kill", "remove"]
+
+
+def test_of_a_lease_it_is_only_tried_again_and_never_once_another_has_its_name(loop: Loop, clock: HeldClock) -> None:
+    """What is in the group of a lease may be there by right, a moment later: the lease may be had again."""
+    aside, box = Aside(loop, no_errands()), Box(None, people=1)
+    aside.leave(box.as_group())
+    pass_time(loop, clock, 2 * WAIT_S)
+    pass_time(loop, clock, 2 * GROUP_AGAIN_S)
+    assert box.did == ["remove", "remove"]
+    aside.make_way(Box(None).as_group())
+    for _ in range(3):
+        pass_time(loop, clock, 2 * GROUP_AGAIN_MAX_S)
+    assert box.did == ["remove", "remove"]
+
+
+def test_a_group_makes_way_for_another_of_its_name(loop: Loop, clock: HeldClock) -> None:
+    aside, box, other = Aside(loop, no_errands()), Box(None), Box(name="sublet-o/other")
+    aside.leave(box.as_group())
+    aside.make_way(other.as_group())
+    aside.make_way(None)
+    assert box.did == []
+    aside.make_way(Box(None).as_group())
+    assert box.did == ["remove"]
+    pass_time(loop, clock, 2 * WAIT_S)
+    assert box.did == ["remove"]
 
 
 def no_errands() -> Any:

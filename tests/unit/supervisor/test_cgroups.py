@@ -352,6 +352,54 @@ def test_a_process_that_left_one_hierarchy_is_still_in_the_group(machine: Machin
     assert group.pids() == [4242]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_whether_somebody_is_in_it_is_seen_by_one_list_wherever_below_he_is(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    if version == 1:
+        for name in ("memory", "pids", "freezer"):
+            machine.v1(name)
+    else:
+        machine.v2("cg/only", "memory pids")
+    groups = machine.probe()
+    limited(groups, Limits(pids_max=9))
+    lease, guest = groups.group(LEASE), groups.group(LEASE, GUEST)
+    assert lease is not None
+    assert guest is not None
+    lease.create(Limits(pids_max=9))
+    guest.create()
+    where, shared = ("cg/freezer", "cg/pids") if version == 1 else ("cg/only", "cg/only")
+    own, read, seen = f"{where}/sublet-k3/l1/g1", machine.read, list[str]()
+
+    def counted(path: str) -> str | None:
+        seen.append(path)
+        return read(path)
+
+    monkeypatch.setattr(machine, "read", counted)
+    assert (guest.inhabited(), lease.inhabited()) == ("", "")
+    assert len(seen) == (2 if version == 1 else 3), seen
+    machine.put(f"{own}/cgroup.procs", "4242\n")
+    assert guest.inhabited() == f"{machine.root}/{own}"
+    machine.put(f"{own}/cgroup.procs", "")
+    machine.make(f"{machine.root}/{own}/inner")
+    machine.put(f"{own}/inner/cgroup.procs", "4242\n")
+    assert guest.inhabited() == f"{machine.root}/{own}/inner"
+    machine.put(f"{own}/inner/cgroup.procs", "")
+    assert (guest.inhabited(), lease.inhabited()) == ("", "")
+    machine.put(f"{shared}/sublet-k3/l1/cgroup.procs", "4242\n")
+    assert lease.inhabited() == f"{machine.root}/{shared}/sublet-k3/l1"
+    machine.put(f"{shared}/sublet-k3/l1/cgroup.procs", "")
+    assert guest.remove() == lease.remove() == []
+    assert (guest.inhabited(), lease.inhabited()) == ("", "")
+
+
+def test_nobody_is_in_a_group_that_was_never_made(machine: Machine) -> None:
+    machine.v1("memory")
+    group = machine.probe().group(LEASE, GUEST)
+    assert group is not None
+    assert group.inhabited() == ""
+
+
 @pytest.mark.parametrize("is_lonely", [True, False])
 def test_both_the_unified_one_is_used_where_nothing_else_freezes(machine: Machine, is_lonely: bool) -> None:
     machine.v1("memory")

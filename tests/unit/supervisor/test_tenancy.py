@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sublet.clock import SystemClock
 from sublet.supervisor.aside import NAMES_AT_ONCE, Aside
-from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.cgroups import Group, Groups
 from sublet.supervisor.isolation import remove_tree
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.tenancy import Tenancy
@@ -28,11 +30,11 @@ class NoGroups(Groups):
         return None
 
 
-def opened(place: Path) -> Tenancy:
+def opened(place: Path, groups: Groups | None = None) -> Tenancy:
     made = Tenancy(
         lease=LeaseId("l-1"), tenant=TenantId("t"), epoch=Epoch(1, 2), parts=(), deadline_ns=9, office="o", name=""
     )
-    made.open(str(place), NoGroups(), 1, lambda _: ())
+    made.open(str(place), groups or NoGroups(), 1, lambda _: ())
     return made
 
 
@@ -64,7 +66,7 @@ def turn_until(loop: Loop, is_over: Callable[[], bool]) -> None:
 def test_its_folder_is_out_of_the_way_at_once_and_gone_soon(tmp_path: Path, loop: Loop) -> None:
     tenancy, errands = opened(tmp_path), Errands()
     (tmp_path / "l-1.1.2/tmp/file").touch()
-    assert tenancy.close(NoGroups(), Aside(loop, errands).put) == []  # type: ignore[arg-type]
+    assert tenancy.close(Aside(loop, errands).put, Group.remove) == []  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["~l-1.1.2"]
     turn_until(loop, lambda: not any(tmp_path.iterdir()))
     assert errands.asked == []
@@ -74,7 +76,7 @@ def test_a_folder_that_nobody_can_wait_for_is_an_errand(tmp_path: Path, loop: Lo
     tenancy, errands = opened(tmp_path), Errands()
     for number in range(NAMES_AT_ONCE + 100):
         (tmp_path / f"l-1.1.2/tmp/{number}").touch()
-    assert tenancy.close(NoGroups(), Aside(loop, errands).put) == []  # type: ignore[arg-type]
+    assert tenancy.close(Aside(loop, errands).put, Group.remove) == []  # type: ignore[arg-type]
     turn_until(loop, lambda: bool(errands.asked))
     (work,) = errands.asked
     work()
@@ -84,7 +86,7 @@ def test_a_folder_that_nobody_can_wait_for_is_an_errand(tmp_path: Path, loop: Lo
 def test_a_folder_that_cannot_be_put_aside_is_in_the_way(tmp_path: Path, loop: Loop) -> None:
     tenancy = opened(tmp_path)
     (tmp_path / "~l-1.1.2/left").mkdir(parents=True)
-    assert tenancy.close(NoGroups(), Aside(loop, Errands()).put) == [str(tmp_path / "l-1.1.2")]  # type: ignore[arg-type]
+    assert tenancy.close(Aside(loop, Errands()).put, Group.remove) == [str(tmp_path / "l-1.1.2")]  # type: ignore[arg-type]
 
 
 def test_of_much_that_was_put_aside_all_is_gone_even_if_one_thing_fails(tmp_path: Path, loop: Loop) -> None:
@@ -122,5 +124,32 @@ def test_without_its_page_no_guest_starts_and_the_next_one_tries_again(
                 tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: ())
     tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: ())
     assert Path(tenancy.page_path).stat().st_size == 4096
-    assert tenancy.close(NoGroups(), remove_tree) == []
+    assert tenancy.close(remove_tree, Group.remove) == []
     assert not any(tmp_path.iterdir())
+
+
+class Boxed(NoGroups):
+    """A machine on which there is one group, and who is in it is said."""
+
+    def __init__(self) -> None:
+        self.is_in = ""
+        self.left: list[object] = []
+
+    def group(self, *_: object) -> Any:
+        return SimpleNamespace(
+            create=lambda: None, set_limits=lambda limits: [], inhabited=lambda: self.is_in, remove=list
+        )
+
+
+def test_its_group_is_left_once_nobody_is_in_it_and_only_once(tmp_path: Path) -> None:
+    groups = Boxed()
+    tenancy = opened(tmp_path, groups)
+    groups.is_in = "/cg/pids/sublet-o/l-1"
+    assert tenancy.close(remove_tree, groups.left.append) == [groups.is_in]
+    assert not groups.left
+    groups.is_in = ""
+    assert tenancy.close(remove_tree, groups.left.append, alone=False) == []
+    assert not groups.left, "another one is here under the name of the lease"
+    for _ in range(2):
+        assert tenancy.close(remove_tree, groups.left.append) == []
+        assert len(groups.left) == 1

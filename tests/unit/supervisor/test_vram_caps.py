@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.cgroups import Group, Groups
 from sublet.supervisor.tenancy import BASELINE_BYTES, Tenancy, limits_for
 from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Metered, Part
@@ -51,7 +51,7 @@ def test_guests_learn_how_much_of_each_device_is_theirs_and_where_it_is_counted(
     tally.write(1, Row(pid=7, launches=3, bytes_in=4, byte_ns=5 * 10**9))
     tally.close()
     made.over = EndReason.RELEASED
-    assert made.close(Groups.none("o"), shutil.rmtree) == []
+    assert made.close(shutil.rmtree, Group.remove) == []
     assert made.metered == Metered(launches=3, bytes_in=4, vram_byte_seconds=5, is_whole=True)
     assert not list(tmp_path.iterdir())
 
@@ -60,7 +60,7 @@ def test_a_lease_without_devices_counts_nothing(tmp_path: Path) -> None:
     made = tenancy(MEMORY)
     made.open(str(tmp_path), Groups.none("o"), 0, lambda count: ())
     assert "SUBLET_TALLY" not in made.environment()
-    made.close(Groups.none("o"), shutil.rmtree)
+    made.close(shutil.rmtree, Group.remove)
     assert made.metered is None
 
 
@@ -71,7 +71,7 @@ def test_what_a_guest_claims_to_have_done_is_bounded(tmp_path: Path) -> None:
     path = Path(made.tally_path)
     raw = path.read_bytes()
     path.write_bytes(raw[:64] + b"\xff" * (len(raw) - 64))
-    made.close(Groups.none("o"), shutil.rmtree)
+    made.close(shutil.rmtree, Group.remove)
     assert made.metered is not None
     assert max(made.metered.launches, made.metered.vram_byte_seconds, made.metered.peak_bytes) < 1 << 62
     assert not made.metered.is_whole
