@@ -15,6 +15,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -203,6 +204,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # started with `nohup`, the suite sees what it always sees
     config.pluginmanager.register(LeftOut(require_all=os.environ.get("SUBLET_REQUIRE_ALL") == "1"), "sublet-left-out")
     if os.environ.get("SUBLET_AGAIN") == "1" and not hasattr(config, "workerinput"):
         config.pluginmanager.register(
