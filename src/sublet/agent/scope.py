@@ -5,6 +5,9 @@ office that is a service would take its supervisor along whenever it is stopped 
 and a login session may be ended with all that was begun in it. In a scope of its own the supervisor belongs to neither.
 ``systemd-run --scope`` asks for one and then *becomes* the command, so nothing else changes, the process id included.
 
+The scope is *delegated*: what is made below it is the supervisor's, with all controllers that there are, and systemd
+leaves it alone. That is how guests have limits where control groups are of the second version.
+
 Where that cannot be had (no systemd, no bus, not allowed) the supervisor is started plainly.
 """
 
@@ -19,20 +22,44 @@ __all__ = ["KEPT", "scope_prefix"]
 
 BOOTED: Final = "/run/systemd/system"
 """There where the machine was booted with systemd: what ``sd_booted`` looks at."""
+USERS: Final = "/run/user"
+"""Where the managers of users have their folders, each under the number of its user."""
 SWITCH: Final = "SUBLET_SCOPE"
 KEPT: Final = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 """What ``systemd-run`` needs to find the manager of a user."""
+_ASKED: Final = (
+    "--scope",
+    "--quiet",
+    "--collect",
+    "--property=Delegate=yes",
+    "--property=TasksMax=infinity",  # guests have limits of their own
+    "--description=Sublet supervisor",
+    "--",
+)
 
 
-def scope_prefix(env: Mapping[str, str], *, uid: int | None = None, booted: str = BOOTED) -> list[str]:
+def scope_prefix(
+    env: Mapping[str, str], *, uid: int | None = None, booted: str = BOOTED, users: str = USERS
+) -> list[str]:
     """What to write before the command; nothing where there is no systemd, or ``SUBLET_SCOPE=no`` says so."""
     if env.get(SWITCH, "") == "no" or not os.path.isdir(booted):
         return []
-    program = shutil.which("systemd-run", path=env.get("PATH", os.defpath))
+    path = env.get("PATH", os.defpath)
+    program = shutil.which("systemd-run", path=path)
     if program is None:
         return []
-    is_root = (os.geteuid() if uid is None else uid) == 0
-    if not is_root and not env.get("XDG_RUNTIME_DIR"):
+    uid = os.geteuid() if uid is None else uid
+    if uid == 0:
+        return [program, "--system", *_ASKED]
+    if _has_manager(env.get(KEPT[0], "")):
+        return [program, "--user", *_ASKED]
+    own, told = f"{users}/{uid}", shutil.which("env", path=path)
+    if not _has_manager(own) or told is None:
         return []  # nobody runs a manager for this user
-    whose = "--system" if is_root else "--user"
-    return [program, whose, "--scope", "--quiet", "--collect", "--description=Sublet supervisor", "--"]
+    # After `su`, in a job of cron or in a service nothing says where it is, or the words are those of somebody else.
+    return [told, f"--unset={KEPT[1]}", f"{KEPT[0]}={own}", program, "--user", *_ASKED]
+
+
+def _has_manager(folder: str) -> bool:
+    """Whether a manager listens there, and this process may see it."""
+    return bool(folder) and os.path.exists(f"{folder}/systemd/private")

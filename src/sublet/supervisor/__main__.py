@@ -16,6 +16,7 @@ from dataclasses import replace
 import sublet.wire.refusals  # noqa: F401 - when it is needed there may be no descriptor, or other files, to load it from
 from sublet.clock import SystemClock
 from sublet.errors import SubletError
+from sublet.supervisor.cgroups_places import settle
 from sublet.supervisor.files import raise_limit
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.zygotes import Zygotes
@@ -37,6 +38,7 @@ def main(text: str) -> int:
     locked = os.path.join(settings.runtime, "supervisor.lock")
     if not _lock(locked):
         return os.EX_TEMPFAIL
+    settle()  # before there is a second process
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -15,6 +15,7 @@ by the caller.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
@@ -196,4 +197,9 @@ def _tried(place: Place, office: str, files: Files) -> Place:
         files.make(folder)
     except OSError as error:
         return place._replace(why_not=f"{folder} could not be made: {error.strerror}")
+    kind = (files.read(f"{folder}/cgroup.type") or "domain").strip() if place.is_v2 else "domain"
+    if kind != "domain":  # processes are in the group above, which hands controllers on that threads can share
+        with contextlib.suppress(OSError):
+            files.remove(folder)
+        return place._replace(why_not=f"a group made in {place.base} takes no processes (it is {kind})")
     return place

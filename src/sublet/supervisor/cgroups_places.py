@@ -4,6 +4,7 @@ There are three kinds of machine: one unified hierarchy (v2), one hierarchy for 
 the unified one has no controllers and can still end, freeze and count. In each, the place is looked for from our own
 group upwards, so that whatever confines this process confines the guests as well, as far as that can be had: in a
 unified hierarchy a group with processes in it cannot hand controllers on, and then the nearest above that can is taken.
+A supervisor to which a group was given makes room in it first (``settle``).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
-__all__ = ["CONTROLLERS", "Files", "Place", "find_places"]
+__all__ = ["CONTROLLERS", "Files", "Place", "find_places", "settle"]
 
 CONTROLLERS: Final = ("memory", "pids", "cpu", "cpuset", "devices", "freezer", "cpuacct")
 """Those we know how to use; a unified hierarchy has neither of the last three, and needs none of them."""
 _PIECE: Final = 1 << 16
 _NUMBER_MAX: Final = 64
+_LEAF: Final = "supervisor"
 _NOTHING_BELOW: Final = 2
 """Links to a folder without folders in it: its name and its dot. It spares reading forty names to find none."""
 
@@ -110,6 +112,21 @@ class _Mount(NamedTuple):
     controllers: frozenset[str]
 
 
+def settle(proc: str = "/proc", files: Files | None = None, *, pid: int = 0) -> None:
+    """Make room in a group that was given to this process alone, as a scope of a service manager is: go into one below
+    it, so that ours can be handed controllers beside it. Harmless everywhere else. ``pid``: this process."""
+    files = files or Files()
+    own = _own_groups(files.read(f"{proc}/self/cgroup") or "")
+    for mount in _mounts(files.read(f"{proc}/self/mountinfo") or ""):
+        group = _folder(mount, own.get("", "/"), files) if mount.is_v2 else ""
+        alone = (files.read(f"{group}/cgroup.procs") or "").split() == [str(pid or os.getpid())]
+        if not group or not alone or _is_root(group, files) or not files.read(f"{group}/cgroup.controllers"):
+            continue
+        with contextlib.suppress(OSError):  # not ours to divide: then it stays as it is
+            files.make(f"{group}/{_LEAF}")
+            files.write(f"{group}/{_LEAF}/cgroup.procs", "0")
+
+
 def find_places(proc: str = "/proc", files: Files | None = None) -> tuple[Place, ...]:
     """All hierarchies that concern us, usable or not."""
     files = files or Files()
@@ -191,11 +208,22 @@ def _may_make(folder: str, files: Files) -> bool:
     return files.may_write(folder) and files.may_write(f"{folder}/cgroup.procs")
 
 
+def _is_root(folder: str, files: Files) -> bool:
+    """Whether it is the group of the whole machine, for which fewer rules hold."""
+    return not files.has(f"{folder}/cgroup.type")
+
+
 def _handed_on(folder: str, files: Files) -> frozenset[str]:
-    """The controllers that groups made here would have, after asking for all of them."""
+    """The controllers that groups made here would have, after asking for all of them.
+
+    Not where processes are in the group itself. The kernel would still hand on those that can share out among threads
+    (``cpu``, ``pids``), and from then on no process could join any group made here.
+    """
+    if files.read(f"{folder}/cgroup.procs") and not _is_root(folder, files):
+        return frozenset()
     there = frozenset((files.read(f"{folder}/cgroup.controllers") or "").split()) & frozenset(CONTROLLERS)
     handed_on = f"{folder}/cgroup.subtree_control"
     for name in sorted(there - frozenset((files.read(handed_on) or "").split())):
-        with contextlib.suppress(OSError):  # busy: processes are in the group itself; or not ours to change
+        with contextlib.suppress(OSError):  # busy: a process has just come into the group; or not ours to change
             files.write(handed_on, f"+{name}")
     return there & frozenset((files.read(handed_on) or "").split())

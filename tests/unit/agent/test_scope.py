@@ -43,20 +43,42 @@ def stand_in(tmp_path: Path, text: str) -> Path:
     ("uid", "more", "whose"),
     [
         (0, {}, "--system"),
-        (1000, {"XDG_RUNTIME_DIR": "/run/user/1000"}, "--user"),
-        (1000, {}, None),
         (0, {"SUBLET_SCOPE": "no"}, None),
         (0, {"SUBLET_SCOPE": ""}, "--system"),
+        (1000, {}, None),
+        (1000, {"XDG_RUNTIME_DIR": "0"}, None),
+        (1001, {}, None),
     ],
 )
 def test_who_gets_one(tmp_path: Path, booted: Path, uid: int, more: dict[str, str], whose: str | None) -> None:
+    """A user has a manager, or has not; not somebody else's."""
     program = stand_in(tmp_path, GIVES)
-    prefix = scope_prefix({"PATH": str(program.parent), **more}, uid=uid, booted=str(booted))
+    prefix = scope_prefix({"PATH": str(program.parent), **more}, uid=uid, booted=str(booted), users=str(tmp_path))
     if whose is None:
         assert prefix == []
     else:
         assert prefix[:3] == [str(program), whose, "--scope"]
+        assert "--property=Delegate=yes" in prefix
         assert prefix[-1] == "--"
+
+
+def test_the_manager_of_a_user_is_found_without_being_told(tmp_path: Path, booted: Path) -> None:
+    """After ``su``, in a job of cron or in a service nobody says where it is, or says where somebody else's is."""
+    program = stand_in(tmp_path, GIVES)
+    for uid in ("0", "1000"):
+        (tmp_path / uid / "systemd").mkdir(parents=True)
+    (tmp_path / "1000/systemd/private").touch()
+    path = f"{program.parent}:{os.defpath}"
+
+    def asked(**env: str) -> list[str]:
+        return scope_prefix({"PATH": path, **env}, uid=1000, booted=str(booted), users=str(tmp_path))
+
+    told = asked(XDG_RUNTIME_DIR=str(tmp_path / "1000"))
+    assert told[:3] == [str(program), "--user", "--scope"]
+    for prefix in (asked(), asked(XDG_RUNTIME_DIR=str(tmp_path / "0"))):
+        assert os.path.basename(prefix[0]) == "env"
+        assert f"XDG_RUNTIME_DIR={tmp_path / '1000'}" in prefix
+        assert prefix[3:] == told
 
 
 def test_without_systemd_there_is_none(tmp_path: Path, booted: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from sublet.supervisor.cgroups import Group, Groups
-from sublet.supervisor.cgroups_places import Files
+from sublet.supervisor.cgroups_places import Files, settle
 from sublet.supervisor.limits import BASIC_DEVICES, Device, Limits, Usage
 from sublet.values import GuestId, LeaseId
 
@@ -90,6 +90,12 @@ class Machine(Files):
         above = Path(folder).parent / "cgroup.subtree_control"
         if files is V2_FILES and above.exists():
             Path(folder, "cgroup.controllers").write_text(above.read_text())
+            Path(folder, "cgroup.type").write_text(self._kind(above) + "\n")
+
+    def _kind(self, above: Path) -> str:
+        """Below a group with processes in it which hands on what threads can share, nobody can be."""
+        busy = (above.parent / "cgroup.type").exists() and (above.parent / "cgroup.procs").read_text()
+        return "domain invalid" if busy and above.read_text() else "domain"
 
     def remove(self, folder: str) -> None:
         if self.folders(folder) or self.read(f"{folder}/cgroup.procs"):
@@ -104,13 +110,17 @@ class Machine(Files):
         if not os.path.exists(path):
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
         if name == "cgroup.subtree_control":
-            is_root = not os.path.exists(f"{os.path.dirname(folder)}/cgroup.procs")
-            if self.read(f"{folder}/cgroup.procs") and not is_root:
+            is_root = not os.path.exists(f"{folder}/cgroup.type")
+            shared = {"+cpu", "+cpuset", "+pids"}
+            if self.read(f"{folder}/cgroup.procs") and not is_root and not set(text.split()) <= shared:
                 raise OSError(errno.EBUSY, "Device or resource busy")
             there = {*(self.read(path) or "").split(), *(part.lstrip("+") for part in text.split())}
             if not there <= set((self.read(f"{folder}/cgroup.controllers") or "").split()):
                 raise OSError(errno.ENOENT, "No such file")
             text = " ".join(sorted(there))
+        elif name == "cgroup.procs" and text == "0":  # the only process there is here
+            Path(folder).parent.joinpath(name).write_text("")
+            text = "77\n"
         elif name == "cgroup.procs":
             text = (self.read(path) or "") + text + "\n"
         Path(path).write_text(text)
@@ -220,6 +230,62 @@ def test_v2_without_the_right_to_go_up_ends_but_does_not_limit(machine: Machine)
     said = {said.part: said for said in groups.describe()}
     assert said["ending a guest as a whole"].is_active
     assert said["memory"].text.endswith("does not hand the controller memory on to groups below it")
+
+
+def test_a_group_with_processes_in_it_is_not_made_one_that_nobody_can_be_below(machine: Machine) -> None:
+    """It would hand on ``cpu`` and ``pids``, which threads can share, and then groups made in it take no processes."""
+    machine.v2("cg", "cpu memory pids", own="/user/scope")
+    machine.put("cg/user/scope/cgroup.procs", "1\n")
+    machine.put("cg/user/scope/cgroup.controllers", "cpu memory pids")
+    machine.locked.add(str(machine.root / "cg/user/cgroup.procs"))
+    groups = machine.probe()
+    assert machine.get("cg/user/scope/cgroup.subtree_control") == ""
+    assert machine.get("cg/user/scope/sublet-k3/cgroup.type") == "domain\n"
+    assert groups.v2 is not None
+    assert not any(groups.has(name) for name in ("cpu", "memory", "pids"))
+
+
+def test_a_group_that_nobody_can_be_below_is_not_used(machine: Machine) -> None:
+    machine.v2("cg", "cpu memory", own="/scope")
+    machine.put("cg/scope/cgroup.procs", "1\n")
+    machine.put("cg/scope/cgroup.subtree_control", "cpu")
+    machine.locked.add(str(machine.root / "cg/cgroup.procs"))
+    groups = machine.probe()
+    assert not groups.is_active
+    assert groups.describe()[0].text.endswith("takes no processes (it is domain invalid)")
+    assert not (machine.root / "cg/scope/sublet-k3").exists()
+
+
+def settled(machine: Machine) -> Groups:
+    """A supervisor whose number is 77."""
+    settle(str(machine.root / "proc"), machine, pid=77)
+    own = machine.root / "proc/self/cgroup"
+    if (machine.root / "cg/scope/supervisor").exists():
+        own.write_text(own.read_text().replace("/scope", "/scope/supervisor"))
+    return machine.probe()
+
+
+def test_a_group_of_its_own_hands_everything_on_once_the_supervisor_is_in_one_below(machine: Machine) -> None:
+    machine.v2("cg", "cpu memory pids", own="/scope")
+    machine.put("cg/scope/cgroup.procs", "77\n")
+    machine.put("cg/scope/cgroup.controllers", "cpu memory pids")
+    groups = settled(machine)
+    assert groups.v2 is not None
+    assert os.path.relpath(groups.v2.base, machine.root) == "cg/scope"
+    assert limited(groups, Limits(memory_bytes=1 << 30, pids_max=9, cores=1)) == []
+    assert machine.get("cg/scope/sublet-k3/l1/memory.max") == str(1 << 30)
+
+
+@pytest.mark.parametrize("why", ["others are in it", "it is not ours", "it has nothing to hand on", "all are in it"])
+def test_a_supervisor_stays_where_it_is_if_nothing_is_gained(machine: Machine, why: str) -> None:
+    machine.v2("cg", "memory", own="/" if why == "all are in it" else "/scope")
+    folder = "cg" if why == "all are in it" else "cg/scope"
+    machine.put(f"{folder}/cgroup.procs", "76\n77\n" if why == "others are in it" else "77\n")
+    machine.put(f"{folder}/cgroup.controllers", "" if why == "it has nothing to hand on" else "memory")
+    if why == "it is not ours":
+        machine.locked.add(str(machine.root / "cg/scope"))
+    settle(str(machine.root / "proc"), machine, pid=77)
+    assert not (machine.root / folder / "supervisor").exists()
 
 
 def test_v1_makes_a_guest_where_it_is_counted_or_ended_and_joins_what_limits_its_lease(machine: Machine) -> None:
