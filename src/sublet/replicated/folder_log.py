@@ -11,6 +11,7 @@ nothing was promised, and what is left of it is made blank.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 import zlib
@@ -241,7 +242,10 @@ class FolderLog:
         try:
             self.files.write(self._fd, planned.data, self._at)
         except OSError as error:
-            # What came of it looks like a torn batch, and whoever takes the lock next makes it blank.
+            # Nobody was told of it. A part of a sector would be taken for damage, and where not even this can be
+            # written, whoever takes the lock next tries again.
+            with contextlib.suppress(OSError):
+                self._mend(Torn(self._at, self._at + len(planned.data)))
             raise self._no_room(error) from error
         self.dirty = True
         self._at += len(planned.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -19,7 +20,7 @@ from sublet.replicated.files import refuse_network
 from sublet.replicated.folder_format import SECTOR, Entry, Header, Torn, batch, entries, entries_of, frame, scan
 from sublet.replicated.idempotency_record import Book, Record
 from sublet.replicated.quorum import ReplicaSet, Seats
-from sublet.replicated.replica import PackName, ReplicaFaulty, ReplicaSilent, seal, unseal
+from sublet.replicated.replica import PackName, ReplicaFaulty, ReplicaFull, ReplicaSilent, seal, unseal
 from sublet.replicated.s3 import Sealed
 from sublet.replicated.state import State
 from sublet.values import Epoch
@@ -206,6 +207,29 @@ def test_writes_that_do_part_of_the_work_change_nothing(tmp_path: Path, monkeypa
     replica.close()
     monkeypatch.undo()
     assert reopened(tmp_path / "replica") == [Here(writes[-1], BALLOT)]
+
+
+def test_a_write_that_ends_within_a_sector_for_want_of_room_is_no_damage(
+    seated: FolderReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody was told of it, so what there is of it goes."""
+    write, sizes = os.pwrite, iter((700, 0))
+
+    def filling(fd: int, data: bytes, at: int) -> int:
+        size = next(sizes, len(data))
+        if not size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data[:size], at)
+
+    monkeypatch.setattr(os, "pwrite", filling)
+    refused = Accepted(Stamp(BALLOT, 1), bytes(range(256)) * 8)
+    with pytest.raises(ReplicaFull):
+        seated.ask([("k", Accept(1, refused))])
+    assert next(sizes, None) is None
+    assert reopened(seated.folder) == [THERE]
+    assert seated.verify() == []
+    assert seated.ask([("k", Accept(1, refused))]) == [Took()]
+    assert reopened(seated.folder) == [Here(refused, BALLOT)]
 
 
 def test_a_copied_folder_does_not_vote(seated: FolderReplica, tmp_path: Path) -> None:
