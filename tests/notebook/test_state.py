@@ -183,13 +183,27 @@ def test_a_cell_that_asked_for_a_checkpoint_is_gone_on_from(nb: Notebook, home: 
     assert text(nb.run("print(done, losses)")) == "2 [0, 1, 2]\n"
 
 
-def test_a_second_kernel_of_the_name_has_a_volume_of_its_own_and_is_told(nb: Notebook, second: Notebook) -> None:
-    nb.run("%%gpu --vram 64MiB\n1")
+def test_a_second_kernel_of_the_name_is_told_and_gets_its_own_copy(nb: Notebook, second: Notebook) -> None:
+    """Of what the first one's last finished cell left, while the first goes on; what either does then is its own."""
+    nb.run(LARGE + "import numpy as np\ndeep = np.full(1 << 18, 1.0)\nwide = np.full(1 << 18, 2.0)")
     nb.run("%gpu release")
     outputs = second.run("%%gpu --vram 64MiB\n1")
-    assert re.search(r"another kernel has nb-story-\w{8} open, so this one saves for itself", status(outputs))
+    said = r"another kernel has nb-story-\w{8} open, .* %gpu restore brings a copy of what that one saved at \d\d:\d\d"
+    assert re.search(said, status(outputs))
     assert "goes with its kernel" not in text(second.run("%gpu name"))
-    assert "there is nothing saved" in text(second.run("%gpu restore"))
+    second.run(LARGE + "import numpy as np\nwide = np.full(1 << 18, 7.0)")  # saved before the copy comes, and stays
+    said = text(second.run("%gpu restore"))
+    assert re.search(
+        r"restored .*deep.*newer in the notebook: .*wide.*copies, of what the kernel that has nb-story-", said
+    )
+    outputs = second.run(LARGE + "print(deep[0], wide[0])\ndeep += 40")
+    assert text(outputs) == "1.0 7.0\n"
+    second.run("%gpu release")
+    assert text(nb.run(LARGE + "deep += 1\nprint(deep[0], wide[0])")) == "2.0 2.0\n"
+    nb.run("%gpu release")
+    second.run("del deep")
+    assert "restored" in text(second.run("%gpu restore"))
+    assert text(second.run(LARGE + "print(deep[0], wide[0])")) == "2.0 7.0\n"
     second.run("%gpu release")
 
 

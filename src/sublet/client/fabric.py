@@ -276,6 +276,16 @@ class Fabric:
         """Give a volume up now, with all that is in it. Refused while a lease has it."""
         return self._run(volumes.remove(self._core, volume))
 
+    def copy_volume(
+        self, source: Volume | str, name: str, *, size: Size | None = None, retain: Duration | None = None
+    ) -> Volume:
+        """Make a volume of this name with what was last saved in another of yours: its newest checkpoint. Whoever has
+        that one goes on with it meanwhile. As large as that one, unless a ``size`` is said.
+        """
+        from sublet.client.volume_copies import copy_volume
+
+        return copy_volume(self, source, name, size, retain)
+
     def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
         """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""
         return self._run(self._core.query(bill_path(by, since, until), list[BillLine]))

@@ -16,7 +16,16 @@ from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import HolderReply
 from sublet.wire.http import TokenView
-from sublet.wire.volumes import Collected, LendVolume, Published, VolumeCall, VolumeLent, VolumeOpened, VolumeReply
+from sublet.wire.volumes import (
+    Collected,
+    CopiedIn,
+    LendVolume,
+    Published,
+    VolumeCall,
+    VolumeLent,
+    VolumeOpened,
+    VolumeReply,
+)
 
 if TYPE_CHECKING:
     from sublet.client.address import Address
@@ -72,7 +81,7 @@ class HolderLine:
                     self._drop()
                 raise
         answer = loads(HolderReply, body)
-        if not isinstance(answer, VolumeOpened | Published | Collected):
+        if not isinstance(answer, VolumeOpened | Published | Collected | CopiedIn):
             raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
         return answer
 
@@ -124,10 +133,10 @@ def lease_token(lease: Lease) -> str:
     return fabric._run(fabric._core.query(f"/v1/leases/{lease.id}/token", TokenView)).token
 
 
-def lend(address: Address, token: str) -> str:
-    """A ticket for the volume of the lease whose token this is."""
+def lend(address: Address, token: str, *, reads: bool = False) -> str:
+    """A ticket for the volume of the lease whose token this is; ``reads``: only to copy from it."""
     with connect_data(address, token) as conversation:
-        answer = loads(HolderReply, conversation.call(dumps(LendVolume())).body)
+        answer = loads(HolderReply, conversation.call(dumps(LendVolume(reads=reads))).body)
     if not isinstance(answer, VolumeLent):
         raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
     return answer.ticket

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sublet.durable.files import move_into_place, name_once, read_whole, sync_folder
 from sublet.durable.format import MANIFEST_MAX, Manifest, damaged
@@ -28,6 +28,10 @@ from sublet.durable.opening import Checkpoint, Stored
 from sublet.durable.saving import NOBODY, Base, Staged, Who
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, VersionConflict
 from sublet.values import format_size, shown
+from sublet.wire.volumes import CopiedIn
+
+if TYPE_CHECKING:
+    from sublet.durable.copying import Copied
 
 __all__ = ["CheckpointStore", "FolderStore", "Publisher"]
 
@@ -86,6 +90,17 @@ class CheckpointStore(Publisher, Protocol):
 
     def let_go(self, keep: int) -> None:
         """``collect``, for this once: what the next publication keeps is not changed by it."""
+
+    def look(self, source: str, *, passing: str = "") -> CopiedIn:
+        """What ``copied`` would bring; number 0: there is nothing. ``source``: of another place, as this one knows it.
+        ``passing``: checkpoints whose note begins so are passed over, if there is another."""
+
+    def copied(self, source: str, *, passing: str = "") -> AbstractContextManager[Copied | None]:
+        """A checkpoint of another place, in a staging folder here for as long as this goes on. Raises what there is no
+        room for, before it is written."""
+
+    def manifest(self, number: int | None = None) -> Manifest:
+        """Of one of them, the newest by default."""
 
     def discard(self, folder: Path) -> None:
         """A staging folder is needed no more. Harmless twice."""
@@ -246,6 +261,17 @@ class FolderStore:
         from sublet.durable.upkeep import collect
 
         collect(self, keep=keep)
+
+    def look(self, source: str, *, passing: str = "") -> CopiedIn:
+        from sublet.durable.copying import look_in_folder
+
+        return look_in_folder(FolderStore(source, create=False), passing)
+
+    def copied(self, source: str, *, passing: str = "") -> AbstractContextManager[Copied | None]:
+        """``source`` is a folder's path."""
+        from sublet.durable.copying import copied_from_folder
+
+        return copied_from_folder(self, FolderStore(source, create=False), passing)
 
     def _admit(self, manifest: Manifest) -> None:
         """The next number, in the name of the newest holder there was."""

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
+from sublet.durable.copying import Copied, manifest_in
 from sublet.durable.files import read_whole
 from sublet.durable.format import MANIFEST_MAX
 from sublet.durable.saving import Staged, Who
@@ -30,6 +31,8 @@ from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.volumes import (
     Collect,
     Collected,
+    CopiedIn,
+    CopyIn,
     OpenVolume,
     Publish,
     Published,
@@ -170,6 +173,20 @@ class VolumeStore(FolderStore):
     def let_go(self, keep: int) -> None:
         who = self.who
         self._ask(Collect(lease=who.lease, epoch=who.epoch, keep=keep), Collected)
+
+    def look(self, source: str, *, passing: str = "") -> CopiedIn:
+        who = self.who
+        asked = CopyIn(lease=who.lease, epoch=who.epoch, volume=source, passing=passing)
+        return self._ask(asked, CopiedIn)
+
+    @contextmanager
+    def copied(self, source: str, *, passing: str = "") -> Iterator[Copied | None]:
+        """``source`` is a ticket for a volume of the same tenant on the same machine."""
+        with self.staging_folder() as folder:
+            who = self.who
+            asked = CopyIn(lease=who.lease, epoch=who.epoch, volume=source, staging=folder.name, passing=passing)
+            done = self._ask(asked, CopiedIn)
+            yield Copied(manifest_in(folder), folder) if done.number else None
 
     def _gone(self) -> CheckpointFailed:
         """The volume is put away, or somebody else's by now. The supervisor knows, and refuses with what it is; where

@@ -125,12 +125,16 @@ def _checkpoint(cells: Cells, shell: Any, _rest: str) -> str:
 
 def _restore(cells: Cells, _shell: Any, _rest: str) -> str:
     volume = _volume(cells)
-    restored = cells.handles.restore(_shelf(cells, volume))
+    shelf = _shelf(cells, volume)
+    left = cells.owner.bring(cells.fabric(), shelf, cells.handles.is_bound)
+    restored = cells.handles.restore(shelf)
+    copies = f"; copies, of what the kernel that has {volume.other} left" if volume.other else ""
+    apart = f"; not brought, for what they share with names that are here: {', '.join(left)}" if left else ""
     if restored.names:
-        return str(restored)
+        return f"{restored}{copies}{apart}"
     if restored.kept:
         return f"nothing restored: the notebook has values of its own for {', '.join(restored.kept)} (del one first)"
-    return f"there is nothing saved {_where(volume)}"
+    return f"there is nothing saved {f'by the kernel that has {volume.other}' if volume.other else _where(volume)}"
 
 
 def _bill(cells: Cells, _shell: Any, _rest: str) -> str:

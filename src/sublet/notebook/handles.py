@@ -308,6 +308,11 @@ class Handles:
             self._volume.committed = saved.number
         return saved, lost
 
+    def is_bound(self, key: Key) -> bool:
+        """Whether the notebook has something under this name, so that what is saved of it stays."""
+        name = key.partition(":")[2]
+        return name in self._names or any(one.name == name for one in self.all().values())
+
     def restore(self, shelf: Shelf) -> Restored:
         """Into a kernel that is new: what is saved, but for names it has a value of its own for."""
         found = shelf.found()

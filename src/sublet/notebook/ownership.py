@@ -2,7 +2,8 @@
 
 The name is the path of the notebook, where Jupyter or VS Code gives it; otherwise it is what ``%gpu name X`` says. A
 notebook without a name saves all the same, for as long as its kernel lives. So does a second kernel of a name that
-another one has: it gets a volume of its own, empty and without a name, and its person is told.
+another one has: it gets a volume of its own, without a name, and its person is told; and, when asked, a copy of what
+the first left with its last finished cell, which goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.durable.durable import store_of
 from sublet.durable.store import CheckpointStore, FolderStore
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, SubletError
+from sublet.notebook.stays import clock_time
 from sublet.values import GIB, MIB, LeaseId, parse_size, valid_name
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
+    from sublet.notebook.shelf import Shelf
 
 __all__ = ["FOLDER_VARIABLE", "Owner", "Volume", "notebook_path", "volume_name"]
 
@@ -60,6 +63,8 @@ class Volume:
     """Held on the folder."""
     is_empty: bool = False
     """It was made just now: to look into it would cost the time to set it up, before anything is saved."""
+    other: str = ""
+    """Of whom its name is, where that is another kernel: a volume's name, or a folder."""
     is_tight: bool = False
     """It was said that it is too small for as many checkpoints as are kept elsewhere."""
     committed: int | None = None
@@ -164,7 +169,10 @@ class Owner:
             if lock >= 0:
                 return Volume(name=name, folder=path, lock=lock)
         own = os.path.join(folder, f"kernel-{os.getpid()}")
-        return Volume(name="", folder=own, said=_second(name) if name else "", lock=_locked(own))
+        second = Volume(name="", folder=own, lock=_locked(own), other=os.path.join(folder, name) if name else "")
+        if name:
+            second.said = _second(name, self._look(None, second))
+        return second
 
     # ---- a lease of blocks
 
@@ -172,7 +180,56 @@ class Owner:
         name = self.name
         if not name:
             return self._made(fabric, "")
-        return self._of_name(fabric, name) or self._made(fabric, "", said=_second(name))
+        return self._of_name(fabric, name) or self._beside(fabric, name)
+
+    def _beside(self, fabric: Fabric, name: str) -> Volume:
+        """Of a second kernel: with room for what the first has, if there is any."""
+        with contextlib.suppress(CapacityExceeded, NotFound):
+            if (size := fabric.volume(name).size) > SIZES[0] and not self._size:
+                return self._told(fabric, self._made(fabric, "", size=size), name)
+        return self._told(fabric, self._made(fabric, ""), name)
+
+    def _told(self, fabric: Fabric, second: Volume, name: str) -> Volume:
+        second.other = name
+        second.said = _second(name, self._look(fabric, second))
+        return second
+
+    # ---- what another kernel of the name has saved
+
+    def _look(self, fabric: Fabric | None, second: Volume) -> int:
+        """When it saved last; 0 if it has not, or nobody can tell now."""
+        from sublet.notebook.shelf import Shelf
+
+        try:
+            with self._read(fabric, second) as source:
+                return Shelf(second.store).look(source).wall_ns
+        except SubletError:
+            return 0
+
+    def bring(self, fabric: Fabric, shelf: Shelf, is_bound: Callable[[str], bool]) -> tuple[str, ...]:
+        """A copy of what the kernel that has the name left with its last finished cell, into this kernel's volume.
+        Names that could not come along."""
+        volume = self.volume
+        if volume is None or not volume.other:
+            return ()
+        try:
+            with self._read(fabric, volume) as source:
+                left = shelf.bring(source, is_bound)
+        except NotFound:  # it has saved nothing, or is gone with what it had
+            return ()
+        volume.is_empty = False
+        volume.committed = shelf.newest
+        return left
+
+    @contextlib.contextmanager
+    def _read(self, fabric: Fabric | None, volume: Volume) -> Iterator[str]:
+        if volume.folder or fabric is None:
+            yield volume.other
+            return
+        from sublet.client.volume_copies import readable
+
+        with readable(fabric, volume.other) as ticket:
+            yield ticket
 
     def _of_name(self, fabric: Fabric, name: str) -> Volume | None:
         """The volume of this name, found or made; None where another kernel has it."""
@@ -199,8 +256,8 @@ class Owner:
     def _terms(self) -> dict[str, Any]:
         return {"ttl": TTL, "wait": 0, "renew": "always", "labels": self._labels}
 
-    def _made(self, fabric: Fabric, name: str, *, said: str = "") -> Volume:
-        sizes = (self._size,) if self._size else SIZES
+    def _made(self, fabric: Fabric, name: str, *, size: int = 0) -> Volume:
+        sizes = (size or self._size,) if size or self._size else SIZES
         for size in sizes:
             try:
                 lease = _there(fabric.block(size, name=name or None, **self._terms()))
@@ -208,7 +265,7 @@ class Owner:
                 if size == sizes[-1]:
                     raise
             else:
-                return Volume(name=name, lease=lease, said=said, is_empty=True)
+                return Volume(name=name, lease=lease, is_empty=True)
         raise AssertionError
 
 
@@ -261,10 +318,11 @@ def _locked(path: str) -> int:
     return fd
 
 
-def _second(name: str) -> str:
+def _second(name: str, saved_ns: int) -> str:
+    offer = f"; %gpu restore brings a copy of what that one saved at {clock_time(saved_ns)}" if saved_ns else ""
     return (
         f"another kernel has {name} open, so this one saves for itself and keeps nothing when it ends; %gpu name X "
-        "gives it a name of its own"
+        f"gives it a name of its own{offer}"
     )
 
 

@@ -13,20 +13,27 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.clock import Clock, SystemClock
 from sublet.durable.measuring import needed_bytes
 from sublet.durable.opening import Checkpoint
+from sublet.durable.packs import file_name
 from sublet.durable.records import Record
 from sublet.durable.roots import Group, encode_roots
 from sublet.durable.saving import Base, Saver, Staged
 from sublet.durable.store import CheckpointStore
 from sublet.errors import CheckpointFailed, NotFound, SubletError, Unpicklable
 from sublet.notebook.home import HomeRules
+from sublet.notebook.joining import join
 from sublet.notebook.retention import SPARE, make_room
+
+if TYPE_CHECKING:
+    from sublet.wire.volumes import CopiedIn
 
 __all__ = ["About", "Key", "Part", "Saved", "Shelf", "key_of"]
 
@@ -103,9 +110,8 @@ class Shelf:
         checkpoint = self._newest()
         if checkpoint is None or ABOUT not in checkpoint.records:
             return {}
-        known = {field.name for field in fields(About)}
         told: dict[Key, dict[str, Any]] = checkpoint.load(ABOUT)
-        return {key: About(**{k: v for k, v in one.items() if k in known}) for key, one in told.items()}
+        return {key: _about(one) for key, one in told.items()}
 
     def together_with(self, key: Key) -> tuple[Key, ...]:
         """What is loaded when this is."""
@@ -153,6 +159,39 @@ class Shelf:
         good = base.number if good is None else good
         return self._write(groups, base, carry, now_ns, note, same_as=same_as, began_ns=began_ns, good=good)
 
+    def look(self, source: str) -> CopiedIn:
+        """What ``bring`` would find in another place: what a finished cell left."""
+        return self._store.look(source, passing=WITHIN)
+
+    def bring(self, source: str, is_bound: Callable[[Key], bool]) -> tuple[str, ...]:
+        """Take over what another notebook has saved, as one save. What is here under the same name stays if the
+        notebook ``is_bound`` to it, or if it is newer. Names that could not come, because they share something with
+        one that stays. Raises what has no room, before anything is written."""
+        with self._store.copied(source, passing=WITHIN) as copied:
+            if copied is None:
+                return ()
+            mine, base = self.found(), self._base_now()
+            old = self._records()
+            with copied.open() as checkpoint:
+                told: dict[Key, dict[str, Any]] = checkpoint.load(ABOUT) if ABOUT in checkpoint.records else {}
+                theirs, new = {key: _about(one) for key, one in told.items()}, _by_names(checkpoint)
+            where = Base.read(copied.manifest, copied.folder).where
+            joined = join(
+                old,
+                new,
+                lambda key: not is_bound(key) and key in theirs and mine[key].wall_ns < theirs[key].wall_ns,
+            )
+            about = {key: mine[key] for names in joined.kept for key in names}
+            about |= {key: theirs[key] for names in joined.taken for key in names}
+            groups = encode_roots({ABOUT: {key: asdict(one) for key, one in about.items()}})
+            there = set() if base.manifest is None else {ref.name for ref in base.manifest.packs}
+            packs = [path for name, path in copied.packs().items() if name not in there]
+            both = Base(manifest=base.manifest, packs_folder=base.packs_folder, where={**where, **base.where})
+            carry = [*(old[names] for names in joined.kept), *(new[names] for names in joined.taken)]
+            note = f"a copy of {copied.manifest.number}"
+            self._write(groups, both, carry, self._clock.wall_ns(), note, brought=(copied.folder, packs))
+            return joined.left
+
     def settle(self, number: int) -> int:
         """See that the newest checkpoint is of this number: the last whose cell is known to have finished, its results
         taken. What was saved since by a cell that then was ended is given up, unless the cell itself had asked for it,
@@ -189,15 +228,19 @@ class Shelf:
         same_as: Mapping[Key, About] | None = None,
         began_ns: int | None = None,
         good: int | None = None,
+        brought: tuple[Path, Sequence[Path]] | None = None,
     ) -> Saved:
         """``same_as``: what is known of these in the newest checkpoint. If all would be as it is there, that is it.
-        ``good``: checkpoints before this one may go, if there is no room beside them; None: none may."""
+        ``good``: checkpoints before this one may go, if there is no room beside them; None: none may. ``brought``: a
+        folder of the staging, and packs in it that are part of the base and are published with it, where needed."""
         capture = self._saver.capture(groups, base)
         capture.took_ns = 0 if began_ns is None else time.monotonic_ns() - began_ns
         needed = needed_bytes(capture, base, self._store.room)
         try:
             let_go = 0 if good is None else make_room(self._store, needed, most=KEEP, good=good)
-            with self._store.staging_folder(needed) as staging:
+            into = self._store.staging_folder(needed) if brought is None else nullcontext(brought[0])
+            with into as staging:
+                spare = self._store.room - needed - SPARE if brought is None else 0
                 staged = self._saver.write(
                     capture,
                     staging=staging,
@@ -206,8 +249,12 @@ class Shelf:
                     wall_ns=now_ns,
                     note=note,
                     carry=carry,
-                    spare=max(0, self._store.room - needed - SPARE),
+                    spare=max(0, spare),
                 )
+                if brought is not None:
+                    named = {file_name(ref.name) for ref in staged.manifest.packs}
+                    packs = [*staged.packs, *(path for path in brought[1] if path.name in named)]
+                    staged = replace(staged, packs=packs)
                 if same_as and self._is_newest(staged):
                     then_ns = min(one.wall_ns for one in same_as.values())
                     return Saved(number=base.number, wall_ns=then_ns, written_bytes=0, state_bytes=capture.state_bytes)
@@ -263,6 +310,10 @@ class Shelf:
             self._base = self._store.base()
         return self._base
 
+    def _records(self) -> dict[tuple[str, ...], Record]:
+        checkpoint = self._newest()
+        return {} if checkpoint is None else _by_names(checkpoint)
+
     def _newest(self) -> Checkpoint | None:
         number = self._store.newest()
         if self._open is not None and self._open.number != number:
@@ -298,6 +349,18 @@ def _groups(values: Mapping[Key, object]) -> list[Group]:
             except Exception as error:  # a library's own, for instance of a device that is gone
                 raise CheckpointFailed(f"the state could not be read: {error}", do="Run the cell again.") from error
     return groups
+
+
+def _about(told: Mapping[str, Any]) -> About:
+    known = {field.name for field in fields(About)}
+    return About(**{key: value for key, value in told.items() if key in known})
+
+
+def _by_names(checkpoint: Checkpoint) -> dict[tuple[str, ...], Record]:
+    """Its records, but for what is known of all of them."""
+    found = {tuple(record.names): record for record in checkpoint.records.values()}
+    found.pop((ABOUT,), None)
+    return found
 
 
 def _at(about: About, wall_ns: int) -> About:

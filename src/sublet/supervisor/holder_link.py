@@ -53,7 +53,7 @@ from sublet.wire.guests import Guests as GuestList
 from sublet.wire.happenings import Buffer, Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
 from sublet.wire.link import Link
 from sublet.wire.refusals import Refusal, error_of
-from sublet.wire.volumes import Collect, LendVolume, OpenVolume, Publish, VolumeCall, VolumeLent, VolumeReply
+from sublet.wire.volumes import Collect, CopyIn, LendVolume, OpenVolume, Publish, VolumeCall, VolumeLent, VolumeReply
 from sublet.wire.zygote import Warm
 
 __all__ = ["HolderLink"]
@@ -163,8 +163,8 @@ class HolderLink:
                 self._warm(asked)
                 self._reply(call, Done())
             case LendVolume():
-                self._reply(call, VolumeLent(ticket=self._desk.lend(self.front)))
-            case OpenVolume() | Publish() | Collect():
+                self._reply(call, VolumeLent(ticket=self._desk.lend(self.front, reads=asked.reads)))
+            case OpenVolume() | Publish() | Collect() | CopyIn():
                 self._of_volume(call, asked)
             case _:
                 assert_never(asked)

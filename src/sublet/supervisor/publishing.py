@@ -28,6 +28,7 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.supervisor.connections import mistake
+from sublet.supervisor.copying_work import copy_in
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.loop import Loop, confess
 from sublet.supervisor.publishing_work import publish, said_of
@@ -39,7 +40,17 @@ from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import loads
 from sublet.wire.orders import Saved
 from sublet.wire.refusals import refusal_of
-from sublet.wire.volumes import STAGING, Collect, OpenVolume, Publish, Published, VolumeCall, VolumeOpened, VolumeReply
+from sublet.wire.volumes import (
+    STAGING,
+    Collect,
+    CopyIn,
+    OpenVolume,
+    Publish,
+    Published,
+    VolumeCall,
+    VolumeOpened,
+    VolumeReply,
+)
 
 __all__ = ["Asker", "Fence", "Lent", "Publishing"]
 
@@ -66,6 +77,8 @@ class Lent:
     lease: LeaseId
     epoch: Epoch
     tenant: TenantId
+    reads: bool = False
+    """Nothing is saved with it: what is published there may be copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +102,19 @@ class _Job:
     pair: tuple[LeaseId, Epoch]
     call: VolumeCall
     then: Then
+    source: Borrowed | None = None
+    """What is copied from."""
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """Which none of may be put away meanwhile."""
+        return (self.store,) if self.source is None else (self.store, _store(self.source.tenancy))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    key: object
+    stores: tuple[Store, ...]
 
 
 class Publishing:
@@ -113,7 +139,7 @@ class Publishing:
         self._tenancies = tenancies
         self._on_saved = on_saved
         self._waiting: dict[str, deque[_Job]] = {}
-        self._running: dict[str, object] = {}
+        self._running: dict[str, _Running] = {}
         self._tickets: dict[LeaseId, dict[str, Lent]] = {}
         stores.on_leave = self._left
 
@@ -130,10 +156,11 @@ class Publishing:
             del mine[next(iter(mine))]
         return ticket
 
-    def borrowed(self, ticket: str, tenant: TenantId) -> Borrowed:
-        """What the ticket stands for. Raises if that is over, or another tenant's."""
+    def borrowed(self, ticket: str, tenant: TenantId, *, reads: bool = False) -> Borrowed:
+        """What the ticket stands for; ``reads``: one that is only for reading will do. Raises if that is over, or
+        another tenant's."""
         lent = next((mine[ticket] for mine in self._tickets.values() if ticket in mine), None)
-        if lent is None or lent.tenant != tenant:
+        if lent is None or lent.tenant != tenant or (lent.reads and not reads):
             raise Unauthorized("this volume was not lent", do="Give the lease of blocks itself as volume=.")
         self.fence(lent.lease, lent.epoch)
         return Borrowed(self._block_of(lent.lease), lent.epoch)
@@ -154,17 +181,28 @@ class Publishing:
         pair = self._pair(asker, call)
         self._check(asker, pair)
         tenancy = self._block_of(pair[0])
+        source = self.borrowed(call.volume, tenancy.tenant, reads=True) if isinstance(call, CopyIn) else None
+        if source is not None and source.tenancy is tenancy:
+            raise InvalidRequest("a volume is not copied into itself", do="Name another one.")
 
         def there(error: SubletError | None) -> None:
             try:
                 if error is not None:
                     raise error
-                self._queue(_Job(store=self._store(tenancy), asker=asker, pair=pair, call=call, then=then))
+                job = _Job(store=_store(tenancy), asker=asker, pair=pair, call=call, then=then, source=source)
+                self._queue(job)
             except SubletError as refused:
                 then(refusal_of(refused))
 
-        if not self._stores.open(tenancy, asker.ids, there):
-            there(None)
+        def own_there(error: SubletError | None) -> None:
+            try:
+                if error is not None or source is None or not self._stores.open(source.tenancy, asker.ids, there):
+                    there(error)
+            except SubletError as refused:
+                then(refusal_of(refused))
+
+        if not self._stores.open(tenancy, asker.ids, own_there):
+            own_there(None)
 
     def _pair(self, asker: Asker, call: VolumeCall) -> tuple[LeaseId, Epoch]:
         lease, epoch = LeaseId(call.lease), call.epoch
@@ -200,12 +238,6 @@ class Publishing:
             raise InvalidRequest(f"lease {lease} has no blocks to save in", do='Ask for `fabric.block("2GiB")`.')
         return self._tenancies[lease]
 
-    def _store(self, tenancy: Tenancy) -> Store:
-        found = next((one for one in tenancy.stores if one.note.kind is Kind.BLOCK), None)
-        if found is None or not found.made.paths:
-            raise LeaseNotActive(f"the volume of lease {tenancy.lease} is gone")
-        return found
-
     # ---- one after the other ----
 
     def _queue(self, job: _Job) -> None:
@@ -220,8 +252,11 @@ class Publishing:
             job = self._waiting[folder].popleft()
             try:
                 self._check(job.asker, job.pair)
-                if job.store.state is not State.THERE:
-                    raise LeaseNotActive(f"the volume of lease {job.pair[0]} is being put away")
+                if job.source is not None:
+                    self.fence(job.source.tenancy.lease, job.source.epoch)
+                for store in job.stores:
+                    if store.state is not State.THERE:
+                        raise LeaseNotActive(f"the volume of lease {store.note.lease} is being put away")
                 self._begin(job)
             except SubletError as error:
                 job.then(refusal_of(error))
@@ -232,7 +267,7 @@ class Publishing:
             self._waiting.pop(folder, None)
 
     def _begin(self, job: _Job) -> None:
-        work = self._work(job)
+        work, stores = self._work(job), job.stores
         lock = self._stores.lock
 
         def errand() -> str:
@@ -240,9 +275,10 @@ class Publishing:
                 return said_of(work)
 
         began_ns = self._loop.now_ns()
-        job.store.at_work = True
+        for store in stores:
+            store.at_work += 1
         key = self._errands.run(errand, lambda said: self._done(job, said, self._loop.now_ns() - began_ns))
-        self._running[job.store.folder] = key
+        self._running[job.store.folder] = _Running(key=key, stores=stores)
 
     def _work(self, job: _Job) -> Callable[[], object]:
         call, place = job.call, self._place(job)
@@ -254,6 +290,9 @@ class Publishing:
                 return lambda: publish(place, call)
             case Collect():
                 return lambda: collect(place, call)
+            case CopyIn():
+                folder = job.stores[-1].made.paths[0]
+                return lambda: copy_in(place, folder, call)
             case _:
                 assert_never(call)
 
@@ -284,13 +323,15 @@ class Publishing:
         )
 
     def _done(self, job: _Job, said: str | None, took_ns: int) -> None:
-        del self._running[job.store.folder]
-        job.store.at_work = False
+        stores = self._running.pop(job.store.folder).stores
+        for store in stores:
+            store.at_work -= 1
         try:
             answer = self._answer(job, said, took_ns)
             job.then(answer)
         finally:
-            self._stores.rested(job.store)
+            for store in stores:
+                self._stores.rested(store)
             self._next(job.store.folder)
 
     def _answer(self, job: _Job, said: str | None, took_ns: int) -> VolumeReply:
@@ -321,11 +362,18 @@ class Publishing:
     def _left(self, store: Store) -> None:
         """Its lease is over. What waits is refused, what is under way has a moment to come to its end."""
         self._tickets.pop(store.note.lease, None)
-        key = self._running.get(store.folder)
-        if key is not None:
-            self._loop.after(STOPPED_AFTER_S, lambda: self._errands.stop(key))
+        for running in self._running.values():
+            if store in running.stores:
+                self._loop.after(STOPPED_AFTER_S, lambda key=running.key: self._errands.stop(key))  # type: ignore[misc]
         for job in self._waiting.pop(store.folder, ()):
             job.then(refusal_of(LeaseNotActive(f"lease {job.pair[0]} is over")))
+
+
+def _store(tenancy: Tenancy) -> Store:
+    found = next((one for one in tenancy.stores if one.note.kind is Kind.BLOCK), None)
+    if found is None or not found.made.paths:
+        raise LeaseNotActive(f"the volume of lease {tenancy.lease} is gone")
+    return found
 
 
 def _nothing_is_live(lease: LeaseId, epoch: Epoch) -> None:

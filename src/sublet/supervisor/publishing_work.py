@@ -59,7 +59,7 @@ from sublet.wire.manifest import (
 from sublet.wire.refusals import refusal_of
 from sublet.wire.volumes import CHECKPOINTS, PACKS, STAGING, Publish, Published
 
-__all__ = ["publish", "said_of"]
+__all__ = ["check_pack", "copy_bytes", "plain_name", "publish", "said_of"]
 
 COPY_BYTES: Final = 4 << 20
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -109,7 +109,7 @@ class _Publication:
         try:
             own = os.open(staging_of(asked.epoch, apart=place.apart), FOLDER, dir_fd=staging)
             undo.callback(os.close, own)
-            self._staged = os.open(_plain(asked.staging), FOLDER, dir_fd=own)
+            self._staged = os.open(plain_name(asked.staging), FOLDER, dir_fd=own)
             undo.callback(os.close, self._staged)
         except OSError as error:
             raise _odd(asked.staging, error) from None
@@ -146,7 +146,7 @@ class _Publication:
     def _open(self, name: str) -> tuple[int, os.stat_result]:
         """A file that was staged: a plain one, the asker's own, under no other name."""
         try:
-            fd = os.open(_plain(name), FILE, dir_fd=self._staged)
+            fd = os.open(plain_name(name), FILE, dir_fd=self._staged)
         except OSError as error:
             raise _odd(name, error) from None
         self._undo.callback(os.close, fd)
@@ -215,7 +215,7 @@ class _Publication:
         if self._is_needed(name):
             return
         if _seal(fd, take_over=self._place.takes_over):
-            _check_pack(fd, name, expected)
+            check_pack(fd, name, expected)
             os.fsync(fd)
             self._link(f"/proc/self/fd/{fd}", name)
             return
@@ -223,10 +223,10 @@ class _Publication:
         self._unlink(self._packs, temporary)
         copy = os.open(temporary, _NEW, _SEALED, dir_fd=self._packs)
         try:
-            _copy(fd, copy, expected[0])
+            copy_bytes(fd, copy, expected[0])
             os.fchmod(copy, _SEALED)
             os.fsync(copy)
-            _check_pack(copy, name, expected)
+            check_pack(copy, name, expected)
         except BaseException:
             self._unlink(self._packs, temporary)
             raise
@@ -293,7 +293,7 @@ class _Publication:
             os.unlink(name, dir_fd=folder)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A name, and not a way to elsewhere."""
     if not name or name in (".", "..") or "/" in name or "\0" in name or len(name) > 255:
         raise InvalidRequest(f"{name[:80]!r} is not the name of a file", do="Give the name alone, without a folder.")
@@ -321,7 +321,7 @@ def _seal(fd: int, *, take_over: bool) -> bool:
     return True
 
 
-def _check_pack(fd: int, name: str, expected: tuple[int, int]) -> None:
+def check_pack(fd: int, name: str, expected: tuple[int, int]) -> None:
     """Whether it begins and ends as a pack does, and is the size that the manifest says."""
     size, entries = os.fstat(fd).st_size, expected[1]
     header = os.pread(fd, HEADER_BYTES, 0)
@@ -330,7 +330,7 @@ def _check_pack(fd: int, name: str, expected: tuple[int, int]) -> None:
         raise damaged(f"{name} is not the pack that the manifest names")
 
 
-def _copy(source: int, to: int, size: int) -> None:
+def copy_bytes(source: int, to: int, size: int) -> None:
     at = 0
     while at < size:
         data = os.pread(source, min(COPY_BYTES, size - at), at)

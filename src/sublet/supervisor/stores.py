@@ -85,8 +85,8 @@ class Store:
         self.again_ns = 0
         self.is_asked = False
         """Whether an errand is out for it."""
-        self.at_work = False
-        """Whether something is just being published in it, or collected: it is not put away meanwhile."""
+        self.at_work = 0
+        """How much is just being published in it, collected, or copied from it: it is not put away meanwhile."""
         self.waiting: list[Callable[[], None]] = []
         self.counts: dict[int, Count] = {}
         """By part, where the size is only counted."""
@@ -323,7 +323,7 @@ class Stores:
         if store.is_asked:
             return
         if store.at_work:
-            store.why = "a checkpoint is just being published in it"
+            store.why = "a checkpoint is just being published in it, or read"
             return
         if store.segment >= 0:
             self._let_go_of_segment(store)

@@ -31,6 +31,7 @@ __all__ = ["VolumeDesk"]
 PUBLICATION_S: Final = 600.0
 """What takes longer is a disk that hangs."""
 WRITE: Final = "write"
+READ: Final = "read"
 
 
 class VolumeDesk:
@@ -72,20 +73,20 @@ class VolumeDesk:
         asker = Asker(leases={lease: epoch}, ids=self._ids(front.profile, lease), holder=True)
         self.publishing.ask(asker, call, then)
 
-    def lend(self, front: Front) -> str:
-        """A ticket for the volume of this connection."""
-        lease, epoch = self._pair(front)
-        return self.publishing.lend(Lent(lease=lease, epoch=epoch, tenant=front.tenant))
+    def lend(self, front: Front, *, reads: bool) -> str:
+        """A ticket for the volume of this connection; ``reads``: to read what is published there, and no more."""
+        lease, epoch = self._pair(front, READ if reads else WRITE)
+        return self.publishing.lend(Lent(lease=lease, epoch=epoch, tenant=front.tenant, reads=reads))
 
     def borrowed(self, front: Front, ticket: str) -> Borrowed | None:
         """What the ticket stands for; None without one."""
         return self.publishing.borrowed(ticket, front.tenant) if ticket else None
 
-    def _pair(self, front: Front) -> tuple[LeaseId, Epoch]:
+    def _pair(self, front: Front, operation: str = WRITE) -> tuple[LeaseId, Epoch]:
         if front.lease is None or front.epoch is None:
             raise InvalidRequest("this connection is not of a lease", do="Connect with the lease's capability token.")
-        if not front.operator and WRITE not in front.operations:
-            raise Unauthorized(f"this connection may not {WRITE}", do="Ask for a token that allows it.")
+        if not front.operator and operation not in front.operations:
+            raise Unauthorized(f"this connection may not {operation}", do="Ask for a token that allows it.")
         return front.lease, front.epoch
 
     def _ids(self, profile: Profile, lease: LeaseId) -> tuple[int, int] | None:

@@ -66,6 +66,8 @@ class Contents:
     epoch: Epoch
     packs: dict[str, tuple[int, int]]
     """File name → size and entries."""
+    wall_ns: int = 0
+    note: str = ""
 
 
 def manifest_name(number: int) -> str:
@@ -91,7 +93,7 @@ def read_manifest(data: bytes) -> Contents:
     end = len(data) - TAIL.size
     if crc32(memoryview(data)[:end]) != TAIL.unpack_from(data, end)[0]:
         raise damaged("a manifest has another checksum than it says")
-    _, version, zero, fixed, total, number, parent, incarnation, n, _, packs_n, leaves_n, _, _, *texts = (
+    _, version, zero, fixed, total, number, parent, incarnation, n, wall_ns, packs_n, leaves_n, _, _, *texts = (
         MANIFEST.unpack_from(data)
     )
     if version != VERSION or zero or fixed != MANIFEST.size:
@@ -102,6 +104,7 @@ def read_manifest(data: bytes) -> Contents:
         raise damaged("a manifest's size is not what it says")
     try:
         lease = data[at_texts : at_texts + texts[0]].decode()
+        note = data[end - texts[-1] : end].decode()
     except UnicodeDecodeError:
         raise damaged("a manifest has a text that is none") from None
     refs = PACK_REF.iter_unpack(data[fixed:at_leaves])
@@ -111,6 +114,8 @@ def read_manifest(data: bytes) -> Contents:
         lease=LeaseId(lease),
         epoch=Epoch(incarnation, n),
         packs={pack_name(name): (size, entries) for name, size, entries in refs},
+        wall_ns=wall_ns,
+        note=note,
     )
 
 

@@ -17,6 +17,7 @@ from sublet.wire.refusals import Refusal
 
 __all__ = [
     "CHECKPOINTS",
+    "COPIED",
     "LOCK",
     "MESSAGE_MAX",
     "PACKS",
@@ -25,6 +26,8 @@ __all__ = [
     "VOLUME_VARIABLE",
     "Collect",
     "Collected",
+    "CopiedIn",
+    "CopyIn",
     "HolderVolumeCall",
     "HolderVolumeReply",
     "LendVolume",
@@ -48,6 +51,7 @@ CHECKPOINTS: Final = "checkpoints"
 PACKS: Final = "packs"
 STAGING: Final = "staging"
 LOCK: Final = "lock"
+COPIED: Final = "copied.manifest"
 """What lies in the folder of a volume (docs/format.md)."""
 
 
@@ -124,8 +128,38 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyIn:
+    """Put what a checkpoint of another volume of the same tenant is made of into a folder of my staging. Nothing is
+    published by that: what comes there is staged as if the asker had written it."""
+
+    lease: LeaseId
+    epoch: Epoch
+    volume: str = field(repr=False)
+    """The ticket that its holder was given for reading (``LendVolume``)."""
+    staging: str = ""
+    """Empty: only say what there is."""
+    passing: str = ""
+    """Checkpoints whose note begins so are passed over, if there is another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedIn:
+    """Its packs lie there under their names, and its manifest as ``COPIED``."""
+
+    number: int
+    """Of the checkpoint, in the volume that it is of; 0: nothing has been saved there."""
+    wall_ns: int = 0
+    size: int = 0
+    """Bytes of all of it."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LendVolume:
     """A guest of another lease is to save to the volume of the connection's (lease, epoch)."""
+
+    reads: bool = False
+    """Only its checkpoints are to be read (``CopyIn``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +170,8 @@ class VolumeLent:
     ticket: str = field(repr=False)
 
 
-VolumeCall = OpenVolume | Publish | Collect
-VolumeReply = VolumeOpened | Published | Collected | Refusal
-HolderVolumeCall = LendVolume | OpenVolume | Publish | Collect
-HolderVolumeReply = VolumeLent | VolumeOpened | Published | Collected
+VolumeCall = OpenVolume | Publish | Collect | CopyIn
+VolumeReply = VolumeOpened | Published | Collected | CopiedIn | Refusal
+HolderVolumeCall = LendVolume | OpenVolume | Publish | Collect | CopyIn
+HolderVolumeReply = VolumeLent | VolumeOpened | Published | Collected | CopiedIn
 """On a holder's connection a refusal is the connection's own."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sublet.durable.copying import copy_checkpoint
 from sublet.durable.durable import Durable, store_of
 from sublet.durable.measuring import needed_bytes
 from sublet.durable.roots import encode_roots
@@ -19,13 +20,22 @@ from sublet.durable.saving import PACKS_MAX, Base, Capture, Saver, Staged
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
 from sublet.durable.volume import VolumeStore
-from sublet.errors import CheckpointDamaged, CheckpointFailed, Disconnected, StaleEpoch, SubletError, VersionConflict
+from sublet.errors import (
+    CapacityExceeded,
+    CheckpointDamaged,
+    CheckpointFailed,
+    Disconnected,
+    StaleEpoch,
+    SubletError,
+    VersionConflict,
+)
+from sublet.supervisor.copying_work import copy_in
 from sublet.supervisor.publishing_work import publish, said_of
 from sublet.supervisor.volume_folder import Place, collect, lay_out
 from sublet.values import MIB, Epoch, LeaseId
 from sublet.wire.codec import loads
 from sublet.wire.refusals import refusal_of
-from sublet.wire.volumes import Collect, OpenVolume, Publish, VolumeCall, VolumeOpened, VolumeReply
+from sublet.wire.volumes import Collect, CopyIn, OpenVolume, Publish, VolumeCall, VolumeOpened, VolumeReply
 
 A = LeaseId("l-a")
 E5, E6 = Epoch(1, 5), Epoch(1, 6)
@@ -84,6 +94,8 @@ class Desk:
                 return publish(place, call)
             case Collect():
                 return collect(place, call)
+            case CopyIn():
+                return copy_in(place, call.volume, call)
 
 
 @pytest.fixture
@@ -313,3 +325,27 @@ def test_what_was_refused_for_want_of_room_is_still_to_be_saved(desk: Desk, monk
             state.checkpoint()
     state.close()
     assert len(Durable.restore(desk).value) == 2
+
+
+def test_a_copy_of_another_volume_is_published_as_ones_own(desk: Desk, tmp_path: Path) -> None:
+    other = Desk(tmp_path / "other", epoch=E6, mine=E6)
+    Durable({"n": 1}, other).checkpoint()
+    store = VolumeStore(desk)
+    assert copy_checkpoint(store, str(other.folder)).number == 1
+    assert store.manifest().epoch == E5
+    assert Durable.restore(desk).value == {"n": 1}
+    state = Durable.restore(desk)
+    state.value["n"] = 2
+    state.checkpoint()
+    assert Durable.restore(other).value == {"n": 1}
+    assert store.look(str(other.folder)).number == 1
+    assert not list((desk.folder / "staging" / str(E5)).iterdir())
+
+
+def test_what_has_no_room_is_refused_with_what_it_needs(desk: Desk, tmp_path: Path) -> None:
+    other = Desk(tmp_path / "other")
+    Durable(os.urandom(300_000), other).checkpoint()
+    desk.size, desk.counted = 100_000, True
+    with pytest.raises(CapacityExceeded, match="the copy needs"):
+        copy_checkpoint(VolumeStore(desk), str(other.folder))
+    assert not list((desk.folder / "staging" / str(E5)).iterdir())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +17,17 @@ from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.orders import Part
 from sublet.wire.refusals import Refusal
-from sublet.wire.volumes import Collect, Collected, OpenVolume, Publish, Published, VolumeCall, VolumeReply
+from sublet.wire.volumes import (
+    Collect,
+    Collected,
+    CopiedIn,
+    CopyIn,
+    OpenVolume,
+    Publish,
+    Published,
+    VolumeCall,
+    VolumeReply,
+)
 
 A, C = LeaseId("l-a"), LeaseId("l-c")
 E5, E6 = Epoch(1, 5), Epoch(1, 6)
@@ -234,3 +244,91 @@ def test_a_ticket_is_good_for_its_tenant_and_its_epoch(bench: Bench) -> None:
     bench.work.on_leave(bench.store)
     with pytest.raises(Unauthorized):
         bench.publishing.borrowed(tickets[-1], ANNA)
+
+
+# ---------------------------------------------------------------------------------------- copied from another volume
+
+
+class Two(Bench):
+    """The bench's volume, and another of the same tenant, which is copied from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live[C] = E5
+        self.other = Tenancy(lease=C, tenant=ANNA, epoch=E5, parts=(PART,), deadline_ns=1 << 60, office="o")
+        note = StoreNote(lease=C, epoch=E5, tenant=ANNA, parts=(PART,), name="other")
+        self.there = Store("/other", note, State.THERE)
+        self.there.made = Made(paths=("/other/0",))
+        self.other.stores = [self.there]
+        self.publishing._tenancies = {A: self.tenancy, C: self.other}
+
+    def ticket(self, *, reads: bool = True, tenant: TenantId = ANNA) -> str:
+        return self.publishing.lend(Lent(lease=C, epoch=E5, tenant=tenant, reads=reads))
+
+    def copy(self, ticket: str) -> None:
+        self.ask(CopyIn(lease=A, epoch=E5, volume=ticket, staging="s"))
+
+
+@pytest.fixture
+def two() -> Two:
+    return Two()
+
+
+def test_while_one_is_copied_neither_is_put_away(two: Two) -> None:
+    two.copy(two.ticket())
+    assert (two.store.at_work, two.there.at_work) == (1, 1)
+    two.publishing.ask(Asker(leases={C: None}), replace(PUBLISH, lease=C), two.told.append)
+    assert two.there.at_work == 2  # whose volume it is goes on saving meanwhile
+    two.done(CopiedIn(number=3))
+    assert (two.store.at_work, two.there.at_work, two.work.rests) == (0, 1, 2)
+    two.done(DONE)
+    assert two.kinds == ["CopiedIn", "Published"]
+    assert not two.there.at_work
+
+
+def test_when_the_volume_that_is_read_is_to_be_put_away_the_copy_has_a_moment(two: Two) -> None:
+    two.copy(two.ticket())
+    two.there.state = State.LEAVING
+    two.work.on_leave(two.there)
+    (timer,) = two.work.timers
+    assert not two.work.stopped
+    timer()
+    assert len(two.work.stopped) == 1
+    two.done(None)
+    assert two.kinds == ["CheckpointFailed"]
+    assert two.work.rests == 2
+
+
+def test_what_is_lent_to_be_read_is_not_saved_to(two: Two) -> None:
+    with pytest.raises(Unauthorized):
+        two.publishing.borrowed(two.ticket(), ANNA)
+    assert two.publishing.borrowed(two.ticket(reads=False), ANNA).tenancy is two.other
+    two.copy(two.ticket(reads=False))  # who may save there may read
+    assert two.store.at_work
+
+
+def test_nobody_copies_what_was_not_lent_to_him(two: Two) -> None:
+    two.copy(two.ticket(tenant=BOB))
+    two.copy("made-up")
+    two.copy(two.publishing.lend(Lent(lease=A, epoch=E5, tenant=ANNA, reads=True)))
+    ticket = two.ticket()
+    two.live[C] = E6
+    two.copy(ticket)
+    assert two.kinds == ["Unauthorized", "Unauthorized", "InvalidRequest", "StaleEpoch"]
+    assert not two.work.begun
+
+
+def test_a_copy_that_waits_past_the_end_of_what_it_reads_is_refused(two: Two) -> None:
+    two.ask(PUBLISH)
+    two.copy(two.ticket())
+    two.copy(two.ticket())
+    two.live[C] = E6
+    two.done(DONE)
+    assert two.kinds == ["Published", "StaleEpoch", "StaleEpoch"]
+    two.live[C] = E5
+    two.ask(PUBLISH)
+    two.copy(two.ticket())
+    two.there.state = State.LEAVING
+    two.done(DONE)
+    assert two.kinds[-1] == "LeaseNotActive"
+    assert not two.work.begun

@@ -1,0 +1,59 @@
+"""What is published in a volume of yours, for another one: read while whoever has it goes on saving, or kept."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from sublet.client.volume_line import lend
+from sublet.errors import InvalidRequest, NotFound
+from sublet.values import LeaseId, valid_name
+from sublet.wire.http import TokenView
+
+if TYPE_CHECKING:
+    from sublet.client.asking import Duration, Size
+    from sublet.client.fabric import Fabric
+    from sublet.client.volumes import Volume
+
+__all__ = ["copy_volume", "readable"]
+
+TTL: Final = "2m"
+"""Of a volume that nobody has, while it is read. It is in use then, and renewed."""
+
+
+@contextlib.contextmanager
+def readable(fabric: Fabric, name: str) -> Iterator[str]:
+    """A ticket with which its checkpoints may be copied. One that nobody has is leased for as long as this goes on.
+    ``NotFound`` if you have no volume of this name, whoever else has."""
+    found = fabric.volume(name)
+    if found.lease is not None:
+        yield lend(fabric.address, _token(fabric, found.lease), reads=True)
+        return
+    with fabric.block(name=name, ttl=TTL, wait=TTL, renew="always") as lease:
+        yield lend(fabric.address, _token(fabric, lease.id), reads=True)
+
+
+def copy_volume(fabric: Fabric, source: Volume | str, name: str, size: Size | None, retain: Duration | None) -> Volume:
+    """Behind ``Fabric.copy_volume``."""
+    from sublet.durable.copying import copy_checkpoint
+    from sublet.durable.volume import VolumeStore
+
+    old = fabric.volume(source if isinstance(source, str) else source.name)
+    with contextlib.suppress(NotFound):
+        fabric.volume(valid_name(name, "name"))
+        raise InvalidRequest(
+            f"there is a volume called {name} already",
+            do=f"Choose another name, or give that one up: volume rm {name}.",
+        )
+    lease = fabric.block(old.size if size is None else size, name=name, retain=retain, ttl=TTL, renew="always")
+    with lease, readable(fabric, old.name) as ticket:
+        if not copy_checkpoint(VolumeStore(lease.volume_line()), ticket).number:
+            raise NotFound(
+                f"volume {old.name} has no checkpoint", do="Save one there first; files of other kinds are not copied."
+            )
+    return fabric.volume(name)
+
+
+def _token(fabric: Fabric, lease: LeaseId) -> str:
+    return fabric._run(fabric._core.query(f"/v1/leases/{lease}/token", TokenView)).token
