@@ -3,9 +3,11 @@
 A holder's belief proves nothing, so every effect carries its (lease, epoch) and is compared here. What the table knows:
 
 - the *live* pairs with their deadlines: exactly these are accepted;
-- for each lease that is over, the highest epoch that ended: a late copy of its grant is not taken again;
-- for each exclusive resource, the highest epoch it has seen: whatever is older has been here and gone, even if the
-  lease's own entry was forgotten.
+- for each lease that ended lately, the highest epoch that ended, and why: a late copy of its grant is not taken again;
+- for all that ended before those, per incarnation of the office, the highest of their epochs. Epochs are one rising
+  sequence, so whatever is not above it and not live is over, or comes later than thousands that were granted after it:
+  it is not taken either. So the table stays small however many leases there were;
+- for each exclusive resource, the highest epoch it has seen: whatever is older has been here and gone.
 
 Orders of one lease are numbered. A newer number replaces, an older one is ignored; numbers of another incarnation of
 the office come first or last as a whole. Deadlines and notices are compared apart, so that a notice which overtakes an
@@ -25,9 +27,9 @@ from sublet.wire.orders import Part
 
 __all__ = ["ENDED_MAX", "FenceTable", "Live", "OrderNumber", "is_exclusive", "same_hardware"]
 
-ENDED_MAX: Final = 100_000
-"""Ended leases that are remembered by name. A late grant of one that was forgotten still meets its resource's floor if
-that is exclusive, and its own deadline otherwise."""
+ENDED_MAX: Final = 4096
+"""Ended leases that are remembered by name, with the reason; 240 bytes each. Of older ones it is only known that they
+are over."""
 
 OrderNumber = tuple[int, int]
 """(incarnation of the office, number of the order)."""
@@ -65,6 +67,8 @@ class FenceTable:
     def __init__(self, *, ended_max: int = ENDED_MAX) -> None:
         self._live: dict[LeaseId, Live] = {}
         self._ended: dict[LeaseId, tuple[Epoch, EndReason]] = {}
+        self._past: dict[int, int] = {}
+        """Incarnation → the highest epoch of those that ended and are not remembered by name any more."""
         self._floor: dict[ResourceId, Epoch] = {}
         self._on: dict[ResourceId, dict[LeaseId, Part]] = {}
         self._alone: dict[ResourceId, dict[LeaseId, Part]] = {}
@@ -79,6 +83,8 @@ class FenceTable:
             ended, reason = self._ended.get(lease, (_NEVER, None))
             if epoch <= ended and reason is not None:
                 raise _over(lease, reason)
+            if self._is_past(epoch):
+                raise LeaseNotActive(f"lease {lease} with epoch {epoch} was over long ago")
             raise LeaseNotActive(f"lease {lease} with epoch {epoch} is not known on this node")
         if epoch != live.epoch:
             raise StaleEpoch(f"epoch {epoch} of lease {lease} is not live; {live.epoch} is")
@@ -108,14 +114,19 @@ class FenceTable:
         """How much of it the live leases have."""
         return self._in_use.get(resource, 0)
 
-    def is_over(self, lease: LeaseId, epoch: Epoch, parts: Sequence[Part]) -> bool:
-        """Whether a grant of this epoch comes too late: its lease ended, or its hardware has moved on."""
+    def is_over(self, lease: LeaseId, epoch: Epoch, parts: Sequence[Part], *, came: bool = False) -> bool:
+        """Whether a grant of this epoch comes too late: its lease ended, or its hardware has moved on.
+
+        ``came``: the grant was here in time and has waited since, for as long as it takes what is in its way.
+        """
         ended, _ = self._ended.get(lease, (_NEVER, None))
         if epoch <= ended:
             return True
         live = self._live.get(lease)
         if live is not None:
             return epoch < live.epoch
+        if not came and self._is_past(epoch):
+            return True
         return any(epoch <= self._floor.get(part.resource, _NEVER) for part in parts if is_exclusive(part))
 
     def admit(
@@ -172,7 +183,7 @@ class FenceTable:
             self._ended.pop(lease, None)
             self._ended[lease] = (epoch, reason)
             if len(self._ended) > self._ended_max:
-                del self._ended[next(iter(self._ended))]
+                self._forget_oldest()
         self._raise_floor(parts, epoch)
         live = self._live.get(lease)
         if live is None or live.epoch > epoch:
@@ -218,6 +229,13 @@ class FenceTable:
                     there.pop(live.lease, None)
             amount = part.amount if present else -part.amount
             self._in_use[part.resource] = self._in_use.get(part.resource, 0) + amount
+
+    def _forget_oldest(self) -> None:
+        epoch, _ = self._ended.pop(next(iter(self._ended)))
+        self._past[epoch.incarnation] = max(epoch.n, self._past.get(epoch.incarnation, 0))
+
+    def _is_past(self, epoch: Epoch) -> bool:
+        return epoch.n <= self._past.get(epoch.incarnation, 0)
 
     def _raise_floor(self, parts: Sequence[Part], epoch: Epoch) -> None:
         for part in parts:

@@ -214,8 +214,9 @@ class Node:
     # ---- orders ----
 
     def _grant(self, order: Grant, now_ns: int) -> None:
-        live = self.fence.get(order.lease)
-        if order.lease in self._ended_here or self.fence.is_over(order.lease, order.epoch, order.parts):
+        live, waiting = self.fence.get(order.lease), self._waiting.get(order.lease)
+        came = waiting is not None and waiting.epoch == order.epoch
+        if order.lease in self._ended_here or self.fence.is_over(order.lease, order.epoch, order.parts, came=came):
             self._answer(order, held=False)
         elif live is not None and live.epoch < order.epoch and not same_hardware(live.parts, order.parts):
             # An office that was restored gave the name anew, to other hardware. What runs is on the old one, and the
@@ -247,7 +248,7 @@ class Node:
 
     def _take_waiting(self, now_ns: int) -> None:
         for order in tuple(self._waiting.values()):
-            if self.fence.is_over(order.lease, order.epoch, order.parts):
+            if self.fence.is_over(order.lease, order.epoch, order.parts, came=True):
                 del self._waiting[order.lease]
                 self._answer(order, held=False)
             elif not self._is_kept_out(order):

@@ -26,6 +26,8 @@ WRITE: Final = select.EPOLLOUT
 LONGEST_WAIT_S: Final = 1.0
 """A wait stands still while the machine sleeps, so it is never trusted for longer."""
 READY_MAX: Final = 256
+TIMERS_LEAST: Final = 64
+"""So many are kept before those are looked for that were cancelled: most are, long before their moment."""
 
 OnReady = Callable[[int], None]
 """Told which events came (``READ``, ``WRITE``, or what epoll says of a descriptor that broke)."""
@@ -53,6 +55,7 @@ class Loop:
         self._epoll = select.epoll()
         self._watched: dict[int, tuple[OnReady, _Guarded | None]] = {}
         self._timers: list[tuple[int, int, Timer]] = []
+        self._timers_room = TIMERS_LEAST
         self._made = 0
         self._soon: list[Callable[[], None]] = []
         self._running = False
@@ -77,6 +80,10 @@ class Loop:
         """Call at this moment, or as soon after it as can be."""
         timer = Timer(when_ns, call)
         self._made += 1
+        if len(self._timers) >= self._timers_room:
+            self._timers = [entry for entry in self._timers if entry[2].call is not None]
+            heapq.heapify(self._timers)
+            self._timers_room = max(TIMERS_LEAST, 2 * len(self._timers))
         heapq.heappush(self._timers, (when_ns, self._made, timer))
         return timer
 

@@ -90,7 +90,30 @@ def test_the_floor_of_an_exclusive_resource_outlives_the_memory_of_names() -> No
     table.end(B, epoch(7), (part(),), EndReason.EXPIRED)
     assert table.is_over(A, epoch(5), (part(),))
     assert not table.is_over(LeaseId("c"), epoch(8), (part(),))
-    assert not table.is_over(A, epoch(5), (part(Exclusivity.SHARED),)), "shared slices have no floor, only names"
+    assert table.is_over(A, epoch(5), (part(Exclusivity.SHARED),)), "whatever it was on: its epoch is past"
+
+
+def test_what_ended_long_ago_is_over_without_its_name() -> None:
+    """Of very many leases only the last are known by name. Those before them are refused all the same; who is live
+    stays so, and who came in time may go on waiting."""
+    table, shared = FenceTable(ended_max=3), (part(Exclusivity.SHARED),)
+    table.admit(A, epoch(1), (1, 1), 100, shared)
+    for n in range(3, 1000):
+        table.end(LeaseId(f"l-{n}"), epoch(n), shared, EndReason.RELEASED)
+    assert len(table._ended) == 3
+    assert not table.is_over(A, epoch(1), shared)
+    assert table.check(A, epoch(1), 50).lease == A
+    assert table.extend(A, epoch(1), (1, 2), 200)
+    assert table.is_over(B, epoch(2), shared), "a grant that comes after thousands of later ones have ended"
+    assert not table.is_over(B, epoch(2), shared, came=True)
+    assert not table.is_over(B, epoch(1000), shared)
+    assert not table.is_over(B, Epoch(2, 2), shared), "of another incarnation nothing is known"
+    with pytest.raises(LeaseNotActive, match="over long ago"):
+        table.check(LeaseId("l-7"), epoch(7), 0)
+    with pytest.raises(LeaseNotActive, match="was given back"):
+        table.check(LeaseId("l-999"), epoch(999), 0)
+    table.end(A, epoch(1), shared, EndReason.RELEASED)
+    assert table.is_over(A, epoch(1), shared, came=True)
 
 
 def test_due_names_each_lease_once_and_forgets_moved_deadlines() -> None:
@@ -150,6 +173,22 @@ class Dumb:
             if first or (what != "end" and live is not None and live[0] == number and order > live[1]):
                 live = (number, order, deadline)
         return live is not None and live[0] == wanted and now < live[2]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_table_that_forgets_names_accepts_nothing_that_one_with_all_of_them_refuses(seed: int) -> None:
+    """Grants and ends of many leases, late and repeated."""
+    draw, leases = random.Random(seed), [LeaseId(f"l-{n}") for n in range(6)]
+    whole, small, shared = FenceTable(), FenceTable(ended_max=draw.randint(1, 3)), (part(Exclusivity.SHARED),)
+    for step in range(80):
+        lease, number = draw.choice(leases), epoch(draw.randint(1, 1 + step // 4))
+        is_end = draw.random() < 0.4
+        for table in (whole, small):
+            if is_end:
+                table.end(lease, number, shared, EndReason.RELEASED)
+            elif not table.is_over(lease, number, shared):
+                table.admit(lease, number, (1, step), 100, shared)
+        assert all(small.get(one) in (None, whole.get(one)) for one in leases), f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -448,6 +448,25 @@ def test_an_exit_lets_who_waits_in() -> None:
     assert rig.reports[-1] == Held(node=NodeId("n"), lease=B, epoch=Epoch(1, 2), number=1)
 
 
+def test_who_waits_for_what_is_being_torn_down_is_not_too_late_however_many_end_meanwhile() -> None:
+    """Their names are forgotten, and its epoch is below theirs; it came before, and its grant is repeated."""
+    rig = Rig()
+    rig.node.fence._ended_max = 2
+    rig.grant(A, 1)
+    rig.settle()
+    rig.end(A, 1, grace_s=5)
+    rig.grant(B, 2)
+    for n in range(3, 20):
+        rig.end(LeaseId(f"l-{n}"), n, parts=(CORE,))
+    rig.grant(B, 2)
+    assert not rig.said(NotHeld)
+    rig.paper.there.clear()
+    rig.node.poke(S, A)
+    assert Held(node=NodeId("n"), lease=B, epoch=Epoch(1, 2), number=1) in rig.reports
+    rig.grant(LeaseId("l-3"), 3, parts=(CORE,))
+    assert rig.said(NotHeld)
+
+
 def test_a_poke_while_the_guest_is_there_uses_no_attempt_up() -> None:
     """Many children of one tree exit, one after the other; the tree is killed as often as the bounds say, no more."""
     rig = Rig(bounds=Bounds(attempts=3))

@@ -59,6 +59,18 @@ def test_not_even_what_is_told_of_it_can_end_the_loop(loop: Loop) -> None:
     loop.turn(0.01)
 
 
+def test_what_was_cancelled_is_not_kept_until_its_moment(loop: Loop) -> None:
+    """The law sets its alarm anew with every order, most often for minutes ahead."""
+    rang: list[str] = []
+    loop.after(0.0, lambda: rang.append("first"))
+    kept = [loop.after(300.0, lambda: rang.append("never")) for _ in range(100)]
+    for _ in range(5000):
+        loop.after(300.0, fail).cancel()
+    assert len(loop._timers) <= 2 * len(kept) + 100
+    loop.turn(0.05)
+    assert rang == ["first"]
+
+
 def test_the_law_is_not_guarded(loop: Loop) -> None:
     loop.soon(fail)
     with pytest.raises(Mistake):
