@@ -1,22 +1,44 @@
 """The doctor's checks of what holds guests: how they are ended, what can be capped, which walls a tenant's guest has,
 whether the sizes of folders and segments hold.
 
-Each part is tried for real, in short-lived processes and groups that are gone again afterwards.
+Each part is tried for real, in short-lived processes and groups that are gone again afterwards. What control groups
+allow is tried where the supervisor will be: in a scope of systemd, if one is given.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sublet.supervisor.cgroups import Said
 
 __all__ = ["Check", "check_logout", "guest_checks"]
 
 PATH_SHOWN = 44
 """Characters of a path, so that a line fits into a terminal."""
+
+SCOPE_S = 20
+"""A manager that has not given a scope by then gives none to the supervisor either."""
+
+_IN_SCOPE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import json
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.cgroups_places import settle
+settle()
+groups = Groups.probe(sys.argv[2])
+print(json.dumps(groups.describe()))
+groups.remove()
+"""
 
 Check = Callable[[], tuple[str, str] | tuple[str, str, str]]
 
@@ -36,20 +58,42 @@ def guest_checks() -> dict[str, Check]:
 
 def check_logout(root: str = "/") -> tuple[str, str] | tuple[str, str, str]:
     """Whether what runs outlives the login from which the office was started."""
-    from sublet.agent.scope import scope_prefix
-
     booted = os.path.join(root, "run/systemd/system")
     if not os.path.isdir(booted):
         return "ok", "they go on: the supervisor has a session of its own, and no systemd is here that could end it"
-    if scope_prefix(os.environ, booted=booted):
-        return "ok", "they go on: the supervisor asks systemd for a scope of its own"
+    has_scope = _in_scope(booted) is not None
     if os.geteuid() == 0 or os.path.exists(os.path.join(root, "var/lib/systemd/linger", _user())):
+        if has_scope:
+            return "ok", "they go on: systemd gives the supervisor a scope of its own"
         return "ok", "they go on: the supervisor has a session of its own (no scope of systemd), and yours may linger"
-    return (
-        "note",
-        "no scope of systemd can be had, and where KillUserProcesses=yes it ends the supervisor with your last login",
-        "Have what you start stay: loginctl enable-linger.",
+    what = (
+        "they go on while the office does (the scope is your own manager's); where KillUserProcesses=yes both end"
+        if has_scope
+        else "no scope of systemd can be had, and where KillUserProcesses=yes it ends the supervisor"
     )
+    return "note", f"{what} with your last login", "Have what you start stay: loginctl enable-linger."
+
+
+def _in_scope(booted: str) -> list[Said] | None:
+    """What control groups allow in a scope as the supervisor has one; None where none is given. Tried for real."""
+    from sublet.agent.scope import scope_prefix
+    from sublet.agent.starting import package_folder
+    from sublet.supervisor.cgroups import Said
+
+    prefix = scope_prefix(os.environ, booted=booted)
+    if not prefix:
+        return None
+    argv = [*prefix, sys.executable, "-I", "-S", "-c", _IN_SCOPE, package_folder(), _name()]
+    try:
+        told = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=SCOPE_S, check=True).stdout
+        return [Said(*said) for said in json.loads(told)]
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError):  # refused, or something else was run
+        return None
+
+
+def _name() -> str:
+    """An office that nobody has."""
+    return f"doctor-{secrets.token_hex(4)}"
 
 
 def _user() -> str:
@@ -71,16 +115,23 @@ def _check_priority() -> tuple[str, str] | tuple[str, str, str]:
 
 
 def _group_checks() -> dict[str, Check]:
+    from sublet.agent.scope import BOOTED
+
+    return {
+        f"guests: {said.part}": partial(_said, said.is_active, said.text + _INSTEAD.get(said.part, ""))
+        if not said.is_active
+        else partial(_said, True, _shortened(said.text))
+        for said in _in_scope(BOOTED) or _here()
+    }
+
+
+def _here() -> list[Said]:
+    """The same where this process is: a supervisor without a scope is below it."""
     from sublet.supervisor.cgroups import Groups
 
-    groups = Groups.probe(f"doctor-{secrets.token_hex(4)}")
+    groups = Groups.probe(_name())
     try:
-        return {
-            f"guests: {said.part}": partial(_said, said.is_active, said.text + _INSTEAD.get(said.part, ""))
-            if not said.is_active
-            else partial(_said, True, _shortened(said.text))
-            for said in groups.describe()
-        }
+        return groups.describe()
     finally:
         groups.remove()
 

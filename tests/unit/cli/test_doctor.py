@@ -18,7 +18,8 @@ from sublet.agent.nvml import IDLE_SHARE
 from sublet.cli import main
 from sublet.cli.doctor import SOCKET_PATH_MAX, _wrapped
 from sublet.cli.doctor_devices import check_machine, device_checks, nvidia_cards_on_the_bus
-from sublet.cli.doctor_guests import Check, check_logout, guest_checks
+from sublet.cli.doctor_guests import Check, _in_scope, check_logout, guest_checks
+from sublet.supervisor.cgroups import Said
 from sublet.supervisor.locks import DeviceLocks
 from sublet.values import GIB
 from tests.unit.agent.fake_nvml import FakeCard, FakeNvml
@@ -250,8 +251,28 @@ def test_what_becomes_of_guests_after_a_logout_is_said(tmp_path: Path, monkeypat
     assert check_logout(str(tmp_path))[0] == "ok"
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert "no scope of systemd" in check_logout(str(tmp_path))[1]
-    (tmp_path / "systemd-run").touch(mode=0o755)
+    program = tmp_path / "systemd-run"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    assert "no scope of systemd" in check_logout(str(tmp_path))[1], "it was asked, and refused"
+    program.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n')
     assert "a scope of its own" in check_logout(str(tmp_path))[1]
+
+
+def test_what_groups_allow_is_tried_where_the_supervisor_will_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a scope that is given, and told by who was in it: here a stand-in, which says something of its own."""
+    said = json.dumps([["memory", True, "in the scope"]])
+    program = tmp_path / "systemd-run"
+    program.write_text(f"#!/bin/sh\necho '{said}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _in_scope(str(tmp_path)) == [Said("memory", True, "in the scope")]
+    program.write_text("#!/bin/sh\necho nonsense\n")
+    assert _in_scope(str(tmp_path)) is None
+    assert _in_scope(str(tmp_path / "not-booted")) is None
 
 
 def test_lines_are_as_wide_as_the_terminal_and_begin_behind_their_subject(monkeypatch: pytest.MonkeyPatch) -> None:
