@@ -48,8 +48,8 @@ LABEL: Final = "train"
 NOT_THE_LEASE: Final = frozenset({EndReason.OUT_OF_MEMORY, EndReason.GUEST_FAILED, EndReason.RELEASED})
 """Ends that another lease would not mend."""
 IMPORTS: Final = ("torch?", "torch.utils.data?", "torch._dynamo?", "sublet.training.trainer?")
-"""What a warm interpreter has for the second life and all after it: importing PyTorch takes seconds, and as many again
-with the first optimizer, which wants its compiler."""
+"""What a warm interpreter has for every life: importing PyTorch takes seconds, and as many again with the first
+optimizer, which wants its compiler. The first life waits for it, rather than import the same beside it."""
 LEASE_ENDED: Final = 76
 STATE_TTL: Final = "10m"
 """Of the volume: for so long after this command was killed nobody else has it."""
@@ -197,7 +197,7 @@ class TrainingRun:
         )
         if not is_local:
             spec = for_tenant(spec, plan.cwd)
-        guest = start_spec(lease, replace(spec, imports=IMPORTS), volume=storage)
+        guest = start_spec(lease, replace(spec, imports=IMPORTS, patient=True), volume=storage)
         self.progress.new_life()
         self.began = True
         with contextlib.closing(guest):
