@@ -1,8 +1,9 @@
 """What changed in buffers since the last look, chunk by chunk.
 
 A finder remembers, for memory at an address, the blake3 hash of each chunk. Where the kernel tracks writes (``pages``)
-it need only read chunks that were written to; elsewhere it reads everything, once. Either way it is the *content* that
-decides: a chunk that was written with what it held is unchanged, and no version counter of a framework is believed.
+it need only read chunks that were written to; elsewhere it reads everything, once, and compares fingerprints
+(``fingerprint``), which are had as fast as memory is read. Either way it is the *content* that decides: a chunk that
+was written with what it held is unchanged, and no version counter of a framework is believed.
 
 A look has two steps, because whoever copies a chunk must hash the very copy, not the memory that others may write to
 meanwhile::
@@ -27,13 +28,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import ne
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from blake3 import blake3
 
-from sublet.durable.memory import bring_near, copy_bytes, fresh_memory
+from sublet.durable.fingerprint import FINGERPRINT_BYTES, UNKNOWN, Fingerprint, this_process
+from sublet.durable.memory import bring_near, copy_beside, copy_bytes
 from sublet.durable.pages import Pages, process_pages
 from sublet.durable.sealed import own_pages
 
@@ -41,11 +43,11 @@ __all__ = [
     "CHUNK_BYTES",
     "HASH_BYTES",
     "ChangeFinder",
-    "Copies",
     "Look",
     "chunk_count",
     "chunk_hash",
     "each_hash",
+    "each_same",
     "hash_chunks",
     "hashes_in",
 ]
@@ -59,14 +61,16 @@ REMEMBERED_MAX: Final = 4096
 BUSY_SHARE: Final = 0.25
 VOLATILE_SHARE: Final = 0.5
 BUSY_LOOKS: Final = 8
-"""Memory of which more than that share was written between two looks is hashed for the next so many: the faults of a
-page would cost more than its hash."""
+"""Memory of which more than that share was written between two looks is hashed until at so many less had changed: the
+faults of a page would cost more than its hash, and a large page that takes one is small from then on."""
 PARALLEL_MIN: Final = 16 << 20
 THREADS: Final = 4
 PART_CHUNKS: Final = 128
 """So many are hashed by one thread before somebody looks at what came of it."""
 SAMPLE: Final = 2
 """Chunks per look that are hashed although the kernel says that they were not written to."""
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -91,17 +95,26 @@ def hash_chunks(look: Look, numbers: Sequence[int]) -> dict[int, bytes]:
 
 
 def each_hash(look: Look, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """One after the other, as they are found; many of them on several cores, since hashing holds no lock, and ahead of
-    who asks."""
+    """One after the other, as they are found."""
+    return zip(numbers, _each(look, look.hashes, numbers), strict=True)
+
+
+def each_same(look: Look, numbers: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """Whether each is what it was, as far as its fingerprint tells."""
+    return zip(numbers, _each(look, lambda some: [look.is_same(n) for n in some], numbers), strict=True)
+
+
+def _each(look: Look, ask: Callable[[Sequence[int]], list[T]], numbers: Sequence[int]) -> Iterator[T]:
+    """Many of them on several cores, since hashing holds no lock, and ahead of who asks."""
     workers = min(THREADS, os.cpu_count() or 1)
     if len(numbers) * look.chunk_bytes < PARALLEL_MIN or workers == 1:
-        yield from zip(numbers, look.hashes(numbers), strict=True)
+        yield from ask(numbers)
         return
     share = min(-(-len(numbers) // (4 * workers)), PART_CHUNKS)
     parts = [numbers[at : at + share] for at in range(0, len(numbers), share)]
     with ThreadPoolExecutor(workers, "sublet-hash") as pool:
-        for part, found in zip(parts, pool.map(look.hashes, parts), strict=True):
-            yield from zip(part, found, strict=True)
+        for found in pool.map(ask, parts):
+            yield from found
 
 
 def hashes_in(table: bytes | bytearray) -> tuple[bytes, ...]:
@@ -129,6 +142,8 @@ class Memory:
     """The number of the sealed map that it lies in."""
     own: frozenset[int] = frozenset()
     """Chunks of that which were written to at some time."""
+    prints: bytes = b""
+    """The fingerprints of all chunks, one after the other; empty where none were taken."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -152,6 +167,15 @@ class Look:
     sealed: int = 0
     own: frozenset[int] = frozenset()
     """As in ``Memory``."""
+    moving: bool = False
+    """The program is about to change it again."""
+    fingerprint: Fingerprint | None = None
+    prints_before: bytes = b""
+    """Of all chunks at the last look that was settled; empty where they are not known."""
+    noting: bool = False
+    """The next look will want them."""
+    prints: dict[int, bytes] = field(default_factory=dict)
+    """Those that were taken at this one, each of the very bytes that were hashed."""
     places: Mapping[int, int] | None = None
     """After ``detach``: where in the copy a chunk begins."""
 
@@ -166,15 +190,50 @@ class Look:
         return self.view[at : at + length]
 
     def hashes(self, numbers: Sequence[int]) -> list[bytes]:
-        """Of these chunks, where they are. As short as it can be: other threads wait for Python meanwhile."""
+        """Of these chunks. As short as it can be: other threads wait for Python meanwhile."""
         if self.places is not None:
             return [chunk_hash(self.chunk(n)) for n in numbers]
+        if self.noting or self.prints_before:
+            return self._hashes_or_same(numbers)
         view, address, size, found = self.view, self.address, self.chunk_bytes, []
         for at in [n * size for n in numbers]:
             chunk = view[at : at + size]
             bring_near(address + at, chunk.nbytes)
             found.append(blake3(chunk).digest())
         return found
+
+    def _hashes_or_same(self, numbers: Sequence[int]) -> list[bytes]:
+        """Hash and fingerprint are taken of one copy: of the memory itself, which others may write to between the two,
+        they could be of different things, and a later look would take the one for the other."""
+        room = memoryview(bytearray(self.chunk_bytes))
+        found = []
+        for n in numbers:
+            if self.is_same(n):
+                found.append(self.hash_before(n) or b"")
+                continue
+            chunk = self.chunk(n)
+            copy = room[: chunk.nbytes]
+            copy_beside(copy, chunk)
+            self.note(n, copy)
+            found.append(chunk_hash(copy))
+        return found
+
+    def is_same(self, n: int) -> bool:
+        """Its fingerprint says that it holds what it held. False also where that cannot be told."""
+        before = self.prints_before[n * FINGERPRINT_BYTES : (n + 1) * FINGERPRINT_BYTES]
+        if self.fingerprint is None or not before or before == UNKNOWN:
+            return False
+        return self.fingerprint(self.chunk(n)) == before
+
+    def note(self, n: int, hashed: memoryview) -> None:
+        """These are the bytes of chunk ``n`` that were hashed."""
+        if self.noting and self.fingerprint is not None:
+            self.prints[n] = self.fingerprint(hashed)
+
+    def narrow(self) -> None:
+        """What is still the same is no candidate any more: to know that, it is only read."""
+        if self.prints_before and not self.volatile and not self.tracked:
+            self.candidates = [n for n, same in each_same(self, self.candidates) if not same]
 
     def detach(self, memory: Callable[[int], memoryview]) -> None:
         """Copy the candidates; from here on the program may do with its memory what it likes."""
@@ -200,37 +259,28 @@ class Look:
         return None if self.before is None else self.before[n * HASH_BYTES : (n + 1) * HASH_BYTES]
 
 
-class Copies:
-    """Memory for detached looks, kept from one save to the next: fresh memory costs more than the copy itself."""
-
-    def __init__(self) -> None:
-        self._free: list[memoryview] = []
-        self._taken: list[memoryview] = []
-
-    def memory(self, length: int) -> memoryview:
-        """So many bytes. They are the caller's until ``reset``."""
-        fitting = [n for n, area in enumerate(self._free) if length <= area.nbytes <= 2 * length]
-        area = self._free.pop(fitting[0]) if fitting else fresh_memory(length)
-        self._taken.append(area)
-        return area[:length]
-
-    def reset(self) -> None:
-        """All of it is free again. What the last round needed is kept, and no more."""
-        self._free, self._taken = self._taken, []
-
-
 class ChangeFinder:
     """Remembers hashes for one purpose: one store, one peer. Threads may use it at once on different buffers."""
 
-    def __init__(self, *, chunk_bytes: int = CHUNK_BYTES, pages: Pages | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        pages: Pages | None = None,
+        seed: int = 0,
+        fingerprint: Fingerprint | None = None,
+    ) -> None:
         self.chunk_bytes = chunk_bytes
+        self._fingerprint = this_process() if fingerprint is None else fingerprint
         self._pages = process_pages() if pages is None else pages
         self._memories: OrderedDict[tuple[int, int], Memory] = OrderedDict()
         self._lock = threading.Lock()
         self._chance = random.Random(seed)
 
-    def begin(self, buffer: Piece) -> Look:
-        """Which chunks may differ from the last settled look. Reads no more than a sample of the memory."""
+    def begin(self, buffer: Piece, *, moving: bool = False) -> Look:
+        """Which chunks may differ from the last settled look. Reads no more than a sample of the memory. ``moving``:
+        the program goes on at once, and perhaps writes to all of it soon, so it is not protected before it was seen
+        to stay."""
         view, address = buffer.view, buffer.address
         with self._lock:
             memory = self._memories.get((address, view.nbytes))
@@ -241,19 +291,24 @@ class ChangeFinder:
             if memory is not None and known and memory.sealed == sealed:
                 own |= memory.own  # what was dropped (MADV_DONTNEED) is the file's again, and not what it was
                 candidates = sorted(own)
-        elif view.nbytes >= TRACKED_MIN and (memory is None or memory.busy == 0):
+        elif view.nbytes >= TRACKED_MIN and (not moving if memory is None else memory.busy == 0):
             since = memory.look if memory is not None else 0
             number, ranges = self._pages.look(address, view.nbytes, since)
             if ranges is not None and known:
                 candidates = self._chunks(ranges, address, view.nbytes)
+        volatile = memory is not None and memory.volatile
         look = Look(
             address=address,
             length=view.nbytes,
             view=view,
             candidates=range(chunk_count(view.nbytes, self.chunk_bytes)) if candidates is None else candidates,
             before=bytes(memory.hashes) if memory is not None and known else None,
-            volatile=memory is not None and memory.volatile,
+            volatile=volatile,
             tracked=candidates is not None,
+            moving=moving,
+            fingerprint=self._fingerprint,
+            prints_before=memory.prints if memory is not None and candidates is None else b"",
+            noting=self._fingerprint is not None and not (number or sealed or volatile),
             number=number,
             chunk_bytes=self.chunk_bytes,
             sealed=sealed,
@@ -264,29 +319,26 @@ class ChangeFinder:
     def settle(self, look: Look, hashes: Mapping[int, bytes]) -> bytes:
         """Remember the hashes of the candidates. Answers with those of all chunks, one after the other."""
         found = [hashes[n] for n in look.candidates]
-        changed = 0
         if len(found) == look.count:
             table = bytearray().join(found)
-            changed = sum(map(ne, found, hashes_in(look.before or b"")))
+            before = hashes_in(look.before or b"")
+            changed = [n for n, differs in enumerate(map(ne, found, before)) if differs]
         else:
-            table = bytearray(look.count * HASH_BYTES if look.before is None else look.before)
+            table, changed = bytearray(look.count * HASH_BYTES if look.before is None else look.before), []
             for n, digest in zip(look.candidates, found, strict=True):
                 place = slice(n * HASH_BYTES, (n + 1) * HASH_BYTES)
-                changed += table[place] != digest
-                table[place] = digest
+                if table[place] != digest:
+                    changed.append(n)
+                    table[place] = digest
         with self._lock:
             key = (look.address, look.length)
             memory = self._memories.setdefault(key, Memory(bytearray()))
             self._memories.move_to_end(key)
             memory.hashes, memory.look = table, look.number
             memory.sealed, memory.own = look.sealed, look.own
-            memory.volatile = changed > VOLATILE_SHARE * look.count
-            if look.sealed:
-                memory.busy = 0
-            elif look.tracked and len(look.candidates) > BUSY_SHARE * look.count:
-                memory.busy = BUSY_LOOKS
-            elif memory.busy:
-                memory.busy -= 1
+            memory.prints = _prints(look, changed)
+            memory.volatile = len(changed) > VOLATILE_SHARE * look.count
+            memory.busy = _busy(look, memory.busy, len(changed))
             self._drop_oldest()
         return bytes(table)
 
@@ -369,3 +421,26 @@ class ChangeFinder:
                 look.number = number
             break
         return look
+
+
+def _prints(look: Look, changed: Sequence[int]) -> bytes:
+    """The fingerprints of all chunks, as far as they are known."""
+    if not look.noting:
+        return b""
+    table = bytearray(look.prints_before or look.count * FINGERPRINT_BYTES)
+    for n in changed:  # whoever hashed it may have taken none
+        table[n * FINGERPRINT_BYTES : (n + 1) * FINGERPRINT_BYTES] = look.prints.get(n, UNKNOWN)
+    for n, found in look.prints.items():
+        table[n * FINGERPRINT_BYTES : (n + 1) * FINGERPRINT_BYTES] = found
+    return bytes(table)
+
+
+def _busy(look: Look, before: int, changed: int) -> int:
+    """For how many more looks of which little comes this memory is not tracked."""
+    if look.sealed:
+        return 0
+    if look.before is None:
+        return 1 if look.moving else 0
+    if look.tracked and len(look.candidates) > BUSY_SHARE * look.count:
+        return BUSY_LOOKS
+    return before - 1 if before and changed <= BUSY_SHARE * look.count else before

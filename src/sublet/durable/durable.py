@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from sublet.clock import Clock, SystemClock
-from sublet.durable.changes import Copies
 from sublet.durable.measuring import needed_bytes
+from sublet.durable.memory import Copies
 from sublet.durable.opening import Checkpoint
 from sublet.durable.roots import encode_roots
 from sublet.durable.saving import Capture, Saver, SaveReport, Staged, Who

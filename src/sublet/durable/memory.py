@@ -12,7 +12,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-__all__ = ["PAGE", "address_of", "bring_near", "copy_beside", "copy_bytes", "fresh_memory", "memory_at"]
+__all__ = ["PAGE", "Copies", "address_of", "bring_near", "copy_beside", "copy_bytes", "fresh_memory", "memory_at"]
 
 PAGE: Final = mmap.PAGESIZE
 HUGE: Final = 2 << 20
@@ -105,3 +105,22 @@ def fresh_memory(length: int) -> memoryview:
     if length >= HUGE:
         area.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(area)
+
+
+class Copies:
+    """Memory for detached looks, kept from one save to the next: fresh memory costs more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._free: list[memoryview] = []
+        self._taken: list[memoryview] = []
+
+    def memory(self, length: int) -> memoryview:
+        """So many bytes. They are the caller's until ``reset``."""
+        fitting = [n for n, area in enumerate(self._free) if length <= area.nbytes <= 2 * length]
+        area = self._free.pop(fitting[0]) if fitting else fresh_memory(length)
+        self._taken.append(area)
+        return area[:length]
+
+    def reset(self) -> None:
+        """All of it is free again. What the last round needed is kept, and no more."""
+        self._free, self._taken = self._taken, []

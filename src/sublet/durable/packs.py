@@ -5,7 +5,8 @@ neither the hash nor the file. While one batch is filled another is on its way t
 that hashing costs no time of its own.
 
 Batches follow each other in the file page by page, so they can go to the disk as they are, past the page cache: that
-takes a tenth of the processor, which is what a save beside a program's own work should leave to that.
+takes a tenth of the processor, which is what a save beside a program's own work should leave to that, and what a small
+save would otherwise mostly be.
 """
 
 from __future__ import annotations
@@ -71,10 +72,12 @@ _spare: list[memoryview] = []
 class PackWriter:
     """One pack, under a temporary name until ``finish``."""
 
-    def __init__(self, folder: Path, *, beside: bool = False) -> None:
-        """``beside``: a program is at work meanwhile, and wants the processor for itself."""
+    def __init__(self, folder: Path, *, past_cache: int = 0) -> None:
+        """``past_cache``: so many bytes go past the page cache. To put them there takes the processor ten times as long
+        as to have the disk fetch them; but nobody who reads them soon waits for the disk."""
         self._folder = folder
-        self._past_cache = beside
+        self._past_cache = past_cache > 0
+        self._past_max = past_cache
         self._path = folder / "pack.part"
         self._fd = -1
         self._entries: list[Entry] = []
@@ -269,6 +272,8 @@ class PackWriter:
                     if not self._past_cache:
                         _start_writing(self._fd, written, used)  # so that the disk works while we hash
                     written += used
+                    if written >= self._past_max:
+                        self._into_cache()
                 except OSError as error:
                     self._failure = error
             self._free.put(batch)

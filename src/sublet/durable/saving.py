@@ -10,6 +10,7 @@ are copied into the new pack and those packs are needed no more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +20,17 @@ from sublet.durable.base import Base
 from sublet.durable.changes import (
     CHUNK_BYTES,
     ChangeFinder,
-    Copies,
     Look,
     chunk_count,
     chunk_hash,
     each_hash,
+    each_same,
     hashes_in,
 )
 from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.files import written_then_synced
 from sublet.durable.format import LeafRef, Manifest, PackRef
-from sublet.durable.memory import copy_beside
+from sublet.durable.memory import Copies, copy_beside
 from sublet.durable.packs import PackFile, PackWriter, file_name
 from sublet.durable.records import INLINE_MAX, Blob, Record, dump_leaf, leaf_starts
 from sublet.durable.roots import Group, Order, encode_roots
@@ -56,6 +57,9 @@ PACKS_MAX: Final = 16
 """A checkpoint that would need more has half as many afterwards: so each chunk is moved a few times, not often."""
 LIVE_SHARE: Final = 0.5
 """So has one of whose packs less than this share is live."""
+SMALL_SAVE: Final = 64 << 20
+"""So much of what a save adds to another goes past the page cache. Of each such pack a restore reads as much from the
+disk, once; the rest, and a first save, it finds in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +172,9 @@ class Saver:
         if buffer.length <= INLINE_MAX:
             piece.inline = bytes(buffer.view)
             return piece
-        look = piece.look = self._finder.begin(buffer)
+        look = piece.look = self._finder.begin(buffer, moving=copy is not None)
+        if copy is not None:
+            look.narrow()
         if look.before is not None:  # another base than at the last look may lack what is unchanged
             hashes = hashes_in(look.before)
             if not all(map(base.where.__contains__, hashes)):
@@ -194,7 +200,8 @@ class Saver:
         """Put into ``staging`` what ``base`` lacks, and the manifest. ``carry``: records of the base that stay as they
         are, under names that the capture has not: somebody else's, or what nobody has loaded. ``spare``: bytes that may
         be spent on moving chunks of older packs together; None: any. What has no room stays where it is."""
-        with PackWriter(staging, beside=capture.is_copy) as writer:
+        past_cache = sys.maxsize if capture.is_copy else SMALL_SAVE if base.number else 0
+        with PackWriter(staging, past_cache=past_cache) as writer:
             run = _Run(writer, base, self._finder, self.chunk_bytes)
             records = [*map(run.carried, carry), *(run.record(*record) for record in capture.records)]
             leaves = run.leaves(sorted(records, key=lambda record: record.names[0]) if carry else records)
@@ -337,13 +344,17 @@ class _Run:
         """Candidates that turn out to hold what they held are found without copying them, and those that do not are on
         their way to the disk meanwhile. Where the kernel says that they were written to, it is not worth the try."""
         if look.before is None or look.tracked or look.volatile:
-            return {n: self._chunk(look.chunk(n), shrink) for n in look.candidates}
+            return {n: self._chunk(look, n, shrink) for n in look.candidates}
         self.read_bytes += len(look.candidates) * look.chunk_bytes
         before, where = hashes_in(look.before), self._base.where
         hashes = {}
+        if look.prints_before:
+            for n, same in each_same(look, look.candidates):
+                hashes[n] = before[n] if same and before[n] in where else self._chunk(look, n, shrink)
+            return hashes
         for n, digest in each_hash(look, look.candidates):
             is_same = digest == before[n] and digest in where
-            hashes[n] = digest if is_same else self._chunk(look.chunk(n), shrink)
+            hashes[n] = digest if is_same else self._chunk(look, n, shrink)
         return hashes
 
     def _detached(self, look: Look, shrink: bool) -> dict[int, bytes]:
@@ -355,16 +366,19 @@ class _Run:
             room = self._writer.room(chunk.nbytes)
             copy_beside(room, chunk)  # which brings it near, so that both together take as long as the hash alone
             digest = hashes[n] = chunk_hash(room)
+            look.note(n, room)
             if digest not in self._base.where and digest not in self._writer.hashes:
                 self._writer.keep(digest, chunk.nbytes, shrink=shrink)
         return hashes
 
-    def _chunk(self, chunk: memoryview, shrink: bool) -> bytes:
+    def _chunk(self, look: Look, n: int, shrink: bool) -> bytes:
         """Hash one chunk, and keep a copy of it if no pack has it."""
+        chunk = look.chunk(n)
         self.read_bytes += chunk.nbytes
         room = self._writer.room(chunk.nbytes)
         room[:] = chunk
         digest = chunk_hash(room)
+        look.note(n, room)
         if digest not in self._base.where and digest not in self._writer.hashes:
             self._writer.keep(digest, chunk.nbytes, shrink=shrink)
         return digest

@@ -15,12 +15,13 @@ from sublet.durable.changes import chunk_hash
 from sublet.durable.format import PackRef
 from sublet.durable.packs import PackFile, PackWriter
 
+ALL = 1 << 40
 SIZES = (0, 1, 700, 4095, 4096, 4097, 60_000, 256 * 1024, 256 * 1024, 3 << 20, 5 << 20, 100)
 
 
-def written(folder: Path, chunks: list[bytes], *, beside: bool) -> tuple[PackRef, bytes]:
+def written(folder: Path, chunks: list[bytes], *, past_cache: int) -> tuple[PackRef, bytes]:
     folder.mkdir()
-    with PackWriter(folder, beside=beside) as writer:
+    with PackWriter(folder, past_cache=past_cache) as writer:
         for chunk in chunks:
             writer.room(len(chunk))[:] = chunk
             writer.keep(chunk_hash(chunk), len(chunk), shrink=len(chunk) < 5000)
@@ -41,7 +42,9 @@ def some_chunks(seed: int) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(6))
 def test_it_is_the_same_to_the_byte(tmp_path: Path, seed: int) -> None:
     chunks = list(dict.fromkeys(some_chunks(seed)))
-    assert written(tmp_path / "a", chunks, beside=True) == written(tmp_path / "b", chunks, beside=False)
+    usual = written(tmp_path / "a", chunks, past_cache=0)
+    assert written(tmp_path / "b", chunks, past_cache=ALL) == usual
+    assert written(tmp_path / "c", chunks, past_cache=6 << 20) == usual
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -50,10 +53,10 @@ def test_writes_that_stop_early_or_are_refused_change_nothing(
 ) -> None:
     """What goes past the cache must begin and end with a page; what does not goes the usual way."""
     chunks = list(dict.fromkeys(some_chunks(seed)))
-    wanted = written(tmp_path / "a", chunks, beside=False)
+    wanted = written(tmp_path / "a", chunks, past_cache=0)
     chance = random.Random(seed)
     monkeypatch.setattr(os, "write", odd(chance, os.write))
-    assert written(tmp_path / "b", chunks, beside=True) == wanted
+    assert written(tmp_path / "b", chunks, past_cache=ALL) == wanted
 
 
 def odd(chance: random.Random, write: Callable[[int, memoryview], int]) -> Callable[[int, memoryview], int]:

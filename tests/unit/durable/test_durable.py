@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import sublet
-from sublet.durable import changes, opening
+from sublet.durable import memory, opening
 from sublet.durable.durable import Durable, store_of
 from sublet.durable.saving import Staged
 from sublet.durable.store import FolderStore
@@ -295,7 +295,7 @@ def test_a_state_for_which_there_is_no_memory_is_told_so(tmp_path: Path, monkeyp
     state.checkpoint()
     state.mutate(lambda it: it["array"].__iadd__(1))
     with monkeypatch.context() as patched:
-        patched.setattr(changes, "fresh_memory", none)
+        patched.setattr(memory, "fresh_memory", none)
         with pytest.raises(CheckpointFailed, match="not enough memory") as failed:
             state.checkpoint(wait=False)
         assert "wait=True" in failed.value.do
