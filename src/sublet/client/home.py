@@ -30,6 +30,10 @@ __all__ = [
     "socket_path",
 ]
 
+BOOTED = "/run/systemd/system"
+"""There where the machine was booted with systemd: what ``sd_booted`` looks at."""
+USERS, ROOTS, SHARED = "/run/user", "/run", "/tmp"
+
 # `sublet run` asks for the paths as text: what makes a ``Path`` takes as long to load as the rest of its client.
 
 
@@ -55,6 +59,9 @@ def runtime_dir(home: Path) -> Path:
 
     It does not depend on ``XDG_RUNTIME_DIR``: a shell and a cron job of the same user must find the same office. It is
     one level deep, so that checking the one folder is enough where anybody may write beside it.
+
+    Nor does it depend on who is logged in. ``/run/user/0`` comes and goes with root's logins, so root's is in ``/run``
+    where there is systemd; and an office that a service began for a user without a login is found where it lies.
     """
     from pathlib import Path
 
@@ -65,8 +72,10 @@ def runtime_text(home: str) -> str:
     """The same, as text."""
     uid = os.getuid()
     digest = _sha256(os.fsencode(home))[:12]
-    base = f"/run/user/{uid}"
-    return f"{base}/sublet-{digest}" if _is_own(base, uid) else f"/tmp/sublet-{uid}-{digest}"
+    own, shared = f"{USERS}/{uid}", f"{SHARED}/sublet-{uid}-{digest}"
+    if uid == 0 and os.path.isdir(BOOTED):
+        return f"{ROOTS}/sublet-0-{digest}"
+    return f"{own}/sublet-{digest}" if _is_own(own, uid) and not _is_own(shared, uid) else shared
 
 
 def socket_path(home: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import pytest
@@ -200,6 +201,30 @@ def test_the_same_home_written_otherwise_is_the_same_office(tmp_path: Any) -> No
     link.symlink_to(tmp_path / "home")
     assert home_dir(str(link)) == home_dir(f"{tmp_path}/x/../home/")
     assert runtime_dir(home_dir(link)) != runtime_dir(tmp_path)
+
+
+def test_where_an_office_listens_does_not_depend_on_who_is_logged_in(tmp_path: Any, monkeypatch: Any) -> None:
+    """A service, a job of cron and a login find the same office, whichever of them began it."""
+    for name in ("USERS", "ROOTS", "SHARED", "BOOTED"):
+        monkeypatch.setattr(f"sublet.client.home.{name}", str(tmp_path / name))
+    uid = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: uid)
+    without_login = runtime_dir(tmp_path)
+    assert without_login.parent == tmp_path / "SHARED"
+    (tmp_path / "USERS" / str(uid)).mkdir(parents=True)
+    assert runtime_dir(tmp_path).parent == tmp_path / "USERS" / str(uid)
+    without_login.mkdir(parents=True)
+    assert runtime_dir(tmp_path) == without_login, "where one was begun without a login it is found"
+
+
+def test_roots_office_does_not_lie_where_roots_last_logout_clears_up(tmp_path: Any, monkeypatch: Any) -> None:
+    for name in ("USERS", "ROOTS", "SHARED", "BOOTED"):
+        monkeypatch.setattr(f"sublet.client.home.{name}", str(tmp_path / name))
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    assert runtime_dir(tmp_path).parent == tmp_path / "SHARED"
+    (tmp_path / "BOOTED").mkdir()
+    (tmp_path / "USERS/0").mkdir(parents=True)
+    assert runtime_dir(tmp_path).parent == tmp_path / "ROOTS"
 
 
 def test_a_folder_that_others_may_write_is_refused_and_left_as_it_is(tmp_path: Any) -> None:
