@@ -178,6 +178,7 @@ class Flight:
         self._sock = sock
         self._reader = AnswerReader()
         self.sent_ns = sent_ns
+        self._is_over = False
         sock.settimeout(0.0)
 
     def fileno(self) -> int:
@@ -205,12 +206,15 @@ class Flight:
             if not _is_want_read(error):
                 self.close()
                 raise lost(self._transport.address, error, sent=True) from error
-        if self._reader.complete:
+        if self._reader.complete and not self._is_over:
+            self._is_over = True
             self._transport.give_back(self._sock) if self._reader.reusable else self._sock.close()
         return b"".join(pieces)
 
     def close(self) -> None:
-        self._sock.close()
+        """Harmless when it is over: the connection is the next call's by then."""
+        if not self._is_over:
+            self._sock.close()
 
 
 def _is_want_read(error: BaseException) -> bool:

@@ -173,6 +173,25 @@ def test_a_flight_is_read_as_it_comes_and_its_connection_is_kept(server: Server)
     transport.close()
 
 
+def test_a_flight_that_is_over_leaves_its_connection_to_the_next(server: Server) -> None:
+    """To read or to close it again, as one does after a refusal, is harmless: it is no longer its own."""
+    transport = Transport(_address(server.path), HeldClock(), wire=1)
+    server.answers = [OK, OK, OK]
+    flight = transport.launch(CALL)
+    while not flight.complete:
+        flight.read()
+    flight.read()
+    flight.close()
+    first = transport.launch(CALL)
+    second = transport.launch(CALL)
+    assert first.fileno() != second.fileno()
+    for other in (first, second):
+        while not other.complete:
+            other.read()
+    assert server.connections == 2
+    transport.close()
+
+
 # ---- the drivers
 
 
