@@ -150,6 +150,43 @@ def test_the_command_line_shows_checks_and_removes(fabric: sublet.Fabric, home: 
         assert (gone.returncode, "there is no volume shown" in gone.stderr) == (1, True), gone
 
 
+def test_what_was_last_saved_is_copied_while_its_holder_goes_on(fabric: sublet.Fabric, home: Path) -> None:
+    with fabric.block(SIZE, name="original") as block:
+        state = sublet.Durable({"n": 1}, block)
+        with pytest.raises(NotFound, match="volume original has no checkpoint"):
+            fabric.copy_volume("original", "copied")
+        state.checkpoint()
+        assert fabric.copy_volume("original", "copied").size == fabric.volume("original").size
+        state.value["n"] = 2
+        state.checkpoint()
+        with pytest.raises(InvalidRequest, match="there is a volume called copied already"):
+            fabric.copy_volume("original", "copied")
+    with fabric.attach("copied") as copy:
+        again = sublet.Durable.restore(copy)
+        assert again.value == {"n": 1}
+        again.value["n"] = 7
+        again.checkpoint()
+    done = run(home, "volume", "cp", "original", "by-hand", "--size", "2MiB")
+    assert (done.returncode, done.stdout) == (0, "Volume by-hand has what was last saved in original.\n"), done
+    with fabric.attach("by-hand") as copy, fabric.attach("original") as block:
+        assert sublet.Durable.restore(copy).value == sublet.Durable.restore(block).value == {"n": 2}
+        with sublet.connect(home=home) as other:  # one of the same tenant; another's volume is not found by its name
+            token = other.request("POST", "/v1/tenants", {"id": "eve"}, shape=dict)["token"]
+        with sublet.connect(home=home, token=token) as eve, pytest.raises(NotFound, match="no volume original"):
+            eve.copy_volume("original", "mine")
+        too_large = {"much": os.urandom(3 << 20)}
+        sublet.Durable(too_large, block).checkpoint()
+        with pytest.raises(CapacityExceeded, match=r"the copy needs 3\.\d*MiB, and the volume has room for"):
+            fabric.copy_volume("original", "small", size="2MiB")
+    until(lambda: "small" not in [volume.name for volume in fabric.volumes()])  # nothing was written there
+
+    async def awaited() -> int:
+        async with await aio.connect(home=home) as there:
+            return (await there.copy_volume("by-hand", "awaited-copy")).size
+
+    assert asyncio.run(awaited()) == 2 << 20
+
+
 @pytest.mark.parametrize("name", ["Ünï", "a/b", "..", "", "x" * 10_000])
 def test_what_is_no_name_is_told_before_anything_is_asked(fabric: sublet.Fabric, home: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match="not a valid name"):

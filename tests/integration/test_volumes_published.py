@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sublet.durable.copying import copy_checkpoint
 from sublet.durable.durable import Durable
 from sublet.durable.saving import Capture, Saver, Staged, Who
 from sublet.durable.store import FolderStore
@@ -390,6 +392,69 @@ def kill_in_the_middle(stage: SupervisorStage, mark: Path, where: str) -> None:
     assert sorted(os.listdir(store.folder / "packs")) == sorted(
         ref.name.hex() + ".pack" for ref in store.manifest().packs
     )
+
+
+# ---------------------------------------------------------------------------------------------- copied from another
+
+SLOW_COPY = """
+from sublet.supervisor import copying_work
+import time
+copy = copying_work.copy_bytes
+def slow(source, to, size):
+    copy(source, to, size // 2)
+    open({mark!r}, "w").close()
+    time.sleep(1000)
+copying_work.copy_bytes = slow
+"""
+
+
+def test_a_supervisor_that_is_killed_while_it_copies_leaves_nothing_of_it(stage: SupervisorStage) -> None:
+    """Whoever has the volume that is copied saves meanwhile; its end waits for nobody who reads for ever."""
+    mark = stage.state / "mark"
+    stage.kill()
+    stage.faults = SLOW_COPY.format(mark=str(mark))
+    stage.start()
+    stage.connect()
+    grant(stage, A, E5, SMALL, name="ckpt")
+    grant(stage, B, E6, SMALL, name="other")
+    first, second = Durable(os.urandom(300_000), store_at(stage, A, E5)), store_at(stage, B, E6)
+    first.checkpoint()
+    with pytest.raises(Unauthorized, match="may not read"):
+        stage.holder(A, E5).ask(LendVolume(reads=True))
+    reads = stage.office_line.admit(A, E5, operations=("read",))
+    lent = reads.ask(LendVolume(reads=True))
+    reads.close()
+    assert isinstance(lent, VolumeLent)
+    failed: list[SubletError] = []
+
+    def copy() -> None:
+        try:
+            copy_checkpoint(second, lent.ticket)
+        except SubletError as error:
+            failed.append(error)
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    until("the middle of a copy", mark.exists)
+    first.value = b"meanwhile"
+    first.checkpoint()
+    first.checkpoint()
+    first._store.collect(1)
+    assert Durable.restore(first._store).value == b"meanwhile"
+    assert second.newest() == 0
+    end(stage, A, E5, SMALL)
+    torn_down(stage, 1)
+    stage.kill()
+    copying.join(30)
+    assert failed
+    stage.faults = ""
+    stage.start()
+    stage.connect()
+    grant(stage, C, E7, SMALL, name="other")
+    held(stage, C)
+    assert store_at(stage, C, E7).newest() == 0
+    assert os.listdir(second.folder / "packs") == []
+    assert os.listdir(second.folder / "staging") == [str(E7)]
 
 
 # ------------------------------------------------------------------------------------------------------ save on notice

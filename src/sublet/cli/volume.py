@@ -1,4 +1,4 @@
-"""``sublet volume``: what is kept under names, whether it is whole, and giving it up."""
+"""``sublet volume``: what is kept under names, whether it is whole, a copy of it, and giving it up."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from sublet.cli.call import Office
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE, FAILED, REFUSED
-from sublet.cli.parsing import AsJson, name
+from sublet.cli.parsing import AsJson, name, size
 from sublet.cli.show import Json, document, epoch, paint, plural, seconds, table, visible
 from sublet.errors import CapacityExceeded, CheckpointFailed, SubletError
 from sublet.values import format_size
 
-__all__ = ["ls", "rm", "show", "verify"]
+__all__ = ["cp", "ls", "rm", "show", "verify"]
 
 _Name = Annotated[str, Arg("NAME", parse=name, help="The name that its leases were asked for with.")]
 _Names = Annotated[list[str], Arg("NAME...", parse=name, help="The names that their leases were asked for with.")]
@@ -77,6 +77,32 @@ def show(*, volume: _Name, tenant: _Tenant = None, as_json: AsJson = False) -> i
     width = max(len(fact) for fact, _ in facts)
     for fact, value in facts:
         print(f"{paint(fact.ljust(width), 'dim')}  {visible(str(value))}")
+    return DONE
+
+
+def cp(
+    *,
+    source: Annotated[str, Arg("SOURCE", parse=name, help="The volume whose newest checkpoint is copied.")],
+    volume: Annotated[str, Arg("NAME", parse=name, help="The volume that is made.")],
+    space: Annotated[
+        int | None, Opt("--size", metavar="SIZE", parse=size, help="Of the new one; as large as the other if not said.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Make a volume with what was last saved in another of yours.
+
+    That is its newest checkpoint; files of other kinds are not copied. Whoever has the other volume goes on with it
+    meanwhile.
+    """
+    import sublet
+
+    with sublet.connect() as fabric:
+        fabric.copy_volume(source, volume, size=space)
+    view: Json = Office.reach().get(_path(volume))
+    if as_json:
+        document(view)
+    else:
+        print(f"Volume {view['name']} has what was last saved in {source}.")
     return DONE
 
 

@@ -111,6 +111,7 @@ class Fabric:
     def __init__(self, address: Address, clock: Clock, *, ca: str | None = None, start: bool = True) -> None:
         self.address = address
         self._clock = clock
+        self._ca = ca
         self._start = start
         self._core = Core(clock)
         self._transport = AioTransport(address, clock, wire=WIRE_VERSION, ca=ca)
@@ -261,6 +262,19 @@ class Fabric:
     async def remove_volume(self, volume: Volume | str) -> Volume:
         """Give a volume up now, with all that is in it. Refused while a lease has it."""
         return await self._run(volumes.remove(self._core, volume))
+
+    async def copy_volume(
+        self, source: Volume | str, name: str, *, size: Size | None = None, retain: Duration | None = None
+    ) -> Volume:
+        """Make a volume with what was last saved in another of yours; see `sublet.Fabric.copy_volume`. It waits for a
+        disk, and does so on a thread of its own."""
+        from sublet.client.fabric import Fabric as OnThread
+
+        def copy() -> Volume:
+            with OnThread(self.address, self._clock, ca=self._ca, start=self._start) as fabric:
+                return fabric.copy_volume(source, name, size=size, retain=retain)
+
+        return await asyncio.to_thread(copy)
 
     async def bill(self, *, by: str = "lease", since: str | None = None, until: str | None = None) -> list[BillLine]:
         """What was consumed, by ``"lease"``, ``"tenant"`` or ``"label:KEY"``; times are RFC 3339."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from sublet.client.volume_line import lend
-from sublet.errors import InvalidRequest, NotFound
+from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.values import LeaseId, valid_name
 from sublet.wire.http import TokenView
 
@@ -20,6 +21,8 @@ __all__ = ["copy_volume", "readable"]
 
 TTL: Final = "2m"
 """Of a volume that nobody has, while it is read. It is in use then, and renewed."""
+GONE_S: Final = 5.0
+"""How long is waited for a volume to go in which nothing was written."""
 
 
 @contextlib.contextmanager
@@ -44,15 +47,28 @@ def copy_volume(fabric: Fabric, source: Volume | str, name: str, size: Size | No
         fabric.volume(valid_name(name, "name"))
         raise InvalidRequest(
             f"there is a volume called {name} already",
-            do=f"Choose another name, or give that one up: volume rm {name}.",
+            do=f"Choose another name, or `sublet volume rm {name}` first.",
         )
     lease = fabric.block(old.size if size is None else size, name=name, retain=retain, ttl=TTL, renew="always")
-    with lease, readable(fabric, old.name) as ticket:
-        if not copy_checkpoint(VolumeStore(lease.volume_line()), ticket).number:
-            raise NotFound(
-                f"volume {old.name} has no checkpoint", do="Save one there first; files of other kinds are not copied."
-            )
+    try:
+        with lease, readable(fabric, old.name) as ticket:
+            if not copy_checkpoint(VolumeStore(lease.volume_line()), ticket).number:
+                raise NotFound(
+                    f"volume {old.name} has no checkpoint",
+                    do="Save one there first; files of other kinds are not copied.",
+                )
+    except SubletError:  # nothing was written, so nothing of it is kept; whoever tries again shall not find it
+        _is_gone(fabric, name)
+        raise
     return fabric.volume(name)
+
+
+def _is_gone(fabric: Fabric, name: str) -> None:
+    until_s = time.monotonic() + GONE_S
+    with contextlib.suppress(SubletError):
+        while time.monotonic() < until_s:
+            fabric.volume(name)
+            time.sleep(0.05)
 
 
 def _token(fabric: Fabric, lease: LeaseId) -> str:
