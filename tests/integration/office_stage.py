@@ -46,7 +46,6 @@ class OfficeStage:
         self.office = OfficeProcess(place, devices)
         self.runtime = runtime_dir(self.office.home)
         self.procs = Procs()
-        self._asked = 0
         self.traces: Traces | None = None
 
     # ---- processes ----
@@ -122,8 +121,16 @@ class OfficeStage:
     # ---- leases ----
 
     def acquire(self, line: Line, *, memory: int, ttl_s: float, wait_s: float = WAIT_S, **more: Any) -> Held:
-        """As a patient client does it: into the line, wait for the turn, claim."""
-        self._asked += 1
+        """As a patient client does it: into the line, wait for the turn, claim. A grant without a token is of a lease
+        that was over before its answer was on its way, as a machine that stands still for a TTL has it: then again."""
+        while True:
+            doc = self._granted(line, memory=memory, ttl_s=ttl_s, wait_s=wait_s, **more)
+            if doc.get("token"):
+                lease = doc["lease"]
+                devices = tuple(part["resource"] for part in lease["parts"])
+                return Held(id=LeaseId(lease["id"]), epoch=Epoch(*lease["epoch"]), devices=devices, token=doc["token"])
+
+    def _granted(self, line: Line, *, memory: int, ttl_s: float, wait_s: float, **more: Any) -> dict[str, Any]:
         body = {
             "request_id": f"r-{os.urandom(8).hex()}",
             "wants": [{"kind": "gpu", "amount": memory, "exclusivity": "session"}],
@@ -132,18 +139,14 @@ class OfficeStage:
             "token": True,
             **more,
         }
-        answer = asked(line, "POST", "/v1/leases", body)
-        doc = answer.doc
-        while not (doc["answer"] == "grant" and doc.get("token")):
-            lease = doc["lease"]
-            assert lease["status"] in ("queued", "granted"), doc
+        doc: dict[str, Any] = asked(line, "POST", "/v1/leases", body).doc
+        while (lease := doc["lease"])["status"] in ("queued", "granted"):
             if lease["status"] == "granted":
                 doc = asked(line, "POST", f"/v1/leases/{lease['id']}/claim", {"token": True}).doc
             else:
                 doc = asked(line, "GET", f"/v1/leases/{lease['id']}?wait=30&after={lease['status']}").doc
-        lease = doc["lease"]
-        devices = tuple(part["resource"] for part in lease["parts"])
-        return Held(id=LeaseId(lease["id"]), epoch=Epoch(*lease["epoch"]), devices=devices, token=doc["token"])
+        assert lease["status"] == "active", doc
+        return doc
 
     def hold(self, held: Held) -> Conversation:
         """A holder's connection."""
