@@ -210,9 +210,14 @@ class OfficeLine:
         self.pump()
         return reply
 
+    def send(self, *orders: Order, incarnation: int = 1) -> None:
+        """Send, and ask nothing."""
+        self._talk.link.event(dumps(Orders(orders=orders, incarnation=incarnation)))
+        self._talk.flush(PATIENCE_S)
+
     def order(self, *orders: Order, incarnation: int = 1) -> None:
         """Send, and come back when all of them were taken and what was said at once is here."""
-        self._talk.link.event(dumps(Orders(orders=orders, incarnation=incarnation)))
+        self.send(*orders, incarnation=incarnation)
         self.ask(ListGuests(guest="g-none"))
 
     def pump(self) -> None:

@@ -266,6 +266,33 @@ def test_a_command_that_cannot_run_says_so_and_leaves_nothing(stage: SupervisorS
     until("no residue", lambda: not stage.residue())
 
 
+# ---- many at once ----
+
+
+def test_of_a_crowd_that_ends_in_one_message_each_is_seen_to_be_gone(stage: SupervisorStage) -> None:
+    """More than are told in one turn. What is granted behind them does not wait for them."""
+    memory = Part(resource=ResourceId("bench/memory"), kind=Kind.MEMORY, amount=1 << 20)
+    crowd = [(LeaseId(f"lease-{n}"), Epoch(1, 10 + n)) for n in range(20)]
+    for lease, epoch in crowd:
+        ttl_ns, parts = 300 * S, (memory,)
+        order = Grant(
+            lease=lease, epoch=epoch, number=1, tenant=TENANT, parts=parts, deadline_ns=now_ns() + ttl_ns, ttl_ns=ttl_ns
+        )
+        stage.office_line.order(order)
+        stage.holder(lease, epoch).start("sleep", "1000")
+    ends = [
+        End(lease=lease, epoch=epoch, number=9, parts=(memory,), reason=EndReason.RELEASED, grace_ns=60 * S)
+        for lease, epoch in crowd
+    ]
+    stage.office_line.send(*ends)
+    grant(stage, B, Epoch(1, 99))
+    heard(stage, TornDown, len(crowd))
+    said = [report for report in stage.office_line.reports if isinstance(report, Held) and report.lease == B]
+    assert len(said) == 1
+    assert {report.lease for report in stage.office_line.reports if isinstance(report, TornDown)} == dict(crowd).keys()
+    until("no process", lambda: not stage.marked())
+
+
 # ---- groups that nobody is in any more ----
 
 NEVER = "from sublet.supervisor import aside; aside.WAIT_S = 1e6"

@@ -68,6 +68,8 @@ class Guests:
         self.priority = Priority()
         self.strangers = 0
         """Processes below the supervisor that are nobody's; while there are any, nothing is verified."""
+        self.leaving: dict[GuestId, Guest] = {}
+        """Seen to be gone, and not yet put away."""
         self._loop = loop
         self._clock = clock
         self._trees = trees
@@ -81,8 +83,6 @@ class Guests:
         self.room = Room()
         """How many there may be."""
         self._count = 0
-        self._leaving: dict[GuestId, Guest] = {}
-        """Seen to be gone, and not yet put away."""
         self._will_put_away = False
         self._endings = Endings(loop, trees, self.priority, killed=self._struck, safely=self._safely)
 
@@ -320,8 +320,8 @@ class Guests:
             if guest.processes and guest.spec.serves and guest.state is not GuestState.ENDING:
                 self._end_left_behind(guest)
             if not guest.processes and not self.strangers:
-                self._leaving[guest.id] = guest
-        if self._leaving:
+                self.leaving[guest.id] = guest
+        if self.leaving:
             self._put_away_soon()
 
     def _see_all(self, guests: Iterable[Guest], closely: Iterable[Tree]) -> None:
@@ -350,13 +350,13 @@ class Guests:
     def _put_away(self) -> None:
         """A few in each turn, so that of many that are gone at once the first need not wait for the last."""
         self._will_put_away = False
-        for guest in tuple(self._leaving.values())[:AT_ONCE_MAX]:
-            del self._leaving[guest.id]
+        for guest in tuple(self.leaving.values())[:AT_ONCE_MAX]:
+            del self.leaving[guest.id]
             if guest.is_gone or guest.processes or self.strangers:  # the last look was another one
                 continue
             if self._is_out_of_its_group(guest):
                 self._gone(guest)
-        if self._leaving:
+        if self.leaving:
             self._put_away_soon()
 
     def _is_out_of_its_group(self, guest: Guest) -> bool:
@@ -424,7 +424,7 @@ class Guests:
 
     def kill(self, guests: Iterable[Guest], reason: EndReason) -> None:
         """Their end, now. Whether they are gone is seen by the next look; who was seen to be needs none."""
-        self._endings.kill((guest for guest in guests if guest.id not in self._leaving), reason)
+        self._endings.kill((guest for guest in guests if guest.id not in self.leaving), reason)
 
     def end_alone(self, guest: Guest, grace_ns: int) -> None:
         """End one guest under a lease that goes on."""

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from sublet.errors import InvalidRequest, SubletError
-from sublet.supervisor.connections import Connection
+from sublet.supervisor.connections import Connection, mistake
 from sublet.supervisor.loop import Loop
+from sublet.supervisor.obeying import Obeying
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
 from sublet.wire.guests import (
@@ -45,6 +46,8 @@ class Served(Protocol):
 
     def obey(self, orders: Orders) -> None: ...
 
+    def are_leaving(self) -> bool: ...
+
     def admit(self, asked: Admit, fd: int) -> None: ...
 
     def revoke(self, asked: Revoke) -> None: ...
@@ -67,6 +70,7 @@ class OfficeLink:
         self._link = Link.accepting()
         self._is_configured = False
         self._connection = Connection(loop, sock, self._link, self._heard)
+        self._obeying = Obeying(loop.guarded(lambda _: self.cut(mistake())), served.obey, served.are_leaving)
 
     def report(self, reports: Reports) -> None:
         """Say it; whether it was heard is known by what the office does. It is said in the law's turn, so what cannot
@@ -88,9 +92,12 @@ class OfficeLink:
             case Event():
                 close_all(happening.fds)
                 if self._is_configured:
-                    self._served.obey(loads(Orders, happening.body))
+                    self._obeying.take(loads(Orders, happening.body))
             case Over():
-                self._on_over(self)
+                try:
+                    self._obeying.all()
+                finally:
+                    self._on_over(self)
             case _:
                 pass
 
@@ -99,6 +106,7 @@ class OfficeLink:
             asked = loads(OfficeCall, called.body)
             if not self._is_configured and not isinstance(asked, Configure):
                 raise InvalidRequest("an office has to say first who it is", do="Send Configure.")
+            self._obeying.all()
             self._link.reply(called.call, dumps(self._answer(asked, called.fds)))
         except SubletError as error:
             self._link.refuse(called.call, error)

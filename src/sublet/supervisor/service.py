@@ -307,6 +307,9 @@ class Supervisor:
             self.node.send(order, now_ns=now_ns, incarnation=orders.incarnation)
         self._step()
 
+    def are_leaving(self) -> bool:
+        return bool(self._gone or self.guests.leaving)
+
     def admit(self, asked: Admit, fd: int) -> None:
         if self.node is None:
             raise LeaseNotActive("no office has said yet what this machine has")
