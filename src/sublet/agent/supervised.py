@@ -13,12 +13,13 @@ import contextlib
 import fcntl
 import logging
 import socket
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from sublet.agent.port import ReportSink
-from sublet.errors import Disconnected, SubletError, Unauthorized
+from sublet.errors import Disconnected, InvalidRequest, SubletError, Unauthorized, Unsupported
 from sublet.values import NodeId, TenantId
 from sublet.wire.cards import CardUse
 from sublet.wire.codec import dumps, loads
@@ -234,9 +235,14 @@ class SupervisedAgent:
         self._is_told.clear()
         sock = await self._connect()
         self._sock, self._link = sock, Link.connecting()
+        pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
         asked = Configure(office=self._office, inventory=self._inventory)
-        configured = await asyncio.wait_for(self.ask(asked), CONFIGURE_S)
+        try:
+            configured = await asyncio.wait_for(self.ask(asked), CONFIGURE_S)
+        except InvalidRequest as error:
+            self._drop()
+            raise _of_another_version(pid, error) from error
         assert isinstance(configured, Configured)
         self.supervisor, self._is_joined = configured, True
         if had_one:
@@ -285,9 +291,10 @@ class SupervisedAgent:
 
     def _lost(self, over: Over) -> None:
         """The supervisor ended, or another office took over. While it is being joined, who joins it finds out."""
-        self._drop()
         if self._closed or not self._is_joined:
+            self._drop(over.error if isinstance(over.error, InvalidRequest) else None)
             return
+        self._drop()
         self._is_joined = False
         if isinstance(over.error, Unauthorized):
             _log.error("the supervisor hung up: %s", over.error)
@@ -298,7 +305,7 @@ class SupervisedAgent:
             _log.error("the supervisor hung up, and is asked again: %s", over.error)
         self._again = asyncio.get_running_loop().create_task(self._join_again())
 
-    def _drop(self) -> None:
+    def _drop(self, why: InvalidRequest | None = None) -> None:
         if self._sock is not None:
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._sock.fileno())
@@ -309,7 +316,7 @@ class SupervisedAgent:
         answers, self._answers = self._answers, {}
         for future in answers.values():
             if not future.done():
-                future.set_exception(Disconnected("the supervisor of this machine has ended"))
+                future.set_exception(why or Disconnected("the supervisor of this machine has ended"))
 
     def _send(self) -> None:
         if self._sock is None or self._link is None:
@@ -330,6 +337,15 @@ class SupervisedAgent:
             batch = tuple(self._out.popleft() for _ in range(min(len(self._out), ORDERS_MAX)))
             self._link.event(dumps(Orders(orders=batch, incarnation=self._incarnation())))
             self._send()
+
+
+def _of_another_version(pid: int, error: InvalidRequest) -> Unsupported:
+    """It lives on from before an upgrade that went too far, and its guests with it: that is not for us to end."""
+    return Unsupported(
+        f"the supervisor of this machine (pid {pid}) was started by another version of Sublet: {error.message}",
+        do="Its guests go on to their deadlines. Before this version can begin they must end: `sublet down --now` "
+        f"of that one, or `kill -9 {pid}`, which ends them too. Then start again.",
+    )
 
 
 def _away() -> Disconnected:

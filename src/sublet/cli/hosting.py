@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import FAILED, say_error
-from sublet.cli.messages import Json, greeting, message, read
+from sublet.cli.messages import Json, greeting, is_older, message, read
 from sublet.cli.parsing import duration
 from sublet.cli.terminal import size_of
 from sublet.errors import InvalidRequest, SubletError
@@ -112,10 +112,9 @@ def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attenda
     from sublet.cli.attend import Attendance
     from sublet.wire.conversation import Conversation
 
-    asked = message("Start", spec=spec, awaits=True)
     conversation = Conversation.connect(data_path, greeting(capability=token))
     try:
-        answer = read(conversation.call(asked).body)
+        answer = _started(conversation, spec)
         if answer["is"] == "NotStarted":
             raise NotStarted(answer["message"], do=answer["do"], exit_code=int(answer["exit_code"]))
         attendance = Attendance(conversation, answer["guest"], terminal=spec["stdio"] == "pty")
@@ -124,6 +123,17 @@ def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attenda
         conversation.close()
         raise
     return conversation, attendance
+
+
+def _started(conversation: Conversation, spec: Json) -> Json:
+    """The answer. A supervisor from before an upgrade cannot make the command wait until somebody is attached: then of
+    one that says more at once than is kept the beginning may be lost, as it always was."""
+    try:
+        return read(conversation.call(message("Start", spec=spec, awaits=True)).body)
+    except InvalidRequest as refused:
+        if not is_older(refused):
+            raise
+    return read(conversation.call(message("Start", spec=spec)).body)
 
 
 def with_what_was_lost(attendance: Attendance, code: int) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from sublet.errors import Disconnected, InvalidRequest
+from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.wire.frames import CONTROL_MAX
 
-__all__ = ["OUTPUT_HEAD_BYTES", "STREAM_STDOUT", "Json", "greeting", "message", "output_head", "read"]
+__all__ = ["OUTPUT_HEAD_BYTES", "STREAM_STDOUT", "Json", "greeting", "is_older", "message", "output_head", "read"]
 
 Json = dict[str, Any]
 OUTPUT_HEAD_BYTES: Final = 9
@@ -45,6 +45,11 @@ def read(body: bytes) -> Json:
     if not isinstance(found, dict):
         raise Disconnected("the supervisor said something that cannot be read")
     return found
+
+
+def is_older(refusal: SubletError) -> bool:
+    """Whether the other side refused this because it is older than what was said (``wire.later``)."""
+    return isinstance(refusal, InvalidRequest) and " has no field " in refusal.message
 
 
 def output_head(piece: bytes) -> tuple[int, int]:

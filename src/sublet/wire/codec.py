@@ -3,7 +3,8 @@
 What a peer sends becomes one of our own frozen dataclasses or an ``InvalidRequest`` that names the field; there is no
 third outcome, and nothing is guessed. Unknown fields, missing fields, a bool for a number, numbers that are not whole,
 not finite or beyond 63 bits, names given twice, text that is no text: refused. A field with a default may be left out,
-so that an older side is understood.
+so that an older side is understood; and one that was added ``later`` is left out where it has its default, so that an
+older side understands.
 
 A message says what it is: ``{"is": "Grant", …}``. Inside a message the mark stands only where several classes are
 possible. An epoch is text (``"1.42"``), bytes are base64, enums are their values. Text may hold single bytes as Python
@@ -26,6 +27,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar, overload
 
 from sublet.errors import InvalidRequest
 from sublet.values import Epoch
+from sublet.wire.later import LATER
 from sublet.wire.strict import (
     UPGRADE,
     Decoder,
@@ -148,7 +150,7 @@ def _wrong_mark(value: dict[str, Json], names: str) -> WrongError:
 class _Plan:
     """How one class is written and read."""
 
-    __slots__ = ("_cls", "_encoders", "_names", "_required", "_take", "decoders")
+    __slots__ = ("_cls", "_encoders", "_later", "_names", "_required", "_take", "decoders")
 
     def __init__(self, cls: type) -> None:
         if not dataclasses.is_dataclass(cls):
@@ -162,11 +164,23 @@ class _Plan:
         self.decoders = {name: of.decode for name, of in zip(self._names, types_of, strict=True)}
         self._encoders = [(name, of.encode) for name, of in zip(self._names, types_of, strict=True) if of.encode]
         self._take = _taker(self._names)
+        self._later = [(field.name, field.default) for field in fields if LATER in field.metadata]
 
     def encode(self, message: object) -> dict[str, Json]:
         made = dict(zip(self._names, self._take(message), strict=True))
+        if self._later:
+            return self._encode_without_defaults(made)
         for name, encode in self._encoders:
             made[name] = encode(made[name])
+        return made
+
+    def _encode_without_defaults(self, made: dict[str, Json]) -> dict[str, Json]:
+        for name, default in self._later:
+            if made[name] == default:
+                del made[name]
+        for name, encode in self._encoders:
+            if name in made:
+                made[name] = encode(made[name])
         return made
 
     def decode(self, value: Json) -> object:

@@ -16,6 +16,7 @@ from typing import Final
 
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
 from sublet.wire.cards import CardUse
+from sublet.wire.later import later
 from sublet.wire.orders import Inventory, Order, Report
 from sublet.wire.volumes import HolderVolumeCall, HolderVolumeReply
 from sublet.wire.zygote import Warm
@@ -152,7 +153,7 @@ class Start:
     spec: GuestSpec
     volume: str = ""
     """A ticket (``VolumeLent``): it may save to that volume, besides what is its own lease's."""
-    awaits: bool = False
+    awaits: bool = later(False)
     """It says nothing before somebody attaches without loss, or this connection is over: between its start and that it
     might say more than is kept."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
 from sublet.agent import supervised
 from sublet.agent.supervised import SupervisedAgent
-from sublet.errors import Disconnected, SubletError, Unauthorized
+from sublet.errors import Disconnected, SubletError, Unauthorized, Unsupported
 from sublet.values import NodeId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import Configure, Configured, Done, Front, ListProcesses, OfficeCall, Profile, Revoke
@@ -47,6 +49,8 @@ class Supervisors:
                 match happening:
                     case Hello():
                         link.welcome()
+                    case Called(call=call, body=body) if (wrong := unreadable(body)) is not None:
+                        link.refuse(call, wrong)
                     case Called(call=call, body=body) if isinstance(loads(OfficeCall, body), Configure):
                         self.count += 1
                         link.reply(call, dumps(Configured(pid=1, version="", started_ns=0, live=(), guests=0)))
@@ -57,9 +61,8 @@ class Supervisors:
                             link.reply(call, dumps(Done()))
                     case _:
                         pass
-            if link.over is None:
-                send_some(theirs, link)
-            else:
+            send_some(theirs, link)
+            if link.over is not None:
                 close()
 
         def close() -> None:
@@ -78,6 +81,14 @@ class Supervisors:
         return ours
 
 
+def unreadable(body: bytes) -> SubletError | None:
+    try:
+        loads(OfficeCall, body)
+    except SubletError as error:
+        return error
+    return None
+
+
 def played(play: Callable[[SupervisedAgent, Supervisors, asyncio.Event], Awaitable[None]]) -> None:
     async def whole() -> None:
         supervisors, came = Supervisors(), asyncio.Event()
@@ -89,9 +100,9 @@ def played(play: Callable[[SupervisedAgent, Supervisors, asyncio.Event], Awaitab
             report=lambda _: None,
             on_new_supervisor=came.set,
         )
-        await agent.start()
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: supervisors.hang_up(None))
+            await agent.start()
             await play(agent, supervisors, came)
         await agent.close()
 
@@ -124,6 +135,22 @@ def test_but_not_if_another_office_took_over() -> None:
         assert supervisors.count == 1
 
     played(play)
+
+
+def test_one_of_a_version_too_far_away_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlived an upgrade. It is left alone, and no other is started beside it."""
+    far = WIRE_VERSION + 5
+    accepting = partial(Link.accepting, oldest=far, newest=far)
+    monkeypatch.setattr(Link, "accepting", accepting)
+    with pytest.raises(Unsupported, match=f"pid {os.getpid()}.*another version.*speaks the versions") as refused:
+        played(lambda *_: asyncio.sleep(0))
+    assert f"kill -9 {os.getpid()}" in refused.value.do
+
+
+def test_one_that_does_not_know_what_it_is_told_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "dumps", lambda asked: dumps(asked)[:-1] + b',"news":1}')
+    with pytest.raises(Unsupported, match="another version of Sublet: Configure has no field 'news'"):
+        played(lambda *_: asyncio.sleep(0))
 
 
 def test_an_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from sublet.cli import short
+from sublet.cli import hosting, short
 from sublet.cli.messages import OUTPUT_HEAD_BYTES, STREAM_STDOUT, greeting, message, output_head, read
 from sublet.cli.outlet import Outlet
 from sublet.cli.table import load
@@ -27,6 +29,7 @@ from sublet.wire.guests import (
     Resize,
     SignalGuest,
     Start,
+    Started,
     StdioKind,
 )
 
@@ -54,6 +57,30 @@ def test_what_is_said_is_understood(said: bytes, meant: HolderCall | None) -> No
     }
     found = loads(HolderCall, said)
     assert found == (meant or expected[type(found).__name__])
+
+
+class Older:
+    """A conversation with a supervisor from before ``Start.awaits``."""
+
+    def __init__(self, refusal: str = "Start has no field 'awaits'") -> None:
+        self.asked: list[object] = []
+        self.refusal = refusal
+
+    def call(self, body: bytes) -> SimpleNamespace:
+        self.asked.append(loads(HolderCall, body))
+        if b"awaits" in body:
+            raise InvalidRequest(self.refusal)
+        return SimpleNamespace(body=dumps(Started(guest=G, pid=1)))
+
+
+def test_a_supervisor_from_before_an_upgrade_is_asked_as_it_understands() -> None:
+    older: Any = Older()
+    assert hosting._started(older, SPEC)["guest"] == G
+    assert [getattr(asked, "awaits", None) for asked in older.asked] == [True, False]
+    other: Any = Older("Start.spec.argv is 3, not a list")
+    with pytest.raises(InvalidRequest, match="argv"):
+        hosting._started(other, SPEC)
+    assert len(other.asked) == 1
 
 
 def test_who_connects_is_understood() -> None:
