@@ -1,9 +1,10 @@
 """The office's numbers for Prometheus.
 
-One registry of its own, so that two offices in one process (tests) or a program with metrics of its own do not mix.
+A registry of its own, so that two offices in one process (tests) or a program with metrics of its own do not mix.
 Labels are few and closed: kind, tier, reason, code, limit. No lease id, no tenant and no secret is ever a label, for a
 metrics page is read by more people than a lease is. What is a level (queue length, held devices) is read when somebody
-asks and costs nothing otherwise.
+asks and costs nothing otherwise. prometheus_client, which brings an HTTP server of its own, is imported by the first
+who asks: most offices end without ever having been asked.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 __all__ = ["CONTENT_TYPE", "TEARDOWN_STEPS", "Count", "OfficeMetrics", "Readings", "Spread"]
 
@@ -76,6 +77,8 @@ class Count:
 
     def family(self) -> Metric:
         """As Prometheus reads it."""
+        from prometheus_client.core import CounterMetricFamily
+
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for values, count in sorted(self._by_labels.items()):
             family.add_metric(values, count)
@@ -99,6 +102,8 @@ class Spread:
 
     def family(self) -> Metric:
         """As Prometheus reads it: each bound with all that lies at or below it."""
+        from prometheus_client.core import HistogramMetricFamily
+
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         buckets = list(zip(names, accumulate(self._counts), strict=True))
         return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
@@ -108,7 +113,7 @@ class OfficeMetrics:
     """The counters, and the page."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
-        self.registry = CollectorRegistry(auto_describe=False)
+        self._read = read
         self._counted: list[Count | Spread] = []
 
         def counter(name: str, text: str, *labels: str) -> Count:
@@ -145,18 +150,22 @@ class OfficeMetrics:
             step: spread(f"teardown_{step}_seconds", f"Of the teardown of a device: {text}.", _TEARDOWN_S)
             for step, text in TEARDOWN_STEPS.items()
         }
-        self.registry.register(_Page(self._counted, read))
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""
-        return generate_latest(self.registry)
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.registry import Collector
 
+        class Page(Collector):
+            collect = staticmethod(self._families)
 
-class _Page(Collector):
-    def __init__(self, counted: Sequence[Count | Spread], read: Callable[[], Readings]) -> None:
-        self._counted, self._read = counted, read
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Page())
+        return generate_latest(registry)
 
-    def collect(self) -> Iterator[Metric]:
+    def _families(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         yield from (one.family() for one in self._counted)
         now = self._read()
         yield GaugeMetricFamily("sublet_queue_length", "Requests waiting.", value=now.queued)
