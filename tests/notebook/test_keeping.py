@@ -227,7 +227,11 @@ class Lent:
         self.is_released = True
 
 
-def test_a_volume_that_is_gone_is_taken_anew_though_its_lease_has_not_heard_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there_again", [False, True])
+def test_a_volume_that_is_gone_is_taken_anew_though_its_lease_has_not_heard_of_it(
+    is_there_again: bool, tmp_path: Path
+) -> None:
+    """Its room may be there again, without what was in it: where a supervisor was killed and the lease lives on."""
     lent = [Lent(tmp_path / "1"), Lent(tmp_path / "2")]
     fabric: Any = SimpleNamespace(block=lambda *_, **__: lent[0] if not lent[0].is_released else lent[1])
     owner = Owner({}, {})
@@ -236,6 +240,10 @@ def test_a_volume_that_is_gone_is_taken_anew_though_its_lease_has_not_heard_of_i
     assert first.store.newest() == 0
     assert owner.take(fabric) is first
     shutil.rmtree(tmp_path / "1")
+    if is_there_again:
+        (tmp_path / "1" / "checkpoints").mkdir(parents=True)
+        assert owner.take(fabric) is first  # nothing was ever saved there, so nothing is missing
+        first.committed = 3
     second = owner.take(fabric)
     assert second is not None
     assert second is not first

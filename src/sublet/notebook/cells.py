@@ -282,7 +282,13 @@ class Cells:
             say(self._shell, volume.said)
             volume.said = ""
         self.handles.save_in(volume)
-        self.handles.settle()
+        try:
+            self.handles.settle()
+        except SubletError:
+            if volume is None or not volume.is_over:
+                raise
+            self._let_go()
+            return self._ready(lease, options, status)  # what was in it went while the guest started: with another
         self.handles.meet(kernel, volume)
         if news := self.handles.first_sight():
             say(self._shell, news)

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.durable.durable import store_of
@@ -80,11 +81,18 @@ class Volume:
 
     @property
     def is_over(self) -> bool:
-        """Its lease has ended, or is about to hear of it: where a supervisor was killed the folder goes first."""
+        """Its lease has ended, or is about to hear of it: where a supervisor was killed the folder goes first. It may
+        be there again, without what was in it: a lease that lives on has its room anew."""
         if self.lease is None:
             return False
         store = self._store
-        return self.lease.end is not None or (isinstance(store, FolderStore) and not store.folder.is_dir())
+        return self.lease.end is not None or (isinstance(store, FolderStore) and self._is_bare(store.checkpoints))
+
+    def _is_bare(self, checkpoints: Path) -> bool:
+        try:
+            return not os.listdir(checkpoints) and bool(self.committed)
+        except OSError:
+            return True
 
     def release(self) -> None:
         """What is in it stays, if it has a name."""
