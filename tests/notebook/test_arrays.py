@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,13 +72,13 @@ def sides() -> Sides:
 def test_who_takes_an_array_does_not_read_it(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     sides.here["a"] = np.arange(LENGTH, dtype=np.float64)
     read: list[int] = []
-    hashed = changes.hash_chunks
+    hashed = changes.each_hash
 
-    def noting(look: changes.Look, numbers: Sequence[int]) -> dict[int, bytes]:
+    def noting(look: changes.Look, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         read.extend(numbers)
         return hashed(look, numbers)
 
-    monkeypatch.setattr(changes, "hash_chunks", noting)
+    monkeypatch.setattr(changes, "each_hash", noting)
     sides.go("a")
     if own_pages(address_of(sides.there["a"].data), 8 * LENGTH) is None:
         pytest.skip("this kernel does not tell which pages are a file's (it does from 6.7 on)")

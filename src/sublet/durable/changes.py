@@ -48,7 +48,6 @@ __all__ = [
     "chunk_hash",
     "each_hash",
     "each_same",
-    "hash_chunks",
     "hashes_in",
 ]
 
@@ -87,11 +86,6 @@ class Piece(Protocol):
 
 def chunk_count(length: int, chunk_bytes: int = CHUNK_BYTES) -> int:
     return -(-length // chunk_bytes)
-
-
-def hash_chunks(look: Look, numbers: Sequence[int]) -> dict[int, bytes]:
-    """Hash chunks where they are."""
-    return dict(each_hash(look, numbers))
 
 
 def each_hash(look: Look, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
@@ -176,7 +170,7 @@ class Look:
     """The next look will want them."""
     prints: dict[int, bytes] = field(default_factory=dict)
     """Those that were taken at this one, each of the very bytes that were hashed."""
-    places: Mapping[int, int] | None = None
+    places: Mapping[int, int] | Sequence[int] | None = None
     """After ``detach``: where in the copy a chunk begins."""
 
     @property
@@ -237,6 +231,18 @@ class Look:
 
     def detach(self, memory: Callable[[int], memoryview]) -> None:
         """Copy the candidates; from here on the program may do with its memory what it likes."""
+        if len(self.candidates) == self.count:
+            self.places, runs, total = range(0, self.length, self.chunk_bytes), [(0, self.length)], self.length
+        else:
+            self.places, runs, total = self._runs()
+        copy, at = memory(total), 0
+        for start, end in runs:
+            copy_bytes(copy[at:], self.view[start:end])
+            at += end - start
+        self.view = copy
+
+    def _runs(self) -> tuple[dict[int, int], list[tuple[int, int]], int]:
+        """Where each candidate will stand in the copy, where the memory of all of them is, and how much that is."""
         places: dict[int, int] = {}
         runs: list[tuple[int, int]] = []
         total = 0
@@ -249,11 +255,7 @@ class Look:
                 runs[-1] = (runs[-1][0], end)
             else:
                 runs.append((start, end))
-        copy, at = memory(total), 0
-        for start, end in runs:
-            copy_bytes(copy[at:], self.view[start:end])
-            at += end - start
-        self.view, self.places = copy, places
+        return places, runs, total
 
     def hash_before(self, n: int) -> bytes | None:
         return None if self.before is None else self.before[n * HASH_BYTES : (n + 1) * HASH_BYTES]
@@ -349,7 +351,7 @@ class ChangeFinder:
     def compared(self, buffer: Piece) -> tuple[list[int], bytes]:
         """The same, and the hashes of all chunks, one after the other."""
         look = self.begin(buffer)
-        hashes = hash_chunks(look, look.candidates)
+        hashes = dict(each_hash(look, look.candidates))
         table = self.settle(look, hashes)
         return [n for n in look.candidates if hashes[n] != look.hash_before(n)], table
 

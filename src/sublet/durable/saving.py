@@ -11,6 +11,7 @@ are copied into the new pack and those packs are needed no more.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,7 @@ PACKS_MAX: Final = 16
 """A checkpoint that would need more has half as many afterwards: so each chunk is moved a few times, not often."""
 LIVE_SHARE: Final = 0.5
 """So has one of whose packs less than this share is live."""
+PAUSE_S: Final = 50e-6
 SMALL_SAVE: Final = 64 << 20
 """So much of what a save adds to another goes past the page cache. Of each such pack a restore reads as much from the
 disk, once; the rest, and a first save, it finds in the cache."""
@@ -175,7 +177,8 @@ class Saver:
         look = piece.look = self._finder.begin(buffer, moving=copy is not None)
         if copy is not None:
             look.narrow()
-        if look.before is not None:  # another base than at the last look may lack what is unchanged
+        if look.before is not None and len(look.candidates) < look.count:
+            # another base than at the last look may lack what is unchanged
             hashes = hashes_in(look.before)
             if not all(map(base.where.__contains__, hashes)):
                 missing = [n for n, digest in enumerate(hashes) if digest not in base.where]
@@ -202,10 +205,12 @@ class Saver:
         be spent on moving chunks of older packs together; None: any. What has no room stays where it is."""
         past_cache = sys.maxsize if capture.is_copy else SMALL_SAVE if base.number else 0
         with PackWriter(staging, past_cache=past_cache) as writer:
-            run = _Run(writer, base, self._finder, self.chunk_bytes)
+            run = _Run(writer, base, self._finder, self.chunk_bytes, beside=capture.is_copy)
             records = [*map(run.carried, carry), *(run.record(*record) for record in capture.records)]
             leaves = run.leaves(sorted(records, key=lambda record: record.names[0]) if carry else records)
-            packs, ref = run.packs(spare), writer.write_rest()
+            packs = run.packs(spare)
+            run.pause()
+            ref = writer.write_rest()
             manifest = Manifest(
                 number=base.number + 1,
                 parent=base.number,
@@ -226,6 +231,7 @@ class Saver:
                     made = writer.finish()
             except OSError as error:
                 raise writer.failed(error) from error
+        run.pause()
         report = SaveReport(
             number=manifest.number,
             roots=manifest.roots,
@@ -248,13 +254,23 @@ class Saver:
 class _Run:
     """One save under way."""
 
-    def __init__(self, writer: PackWriter, base: Base, finder: ChangeFinder, chunk_bytes: int) -> None:
+    def __init__(
+        self, writer: PackWriter, base: Base, finder: ChangeFinder, chunk_bytes: int, *, beside: bool = False
+    ) -> None:
+        """``beside``: a program goes on meanwhile."""
+        self._beside = beside
         self._writer = writer
         self._base = base
         self._finder = finder
         self._chunk_bytes = chunk_bytes
         self._used: set[bytes] = set()
         self.read_bytes = 0
+
+    def pause(self) -> None:
+        """What is left to do besides hashing and writing is milliseconds of Python. A program that mostly computes
+        without its lock would wait for that at the end of a step; a moment is enough to let it through."""
+        if self._beside:
+            time.sleep(PAUSE_S)
 
     def record(self, names: Sequence[str], head: bytes, pieces: Sequence[Piece]) -> Record:
         return Record(names=names, blobs=[self._constant(head), *(self._buffer(piece) for piece in pieces)])
@@ -280,6 +296,7 @@ class _Run:
 
     def packs(self, spare: int | None = None) -> list[PackRef]:
         """The packs of the base that are still needed, once the poorest were emptied into the new one."""
+        self.pause()
         share = self._base.live(self._used, self._writer.hashes)
         poorest = sorted(share, key=lambda ref: share[ref])
         gone = poorest[: len(poorest) - PACKS_MAX // 2] if len(poorest) > PACKS_MAX else []
@@ -331,7 +348,9 @@ class _Run:
             hashes = self._detached(look, shrink)
         else:
             hashes = self._found(look, shrink)
+        self.pause()
         table = self._finder.settle(look, hashes)
+        self.pause()
         needed = set(hashes_in(table))
         if needed.difference(self._base.where).difference(self._writer.hashes):
             raise CheckpointFailed("the state was saved elsewhere meanwhile", do="Save again.")
