@@ -117,12 +117,7 @@ def _check_priority() -> tuple[str, str] | tuple[str, str, str]:
 def _group_checks() -> dict[str, Check]:
     from sublet.agent.scope import BOOTED
 
-    return {
-        f"guests: {said.part}": partial(_said, said.is_active, said.text + _INSTEAD.get(said.part, ""))
-        if not said.is_active
-        else partial(_said, True, _shortened(said.text))
-        for said in _in_scope(BOOTED) or _here()
-    }
+    return {f"guests: {said.part}": partial(_said, said) for said in _in_scope(BOOTED) or _here()}
 
 
 def _here() -> list[Said]:
@@ -139,6 +134,7 @@ def _here() -> list[Said]:
 _INSTEAD = {
     "memory": "; it is measured once a second instead, and who has more than leased is ended",
     "cpu": "; guests are kept on so many cores instead, which a program may undo",
+    "devices": "; tenants' guests find their own devices and no other where they have a file system of their own",
 }
 
 
@@ -194,9 +190,13 @@ def _wall_checks() -> dict[str, Check]:
     return {f"tenants: {part.value}": partial(_wall, found.has(part), lines[part].partition("): ")[2]) for part in Part}
 
 
-def _said(is_active: bool, text: str) -> tuple[str, str] | tuple[str, str, str]:
-    if is_active:
+def _said(said: Said) -> tuple[str, str] | tuple[str, str, str]:
+    text = _shortened(said.text)
+    if said.is_active:
         return "ok", text
+    text += _INSTEAD.get(said.part, "")
+    if "Sublet does not load" in text:  # nobody can have it there
+        return "note", text
     return "note", text, "Run the office as root, or in a group that is delegated to you, to have it."
 
 
