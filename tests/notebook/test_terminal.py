@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,9 +44,16 @@ class Terminal:
             sys.executable, words, env=env, encoding="utf-8", timeout=PATIENCE_S, dimensions=(40, 160)
         )
         self.child.expect(PROMPT)
+        self._typed: tuple[str, ...] = ()
+
+    def stall(self, seconds: float) -> None:
+        """IPython stands still for so long, while somebody types."""
+        os.kill(self.child.pid, signal.SIGSTOP)
+        threading.Timer(seconds, os.kill, (self.child.pid, signal.SIGCONT)).start()
 
     def type(self, *lines: str) -> None:
         """A cell ends with two empty lines."""
+        self._typed = lines
         for line in lines:
             self.child.sendline(line)
         if lines[0].startswith("%%"):
@@ -51,10 +61,14 @@ class Terminal:
             self.child.sendline("")
 
     def read(self) -> str:
-        """Up to the next prompt, without what was typed and without colours."""
+        """Up to the next prompt, without what was typed and without colours. What is typed while IPython is not at its
+        prompt is shown before that, and then the first line of the output stands behind the prompts."""
         self.child.expect(PROMPT)
         text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", self.child.before).replace("\r\n", "\n")
-        return re.sub(r"(?m)^ +\.\.\.: .*\n", "", text)
+        text = re.sub(r" +\.\.\.: ", "", text)
+        for line in self._typed:
+            text = re.sub(rf"(?m)^{re.escape(line)}\n", "", text, count=1)
+        return text
 
     def cell(self, *lines: str) -> str:
         self.type(*lines)
@@ -82,20 +96,23 @@ def test_results_have_their_number_and_the_bill_is_a_line(terminal: Terminal) ->
 def test_progress_bars_are_text(terminal: Terminal) -> None:
     said = terminal.cell("%%gpu", "from tqdm.auto import tqdm", "for n in tqdm(range(5)): pass")
     assert "100%|" in said
-    said = terminal.cell(
-        "%%gpu", "from rich.progress import track", "for n in track(range(5), description='all'): pass"
-    )
-    assert re.search(r"all \S+ +100%", said)
-    assert "Output()" not in said
+    for stalled_s in (0.0, 0.5):
+        if stalled_s:
+            terminal.stall(stalled_s)
+        said = terminal.cell(
+            "%%gpu", "from rich.progress import track", "for n in track(range(5), description='all'): pass"
+        )
+        assert re.search(r"all \S+ +100%", said)
+        assert "Output()" not in said
 
 
 def test_it_asks_and_is_interrupted(terminal: Terminal) -> None:
-    terminal.type("%%gpu", "print('hello', input('who? '))")
-    terminal.child.expect(r"\nwho\? ")
+    terminal.type("%%gpu", "print('hello', input('who' + '? '))")
+    terminal.child.expect(r"who\? ")
     terminal.child.sendline("Ada")
     assert "hello Ada" in terminal.read()
-    terminal.type("%%gpu", "import time", "print('on', flush=True)", "while True: time.sleep(0.01)")
-    terminal.child.expect(r"\non\r")
+    terminal.type("%%gpu", "import time", "print('it is', 'on', flush=True)", "while True: time.sleep(0.01)")
+    terminal.child.expect(r"it is on\r")
     terminal.child.sendintr()
     assert "KeyboardInterrupt" in terminal.read()
 
