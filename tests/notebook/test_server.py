@@ -110,6 +110,50 @@ def test_an_error_is_the_cells_own(kernel: Kernel) -> None:
     assert cell.reply["status"] == "error"
 
 
+PROTOCOL = frozenset(
+    (
+        *("stream", "display_data", "update_display_data", "execute_result", "error", "clear_output", "status"),
+        *("execute_input", "comm_open", "comm_msg", "comm_close"),
+    )
+)
+"""What a kernel may say unasked, by the protocol of Jupyter in version 5.3."""
+
+
+def test_no_more_is_asked_of_a_front_end_than_the_protocol(kernel: Kernel) -> None:
+    """VS Code and others take a kernel as ipykernel is, show no markup that runs, and have no extension of ours: what
+    is shown has a text as its twin, is found again by its display_id, and a question comes where questions do."""
+    asked: list[Message] = []
+
+    def told(message: Message) -> None:
+        if message["header"]["msg_type"] == "input_request":
+            asked.append(message)
+            kernel.send("stdin", "input_reply", {"value": "1", "status": "ok"}, message)
+
+    cells = [
+        kernel.run("%%gpu\nx = int(input('n? '))\nx", told),
+        kernel.run("%%gpu\nraise ValueError(x)"),
+        kernel.run("%%gpu --vram 900GiB\n1"),
+        kernel.run("%gpu"),
+        kernel.run("%gpu report on"),
+        kernel.run("%%gpu\ngen = (n for n in range(3))"),
+        kernel.run("%gpu report off\n%gpu bill\n%gpu explain x"),
+        kernel.run("del gen"),
+    ]
+    assert [one["channel"] for one in asked] == ["stdin"]
+    assert {one["header"]["msg_type"] for cell in cells for one in cell.messages} <= {*PROTOCOL, "input_request"}
+    shown = [one for cell in cells for one in cell.of("display_data", "update_display_data", "execute_result")]
+    assert {kind for one in shown for kind in one["data"]} == {"text/plain", "text/html"}
+    ids = set()
+    for cell in cells:
+        for one in cell.of("display_data"):
+            ids.add(one.get("transient", {}).get("display_id"))
+        assert {one["transient"]["display_id"] for one in cell.of("update_display_data")} <= ids
+    for one in shown:
+        assert one["data"]["text/plain"].strip()
+        html = one["data"].get("text/html", "")
+        assert not re.search(r"<\s*(script|iframe|object|link|style|img)|\bon\w+\s*=|javascript:|url\(", html), html
+
+
 def test_it_asks_whoever_sits_there(kernel: Kernel) -> None:
     def told(message: Message) -> None:
         if message["header"]["msg_type"] == "input_request":
