@@ -42,8 +42,9 @@ def write_backup(journal: Path, path: Path) -> int:
     except FileExistsError:
         raise JournalError(f"{path} exists; nothing was written", do="Name a new file.") from None
     except (OSError, sqlite3.Error) as error:
+        why = getattr(error, "strerror", None) or error
         raise JournalError(
-            f"the backup {path} could not be written ({error}); the journal is unharmed",
+            f"the backup {path} could not be written ({why}); the journal is unharmed",
             do="Make room, or name another place.",
         ) from error
 

@@ -15,7 +15,7 @@ from sublet.broker.service import Call, Reply, Service, is_live, json_reply
 from sublet.broker.views import audit_entry, device_view, fence_views, node_view, rfc3339, seconds, tenant_view
 from sublet.errors import InvalidRequest, NotFound
 from sublet.observe.metrics import CONTENT_TYPE
-from sublet.values import LeaseId, NodeId, ResourceId, TenantId, Tier, parse_duration_ns, valid_name
+from sublet.values import LeaseId, NodeId, ResourceId, TenantId, Tier, parse_duration_ns, shown, valid_name
 from sublet.wire.http import (
     WIRE_OLDEST,
     WIRE_VERSION,
@@ -195,9 +195,10 @@ async def fences(service: Service, call: Call) -> Reply:
 async def clear_fence(service: Service, call: Call) -> Reply:
     """Verify again, or (``vouch``) take the operator's word. The answer lists what is still fenced of the resource."""
     request: ClearFenceRequest = call.body
-    resource = service.driver.ledger.state.resources.get(ResourceId(call.query.get("resource", "")))
+    name = call.query.get("resource", "")
+    resource = service.driver.ledger.state.resources.get(ResourceId(name))
     if resource is None:
-        raise NotFound("there is no such resource", do="Name one of `sublet fence ls` as ?resource=ID.")
+        raise NotFound(f"there is no resource {shown(name)}", do="Name one that `sublet fence ls` shows.")
     command = cmd.ClearFence(
         resource=resource.id,
         lease=None if request.lease is None else LeaseId(request.lease),

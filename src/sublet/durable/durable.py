@@ -30,7 +30,7 @@ from sublet.durable.saving import Capture, Saver, SaveReport, Staged, Who
 from sublet.durable.store import CheckpointStore, FolderStore
 from sublet.durable.volume import VolumePlace, VolumeStore
 from sublet.errors import CheckpointFailed, InvalidRequest
-from sublet.values import NS_PER_S, Epoch, LeaseId, parse_duration_ns
+from sublet.values import NS_PER_S, Epoch, LeaseId, parse_duration_ns, shown
 
 __all__ = ["BlockFolder", "Durable", "store_of"]
 
@@ -69,7 +69,7 @@ def store_of(place: Place) -> CheckpointStore:
     if hasattr(place, "publish") and hasattr(place, "stage"):
         return cast("CheckpointStore", place)
     raise InvalidRequest(
-        f"a {type(place).__name__} cannot hold checkpoints", do="Give a block lease, a folder, or a checkpoint store."
+        f"{shown(place)} cannot hold checkpoints", do="Give a block lease, a folder, or a checkpoint store."
     )
 
 

@@ -316,6 +316,8 @@ def _rates(path: Path) -> Rates:
         return parse_rates(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Rates()
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path} cannot be used: {error.message}", do=error.do) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the rates in {path} cannot be read ({error})", do="Mend or remove the file.") from error
 

@@ -8,12 +8,14 @@ import itertools
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sublet.engines.local import _rates
 from sublet.errors import InvalidRequest
 from sublet.observe.bills import Bill, Charge, Holding, Line, Rates, Usage, fold, parse_rates, reconcile, to_csv
 from sublet.values import GIB, NS_PER_S, Kind, LeaseId, ResourceId, TenantId
@@ -193,6 +195,14 @@ def test_rates_are_read_from_toml() -> None:
 def test_rates_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="rate"):
         parse_rates(text)
+
+
+def test_an_office_names_the_file_of_rates_that_it_cannot_use(tmp_path: Path) -> None:
+    """Also where only a word in it is wrong; and none at all is a price list, too."""
+    assert _rates(tmp_path / "rates.toml") == Rates()
+    (tmp_path / "rates.toml").write_text("gpu = -1\n")
+    with pytest.raises(InvalidRequest, match=r"rates\.toml cannot be used: the rate of 'gpu' is -1"):
+        _rates(tmp_path / "rates.toml")
 
 
 # ---- showing ----
