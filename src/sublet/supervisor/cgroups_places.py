@@ -10,6 +10,7 @@ A supervisor to which a group was given makes room in it first (``settle``).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import Final, NamedTuple
 
@@ -20,6 +21,8 @@ CONTROLLERS: Final = ("memory", "pids", "cpu", "cpuset", "devices", "freezer", "
 _PIECE: Final = 1 << 16
 _NUMBER_MAX: Final = 64
 _LEAF: Final = "supervisor"
+_NOBODYS: Final = frozenset((errno.ENODEV, errno.EOPNOTSUPP))
+"""The group went while its list was open; or it has threads of processes that are listed further up."""
 _NOTHING_BELOW: Final = 2
 """Links to a folder without folders in it: its name and its dot. It spares reading forty names to find none."""
 
@@ -58,6 +61,21 @@ class Files:
             os.close(fd)
         return int(text) if text.isdigit() else 0
 
+    def is_blank(self, path: str) -> bool:
+        """Whether it has nothing to say, or is not there. ``OSError`` where that cannot be seen."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            return not os.read(fd, 1)
+        except OSError as error:
+            if error.errno in _NOBODYS:
+                return True
+            raise
+        finally:
+            os.close(fd)
+
     def write(self, path: str, text: str) -> None:
         """In one piece, as the kernel wants it; never makes a file."""
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -75,14 +93,18 @@ class Files:
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(folder)
 
-    def folders(self, folder: str) -> list[str]:
-        """The groups directly below, as paths."""
+    def folders(self, folder: str, *, sure: bool = False) -> list[str]:
+        """The groups directly below, as paths. ``sure``: ``OSError`` where that cannot be seen."""
         try:
             if os.stat(folder).st_nlink == _NOTHING_BELOW:
                 return []
             with os.scandir(folder) as entries:
                 return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
         except OSError:
+            if sure:
+                raise
             return []
 
     def has(self, path: str) -> bool:

@@ -96,10 +96,17 @@ class Group:
     def inhabited(self) -> str:
         """A folder of it in which somebody is, or one below; empty if nobody is. Asked of *one* hierarchy, the last it
         was made in: of a lease that is one in which all its guests are together, because it limits them. Whoever moves
-        himself out of it, as root may, is still below the supervisor, and is found there."""
+        himself out of it, as root may, is still below the supervisor, and is found there. What cannot be looked into
+        counts as inhabited."""
         made = self._made()
-        top = self._v2 if self._v2 is not None else made[-1] if made else ""
-        return next((folder for folder in self._below(top) if self._files.read(f"{folder}/cgroup.procs")), "")
+        folder = top = self._v2 if self._v2 is not None else made[-1] if made else ""
+        try:
+            for folder in self._below(top, sure=True):
+                if not self._files.is_blank(f"{folder}/cgroup.procs"):
+                    return folder
+        except OSError:
+            return folder
+        return ""
 
     def set_limits(self, limits: Limits) -> list[str]:
         """Cap it; returns what cannot be capped here, by name. To be called before anything joins."""
@@ -232,11 +239,11 @@ class Group:
         bases = [base for base in self._where.v1.values() if f"{base}/{self.name}" not in made]
         return made + [f"{base}/{lease}" for base in dict.fromkeys(bases) if self._files.has(f"{base}/{lease}")]
 
-    def _below(self, top: str) -> Iterator[str]:
-        """The folder and all below it, each before what it holds."""
+    def _below(self, top: str, *, sure: bool = False) -> Iterator[str]:
+        """The folder and all below it, each before what it holds. ``sure``: ``OSError`` where that cannot be seen."""
         yield top
-        for folder in self._files.folders(top):
-            yield from self._below(folder)
+        for folder in self._files.folders(top, sure=sure):
+            yield from self._below(folder, sure=sure)
 
     def _left_of(self, top: str) -> list[str]:
         """Something is in it; perhaps only groups that were made below."""

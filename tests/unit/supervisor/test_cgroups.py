@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
@@ -435,13 +436,13 @@ def test_whether_somebody_is_in_it_is_seen_by_one_list_wherever_below_he_is(
     lease.create(Limits(pids_max=9))
     guest.create()
     where, shared = ("cg/freezer", "cg/pids") if version == 1 else ("cg/only", "cg/only")
-    own, read, seen = f"{where}/sublet-k3/l1/g1", machine.read, list[str]()
+    own, is_blank, seen = f"{where}/sublet-k3/l1/g1", machine.is_blank, list[str]()
 
-    def counted(path: str) -> str | None:
+    def counted(path: str) -> bool:
         seen.append(path)
-        return read(path)
+        return is_blank(path)
 
-    monkeypatch.setattr(machine, "read", counted)
+    monkeypatch.setattr(machine, "is_blank", counted)
     assert (guest.inhabited(), lease.inhabited()) == ("", "")
     assert len(seen) == (2 if version == 1 else 3), seen
     machine.put(f"{own}/cgroup.procs", "4242\n")
@@ -457,6 +458,39 @@ def test_whether_somebody_is_in_it_is_seen_by_one_list_wherever_below_he_is(
     machine.put(f"{shared}/sublet-k3/l1/cgroup.procs", "")
     assert guest.remove() == lease.remove() == []
     assert (guest.inhabited(), lease.inhabited()) == ("", "")
+
+
+@pytest.mark.parametrize("act", ["open", "scandir"])
+def test_what_cannot_be_looked_into_counts_as_inhabited(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """No descriptor is left, say: nothing is concluded from it."""
+    machine.v1("freezer")
+    group = machine.probe().group(LEASE, GUEST)
+    assert group is not None
+    group.create()
+    machine.make(f"{machine.root}/cg/freezer/sublet-k3/l1/g1/inner")
+    assert group.inhabited() == ""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("sublet.supervisor.cgroups_places.os", SimpleNamespace(**{**vars(os), act: refuse}))
+    assert group.inhabited() == f"{machine.root}/cg/freezer/sublet-k3/l1/g1"
+
+
+def test_a_group_that_went_while_it_was_looked_at_is_nobodys(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.v1("freezer")
+    group = machine.probe().group(LEASE, GUEST)
+    assert group is not None
+    group.create()
+    machine.put("cg/freezer/sublet-k3/l1/g1/cgroup.procs", "4242\n")
+
+    def gone(*_: object) -> bytes:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr("sublet.supervisor.cgroups_places.os", SimpleNamespace(**{**vars(os), "read": gone}))
+    assert group.inhabited() == ""
 
 
 def test_nobody_is_in_a_group_that_was_never_made(machine: Machine) -> None:
