@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from sublet.client.home import socket_path
-from sublet.errors import Disconnected, LeaseEnded
+from sublet.errors import Disconnected, LeaseEnded, Unauthorized
 from sublet.values import GIB
 from tests.crash.office_process import Line
 from tests.integration.office_stage import Held, OfficeStage, asked, office_stage, started
@@ -95,7 +95,7 @@ class Lanes:
         record.touch()
         try:
             self._use(line, held, chance, record)
-        except (LeaseEnded, Disconnected):
+        except (LeaseEnded, Disconnected, Unauthorized):  # how it is told depends on when it ended
             lease = asked(line, "GET", f"/v1/leases/{held.id}").doc["lease"]
             assert lease["end"] is not None, lease
             assert lease["end"]["reason"] == "expired", lease
