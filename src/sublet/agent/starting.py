@@ -27,6 +27,8 @@ LOOK_S: Final = 0.005
 OTHER_S: Final = 0.1
 """Between two attempts while another one has the lock and does not answer."""
 LOG_NAME: Final = "supervisor.log"
+SAID_BYTES: Final = 4096
+"""Of its last words are looked at."""
 _CODE: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from sublet.supervisor.__main__ import main; sys.exit(main(sys.argv[2]))"
@@ -40,6 +42,8 @@ class FindOrStart:
         self._settings = settings
         self._path = os.path.join(settings.runtime, SOCKET_NAME)
         self._started: _Process | None = None
+        self._said_from = 0
+        """Where in the log the words of the last one begin."""
         self._begun: _Process | None = None
         """Started, and not asked for yet."""
         self._telling = -1
@@ -105,6 +109,7 @@ class FindOrStart:
     def _start(self, told: int = -1) -> _Process:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
+            self._said_from = os.fstat(log).st_size
             started = self._started = _Process([*self._scope, *command(self._settings)], log, told)
         finally:
             os.close(log)
@@ -116,7 +121,10 @@ class FindOrStart:
         return os.path.join(self._settings.state, LOG_NAME)
 
     def _failed(self, what: str) -> SubletError:
-        return SubletError(f"the supervisor {what}", do=f"Its last words are in {self._log}.")
+        word = _last_line(self._log, self._said_from)
+        return SubletError(
+            f"the supervisor {what}" + (f": {word}" if word else ""), do=f"All that it said is in {self._log}."
+        )
 
 
 class _Process:
@@ -165,6 +173,15 @@ def command(settings: SupervisorSettings) -> list[str]:
 def package_folder() -> str:
     """Where the package lies, for a process that does not have it on its path."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def _last_line(log: str, said_from: int) -> str:
+    """What it said last, which is why it ended: of an exception that is the line that names it."""
+    with contextlib.suppress(OSError), open(log, "rb") as file:
+        file.seek(max(said_from, os.fstat(file.fileno()).st_size - SAID_BYTES))
+        lines = file.read().decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return ""
 
 
 def _connected(path: str) -> socket.socket | None:

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from sublet.agent import scope, starting
 from sublet.agent.scope import scope_prefix
 from sublet.agent.starting import FindOrStart, package_folder
+from sublet.errors import SubletError
 from sublet.wire.settings import SupervisorSettings
 
 GIVES = '#!/bin/sh\necho "$@" > "$0.asked"\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
@@ -124,6 +126,19 @@ def test_a_supervisor_comes_either_way(
     finally:
         os.kill(started._pid, signal.SIGKILL)
         os.waitpid(started._pid, 0)
+
+
+def test_one_that_cannot_begin_is_told_with_its_last_word(settings: SupervisorSettings) -> None:
+    """A status alone would say nothing, and the log may be far away. What an earlier one said is not its word."""
+    log = Path(settings.state) / starting.LOG_NAME
+    log.write_text("an earlier one is here\n")
+    with pytest.raises(
+        SubletError, match=r"ended with status 1: ModuleNotFoundError: No module named 'sublet'"
+    ) as told:
+        asyncio.run(FindOrStart(replace(settings, package=settings.state))())
+    assert str(log) in told.value.do
+    assert starting._last_line(str(log), log.stat().st_size) == ""
+    assert starting._last_line(str(log) + ".none", 0) == ""
 
 
 def test_the_switch_is_described() -> None:
