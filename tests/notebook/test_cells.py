@@ -157,9 +157,23 @@ def test_an_error_points_at_the_cells_own_lines_and_brings_its_changes_back(nb: 
 
 def test_a_cell_with_a_syntax_error_takes_no_lease(nb: Notebook) -> None:
     nb.run("%gpu release")
-    with pytest.raises(CellExecutionError, match="SyntaxError"):
-        nb.run("%%gpu\nx = = 1")
+    with pytest.raises(CellExecutionError, match="SyntaxError") as caught:
+        nb.run("%%gpu\ny = 0\nx = = 1")
+    said = str(caught.value)
+    assert re.search(r"the cell.*line 3\n +x = = 1\n +\^\nSyntaxError: invalid syntax", said), said
+    assert "sublet/notebook" not in said
     assert text(nb.run("%gpu")) == "no lease is held\n"
+
+
+def test_a_cell_is_in_the_notebooks_folder_and_environment_as_they_are_now(nb: Notebook, tmp_path: Path) -> None:
+    looks = "%%gpu --vram 64MiB\nimport os; print(os.getcwd(), os.environ.get('SAID_LATER'))"
+    nb.run(looks)
+    nb.run(f"import os; was = os.getcwd(); os.chdir({str(tmp_path)!r}); os.environ['SAID_LATER'] = 'yes'")
+    assert text(nb.run(looks)) == f"{tmp_path} yes\n"
+    nb.run("%%gpu\nos.chdir('/')")
+    assert text(nb.run(looks)) == "/ yes\n"  # of its own doing, and the notebook has not moved since
+    nb.run("os.chdir(was); del os.environ['SAID_LATER']")
+    assert text(nb.run(looks)).endswith(" None\n")
 
 
 def test_a_bad_option_says_which_was_meant(nb: Notebook) -> None:

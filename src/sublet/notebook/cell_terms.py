@@ -27,7 +27,9 @@ def check_names(options: CellOptions, names: Mapping[str, object]) -> None:
     if missing:
         close = difflib.get_close_matches(missing[0], [name for name in names if not name.startswith("_")], n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise InvalidRequest(f"there is no variable {missing[0]}{hint}", do="See --in.")
+        raise InvalidRequest(
+            f"there is no variable {missing[0]}{hint}", do="Behind --in stand variables of the notebook."
+        )
 
 
 def fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:

@@ -35,6 +35,7 @@ from sublet.notebook.reading import Reading, read_cell
 from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Running, Starting, Waiting, coarse
 from sublet.notebook.traffic import Traffic, fates_text, number_of
+from sublet.notebook.whereabouts import Whereabouts
 from sublet.values import GIB, NS_PER_S, Tier
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Cells:
         self._ahead = Ahead()
         self._kernel: KernelGuest | None = None
         self._line: KernelLine | None = None
+        self._where = Whereabouts()
         self._space = Space(shell.user_ns, NOTEBOOK, lender=Lender())
         self.handles = Handles(shell.user_ns)
         self.owner = Owner(shell.user_ns)
@@ -265,7 +267,7 @@ class Cells:
             return kernel, line
         self._let_go()
         status.show(Starting(device=lease.devices[0].id, host=lease.devices[0].host), quiet=True)
-        volume = self.owner.take(self.fabric())
+        volume, self._where = self.owner.take(self.fabric()), Whereabouts()
         kernel = self._kernel = KernelGuest(
             lease,
             python=options.python,
@@ -313,6 +315,7 @@ class Cells:
         kernel, line = self._ready(lease, options, status)
         try:
             self._tell(self.handles.go_on())
+            self._where.tell(kernel, lease)
             sent, restored = self.traffic.send(kernel, self.reading(python), options, number)
             self._tell(restored)
             if self._interrupts.are_waiting:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
+from sublet.notebook import options
 from sublet.notebook.stays import Stays, clock_time
 from sublet.notebook.traffic import fates_text, number_of
 from sublet.values import NS_PER_S, format_duration, format_size
@@ -34,7 +35,7 @@ def run_command(cells: Cells, shell: Any, line: str) -> str:
     """Do what the line says; what is to be shown."""
     word, _, rest = line.strip().partition(" ")
     if word in ("-h", "--help", "?", "help"):
-        return help_text()
+        return f"{help_text()}\n%%gpu above a cell runs it on a leased device:\n{options.help_text()}"
     command = _BY_WORD.get(word)
     if command is None:
         close = difflib.get_close_matches(word, [one.word for one in COMMANDS if one.word], n=1)

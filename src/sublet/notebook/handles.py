@@ -329,7 +329,7 @@ class Handles:
             if key.startswith(f"{Part.DEVICE}:"):
                 self._names[name] = Stays(found[key], None, self)
         done = _restored(found[key] for key in taken.values())
-        kept = tuple(sorted(latest.keys() - taken.keys()))
+        kept = tuple(sorted(name for name in latest.keys() - taken.keys() if found[latest[name]].what != MODULE))
         return Restored(names=done.names, wall_ns=done.wall_ns, newest_ns=done.newest_ns, apart=done.apart, kept=kept)
 
     def _bind(self, values: Mapping[Key, Any], names: Iterable[str]) -> None:

@@ -32,6 +32,7 @@ from sublet.notebook.merging import can_change
 from sublet.notebook.probing import Probe, describe, probe
 from sublet.notebook.shelf import NOTICE, WITHIN, About, Key, Part, Saved, Shelf, key_of
 from sublet.notebook.spaces import Space
+from sublet.notebook.stays import clock_time
 from sublet.values import format_size
 
 __all__ = [
@@ -57,7 +58,7 @@ _DEVICE: Final = f"{Part.DEVICE}:"
 _CELL: Final = f"{Part.CELL}:"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class News:
     """How it stands with what stays here."""
 
@@ -72,6 +73,12 @@ class News:
     failed: str = ""
     """Why the save failed, and what to do."""
     do: str = ""
+
+    def __repr__(self) -> str:
+        if self.saved is None:
+            return "<nothing to save>"
+        sizes = f"{format_size(self.saved.state_bytes)}, {format_size(self.saved.written_bytes)} written"
+        return f"<saved at {clock_time(self.saved.wall_ns)}: {sizes}>"
 
 
 class _State:

@@ -31,10 +31,10 @@ class GpuMagics(Magics):
         if line.strip() in ("-h", "--help", "?"):
             print(f"%%gpu runs a cell on a leased device.\n{help_text()}")  # noqa: T201
             return
-        if line.strip() == "explain":
-            print(self.cells.explained(cell))  # noqa: T201
-            return
-        with said_plainly():
+        with said_plainly(above=1):
+            if line.strip() == "explain":
+                print(self.cells.explained(cell))  # noqa: T201
+                return
             self.cells.run(cell, parse_line(line, self.defaults))
 
     @line_magic("gpu")  # type: ignore[arg-type]  # IPython takes a name as well
@@ -54,4 +54,4 @@ def load(shell: Any) -> str:
         magics = GpuMagics(shell)
         shell.register_magics(magics)
         shell.set_hook("complete_command", magics.complete, str_key="%gpu")
-    return "sublet: %%gpu runs a cell on a leased device; nothing is held in between (%%gpu --help)"
+    return "sublet: %%gpu runs a cell on a leased device; nothing is held in between (%gpu help)"

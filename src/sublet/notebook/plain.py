@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Iterator
 from typing import Final
 
 from sublet.errors import LeaseEnded, SubletError
+from sublet.notebook.front import failed_cell
 
 __all__ = ["said_plainly", "short"]
 
@@ -21,8 +23,8 @@ SHOWN_BY_IPYTHON: Final = "_render_traceback_"
 
 
 @contextlib.contextmanager
-def said_plainly() -> Iterator[None]:
-    """What is raised in here is shown without its traceback."""
+def said_plainly(*, above: int = 0) -> Iterator[None]:
+    """What is raised in here is shown without its traceback. ``above``: lines of the cell before what is read."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -31,6 +33,11 @@ def said_plainly() -> Iterator[None]:
     except SubletError as error:
         setattr(error, SHOWN_BY_IPYTHON, functools.partial(short, error))
         raise
+    except SyntaxError as error:  # of the cell, which was read before anything was asked for
+        error.filename, error.lineno = "the cell", (error.lineno or 1) + above
+        lines = "".join(traceback.format_exception_only(error)).splitlines()
+        content = {"ename": type(error).__name__, "evalue": error.msg, "traceback": lines}
+        raise failed_cell(content) from None
 
 
 def short(error: SubletError) -> list[str]:
