@@ -39,10 +39,12 @@ def seeded_fingerprint(one: int, other: int) -> Fingerprint | None:
 
 
 _made: list[Fingerprint | None] = []
+os.register_at_fork(after_in_child=_made.clear)
 
 
 def this_process() -> Fingerprint | None:
-    """The one of this process; its children go on with it, as they do with what is remembered."""
+    """The one of this process. A child has its own, as a guest must whose siblings are another's; what it remembers of
+    its parent's memory it goes on to compare as it was taken."""
     if not _made:
         seeds = os.urandom(16)
         _made.append(seeded_fingerprint(int.from_bytes(seeds[:8]), int.from_bytes(seeds[8:])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from sublet.durable.changes import CHUNK_BYTES, ChangeFinder, chunk_hash
 from sublet.durable.encoded import Buffer, BufferKind
-from sublet.durable.fingerprint import FINGERPRINT_BYTES, UNKNOWN, Fingerprint, seeded_fingerprint
+from sublet.durable.fingerprint import FINGERPRINT_BYTES, UNKNOWN, Fingerprint, seeded_fingerprint, this_process
 from sublet.durable.memory import Copies, address_of, fresh_memory
 from sublet.durable.pages import Pages, process_pages
 from sublet.durable.roots import encode_roots
@@ -189,3 +190,21 @@ def test_every_save_restores_as_it_was(tmp_path: Path, seed: int) -> None:
         with store.open() as checkpoint:
             found = checkpoint.load_all()
         assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_child_takes_others_and_still_compares_those_it_has() -> None:
+    data, mine = array(), this_process()
+    finder = ChangeFinder(pages=untracked()._pages) if mine is not None else untracked()
+    finder.changed(buffer_of(data))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            data[3 * CHUNK_BYTES] = 1
+            found = finder.changed(buffer_of(data))
+            status = 0 if found == [3] and (mine is None or this_process() is not mine) else 1
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert this_process() is mine
+    assert finder.changed(buffer_of(data)) == []
