@@ -48,7 +48,18 @@ def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {"gpu": _has_gpu, "warp": _has_warp, "torch": _has_torch}
+def _has_tracer() -> bool:
+    from tests.crash.tracer import works
+
+    return not works()
+
+
+CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {
+    "gpu": _has_gpu,
+    "warp": _has_warp,
+    "torch": _has_torch,
+    "tracer": _has_tracer,
+}
 """Needs that are not programs on the PATH, each with its probe. A probe asks one thing and lets errors through."""
 
 # ------------------------------------------------------------------------------------------------- what is left out
@@ -135,6 +146,10 @@ def _named(need: str) -> str:
         return "Warp, which sublet[kernels] brings"
     if need == "torch":
         return "PyTorch, which `make test` installs unless TORCH=skip"
+    if need == "tracer":
+        from tests.crash.tracer import works
+
+        return f"a way to trace ({works()})"
     return f"{need}, which `apt install {DEBIAN_PACKAGE.get(need, need)}` brings"
 
 

@@ -1,9 +1,8 @@
 """What is killed: the real ledger and the real journal, through a grant, a renewal, a revoke, and what keeps a journal.
 
-``python -m tests.crash.journal_program`` reads one order per line from its standard input and carries it out in a fork,
-once strace has taken hold of that. So a run costs no interpreter start, and the first system call that is counted is
-the first of the story. What the child was answered goes into a shared page of
-memory, which takes no system call and outlives a kill.
+``python -m tests.crash.journal_program`` reads one order per line from its standard input and carries it out in a fork
+that it traces. So a run costs no interpreter start, and the first system call that is counted is the first of the
+story. What the child was answered goes into a shared page of memory, which takes no system call and outlives a kill.
 
 Everything is deterministic: time, ids, order. A run that is not killed is therefore what every killed run is compared
 with.
@@ -11,18 +10,16 @@ with.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import mmap
 import os
-import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from sublet.broker import commands as cmd
+from sublet.broker import journal_opening
 from sublet.broker.answers import Granted
 from sublet.broker.backup import restore
 from sublet.broker.events import Event
@@ -39,12 +36,10 @@ WALL_NS: Final = 1_700_000_000 * NS_PER_S
 DOMAIN: Final = "boot-1/time:[0]"
 NODE: Final = NodeId("n1")
 GPU: Final = ResourceId("n1/gpu0")
+journal_opening.LOG_BYTES = 1 << 18  # type: ignore[misc]
+"""A shorter log is laid out by the same calls, and a thousand of them sooner."""
 REFUSED: Final = 3
 """Exit status of a run that ended with a JournalError, as it should after a failed write."""
-
-
-HELD: Final = 424_242
-"""No process has this number: strace answers it in the place of the parent's, so a child knows that it is traced."""
 
 
 class Diary:
@@ -209,29 +204,7 @@ def epochs_in(notes: Sequence[dict[str, object]]) -> list[Epoch]:
     return [Epoch.parse(str(note["epoch"])) for note in notes if "epoch" in note]
 
 
-# ---- one child per run ----
-
-_PR_SET_PTRACER: Final = 0x59616D61
-_ANYBODY: Final = ctypes.c_ulong(-1)
-
-
-def _run_one(order: dict[str, str]) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)  # where only parents may trace; refused elsewhere
-    diary = Diary(Path(order["diary"]))
-    os.write(1, f"{os.getpid()}\n".encode())  # only now may strace come, or the diary's calls would count as well
-    while os.getppid() != HELD:
-        time.sleep(0.0002)
-    try:
-        STORIES[order["story"]](Path(order["home"]), Path(order["anchors"]), diary.note)
-    except JournalError:
-        return REFUSED
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
     from tests.crash.serving import take_orders  # which stands on this module
 
-    take_orders(_run_one)
+    take_orders(STORIES, refused=(JournalError,))

@@ -1,37 +1,43 @@
 """What is killed: saves into a folder of checkpoints, and their collection.
 
-``python -m tests.crash.pack_program`` reads one order per line and carries it out in a fork, once strace has taken
-hold of that, as ``journal_program`` does. Everything is deterministic, so what any checkpoint must hold is known from
+``python -m tests.crash.pack_program`` reads one order per line and carries it out in a fork
+that it traces, as ``journal_program`` does. Everything is deterministic, so what any checkpoint must hold is known from
 its number alone.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from sublet.clock import SystemClock
 from sublet.durable.durable import Durable
 from sublet.durable.saving import PACKS_MAX
 from sublet.durable.store import FolderStore
+from sublet.testing.clock import HeldClock
 from tests.crash.serving import serve
 
 KEEP: Final = 3
-CLOCK: Final = SystemClock()
+CLOCK: Final = HeldClock()
 Note = Callable[[dict[str, object]], None]
 
 
 def state_at(number: int) -> dict[str, Any]:
     """What checkpoint ``number`` holds: a little always changes, some at times, and much never."""
-    chance = random.Random(5)
     return {
         "number": number,
-        "now_and_then": random.Random(number // 3).randbytes(300_000),
-        "never": chance.randbytes(400_000),
-        "zeros": bytes(300_000),
+        "now_and_then": half(number // 3, 60_000) + half(-1, 60_000),
+        "never": half(-2, 140_000) + half(-3, 140_000),
+        "zeros": bytes(60_000),
     }
+
+
+@functools.cache
+def half(seed: int, size: int) -> bytes:
+    """Of an object that is a new one each time, and cost nothing to draw."""
+    return random.Random(seed).randbytes(size)
 
 
 def save(folder: Path, note: Note, count: int) -> None:
@@ -53,7 +59,7 @@ def first(folder: Path, note: Note) -> None:
 
 def after(folder: Path, note: Note) -> None:
     """Some more, with old ones to remove and something that a crash left to sweep away."""
-    save(folder, note, 3)
+    save(folder, note, 2)
 
 
 def many(folder: Path, note: Note) -> None:

@@ -1,62 +1,66 @@
 """What every program of the crash tests does around its stories: a process that is warm, and a fork for each order.
 
-An order is a line of JSON on stdin. The fork says its pid, waits until somebody holds it (a traced ``getppid`` that
-lies), and plays; its exit status is the answer. What the tests inject counts the calls of the story alone.
+An order is a line of JSON on stdin: which story, where, and what is to be spoiled of it. The fork plays it, traced from
+its first call on; what came of that is a line of JSON again (:class:`tests.crash.tracer.Run`).
 """
 
 from __future__ import annotations
 
-import ctypes
+import dataclasses
+import gc
 import json
 import os
-import time
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from sublet.errors import SubletError
-from tests.crash.journal_program import HELD, REFUSED, Diary
+from tests.crash.journal_program import REFUSED, Diary
+from tests.crash.tracer import Fault, run
 
-__all__ = ["serve", "take_orders"]
+__all__ = ["Note", "serve", "take_orders"]
 
-_PR_SET_PTRACER: Final = 0x59616D61
-_ANYBODY: Final = ctypes.c_ulong(-1)
-
-Story = Callable[[Path, Callable[[dict[str, object]], None]], object]
+Note = Callable[[dict[str, object]], None]
+Story = Callable[[Path, Note], object]
+AnchoredStory = Callable[[Path, Path, Note], object]
 
 
 def serve(stories: Mapping[str, Story], *, refused: tuple[type[Exception], ...] = (SubletError,)) -> None:
     """Until stdin ends. ``refused``: what a story may be refused with."""
-    take_orders(lambda order: _play(stories, order, refused))
+    take_orders({name: _without_anchors(story) for name, story in stories.items()}, refused=refused)
 
 
-def take_orders(play: Callable[[dict[str, Any]], int]) -> None:
-    """Until stdin ends: each line is an order, carried out in a child, whose exit status is answered."""
-    line = b""
-    while byte := os.read(0, 1):
-        if byte != b"\n":
-            line += byte
-            continue
-        order, line = json.loads(line), b""
-        child = os.fork()
-        if child == 0:
-            os._exit(play(order))
-        _, status = os.waitpid(child, 0)
-        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+def _without_anchors(story: Story) -> AnchoredStory:
+    return lambda home, anchors, note: story(home, note)
 
 
-def _play(stories: Mapping[str, Story], order: dict[str, Any], refused: tuple[type[Exception], ...]) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)  # where only parents may trace; refused elsewhere
-    diary = Diary(Path(order["diary"]))
-    os.write(1, f"{os.getpid()}\n".encode())  # only now may strace come, or the diary's calls would count as well
-    while os.getppid() != HELD:
-        time.sleep(0.0002)
-    try:
-        stories[order["story"]](Path(order["home"]), diary.note)
-    except refused:
-        return REFUSED
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
+def take_orders(stories: Mapping[str, AnchoredStory], *, refused: tuple[type[Exception], ...]) -> None:
+    """Until stdin ends: each line is an order."""
+    gc.collect()
+    gc.freeze()  # what is loaded by now is no garbage of any story's
+    for line in iter(sys.stdin.buffer.readline, b""):
+        os.write(1, json.dumps(_carried_out(stories, json.loads(line), refused)).encode() + b"\n")
+
+
+def _carried_out(
+    stories: Mapping[str, AnchoredStory],
+    order: dict[str, Any],
+    refused: tuple[type[Exception], ...],
+) -> dict[str, Any]:
+    place = Path(order["place"])
+    story, diary = stories[order["story"]], Diary(place / "diary")
+    fault = Fault(**order["fault"]) if order["fault"] else None
+
+    def play() -> int:
+        try:
+            story(place / "home", place / "anchors", diary.note)
+        except refused:
+            return REFUSED
+        except BaseException:
+            traceback.print_exc()
+            return 1
+        return 0
+
+    return dataclasses.asdict(run(play, order["calls"], fault, listed=order["listed"]))

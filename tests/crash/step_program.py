@@ -55,8 +55,8 @@ def first(home: Path, note: Note) -> None:
 
 
 def next_one(home: Path, note: Note) -> None:
-    """Under a new lease: the step before is asked for again, and two more are done."""
-    steps(home, 2, range(BEFORE, BEFORE + 3), note)
+    """Under a new lease: the step before is asked for again, and one more is done."""
+    steps(home, 2, range(BEFORE, BEFORE + 2), note)
 
 
 STORIES: Final = {"first": first, "next": next_one}

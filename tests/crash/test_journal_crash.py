@@ -35,14 +35,15 @@ from sublet.observe.bills import reconcile
 from sublet.values import Epoch
 from tests.crash import journal_program as program
 from tests.crash.journal_program import WALL_NS, Diary, SmallOffice, epochs_in
-from tests.crash.points import Point, Zygote, zygote
+from tests.crash.points import ALL, KILLS, Point, Zygote, lay_out, zygote
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.needs("strace")]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.needs("tracer")]
 
-ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
 SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "20261"))
 SAMPLE: Final = {"begin": 30, "life": 80, "put_back": 50, "go_on": 20}
 SAMPLE_TWICE: Final = 20
+AFTERWARDS: Final = ("fdatasync", "fsync", "pwrite64", "ftruncate", "unlink")
+"""What would write, or make durable, after a failed sync."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,8 +61,7 @@ class Story:
 
     def set_out(self, place: Path) -> None:
         """Lay the folders out at the one place where every run happens: anchors are named by the home's path."""
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(self.start, place)
+        lay_out(self.start, place)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_second_kill_while_the_first_is_mended_changes_nothing(
         answered = Diary.read(place / "diary")
         (place / "diary").unlink()
         # The second story may be over before its point is reached, since a log that was not left needs no mending.
-        assert runner.run("go_on", place, trace=second.call, inject=second.inject) in (0, -9)
+        assert runner.run("go_on", place, second.spoil()).status in (0, -9)
         answered += Diary.read(place / "diary")
         try:
             look(epochs_in(answered) + story.before, place)
@@ -160,26 +160,22 @@ def test_a_second_kill_while_the_first_is_mended_changes_nothing(
             raise AssertionError(f"{first}, then {second} (SUBLET_CRASH_SEED={SEED}): {error}") from error
 
 
-def test_after_a_failed_sync_nothing_more_is_written(
-    runner: Zygote, stories: dict[str, Story], place: Path, tmp_path: Path
-) -> None:
+def test_after_a_failed_sync_nothing_more_is_written(runner: Zygote, stories: dict[str, Story], place: Path) -> None:
     """A second sync would succeed without the pages that the first one lost, so there is none: not by a retry, not by
     closing the connection, not by the end of the process."""
-    story, log, failed = stories["life"], tmp_path / "calls", 0
+    story, failed = stories["life"], 0
     for point in story.points:
         if point.call not in ("fdatasync", "fsync") or point.fault != "EIO":
             continue
         story.set_out(place)
-        status = runner.run(
-            "life", place, trace="fdatasync,fsync,pwrite64,ftruncate,unlink", inject=("-y", *point.inject), log=log
-        )
-        lines = [line for line in log.read_text().splitlines() if "/home/journal.db" in line]
-        hit = next((n for n, line in enumerate(lines) if "(INJECTED)" in line), None)
-        if hit is None:
+        found = runner.run("life", place, point.spoil(), calls=AFTERWARDS, listed=True)
+        assert found.struck is not None
+        if "/home/journal.db" not in found.seen[found.struck].path:
             continue  # another file's sync, such as a backup's
         # Only closing may fail in silence: all that was answered is in the log, and the next opening moves it.
-        failed += status == program.REFUSED
-        assert not lines[hit + 1 :], f"{point}: " + lines[hit + 1]
+        failed += found.status == program.REFUSED
+        more = [one for one in found.seen[found.struck + 1 :] if "/home/journal.db" in one.path]
+        assert not more, f"{point}: {more[0]}"
     assert failed >= len(story.books) - 1, "each batch has a sync of its own"
 
 
@@ -203,7 +199,7 @@ def judge(story: Story, point: Point, status: int, place: Path) -> None:
     if backup.exists():
         restore(backup, place / "elsewhere", wall_ns=WALL_NS, anchors=anchors)
     assert backup.exists() or not any("backup" in note for note in notes)
-    if point.fault != "kill" and point.call != "unlink":
+    if point.fault not in KILLS and point.call != "unlink":
         assert not list(place.glob(".*")) + list(home.glob("*.new")) + list(home.glob("*.restoring*"))
     look(story.before + epochs_in(notes), place)
 

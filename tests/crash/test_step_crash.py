@@ -25,24 +25,27 @@ from typing import Final
 import pytest
 
 from sublet.errors import CheckpointFailed
+from sublet.replicated.folder_format import SECTOR
 from sublet.training import Completed, Duplicate, Recovered
 from tests.crash import step_program as program
 from tests.crash.journal_program import REFUSED, Diary
-from tests.crash.points import FAULTS, WRITES, Point, Zygote, zygote
+from tests.crash.points import ALL, KILLS, WRITES, Point, Zygote, points_in, zygote
+from tests.crash.tracer import Fault, Run
 from tests.unit.training.stage import uninterrupted
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.needs("strace")]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.needs("tracer")]
 
-ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
 SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "52"))
-SAMPLE: Final = {"first": 25, "next": 50}
+SAMPLE: Final = {"first": 100, "next": 100}
+KILLED: Final = ("kill", "torn")
+FAILED: Final = ("EIO", "ENOSPC", "short", "full")
 REACHED: Final = 0.9
 """Of the points that were tried, at least; the first of each call always."""
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Zygote]:
-    with zygote("tests.crash.step_program") as running:
+    with zygote("tests.crash.step_program", grain=SECTOR) as running:
         yield running
 
 
@@ -59,28 +62,19 @@ def set_out(story: str, place: Path) -> None:
     program.prepare(story, place / "home")
 
 
-def tracing(fault: str) -> tuple[str, ...]:
+def spoil(point: Point) -> Fault:
     """Who is struck: a kill strikes in any thread, a failing disk only in the first, which asks one replica after the
     other; so it is the disk of one of them."""
-    return ("-f",) if fault == "kill" else ()
+    return point.spoil(first_thread=point.fault not in KILLS)
 
 
 def points_of(story: str, runner: Zygote, place: Path) -> list[Point]:
-    """Every call of every thread; the n-th of a point is the n-th of whichever thread comes to it first."""
-    trace = ",".join(f"?{call}" for call in sorted(WRITES))
-    found = []
-    for fault in FAULTS:
-        set_out(story, place)
-        log = place / "calls"
-        assert runner.run(story, place, trace=trace, inject=tracing(fault), log=log) == 0
-        counts: Counter[tuple[str, str]] = Counter()
-        for line in log.read_text().splitlines():
-            thread, _, rest = line.partition(" ") if fault == "kill" else ("", "", line)
-            counts[thread, rest.lstrip().partition("(")[0]] += "(" in rest
-        for call in sorted({call for _, call in counts} & WRITES):
-            most = max(n for (_, other), n in counts.items() if other == call)
-            found += [Point(story, call, n, fault) for n in range(1, most + 1)]
-    return found
+    """Every call of every thread; the n-th of a point is the n-th that any of those makes that it is about."""
+    set_out(story, place)
+    found = runner.run(story, place, calls=WRITES, listed=True)
+    assert found.status == 0
+    first = [one for one in found.seen if one.first_thread]
+    return [*points_in(story, found.seen, KILLED, grain=SECTOR), *points_in(story, first, FAILED)]
 
 
 @pytest.mark.timeout(3600 if ALL else 300)
@@ -97,26 +91,25 @@ def test_after_any_kill_or_failed_write_a_step_counts_once(story: str, runner: Z
             break
         tried += 1
         set_out(story, place)
-        inject = (*tracing(point.fault), *point.inject)
-        status = runner.run(story, place, trace=point.call, inject=inject)
-        if point.fault == "kill" and status == 0:
+        found = runner.run(story, place, spoil(point))
+        if found.struck is None:
             missed.append(point)
         try:
-            judge(point, status, place, seen)
+            judge(point, found, place, seen)
         except AssertionError as error:
             raise AssertionError(f"{point} (SUBLET_CRASH_SEED={SEED}): {error}") from error
-    print(f"{story}: {tried} of {len(points)} points; {dict(seen)}; not reached: {missed}")
+    print(f"{story}: {tried} of {len(points)} points; {dict(seen)}; not reached: {len(missed)}")
     assert seen["Completed"] > 0
     assert len(missed) <= (1 - REACHED) * tried, f"of {tried} points these were not reached: {missed}"
     assert all(point.n > 1 for point in missed), f"a kill at a first call was not met: {missed}"
 
 
-def judge(point: Point, status: int, place: Path, seen: Counter[str]) -> None:
-    allowed = {0, REFUSED}  # the latter where a replica cannot even be opened
-    if point.fault == "kill":
-        allowed = {-9, 0}  # the latter where the run did not come to it; the caller counts those
-    elif point.story == "next" and point.call == "pwrite64":
+def judge(point: Point, run: Run, place: Path, seen: Counter[str]) -> None:
+    status, allowed = run.status, {0, REFUSED}  # the latter where a replica cannot even be opened
+    if run.struck is None or point.fault == "short" or (point.story == "next" and point.call == "pwrite64"):
         allowed = {0}
+    if run.struck is not None and point.fault in KILLS:
+        allowed = {-9}
     assert status in allowed, f"it ended with {status}"
     done = [int(str(note["step"])) for note in Diary.read(place / "diary")]
     least = max(done, default=program.BEFORE if point.story != "first" else 0)

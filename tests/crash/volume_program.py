@@ -1,8 +1,8 @@
 """What is killed: publication in a volume, its collection, and the removal of the volume, as the supervisor's errands
 do them.
 
-``python -m tests.crash.volume_program`` reads one order per line and carries it out in a fork, once strace has taken
-hold of that, as ``journal_program`` does. Everything is deterministic, so what any checkpoint must hold is known from
+``python -m tests.crash.volume_program`` reads one order per line and carries it out in a fork
+that it traces, as ``journal_program`` does. Everything is deterministic, so what any checkpoint must hold is known from
 its number alone.
 """
 
