@@ -27,6 +27,7 @@ __all__ = [
     "mounts_below",
     "mounts_in",
     "take_down",
+    "who_else_has",
 ]
 
 _LOOP_CTL_GET_FREE: Final = 0x4C82
@@ -84,6 +85,29 @@ def loops_of(folder: str) -> list[str]:
             with contextlib.suppress(OSError), open(f"/sys/block/{name}/loop/backing_file", "rb") as file:
                 backing[f"/dev/{name}"] = os.fsdecode(file.read()).rstrip("\n")
     return loops_in(backing, os.path.realpath(folder))
+
+
+def who_else_has(device: str, proc: str = "/proc") -> str:
+    """In words, somebody who keeps this device busy: whoever copied our mounts while it was among them, as a container
+    or ``unshare --mount`` does, has it for as long as he lives. Empty if nobody is seen to."""
+    looked = {_mounts_of(f"{proc}/self")}
+    for pid in sorted((int(name) for name in os.listdir(proc) if name.isdigit()), reverse=True):
+        with contextlib.suppress(OSError):
+            if (space := _mounts_of(f"{proc}/{pid}")) in looked:
+                continue
+            looked.add(space)
+            with open(f"{proc}/{pid}/mountinfo", "rb") as file:
+                if f" {device} ".encode() not in file.read():
+                    continue
+            with open(f"{proc}/{pid}/comm", "rb") as file:
+                name = file.read().decode("utf-8", "replace").strip()
+            return f"process {pid} ({name}) copied the mounts of this machine while it was one of them"
+    return ""
+
+
+def _mounts_of(folder: str) -> str:
+    """Which mount namespace this process is in."""
+    return os.readlink(f"{folder}/ns/mnt")
 
 
 def attach_loop(image: str) -> tuple[str, int]:

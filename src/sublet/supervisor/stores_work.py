@@ -22,7 +22,15 @@ from typing import Final, NoReturn
 from sublet.errors import SubletError
 from sublet.supervisor import project_quota
 from sublet.supervisor.isolation.cleaning import remove_tree
-from sublet.supervisor.mounts import detach_loop, loops_of, mount_image, mount_memory, mounts_below, take_down
+from sublet.supervisor.mounts import (
+    detach_loop,
+    loops_of,
+    mount_image,
+    mount_memory,
+    mounts_below,
+    take_down,
+    who_else_has,
+)
 from sublet.supervisor.prctl import set_pdeathsig
 from sublet.supervisor.volume_folder import has_files, sweep_staging
 from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId, format_size
@@ -367,7 +375,10 @@ def _still_used(folder: str, *, loops: bool) -> str:
     if mounts:
         return f"{', '.join(mounts)} is mounted still"
     left = loops_of(folder) if loops else []
-    return f"{', '.join(left)} is in use still" if left else ""
+    if not left:
+        return ""
+    who = next(filter(None, map(who_else_has, left)), "")
+    return f"{', '.join(left)} is in use still" + (f": {who}" if who else "")
 
 
 def _keep(folder: str, note: StoreNote | None) -> str:

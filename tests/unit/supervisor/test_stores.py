@@ -15,7 +15,7 @@ from sublet.supervisor.counting import NAMES_MAX, Count, count
 from sublet.supervisor.errands import ERRANDS_MAX, Errands
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.memory_watch import share_of
-from sublet.supervisor.mounts import Mount, loops_in, mounts_in
+from sublet.supervisor.mounts import Mount, loops_in, mounts_in, who_else_has
 from sublet.supervisor.procs import PAGE_BYTES, Stat
 from sublet.supervisor.words import out_of_memory
 from sublet.values import MIB
@@ -75,6 +75,23 @@ def test_mounts_are_those_below_the_very_folder_inner_ones_first(folder: str, fo
 def test_a_loop_device_is_known_by_its_file_even_after_it_was_removed() -> None:
     backing = {"/dev/loop0": "/b/a/0.img", "/dev/loop1": "/b/a/0.img (deleted)", "/dev/loop2": "/b/aa/0.img"}
     assert loops_in(backing, "/b/a") == ["/dev/loop0", "/dev/loop1"]
+
+
+def test_who_copied_a_mount_is_named(tmp_path: Path) -> None:
+    """By one process of each namespace but our own; who is gone while one looks has nothing."""
+    for pid, space, mounts in (
+        ("self", "mnt:[1]", "36 24 7:0 / /srv/0 rw - ext4 /dev/loop0 rw"),
+        ("7", "mnt:[1]", "36 24 7:0 / /srv/0 rw - ext4 /dev/loop0 rw"),
+        ("8", "mnt:[2]", "36 24 7:1 / /srv/1 rw - ext4 /dev/loop01 rw"),
+        ("9", "mnt:[3]", "36 24 7:0 / /srv/0 rw - ext4 /dev/loop0 rw"),
+    ):
+        (tmp_path / pid / "ns").mkdir(parents=True)
+        (tmp_path / pid / "ns" / "mnt").symlink_to(space)
+        (tmp_path / pid / "mountinfo").write_text(mounts + "\n")
+        (tmp_path / pid / "comm").write_text("shell\n")
+    (tmp_path / "10").mkdir()
+    assert who_else_has("/dev/loop0", str(tmp_path)).startswith("process 9 (shell) copied the mounts")
+    assert who_else_has("/dev/loop5", str(tmp_path)) == ""
 
 
 def test_what_is_in_a_folder_is_counted_in_steps_and_said_once(tmp_path: Path) -> None:
