@@ -33,6 +33,7 @@ from sublet.values import NS_PER_S, Kind, LeaseId, RequestId
 from sublet.wire.version import WIRE_VERSION
 from tests.crash.office_judge import folded
 from tests.crash.office_process import Call, Line, OfficeProcess, office_at
+from tests.traces import LETS_GO
 
 MIB: Final = 1 << 20
 NEED: Final = "sublet-need"
@@ -194,9 +195,8 @@ def test_a_state_folder_that_cannot_be_written_is_refused(office: OfficeProcess)
     left = files_in(office.home)
     befores: list[tuple[str, ...]] = [("setpriv", "--bounding-set=-dac_override") if os.geteuid() == 0 else ()]
     if os.geteuid() == 0 and may("--mount"):
-        script = (
-            f'mount --bind "{office.home}" "{office.home}" && mount -o remount,bind,ro "{office.home}" && exec "$@"'
-        )
+        home = f'"{office.home}"'
+        script = LETS_GO + f'mount --bind {home} {home} && mount -o remount,bind,ro {home} && exec "$@"'
         befores.append(("unshare", "--mount", "sh", "-c", script, "sh"))
     office.home.chmod(0o500)
     for before in befores:

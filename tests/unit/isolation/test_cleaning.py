@@ -17,6 +17,7 @@ import pytest
 from sublet.supervisor.isolation import cleaning
 from sublet.supervisor.isolation.cleaning import remove_tree
 from tests.left_open import nothing_left_open
+from tests.traces import LETS_GO
 
 ORDINARY = 65534
 
@@ -175,7 +176,7 @@ def test_it_does_not_cross_a_mount(tree: Path, outside: Path, same_file_system: 
     program = (
         "import sys; from sublet.supervisor.isolation.cleaning import remove_tree; print(remove_tree(sys.argv[1]))"
     )
-    script = f'{how} && touch {tree}/mounted/here && "$0" -c "$1" {tree} && test -e {tree}/mounted/here'
+    script = LETS_GO + f'{how} && touch {tree}/mounted/here && "$0" -c "$1" {tree} && test -e {tree}/mounted/here'
     command = ["unshare", "-m", "sh", "-c", script, sys.executable, program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
