@@ -399,5 +399,5 @@ ROW: Final = Row(
     ],
     measure=measure,
     limit_s=900,
-    distributions=("sublet", "blake3", "numpy", "torch", "zstandard"),
+    distributions=("sublet", "blake3", "numpy", "torch", "xxhash", "zstandard"),
 )

@@ -199,13 +199,13 @@ class Look:
     def _hashes_or_same(self, numbers: Sequence[int]) -> list[bytes]:
         """Hash and fingerprint are taken of one copy: of the memory itself, which others may write to between the two,
         they could be of different things, and a later look would take the one for the other."""
-        room = memoryview(bytearray(self.chunk_bytes))
-        found = []
+        room, found = memoryview(b""), []
         for n in numbers:
             if self.is_same(n):
                 found.append(self.hash_before(n) or b"")
                 continue
             chunk = self.chunk(n)
+            room = room if room.nbytes else memoryview(bytearray(min(self.chunk_bytes, self.length)))
             copy = room[: chunk.nbytes]
             copy_beside(copy, chunk)
             self.note(n, copy)
