@@ -47,15 +47,17 @@ PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class Point:
-    """The n-th call of this name in this story, and what becomes of it."""
+    """The n-th call of this name in this story (and with these flags, of ``openat``), and what becomes of it."""
 
     story: str
     call: str
     n: int
     fault: str
+    flags: int = -1
 
     def spoil(self, *, first_thread: bool = False) -> Fault:
-        return Fault(self.call, self.n, self.fault, first_thread)
+        flags = self.flags if self.flags >= 0 else None
+        return Fault(self.call, self.n, self.fault, first_thread, flags=flags)
 
 
 class Zygote:
@@ -110,15 +112,15 @@ def points_in(
     story: str, seen: Iterable[Seen], faults: tuple[str, ...] = (*FAULTS, *HALVES), *, grain: int = 1
 ) -> Iterator[Point]:
     """Each call with each fault that it can have. There are halves only of what is written to a file."""
-    counts: Counter[str] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
     for one in seen:
-        counts[one.call] += 1
+        counts[one.call, one.flags] += 1
         if one.path.startswith(ELSEWHERE):
             continue
         size = one.size if one.path.startswith("/") else 0
         for fault in faults:
             if fault not in HALVES or size >= 2 * (grain if fault == "torn" else 1):
-                yield Point(story, one.call, counts[one.call], fault)
+                yield Point(story, one.call, counts[one.call, one.flags], fault, one.flags)
 
 
 class Judged:

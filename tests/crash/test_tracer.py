@@ -35,14 +35,19 @@ HALF: Final = dict.fromkeys(WRITERS, 5) | {"writev": 3}
 EIO, ENOSPC, EDQUOT = errno.EIO, errno.ENOSPC, errno.EDQUOT
 
 
-def traced(work: Callable[[], int], *faults: Fault | None, after: Callable[[], int] = int) -> list[tuple[Run, int]]:
+def traced(
+    work: Callable[[], int],
+    *faults: Fault | None,
+    after: Callable[[], int] = int,
+    calls: Iterable[str] = CALLS,
+) -> list[tuple[Run, int]]:
     """The work once with each fault, and what ``after`` says then. In a process with one thread, as the tracer wants
     it; the suite's own may have more."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException), open(writer, "w", encoding="utf-8") as said:
-            runs = ((run(work, CALLS, fault, listed=True), after()) for fault in faults or (None,))
+            runs = ((run(work, calls, fault, listed=True), after()) for fault in faults or (None,))
             said.write(json.dumps([(dataclasses.asdict(one), what) for one, what in runs]))
         os._exit(0)
     os.close(writer)
@@ -147,6 +152,27 @@ def test_who_writes_on_after_a_short_write_loses_nothing_and_writes_nothing_twic
     assert (found.status, found.answered) == (0, 500)
     assert [one.size for one in found.seen if one.call == "write"] == [1000, 500]
     assert (tmp_path / "file").read_bytes() == PIECE * 100
+
+
+def test_of_openings_only_those_with_the_flags_count_if_any_are_named(tmp_path: Path) -> None:
+    """And only they stop the work."""
+    (tmp_path / "file").touch()
+    opened = (os.O_RDONLY, os.O_RDWR, os.O_RDONLY, os.O_WRONLY, os.O_RDWR)
+
+    def work() -> int:
+        for at, flags in enumerate(opened):
+            try:
+                os.close(os.open(tmp_path / "file", flags))
+            except OSError:
+                return at
+        return len(opened)
+
+    [(whole, _)] = traced(work)
+    seen = [one.flags for one in whole.seen]
+    assert [flags & os.O_ACCMODE for flags in seen] == list(opened)
+    found = traced(work, *(Fault("openat", 2, "EIO", flags=flags) for flags in seen[1:4]), calls=("openat",))
+    assert [(one.status, one.struck) for one, _ in found] == [(4, 1), (2, 1), (5, None)]
+    assert [len(one.seen) for one, _ in found] == [2, 2, 1]
 
 
 def test_threads_are_followed_and_counted_together(tmp_path: Path) -> None:
