@@ -41,7 +41,7 @@ def assert_next_is_right(shell: Shell) -> None:
         ("%%gpu --vram\n1", "InvalidRequest", "--vram needs a value"),
         ("%%gpu\nx = = 1", "SyntaxError", ""),
         ("%%gpu\nreturn 5", "SyntaxError", ""),
-        ("%%gpu --vram 64GiB\n1", "CapacityExceeded", "2GiB"),
+        ("%%gpu --vram 64GiB\n1", "CapacityExceeded", "Free now: local/gpu0 "),
         ("%%gpu --gpus 3 --vram 64MiB\n1", "CapacityExceeded", ""),
         ("%%gpu --python /nowhere/python\n1", "", "/nowhere/python"),
         ("%%gpu --in nobody\n1", "", "nobody"),

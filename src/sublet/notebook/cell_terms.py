@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
-from sublet.errors import InvalidRequest
+from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
 from sublet.notebook.options import CellOptions
+from sublet.notebook.status import Running, coarse
+from sublet.values import Kind, format_size
 
 if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
 
-__all__ = ["as_numbered", "check_names", "fits", "look_in"]
+__all__ = ["as_numbered", "check_names", "fits", "look_in", "running", "with_what_is_free"]
+
+DEVICES_MAX: Final = 4
+"""In one sentence."""
 
 
 def as_numbered(source: str) -> str:
@@ -37,6 +44,29 @@ def fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:
     if len(lease.devices) != wants.gpus or had.python != wants.python:
         return False
     return wants.vram_bytes is None or all(device.amount >= wants.vram_bytes for device in lease.devices)
+
+
+@contextlib.contextmanager
+def with_what_is_free(fabric: Fabric) -> Iterator[None]:
+    """A refusal says what there is, and how much of it nobody has."""
+    try:
+        yield
+    except CapacityExceeded as error:
+        with contextlib.suppress(SubletError):
+            found = [one for one in fabric.status().devices if one.kind == Kind.GPU]
+            each = [f"{one.id} {format_size(one.free)} of {format_size(one.capacity)}" for one in found[:DEVICES_MAX]]
+            more = f" and {len(found) - DEVICES_MAX} more" if len(found) > DEVICES_MAX else ""
+            error.do = f"{error.do} Free now: {', '.join(each) or 'no GPU at all'}{more}.".lstrip()
+        raise
+
+
+def running(lease: Lease) -> Running:
+    """How it stands while a cell runs."""
+    device = lease.devices[0]
+    said = lease.notice
+    why = "" if said is None else said.detail or said.reason
+    left_s = lease.remaining if said is not None else coarse(lease.remaining)
+    return Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=left_s, notice=why)
 
 
 def look_in(paths: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ from sublet.notebook import guest_side
 from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill
-from sublet.notebook.cell_terms import as_numbered, check_names, fits, look_in
+from sublet.notebook.cell_terms import as_numbered, check_names, fits, look_in, running, with_what_is_free
 from sublet.notebook.explain import explain
 from sublet.notebook.front import Front, StatusLine, failed_cell, say
 from sublet.notebook.going_on import give_up, go_on, is_parked
@@ -33,7 +33,7 @@ from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
 from sublet.notebook.reading import Reading, read_cell
 from sublet.notebook.spaces import NOTEBOOK, Space
-from sublet.notebook.status import CellBill, Ended, Finished, Running, Starting, Waiting, coarse
+from sublet.notebook.status import CellBill, Ended, Finished, Starting, Waiting
 from sublet.notebook.traffic import Traffic, fates_text, number_of
 from sublet.notebook.whereabouts import Whereabouts
 from sublet.values import GIB, NS_PER_S, Tier
@@ -245,16 +245,17 @@ class Cells:
 
         wait = None if options.wait_ns is None else options.wait_ns / NS_PER_S
         terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
-        self.lease = fabric.gpu(
-            min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
-            count=options.gpus,
-            tier=options.tier or Tier.INTERACTIVE,
-            wait=wait,
-            or_smaller=options.smaller_ok,
-            on_place=waiting,
-            labels=self.labels,
-            **terms,
-        )
+        with with_what_is_free(fabric):
+            self.lease = fabric.gpu(
+                min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
+                count=options.gpus,
+                tier=options.tier or Tier.INTERACTIVE,
+                wait=wait,
+                or_smaller=options.smaller_ok,
+                on_place=waiting,
+                labels=self.labels,
+                **terms,
+            )
         self._asked = options
         if self._notices is not None:
             self._notices.told_for(self.lease.id)
@@ -439,12 +440,3 @@ class Cells:
             kind = message["header"]["msg_type"]
             self._line.send("shell", kind, message["content"], buffers=tuple(message.get("buffers") or ()))
             self._between.spoken()
-
-
-def running(lease: Lease) -> Running:
-    """How it stands while a cell runs."""
-    device = lease.devices[0]
-    said = lease.notice
-    why = "" if said is None else said.detail or said.reason
-    left_s = lease.remaining if said is not None else coarse(lease.remaining)
-    return Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=left_s, notice=why)

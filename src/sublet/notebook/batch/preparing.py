@@ -75,7 +75,8 @@ def with_parameters(notebook: Notebook, texts: Sequence[str]) -> Notebook:
     """A copy in which ``name=value`` texts hold: in a cell of their own, behind the one tagged ``parameters``.
 
     Where a cell is tagged, only names that it gives a default can be set: a misspelt one would change nothing, and
-    nobody would notice. A value is a Python literal, and where it is none, a text.
+    nobody would notice. Where none is tagged they go first, or behind a cell that gives them a value and does nothing
+    else. A value is a Python literal, and where it is none, a text.
     """
     found = copy.deepcopy(notebook)
     values = _parsed(texts)
@@ -86,8 +87,7 @@ def with_parameters(notebook: Notebook, texts: Sequence[str]) -> Notebook:
         _check(values, found.cells[tagged].source)
         at = tagged + 1
     else:
-        first = code_cells(found)[0]
-        at = first + 1 if _only_comments(found.cells[first].source) else first
+        at = _place_for(values, found)
     injected = [n for n, cell in enumerate(found.cells) if INJECTED in cell.metadata.get("tags", [])]
     for n in reversed(injected):  # of an earlier run
         del found.cells[n]
@@ -134,6 +134,49 @@ def _check(values: Mapping[str, object], source: str) -> None:
             f"the notebook has no parameter {wrong}{nearest(wrong, known)}",
             do=f"Its cell tagged {PARAMETERS!r} has: {', '.join(known) or 'none'}.",
         )
+
+
+def _place_for(values: Mapping[str, object], notebook: Notebook) -> int:
+    """Where no cell is tagged: before whatever uses them, and not before what would undo them."""
+    cells = [n for n in code_cells(notebook) if INJECTED not in notebook.cells[n].metadata.get("tags", [])]
+    first = cells[0] if cells else 0
+    place = first + 1 if cells and _only_comments(notebook.cells[first].source) else first
+    is_used, is_given = False, False
+    for n in cells:
+        given, does_more = _given(notebook.cells[n].source)
+        found = next((name for name in values if name in given), None)
+        if found is not None and (does_more or is_used):
+            raise InvalidRequest(
+                f"cell {code_cells(notebook).index(n) + 1} gives {found} a value itself, and it is gone on with",
+                do=f"Set such names in one cell of their own; or tag it {PARAMETERS!r}, and parameters go behind it.",
+            )
+        if found is not None:
+            is_given, place = True, n + 1
+        is_used |= is_given and does_more
+    return place
+
+
+def _given(source: str) -> tuple[set[str], bool]:
+    """Names to which a cell gives a value outside of anything, and whether it does more than that."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:  # magics in it
+        return set(), True
+    names: set[str] = set()
+    does_more = False
+    for one in body:
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        value = getattr(one, "value", None)
+        does_more |= not isinstance(one, ast.Import | ast.ImportFrom) and not (targets and _is_literal(value))
+    return names, does_more
+
+
+def _is_literal(value: ast.expr | None) -> bool:
+    try:
+        return value is None or bool([ast.literal_eval(value)])
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 def _only_comments(source: str) -> bool:
