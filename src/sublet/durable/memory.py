@@ -6,6 +6,7 @@ so addresses, not owners, decide what is one buffer.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -103,7 +104,8 @@ def fresh_memory(length: int) -> memoryview:
         return memoryview(spare)[start : start + length]
     area = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if length >= HUGE:
-        area.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel that was built without huge pages does not know the word
+            area.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(area)
 
 
