@@ -423,7 +423,7 @@ def test_a_policy_is_refused_only_if_no_set_could_have_it() -> None:
             assert not fits, (least, read, write)
         else:
             assert fits, (least, read, write)
-            assert policy.seats([str(n) for n in range(fits[0])])
+            assert len(policy.seats([str(n) for n in range(fits[0])]).members) == fits[0]
 
 
 def test_a_new_set_is_only_made_when_everybody_is_there() -> None:
