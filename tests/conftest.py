@@ -177,11 +177,27 @@ def _shares_what_its_file_set_up(item: pytest.Item) -> bool:
     return any(one.scope == "module" for one in made)
 
 
+TORCH_WITHIN: Final = "tests/notebook/test_kinds.py"
+"""Holds tensors in the process of the suite itself."""
+WITHIN: Final = ("tests/unit/", "tests/notebook/")
+
+
+def _imports_torch(item: pytest.Item) -> bool:
+    """Whether it does so in this process. Elsewhere it is guests and programs that need it."""
+    return item.nodeid.startswith(WITHIN) and "torch" in _needs_of(item)
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Such tests stay together: their office starts once, not once in each process, and their order is the file's."""
+    """Such tests stay together: their office starts once, not once in each process, and their order is the file's. So
+    do those that import PyTorch: with its compiler, which the first optimizer wants, that takes four seconds of a
+    processor in each process."""
     for item in items:
-        if item.get_closest_marker("xdist_group") is None and _shares_what_its_file_set_up(item):
+        if item.get_closest_marker("xdist_group") is not None:
+            continue
+        if _imports_torch(item):
+            item.add_marker(pytest.mark.xdist_group(TORCH_WITHIN))
+        elif _shares_what_its_file_set_up(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = _by_turns(items)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import gc
+import importlib
 import socket
 import threading
 import time
@@ -90,8 +91,9 @@ def test_whatever_has_bytes_is_written(pair: SessionPair, data: Any) -> None:
         assert gpu.mem_read(x) == b"abcdefgh"
 
 
+@pytest.mark.needs("torch")
 def test_a_tensor_is_written_and_read_into(pair: SessionPair) -> None:
-    torch = pytest.importorskip("torch")
+    torch = importlib.import_module("torch")
     with pair.session() as gpu:
         x = gpu.mem_alloc(16)
         gpu.mem_write(x, 0, torch.arange(4, dtype=torch.float32))
