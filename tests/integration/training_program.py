@@ -18,13 +18,14 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import sublet
 from sublet.compute.session import GpuSession
 from sublet.errors import LeaseEnded, StaleEpoch, StepPending
 from sublet.replicated import FolderReplica, ReplicaGroup
-from sublet.training import Act, Launch, TrainingBatch, run_training_step, training_records
+from sublet.training import Act, Launch, TrainingBatch, run_training_step, steps, training_records
 from tests.unit.training.stage import HeldLease, Program, batch
 
 __all__ = ["FENCED", "OVER", "WORDS", "Life", "main", "real_batch", "real_weights"]
@@ -65,6 +66,10 @@ class Life:
     die_before: str = ""
     stop_before: str = ""
     kill_after_ms: float | None = None
+    kill_at_line: int = 0
+    """Of the step protocol's own file; it has not been executed then."""
+    list_lines: str = ""
+    """A file for all of those that are executed."""
 
 
 def real_batch(step: int) -> TrainingBatch:
@@ -102,6 +107,23 @@ def watcher(life: Life, step: int, count: list[int]) -> Callable[[Act], None]:
 def note(life: Life, outcome: object) -> None:
     with (Path(life.place) / "outcomes").open("a") as file:
         file.write(f"{type(outcome).__name__} {getattr(outcome, 'step', '')}\n")
+
+
+class Lines:
+    """Sees each line of the step protocol before it is executed."""
+
+    def __init__(self, life: Life) -> None:
+        self.life, self.seen = life, set[int]()
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        return self._line if frame.f_code.co_filename == steps.__file__ else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            if frame.f_lineno == self.life.kill_at_line:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.seen.add(frame.f_lineno)
+        return self._line
 
 
 def without_office(life: Life) -> None:
@@ -158,10 +180,16 @@ def patiently(once: Callable[[], Any]) -> Any:
 def live(life: Life) -> int:
     """One life, to its exit status."""
     try:
+        lines = Lines(life)
+        if life.kill_at_line or life.list_lines:
+            sys.settrace(lines)
         if life.home:
             with_office(life)
         else:
             without_office(life)
+        sys.settrace(None)
+        if life.list_lines:
+            Path(life.list_lines).write_text(json.dumps(sorted(lines.seen)))
     except StaleEpoch:
         return FENCED
     except LeaseEnded:
