@@ -18,7 +18,11 @@ import pytest
 
 from tests.crash.tracer import KINDS, NUMBERS, Fault, Run, run
 
-pytestmark = [pytest.mark.crash, pytest.mark.needs("tracer")]
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.needs("tracer"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
+]
 
 CALLS: Final = ("openat", "write", "writev", "pwrite64", "pwritev2", "sendfile", "copy_file_range", "fsync", "unlink")
 PIECE: Final = b"0123456789"

@@ -21,6 +21,7 @@ import platform
 import signal
 import struct
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -172,7 +173,9 @@ def works() -> str:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"it is written for Linux on x86-64, and this is {sys.platform} on {platform.machine()}"
     reader, writer = os.pipe()
-    child = os.fork()  # the caller may have threads; what is forked here has one
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the caller may have threads; what is forked here has one
+        child = os.fork()
     if child == 0:
         try:
             found = run(lambda: os.getpid() > 0 and 7, ["getpid"], listed=True)
