@@ -181,6 +181,7 @@ def test_what_lies_there_already_is_not_written_through(bench: Bench, source: Be
     assert (tmp_path / "precious").read_bytes() == b"mine"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of newer interpreters, beside pytest's threads
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
 def test_whoever_is_killed_in_the_middle_leaves_nothing_that_anybody_reads(
     after: int, bench: Bench, source: Bench
