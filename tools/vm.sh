@@ -46,12 +46,12 @@ build_disk() {
     tar -C "$root" -xf "$VM/root.tar"
     prefix=$(.venv/bin/python -c 'import sys; print(sys.base_prefix)')
     if [ "$prefix" != /usr ]; then
-        tar -cf - --exclude='*.a' --exclude=site-packages --exclude=lib/python3.*/test "$prefix" | tar -C "$root" -xf -
+        tar -cf - --exclude='*.a' --exclude=site-packages --exclude=lib/python3.*/test -C / "${prefix#/}" | tar -C "$root" -xf -
         mkdir -p "$(echo "$root$prefix"/lib/python3.*)/site-packages"
     fi
     big='torch nvidia warp playwright functorch triton pyarrow'  # no test of this machine's kind needs them
     set -- $(for name in $big; do echo "--exclude=site-packages/$name"; done)
-    tar -cf - "$@" "$here/.venv" | tar -C "$root" -xf -
+    tar -cf - "$@" -C / "${here#/}/.venv" | tar -C "$root" -xf -
     at=$root$prefix
     while [ "$at" != "$root" ]; do chmod a+rx "$at"; at=$(dirname "$at"); done  # other users run it as well
     mkdir -p "$root/lib/modules" "$root/quota" "$root/var/lib/systemd/linger"
