@@ -11,7 +11,7 @@ from pathlib import Path
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 INI = f"""
 [pytest]
-addopts = --strict-markers
+addopts = --strict-markers -p xdist -p pytest_timeout
 pythonpath = {CONFTEST.parents[1]}
 markers =
     needs(*programs): x
@@ -21,11 +21,12 @@ markers =
 
 
 def run_small(folder: Path, source: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest on ``source``; what the suite's own run has in its environment does not count."""
+    """Run pytest on ``source``; what the suite's own run has in its environment does not count. Of the plugins only
+    those are loaded that have to do with it."""
     shutil.copy(CONFTEST, folder)
     (folder / "pytest.ini").write_text(INI)
     (folder / "test_small.py").write_text("import os, pytest\n" + source)
-    plain = {"SUBLET_REQUIRE_ALL": "", "SUBLET_AGAIN": "", "PYTEST_ADDOPTS": ""}
+    plain = {"SUBLET_REQUIRE_ALL": "", "SUBLET_AGAIN": "", "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         cwd=folder,
