@@ -36,7 +36,7 @@ WALL_NS: Final = 1_700_000_000 * NS_PER_S
 DOMAIN: Final = "boot-1/time:[0]"
 NODE: Final = NodeId("n1")
 GPU: Final = ResourceId("n1/gpu0")
-journal_opening.LOG_BYTES = 1 << 18  # type: ignore[misc]
+SHORT_LOG: Final = 1 << 18
 """A shorter log is laid out by the same calls, and a thousand of them sooner."""
 REFUSED: Final = 3
 """Exit status of a run that ended with a JournalError, as it should after a failed write."""
@@ -207,4 +207,5 @@ def epochs_in(notes: Sequence[dict[str, object]]) -> list[Epoch]:
 if __name__ == "__main__":
     from tests.crash.serving import take_orders  # which stands on this module
 
+    journal_opening.LOG_BYTES = SHORT_LOG  # type: ignore[misc]
     take_orders(STORIES, refused=(JournalError,))

@@ -25,6 +25,7 @@ from typing import Final
 
 import pytest
 
+from sublet.broker import journal_opening
 from sublet.broker.backup import restore
 from sublet.broker.history import History
 from sublet.broker.journal import Journal
@@ -62,6 +63,13 @@ class Story:
     def set_out(self, place: Path) -> None:
         """Lay the folders out at the one place where every run happens: anchors are named by the home's path."""
         lay_out(self.start, place)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_log() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal_opening, "LOG_BYTES", program.SHORT_LOG)
+        yield
 
 
 @pytest.fixture(scope="module")

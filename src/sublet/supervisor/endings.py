@@ -13,7 +13,7 @@ from sublet.supervisor.guest import Guest
 from sublet.supervisor.looking import UNSEEN_S
 from sublet.supervisor.loop import Loop, Timer, confess
 from sublet.supervisor.priority import Priority
-from sublet.supervisor.tree import Trees
+from sublet.supervisor.tree import Look, Trees
 from sublet.values import NS_PER_S, EndReason, GuestId
 
 __all__ = ["Endings"]
@@ -117,11 +117,11 @@ class Endings:
     def _reach(self, told: list[Guest], killed: list[Guest]) -> None:
         boxed = [guest for guest in told if guest.tree.is_boxed]
         for guest in boxed:
-            self._safely(guest, lambda tree=guest.tree: self._trees.signal_boxed(tree, signal.SIGTERM))  # type: ignore[misc]
+            self._safely(guest, lambda guest=guest: self._ask_to_leave(guest))  # type: ignore[misc]
         if len(boxed) < len(told):
             look = self._trees.look()
             for guest in (one for one in told if one not in boxed):
-                self._safely(guest, lambda tree=guest.tree: self._trees.signal_seen(tree, signal.SIGTERM, look))  # type: ignore[misc]
+                self._safely(guest, lambda guest=guest: self._ask_to_leave(guest, look))  # type: ignore[misc]
         if killed:
             self._trees.kill(guest.tree for guest in killed)
         for guest in told:  # to disk, so it comes second; of what they answer nothing has been read yet
@@ -129,6 +129,14 @@ class Endings:
                 self._safely(guest, lambda guest=guest, line=line: guest.stdio.say(line))  # type: ignore[misc]
         if killed:
             self._killed()
+
+    def _ask_to_leave(self, guest: Guest, look: Look | None = None) -> None:
+        if look is None:
+            reached = self._trees.signal_boxed(guest.tree, signal.SIGTERM)
+        else:
+            reached = self._trees.signal_seen(guest.tree, signal.SIGTERM, look)
+        if not reached and not guest.main_runs:  # it ended by itself, and nobody is left to whom the line would be news
+            self._lines.pop(guest.id, None)
 
     def _kill_alone(self, guest: Guest) -> None:
         try:
