@@ -263,8 +263,12 @@ def checkpoint() -> News:
     is_cells_own = sublet.current().is_saving_by_hand  # at the very end a notice is answered on the main thread as well
     with _turn:
         if not _state.is_running:
-            note = f"{NOTICE}after cell {_state.cell}"
-            return _save(_names(), everything=False, note=note) if _state.is_taken else look()
+            if not _state.is_taken:
+                return look()
+            news = _save(_names(), everything=False, note=f"{NOTICE}after cell {_state.cell}")
+            if news.failed:  # nobody waits for it; so it stands in the log of the guest
+                print(f"sublet: not saved when the lease was taken: {news.failed}", file=sys.stderr)  # noqa: T201
+            return news
         if not is_cells_own:
             return look()
         news = _save_inside(_names())
