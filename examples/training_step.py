@@ -14,7 +14,6 @@ import numpy as np
 
 import sublet
 from sublet import training
-from sublet.replicated import FolderReplica
 
 WARP = """
 import warp as wp
@@ -75,31 +74,29 @@ class Taken(Exception):
 
 def train(fabric: sublet.Fabric, folders: list[Path], moments: dict[int, training.Act]) -> None:
     """Go on from whatever was saved, under one lease, until all is done or the lease is taken."""
-    with fabric.gpu(min_vram="64MiB", ttl="1m", exclusivity="session") as lease:
-        replicas = [FolderReplica(folder) for folder in folders]
-        checkpoint, idempotency = training.training_records("example", replicas, lease, fabric=fabric)
-        try:
-            last = checkpoint.load("job:fit:latest")
-            done = last.effect.step if last is not None and last.effect is not None else 0
-            for step in range(max(done, 1), STEPS + 1):  # the last one again: it costs nothing, and settles it
+    with (
+        fabric.gpu(min_vram="64MiB", ttl="1m", exclusivity="session") as lease,
+        training.training_records("example", folders, lease, fabric=fabric) as (checkpoint, idempotency),
+    ):
+        last = checkpoint.load("job:fit:latest")
+        done = last.effect.step if last is not None and last.effect is not None else 0
+        for step in range(max(done, 1), STEPS + 1):  # the last one again: it costs nothing, and settles it
 
-                def watch(act: training.Act, step: int = step) -> None:
-                    if moments.get(step) is act:
-                        del moments[step]
-                        raise Taken(f"lease {lease.id} is taken before {act!s} of step {step}")
+            def watch(act: training.Act, step: int = step) -> None:
+                if moments.get(step) is act:
+                    del moments[step]
+                    raise Taken(f"lease {lease.id} is taken before {act!s} of step {step}")
 
-                batch = training.TrainingBatch(
-                    job_id="fit",
-                    step=step,
-                    input=(TARGET + np.float32(step)).tobytes(),
-                    output_len=4 * PARAMETERS,
-                    initial=bytes(4 * PARAMETERS),
-                )
-                kernel = training.Launch("train_step", grid=PARAMETERS // 256, block=256)
-                outcome = training.run_training_step(lease, checkpoint, idempotency, batch, MODULE, kernel, watch=watch)
-                print(f"step {step:2}: {type(outcome).__name__}, version {outcome.version}")
-        finally:
-            checkpoint.group.close()
+            batch = training.TrainingBatch(
+                job_id="fit",
+                step=step,
+                input=(TARGET + np.float32(step)).tobytes(),
+                output_len=4 * PARAMETERS,
+                initial=bytes(4 * PARAMETERS),
+            )
+            kernel = training.Launch("train_step", grid=PARAMETERS // 256, block=256)
+            outcome = training.run_training_step(lease, checkpoint, idempotency, batch, MODULE, kernel, watch=watch)
+            print(f"step {step:2}: {type(outcome).__name__}, version {outcome.version}")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from blake3 import blake3
 
@@ -107,9 +107,21 @@ class ReplicatedCheckpoint:
         self.name, self.schema, self.epoch = name, schema, epoch
         self.retain = retain
         self.group = as_group(replicas, policy, office)
+        self._made_group = self.group is not replicas
         self._policy = (policy_hash if policy_hash is not None else self.group.policy.digest).hex()
         self._wall_ns = wall_ns
         self._open: dict[str, _Open] = {}
+
+    def close(self) -> None:
+        """Close the replicas that were opened here; a group that was given is its maker's to close. Harmless twice."""
+        if self._made_group:
+            self.group.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ---- writing ----
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ class FolderReplica:
         except BaseException:
             self._log.close()
             raise
+        if files is None:  # as an open file is closed that nobody has any more
+            weakref.finalize(self, self._log.close).atexit = False
 
     # ---- what the protocol asks ----
 

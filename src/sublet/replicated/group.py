@@ -13,6 +13,7 @@ import queue
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -91,6 +92,8 @@ class ReplicaGroup:
         self._workers: dict[str, Worker] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._abandoned = weakref.finalize(self, _abandon, self._workers)
+        self._abandoned.atexit = False
         for replica in opened:
             self._seat(replica)
         self.view = View(self._found())
@@ -371,6 +374,7 @@ class ReplicaGroup:
         """End the threads and close the replicas. Harmless twice."""
         if not self._closed:
             self._closed = True
+            self._abandoned.detach()
             for worker in self._workers.values():
                 worker.close(self.patience_s)
             for worker in self._workers.values():
@@ -383,6 +387,13 @@ class ReplicaGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _abandon(workers: dict[str, Worker]) -> None:
+    """Nobody has the group any more, and nobody closed it: its threads would wait for ever. The replicas may be used
+    by somebody else."""
+    for worker in workers.values():
+        worker.leave()
 
 
 def _install(replica: Replica, replicas: ReplicaSet) -> list[str]:

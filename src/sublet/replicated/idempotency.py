@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from blake3 import blake3
 
@@ -63,11 +63,23 @@ class ReplicatedIdempotencyStore:
             raise InvalidRequest(f"{name[:60]!r} cannot be the name of a store", do="Use short printable text.")
         self.name, self.epoch, self.owner = name, epoch, owner
         self.group = as_group(replicas, policy, office)
+        self._made_group = self.group is not replicas
         self.claimant = nonce().hex()
         """Who we are in our reservations. Two stores of one program are two claimants."""
         self._ended = lease_ended
         self._wall_ns = wall_ns
         self._tenures: dict[int, Tenure] = {}
+
+    def close(self) -> None:
+        """Close the replicas that were opened here; a group that was given is its maker's to close. Harmless twice."""
+        if self._made_group:
+            self.group.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def reserve(
         self,

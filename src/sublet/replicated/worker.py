@@ -81,21 +81,31 @@ class Worker:
 
     def close(self, patience_s: float) -> None:
         """Let it finish what waits."""
-        self._errands.put(None)
+        self.leave()
         self._thread.join(patience_s)
 
+    def leave(self) -> None:
+        """Have the thread end when it has done what waits, and wait for nothing."""
+        self._errands.put(None)
+
     def _run(self) -> None:
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Wait for something, and do it; False at the end. Between two turns nothing is held of what was asked, so a
+        thread that waits keeps no group alive."""
         item = self._errands.get()
-        while item is not None:
+        while item is not NOTHING:
+            if item is None:
+                return False
             if isinstance(item, tuple):
                 self._finish(*item)
-                item = self._errands.get()
-                continue
+                return True
             batch = [item]
             item = self._more(batch)
             self._carry_out(batch)
-            if item is NOTHING:
-                item = self._errands.get()
+        return True
 
     def _more(self, batch: list[Errand]) -> _Item:
         """Take what waits besides; what does not belong in the batch is handed back."""

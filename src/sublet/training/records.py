@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from sublet.errors import Disconnected, NotFound
-from sublet.replicated.checkpoint import ReplicatedCheckpoint, as_group
+from sublet.replicated.checkpoint import ReplicatedCheckpoint
 from sublet.replicated.idempotency import ReplicatedIdempotencyStore
 from sublet.values import Epoch
 
@@ -22,10 +22,20 @@ __all__ = ["TrainingRecords", "lease_has_ended", "training_records"]
 
 
 class TrainingRecords(NamedTuple):
-    """What `run_training_step` writes to."""
+    """What `run_training_step` writes to. ``with training_records(...) as (checkpoint, idempotency):`` closes them."""
 
     checkpoint: ReplicatedCheckpoint
     idempotency: ReplicatedIdempotencyStore
+
+    def close(self) -> None:
+        """Close the replicas, unless a group of them was given. Harmless twice."""
+        self.checkpoint.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def training_records(
@@ -44,12 +54,15 @@ def training_records(
     With a ``fabric``, a step of a program that died is taken over as soon as its lease has ended; without, when its
     reservation has run out.
     """
-    group = as_group(replicas, policy, office)
-    checkpoint = ReplicatedCheckpoint(name, schema=schema, replicas=group, epoch=lease.epoch, retain=retain)
+    checkpoint = ReplicatedCheckpoint(
+        name, schema=schema, replicas=replicas, epoch=lease.epoch, policy=policy, office=office, retain=retain
+    )
     ended = None if fabric is None else lease_has_ended(fabric)
     return TrainingRecords(
         checkpoint,
-        ReplicatedIdempotencyStore(name, replicas=group, epoch=lease.epoch, owner=str(lease.id), lease_ended=ended),
+        ReplicatedIdempotencyStore(
+            name, replicas=checkpoint.group, epoch=lease.epoch, owner=str(lease.id), lease_ended=ended
+        ),
     )
 
 
