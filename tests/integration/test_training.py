@@ -36,7 +36,9 @@ pytestmark = pytest.mark.warm
 ROOT: Final = Path(__file__).parents[2]
 ALL: Final = os.environ.get("SUBLET_CRASH_ALL") == "1"
 SEED: Final = int(os.environ.get("SUBLET_CRASH_SEED", "52"))
-INTERRUPTIONS: Final = 1000 if ALL else 15
+INTERRUPTIONS: Final = 100 if ALL else 15
+BLOCKS: Final = 10 if ALL else 1
+"""Each has its own moments, and begins anew: a thousand are shared among processes, and are seen to go on."""
 LINES: Final = 1000 if ALL else 70
 """At most: of a step protocol's, each once."""
 PAUSE_MS: Final = 120.0
@@ -111,12 +113,15 @@ def outcomes(place: Path) -> list[str]:
 # ---- real files, real kills
 
 
-@pytest.mark.timeout(3600 if ALL else 300)
+@pytest.mark.timeout(900 if ALL else 300)
+@pytest.mark.parametrize("block", range(BLOCKS))
 @pytest.mark.parametrize("how", ["between acts", "at any moment"])
-def test_weights_are_those_of_an_undisturbed_run_after_many_kills(lives: Lives, tmp_path: Path, how: str) -> None:
+def test_weights_are_those_of_an_undisturbed_run_after_many_kills(
+    lives: Lives, tmp_path: Path, how: str, block: int
+) -> None:
     """After each kill the checkpoint is a whole state of some step, never an older one, and its version is that step:
     no step was lost, none was done twice."""
-    chance, before, kills, pause_ms = random.Random(SEED), 0, 0, PAUSE_MS
+    chance, before, kills, pause_ms = random.Random(SEED + block), 0, 0, PAUSE_MS
     for epoch in range(1, 20 * INTERRUPTIONS):
         if how == "between acts":
             life = Life(place=str(tmp_path), epoch=epoch, steps=1 << 30, die_after=chance.randrange(60))
