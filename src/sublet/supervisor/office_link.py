@@ -12,8 +12,10 @@ from typing import Protocol, assert_never
 
 from sublet.errors import InvalidRequest, SubletError
 from sublet.supervisor.connections import Connection, mistake
-from sublet.supervisor.loop import Loop
+from sublet.supervisor.loop import Loop, confess
+from sublet.supervisor.newer_orders import read_orders
 from sublet.supervisor.obeying import Obeying
+from sublet.values import NodeId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
 from sublet.wire.guests import (
@@ -68,7 +70,9 @@ class OfficeLink:
         self._served = served
         self._on_over = on_over
         self._link = Link.accepting()
-        self._is_configured = False
+        self._node: NodeId | None = None
+        """Whose orders come here, once the office has said it."""
+        self._has_confessed = False
         self._connection = Connection(loop, sock, self._link, self._heard)
         self._obeying = Obeying(loop.guarded(lambda _: self.cut(mistake())), served.obey, served.are_leaving)
 
@@ -91,8 +95,8 @@ class OfficeLink:
                 self._called(happening)
             case Event():
                 close_all(happening.fds)
-                if self._is_configured:
-                    self._obeying.take(loads(Orders, happening.body))
+                if self._node is not None:
+                    self._ordered(happening.body, self._node)
             case Over():
                 try:
                     self._obeying.all()
@@ -101,10 +105,20 @@ class OfficeLink:
             case _:
                 pass
 
+    def _ordered(self, body: bytes, node: NodeId) -> None:
+        orders, unread = read_orders(body, node)
+        self._obeying.take(orders)
+        refused = tuple(one.refusal for one in unread if one.refusal is not None)
+        if refused:
+            self.report(Reports(reports=refused))
+        if unread and not self._has_confessed:  # they are said again and again; once is enough
+            self._has_confessed = True
+            confess(unread[0].why)
+
     def _called(self, called: Called) -> None:
         try:
             asked = loads(OfficeCall, called.body)
-            if not self._is_configured and not isinstance(asked, Configure):
+            if self._node is None and not isinstance(asked, Configure):
                 raise InvalidRequest("an office has to say first who it is", do="Send Configure.")
             self._obeying.all()
             self._link.reply(called.call, dumps(self._answer(asked, called.fds)))
@@ -118,7 +132,7 @@ class OfficeLink:
         match asked:
             case Configure():
                 configured = self._served.configure(self, asked)
-                self._is_configured = True
+                self._node = asked.inventory.node
                 return configured
             case Admit():
                 if len(fds) != 1:
