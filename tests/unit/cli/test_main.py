@@ -31,7 +31,7 @@ HEAVY = (
 
 def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sublet", *words]
-    return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=120)
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,7 +223,7 @@ def test_sigterm_without_any_lease_is_a_notice(tmp_path: Path) -> None:
     """As Slurm and Kubernetes send it: the step is finished and saved, and the status is that of the signal."""
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    first = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    first = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert (first.returncode, first.stdout, first.stderr) == (143, "0\n1\n2\n3\n", "")
     trainer, model = trainer_at(tmp_path)
     assert trainer.steps == 4
