@@ -107,6 +107,8 @@ class Durable(Generic[T]):
         self._copies = Copies()
         self._mutations = 0
         """Since the last capture."""
+        self._is_new = True
+        """It was never looked at, and is not what is saved there."""
         self._dirty_ns: int | None = None
         """When the first of them was."""
         self._turn = threading.RLock()
@@ -138,7 +140,9 @@ class Durable(Generic[T]):
         with store.open(number) as checkpoint:
             _same_schema(checkpoint, schema)
             value = checkpoint.load(ROOT)
-        return cls(value, block_lease, schema=schema, auto_checkpoint=auto_checkpoint, keep=keep, clock=clock)
+        found = cls(value, block_lease, schema=schema, auto_checkpoint=auto_checkpoint, keep=keep, clock=clock)
+        found._is_new = False
+        return found
 
     @property
     def value(self) -> T:
@@ -190,8 +194,8 @@ class Durable(Generic[T]):
         return self._place
 
     def close(self, *, save: bool = True) -> None:
-        """Save what ``mutate`` changed since the last checkpoint, wait for the background, raise what went wrong there.
-        Harmless twice."""
+        """Save a value that never was, and what ``mutate`` changed since the last checkpoint; wait for the background,
+        and raise what went wrong there. What was changed otherwise needs a ``checkpoint``. Harmless twice."""
         if self._closed:
             return
         self._closed = True
@@ -200,7 +204,7 @@ class Durable(Generic[T]):
         try:
             self._queue.drain()
             with self._turn:
-                if save and self._mutations:
+                if save and (self._mutations or self._is_new):
                     self._save(self._captured(copy=False), "")
                     self._queue.failure = None  # everything is saved by now
             self._raise_failure()
@@ -262,7 +266,7 @@ class Durable(Generic[T]):
             failed = "there is not enough memory to take the state down; what was saved before is whole"
             raise CheckpointFailed(failed, do=f"{how}.") from error
         capture.took_ns = time.monotonic_ns() - began_ns
-        self._mutations, self._dirty_ns = 0, None
+        self._mutations, self._dirty_ns, self._is_new = 0, None, False
         return capture
 
     def _write(self, capture: Capture, note: str) -> None:

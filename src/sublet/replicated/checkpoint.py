@@ -293,7 +293,7 @@ class ReplicatedCheckpoint:
     def _read(self, name: str) -> History:
         result = self.group.run(self._key(name), ReadOperation(self.group.view))
         if not isinstance(result, Done):
-            raise_for(result, self._what(name))
+            raise_for(result, self._what(name), reading=True)
         return self._history(name, result.state)
 
     def _bytes(self, name: str, save: Save) -> bytes | None:

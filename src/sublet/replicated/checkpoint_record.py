@@ -77,7 +77,10 @@ class History:
         there = self.with_effect(effect.key)
         if there is not None and there.effect is not None:
             if there.effect.fingerprint != effect.fingerprint:
-                raise IdempotencyConflict(f"{effect.key} was saved with another fingerprint")
+                raise IdempotencyConflict(
+                    f"{effect.key} was saved with another fingerprint",
+                    do="Give it what it was saved with, or another key if it is something else.",
+                )
             return there
         last = max((save.effect.step for save in self.saves if save.effect is not None), default=None)
         if last is not None and effect.step <= last:

@@ -113,7 +113,9 @@ class Book:
         if there is None:
             raise InvalidRequest(f"{key} was not reserved", do="Reserve it before doing it.")
         if there.fingerprint != fingerprint:
-            raise IdempotencyConflict(f"{key} is in use for another fingerprint")
+            raise IdempotencyConflict(
+                f"{key} is in use for another fingerprint", do="Take another key for something else."
+            )
         if there.claimant != claimant or there.epoch != epoch:
             raise StaleEpoch(
                 f"{key} was taken over under epoch {there.epoch}",
@@ -121,7 +123,7 @@ class Book:
             )
         if there.outcome is not None:
             if there.outcome != outcome:
-                raise IdempotencyConflict(f"{key} was completed with another outcome")
+                raise IdempotencyConflict(f"{key} was completed with another outcome", do="Leave it: it is done.")
             return self
         return self._with(key, replace(there, outcome=outcome))
 

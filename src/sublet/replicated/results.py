@@ -15,8 +15,8 @@ UNKNOWN = "unknown"
 """``reason`` of an error: it may have been written, or may yet be."""
 
 
-def raise_for(result: Refused | Unknown, what: str) -> NoReturn:
-    """The error that a person or a program can do something with."""
+def raise_for(result: Refused | Unknown, what: str, *, reading: bool = False) -> NoReturn:
+    """The error that a person or a program can do something with. ``reading``: nothing was to be written."""
     match result:
         case Refused(why=Why.FENCED, against=ballot):
             newer = f" (epoch {ballot.epoch})" if ballot is not None else ""
@@ -25,12 +25,13 @@ def raise_for(result: Refused | Unknown, what: str) -> NoReturn:
             office = ballot.office if ballot is not None else "another"
             raise InvalidRequest(
                 f"{what} belongs to the office {office!r}, whose epochs cannot be compared with ours",
-                do="Open it with adopt=True if that office is gone for good.",
+                do="Adopt it if that office is gone for good: `open(..., adopt=True)`, or `adopt()` of reservations.",
                 reason=NOT_SAVED,
             )
         case Refused():
+            failed = f"to read {what}" if reading else f"for {what}; nothing was written"
             raise CheckpointFailed(
-                f"too few replicas answered for {what}; nothing was written",
+                f"too few replicas answered {failed}",
                 do="See which replicas are well with `health()`, then try again.",
                 reason=NOT_SAVED,
             )

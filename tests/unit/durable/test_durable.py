@@ -96,6 +96,20 @@ def test_leaving_the_block_saves_and_leaving_it_in_error_does_not(tmp_path: Path
     assert Durable.restore(tmp_path).value["step"] == 1
 
 
+def test_a_value_that_never_was_saved_is_saved_at_the_end_and_one_that_was_restored_is_not(tmp_path: Path) -> None:
+    with Durable(fresh(), tmp_path) as state:
+        state.value["step"] = 7
+    with Durable.restore(tmp_path) as state:
+        assert state.value["step"] == 7
+    assert FolderStore(tmp_path).numbers() == [1]
+    assert Durable({"step": 8}, tmp_path).into_block_lease() == tmp_path
+    assert Durable.restore(tmp_path).value == {"step": 8}
+    hopeless = Durable({"lock": threading.Lock()}, tmp_path)
+    for what in (hopeless.checkpoint, hopeless.close):  # to be told once does not make it saved
+        with pytest.raises(Unpicklable):
+            what()
+
+
 def test_every_so_many_mutations_it_is_saved_in_the_background(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     with Durable(fresh(), store, auto_checkpoint=3, keep=2) as state:
