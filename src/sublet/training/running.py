@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from sublet.client.core import new_request_id
 from sublet.client.guests import command_spec, start_spec
 from sublet.client.home import runtime_dir
-from sublet.errors import InvalidRequest, NotFound, SubletError
+from sublet.errors import InvalidRequest, LeaseEnded, NotFound, SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.training.leaving import SIGTERM, TERMINATED
@@ -197,11 +197,24 @@ class TrainingRun:
         )
         if not is_local:
             spec = for_tenant(spec, plan.cwd)
-        guest = start_spec(lease, replace(spec, imports=IMPORTS, patient=True), volume=storage)
+        try:
+            with lease.activity("training"):  # the first one waits for its interpreter, which is no idleness
+                guest = start_spec(lease, replace(spec, imports=IMPORTS, patient=True), volume=storage)
+        except LeaseEnded as over:
+            return self._never_lived(lease, over)
         self.progress.new_life()
         self.began = True
         with contextlib.closing(guest):
             return _Attendance(self, lease, guest).run()
+
+    def _never_lived(self, lease: Lease, over: LeaseEnded) -> Life:
+        """The lease was taken before its program began. Raises what another lease would not mend."""
+        until_s = time.monotonic() + PATIENCE_S
+        while (end := self.fabric.lease(lease.id).end) is None and time.monotonic() < until_s:
+            time.sleep(0.1)
+        if end is None or end.reason in NOT_THE_LEASE:
+            raise over
+        return Life(LEASE_ENDED, end.reason)
 
     def _taken(self, lease: Lease, life: Life) -> str:
         progress = self.progress

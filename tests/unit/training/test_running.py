@@ -1,15 +1,16 @@
-"""What `sublet train` makes of a parked program that cannot be gone on with."""
+"""What `sublet train` makes of a program that cannot be gone on with, or that never began."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sublet.errors import CapacityExceeded
-from sublet.training.running import _Attendance
+from sublet.errors import CapacityExceeded, LeaseNotActive
+from sublet.training.running import Life, Plan, TrainingRun, _Attendance
 
 
 def attendance(*, parking_is_over: bool) -> _Attendance:
@@ -45,3 +46,43 @@ def test_what_left_its_parking_lease_is_heard_out_and_run_again() -> None:
 def test_what_is_parked_still_is_told_as_it_is() -> None:
     with pytest.raises(CapacityExceeded):
         attendance(parking_is_over=False)._go_on(contextlib.ExitStack())
+
+
+class Taken:
+    """A lease that is over before its program began; the office's books know a moment later."""
+
+    id = "l-b"
+
+    def __init__(self, reason: str) -> None:
+        self.reason, self.asked, self.activities = reason, 0, 0
+
+    def view(self, _: str) -> Any:
+        self.asked += 1
+        return SimpleNamespace(tenant="local", end=SimpleNamespace(reason=self.reason) if self.asked > 2 else None)
+
+    @contextlib.contextmanager
+    def activity(self, _: str) -> Iterator[None]:
+        self.activities += 1
+        yield
+        self.activities -= 1
+
+
+def never_begun(monkeypatch: pytest.MonkeyPatch, lease: Taken) -> Life:
+    def start(*_: Any, **__: Any) -> Any:
+        assert lease.activities == 1, "who waits for an interpreter is not idle"
+        raise LeaseNotActive("lease l-b is ended, so there is nothing to open with a token")
+
+    monkeypatch.setattr("sublet.training.running.start_spec", start)
+    fabric: Any = SimpleNamespace(lease=lease.view)
+    run = TrainingRun(fabric, Plan(argv=["python", "x.py"], name="x", vram=1), SimpleNamespace())
+    return run._live(lease, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_a_lease_that_is_taken_before_its_program_began_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = never_begun(monkeypatch, Taken("preempted"))
+    assert (life.is_over, life.reason) == (False, "preempted")
+
+
+def test_a_lease_that_its_holder_gave_back_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LeaseNotActive):
+        never_begun(monkeypatch, Taken("released"))
