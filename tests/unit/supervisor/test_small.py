@@ -79,6 +79,9 @@ if sys.argv[2] == "lean":
     import sublet.supervisor.lean
 import dataclasses, typing
 
+__name__ = "sublet.plain"  # only our own are lean
+sys.modules[__name__] = sys.modules["__main__"]
+
 Name = typing.NewType("Name", str)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
