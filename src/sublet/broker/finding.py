@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from sublet.broker import parking
 from sublet.broker.records import LeaseRecord
 from sublet.broker.step import Step
-from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked, NotFound, RenewalRefusal, StaleEpoch
+from sublet.errors import LeaseEnded, LeaseNotActive, NotFound, RenewalRefusal, StaleEpoch
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.lease.value import LeaseEnd
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, TenantId
+from sublet.lease.value import LeaseEnd, rfc3339
+from sublet.lease.value import ended_error as error_of_end
+from sublet.values import Epoch, LeaseId, TenantId
 
 __all__ = ["ended_error", "find", "find_live", "must_be_live"]
 
@@ -56,22 +56,11 @@ def must_be_live(step: Step, lease: LeaseRecord) -> None:
 def ended_error(lease: LeaseRecord) -> LeaseEnded:
     """What a call on an ended lease is told."""
     assert lease.end is not None
-    at = datetime.fromtimestamp(lease.end.wall_ns / NS_PER_S, UTC).isoformat(timespec="milliseconds")
-    end = LeaseEnd(reason=lease.end.reason, at=at.replace("+00:00", "Z"), detail=lease.end.detail)
+    end = LeaseEnd(reason=lease.end.reason, at=rfc3339(lease.end.wall_ns), detail=lease.end.detail)
     if lease.end.resume is not None:
         end = replace(end, resume_hint=lease.end.resume.advice, parked=lease.end.resume.hint)
     if lease.saved_wall_ns is not None:
-        saved = datetime.fromtimestamp(lease.saved_wall_ns / NS_PER_S, UTC).isoformat(timespec="milliseconds")
-        end = replace(end, saved_at=saved.replace("+00:00", "Z"))
+        end = replace(end, saved_at=rfc3339(lease.saved_wall_ns))
     if (way := lease.end.way_with(lease.saved_wall_ns)) is not None:
         end = replace(end, way=way.value)
-    kind: type[LeaseEnded]
-    match lease.end.reason:
-        case EndReason.EXPIRED | EndReason.IDLE:
-            kind = LeaseExpired
-        case EndReason.RELEASED | EndReason.WITHDRAWN | EndReason.REFUSED | EndReason.HOLDER_GONE:
-            kind = LeaseNotActive
-        case _:
-            kind = LeaseRevoked
-    detail = f" ({lease.end.detail})" if lease.end.detail else ""
-    return kind(f"the lease {lease.id} has ended: {lease.end.reason}{detail}", end=end)
+    return error_of_end(lease.id, end)

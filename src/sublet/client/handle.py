@@ -16,22 +16,14 @@ from sublet.client.held import Held
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
 from sublet.client.steps import Program
 from sublet.clock import Clock
-from sublet.errors import (
-    Disconnected,
-    InvalidRequest,
-    LeaseEnded,
-    LeaseExpired,
-    LeaseNotActive,
-    LeaseRevoked,
-    SubletError,
-)
+from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, LeaseRevoked, SubletError
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown
-from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, parse_duration_ns, shown
+from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown, ended_error
+from sublet.values import NS_PER_S, Epoch, LeaseId, parse_duration_ns, shown
 from sublet.wire.http import LeaseView
 
-__all__ = ["DroppedLease", "LeaseFacts", "ended_error"]
+__all__ = ["DroppedLease", "LeaseFacts"]
 
 
 class DroppedLease(ResourceWarning):
@@ -292,17 +284,3 @@ class LeaseFacts:
     def _wake(self) -> None:
         """Something may have become due."""
         raise NotImplementedError
-
-
-def ended_error(lease: LeaseId, end: LeaseEnd) -> LeaseEnded:
-    """The end of a lease as an error."""
-    kind: type[LeaseEnded]
-    match end.reason:
-        case EndReason.EXPIRED | EndReason.IDLE:
-            kind = LeaseExpired
-        case EndReason.RELEASED | EndReason.WITHDRAWN | EndReason.REFUSED | EndReason.HOLDER_GONE:
-            kind = LeaseNotActive
-        case _:
-            kind = LeaseRevoked
-    detail = f" ({end.detail})" if end.detail else ""
-    return kind(f"lease {lease} has ended: {end.reason}{detail}", end=end, do=end.resume_hint)

@@ -44,11 +44,6 @@ class DeviceLine:
         self._come: Replied | Refused | None = None
         self._over: Over | None = None
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether an answer is still to be taken."""
-        return self._call is not None
-
     def ask(self, call: DeviceCall, fds: Sequence[int] = ()) -> None:
         """Send a question. The descriptors are taken, whatever happens."""
         self._call = None

@@ -11,11 +11,10 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from sublet.client.guests import environment, start_spec
-from sublet.client.handle import ended_error
 from sublet.compute.shown import folder_for, interpreter_for
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, WorkerLost
 from sublet.lease.states import GuestState
-from sublet.lease.value import LeaseEnd, rfc3339
+from sublet.lease.value import LeaseEnd, ended_error, rfc3339
 from sublet.values import EndReason
 from sublet.wire.guests import GuestSpec, GuestView, StdioKind
 

@@ -39,6 +39,7 @@ from sublet.wire.volumes import (
     VolumeCall,
     VolumeOpened,
     VolumeReply,
+    bytes_below,
 )
 
 __all__ = ["VolumeLine", "VolumePlace", "VolumeStore"]
@@ -98,7 +99,7 @@ class VolumeStore(FolderStore):
     def room(self) -> int:
         """Bytes that may still be written."""
         if self._opened.counted:
-            return max(0, self._opened.size - _bytes_below(self.folder))
+            return max(0, self._opened.size - bytes_below(self.folder))
         try:
             found = os.statvfs(self.folder)
         except FileNotFoundError:
@@ -220,12 +221,3 @@ class VolumeStore(FolderStore):
         if not isinstance(answer, kind):
             raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
         return answer
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(where, name)).st_size
-    return total

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
 
+from sublet.errors import LeaseEnded, LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.values import EndReason, Epoch, LeaseId
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Outcome",
     "Refused",
     "Unknown",
+    "ended_error",
     "rfc3339",
 ]
 
@@ -128,3 +130,17 @@ def rfc3339(wall_ns: int) -> str:
     """A moment of the wall clock, for people and records: ``2026-11-21T06:38:06.250Z``."""
     text = datetime.fromtimestamp(wall_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
+
+
+def ended_error(lease: LeaseId, end: LeaseEnd) -> LeaseEnded:
+    """The end of a lease as an error, of the class by which its holder can tell what kind of end it was."""
+    kind: type[LeaseEnded]
+    match end.reason:
+        case EndReason.EXPIRED | EndReason.IDLE:
+            kind = LeaseExpired
+        case EndReason.RELEASED | EndReason.WITHDRAWN | EndReason.REFUSED | EndReason.HOLDER_GONE:
+            kind = LeaseNotActive
+        case _:
+            kind = LeaseRevoked
+    detail = f" ({end.detail})" if end.detail else ""
+    return kind(f"lease {lease} has ended: {end.reason}{detail}", end=end, do=end.resume_hint)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Change", "Mutant"]
+__all__ = ["Change", "Mutant", "in_force"]
 
 Change = tuple[Any, str, Callable[[Any], Any]]
 """Whose attribute, its name, and what makes the replacement out of the original."""
@@ -19,3 +20,14 @@ class Mutant:
     breaks: str
     known_from: str
     changes: tuple[Change, ...]
+
+
+@contextmanager
+def in_force(changes: Iterable[Change]) -> Iterator[None]:
+    """What they replace is replaced, and afterwards is what it was."""
+    with ExitStack() as stack:
+        for owner, attribute, make in changes:
+            original = vars(owner)[attribute]
+            setattr(owner, attribute, make(original))
+            stack.callback(setattr, owner, attribute, original)
+        yield

@@ -8,8 +8,8 @@ this design does not have, the nearest thing that could happen here stands for i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.lease.value import LeaseEnd
 from sublet.sim.disk import Disk
 from sublet.sim.holder import HolderProcess
-from sublet.sim.mutant import Mutant
+from sublet.sim.mutant import Mutant, in_force
 from sublet.sim.parking_mutants import PARKING
 from sublet.sim.volume_mutants import VOLUMES
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId
@@ -45,15 +45,9 @@ __all__ = ["MUTANTS", "Mutant", "switched_on"]
 _S: Final = 1_000_000_000
 
 
-@contextmanager
-def switched_on(name: str | None) -> Iterator[None]:
+def switched_on(name: str | None) -> AbstractContextManager[None]:
     """The mutant of this name is in force; None changes nothing."""
-    with ExitStack() as stack:
-        for owner, attribute, make in MUTANTS[name].changes if name is not None else ():
-            original = getattr(owner, attribute)
-            setattr(owner, attribute, make(original))
-            stack.callback(setattr, owner, attribute, original)
-        yield
+    return in_force(MUTANTS[name].changes if name is not None else ())
 
 
 # ---- the fence and the epochs ----

@@ -5,8 +5,8 @@ Z23 is of the project's list of other systems' bugs; the others are the steps of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -31,12 +31,11 @@ from sublet.replicated.register import (
 )
 from sublet.replicated.register import _Writer as Writer
 from sublet.replicated.state import State
+from sublet.sim.mutant import Change, in_force
 from sublet.sim.register_nodes import Node
 from sublet.sim.register_world import RegisterWorld
 
 __all__ = ["MUTANTS", "Mutant", "switched_on"]
-
-_Change = tuple[Any, str, Callable[[Any], Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +43,12 @@ class Mutant:
     """One bug."""
 
     breaks: str
-    changes: tuple[_Change, ...]
+    changes: tuple[Change, ...]
 
 
-@contextmanager
-def switched_on(name: str | None) -> Iterator[None]:
+def switched_on(name: str | None) -> AbstractContextManager[None]:
     """The mutant of this name is in force; None changes nothing."""
-    with ExitStack() as stack:
-        for owner, attribute, make in MUTANTS[name].changes if name is not None else ():
-            original = owner.__dict__[attribute]
-            setattr(owner, attribute, make(original))
-            stack.callback(setattr, owner, attribute, original)
-        yield
+    return in_force(MUTANTS[name].changes if name is not None else ())
 
 
 def _quorums_that_miss(_original: Any) -> Any:

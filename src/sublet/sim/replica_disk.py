@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from sublet.replicated.folder import FolderReplica
 from sublet.replicated.folder_log import FolderLog
 from sublet.replicated.quorum import ReplicaSet, Seats
 from sublet.replicated.replica import PackName, ReplicaFaulty, ReplicaSilent
+from sublet.sim.mutant import in_force
 from sublet.values import Epoch
 
 __all__ = ["DISK_MUTANTS", "Disk", "DiskBroken", "Killed", "PretendFiles", "run_disk_seed", "switched_on"]
@@ -359,16 +360,6 @@ DISK_MUTANTS: Final[dict[str, tuple[str, type, str, Callable[[Any], Any]]]] = {
 }
 
 
-@contextmanager
-def switched_on(name: str | None) -> Iterator[None]:
+def switched_on(name: str | None) -> AbstractContextManager[None]:
     """The mutant of this name is in force; None changes nothing."""
-    if name is None:
-        yield
-        return
-    _, owner, attribute, make = DISK_MUTANTS[name]
-    original = owner.__dict__[attribute]
-    setattr(owner, attribute, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, attribute, original)
+    return in_force([DISK_MUTANTS[name][1:]] if name is not None else ())

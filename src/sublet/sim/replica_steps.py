@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, StaleEpoch, VersionConflict
 from sublet.replicated.checkpoint_record import Effect, History, Save
 from sublet.replicated.idempotency_record import Book, Completed, New, Record
+from sublet.sim.mutant import in_force
 from sublet.values import Epoch
 
 __all__ = ["STEP_MUTANTS", "StepBroken", "run_step_seed", "switched_on"]
@@ -200,16 +201,6 @@ STEP_MUTANTS: Final[dict[str, tuple[str, type, str, Callable[[Any], Any]]]] = {
 }
 
 
-@contextmanager
-def switched_on(name: str | None) -> Iterator[None]:
+def switched_on(name: str | None) -> AbstractContextManager[None]:
     """The mutant of this name is in force; None changes nothing."""
-    if name is None:
-        yield
-        return
-    _, owner, attribute, make = STEP_MUTANTS[name]
-    original = owner.__dict__[attribute]
-    setattr(owner, attribute, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, attribute, original)
+    return in_force([STEP_MUTANTS[name][1:]] if name is not None else ())

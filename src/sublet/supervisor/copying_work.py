@@ -20,10 +20,10 @@ from typing import Final
 
 from sublet.errors import CapacityExceeded, CheckpointDamaged, InvalidRequest, NotFound
 from sublet.supervisor.publishing_work import check_pack, copy_bytes, plain_name
-from sublet.supervisor.volume_folder import FILE, FOLDER, Place, bytes_below, numbers_in, ours, staging_of
+from sublet.supervisor.volume_folder import FILE, FOLDER, Place, numbers_in, ours, staging_of
 from sublet.values import format_size
 from sublet.wire.manifest import MANIFEST_MAX, Contents, damaged, manifest_name, read_manifest
-from sublet.wire.volumes import CHECKPOINTS, COPIED, PACKS, STAGING, CopiedIn, CopyIn
+from sublet.wire.volumes import CHECKPOINTS, COPIED, PACKS, STAGING, CopiedIn, CopyIn, bytes_below
 
 __all__ = ["copy_in"]
 

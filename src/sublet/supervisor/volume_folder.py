@@ -31,7 +31,6 @@ __all__ = [
     "FILE",
     "FOLDER",
     "Place",
-    "bytes_below",
     "bytes_in",
     "collect",
     "collect_in",
@@ -222,16 +221,6 @@ def bytes_in(folder: int) -> int:
     for name in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError):
             total += os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
-    return total
-
-
-def bytes_below(folder: str) -> int:
-    """Of all files, in whatever folder."""
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(where, name)).st_size
     return total
 
 

@@ -9,6 +9,8 @@ Standard library only: the supervisor reads these.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,6 +40,7 @@ __all__ = [
     "VolumeLent",
     "VolumeOpened",
     "VolumeReply",
+    "bytes_below",
 ]
 
 PUBLISH_VARIABLE: Final = "SUBLET_PUBLISH"
@@ -175,3 +178,13 @@ VolumeReply = VolumeOpened | Published | Collected | CopiedIn | Refusal
 HolderVolumeCall = LendVolume | OpenVolume | Publish | Collect | CopyIn
 HolderVolumeReply = VolumeLent | VolumeOpened | Published | Collected | CopiedIn
 """On a holder's connection a refusal is the connection's own."""
+
+
+def bytes_below(folder: str | os.PathLike[str]) -> int:
+    """What all the files of a volume take, in whatever folder; those that go meanwhile are not counted."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
+    return total
