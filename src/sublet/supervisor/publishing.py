@@ -21,6 +21,7 @@ from sublet.errors import (
     CheckpointFailed,
     Disconnected,
     InvalidRequest,
+    LeaseEnded,
     LeaseNotActive,
     NotFound,
     StaleEpoch,
@@ -162,8 +163,17 @@ class Publishing:
         lent = next((mine[ticket] for mine in self._tickets.values() if ticket in mine), None)
         if lent is None or lent.tenant != tenant or (lent.reads and not reads):
             raise Unauthorized("this volume was not lent", do="Give the lease of blocks itself as volume=.")
-        self.fence(lent.lease, lent.epoch)
+        (self._still_read if reads else self.fence)(lent.lease, lent.epoch)
         return Borrowed(self._block_of(lent.lease), lent.epoch)
+
+    def _still_read(self, lease: LeaseId, epoch: Epoch) -> None:
+        """Who copies holds another lease, so the advice of the fence would be for somebody else."""
+        try:
+            self.fence(lease, epoch)
+        except (LeaseEnded, StaleEpoch) as error:
+            error.message = f"the volume changed hands while it was copied: {error.message}"
+            error.do = "Nothing of it was changed. Copy it again."
+            raise
 
     # ---- asking ----
 
@@ -253,7 +263,7 @@ class Publishing:
             try:
                 self._check(job.asker, job.pair)
                 if job.source is not None:
-                    self.fence(job.source.tenancy.lease, job.source.epoch)
+                    self._still_read(job.source.tenancy.lease, job.source.epoch)
                 for store in job.stores:
                     if store.state is not State.THERE:
                         raise LeaseNotActive(f"the volume of lease {store.note.lease} is being put away")

@@ -325,6 +325,10 @@ def test_a_copy_that_waits_past_the_end_of_what_it_reads_is_refused(two: Two) ->
     two.live[C] = E6
     two.done(DONE)
     assert two.kinds == ["Published", "StaleEpoch", "StaleEpoch"]
+    refused = two.told[-1]
+    assert isinstance(refused, Refusal)
+    assert "changed hands while it was copied" in refused.message
+    assert "Copy it again" in refused.do, "not that the copier's own lease was lost"
     two.live[C] = E5
     two.ask(PUBLISH)
     two.copy(two.ticket())
