@@ -30,18 +30,14 @@ from sublet.broker.lingering import LINGER_S, RENEWAL_SLACK_NS, RENEWALS_LINGER_
 from sublet.broker.ports import Agent, Journal, Listener
 from sublet.broker.presence import Presence
 from sublet.broker.records import Now
+from sublet.broker.vigil import ASLEEP, Vigil
 from sublet.broker.waiting import Holds, Waiting, not_confirmed, not_held, too_many
 from sublet.clock import Clock
 from sublet.errors import JournalError, SubletError
 from sublet.values import NS_PER_S, LeaseId, NodeId
 from sublet.wire.orders import Held, NotHeld, Order, Report
 
-__all__ = [
-    "BATCH_MAX",
-    "HOLD_TIMEOUT_S",
-    "PENDING_MAX",
-    "Driver",
-]
+__all__ = ["BATCH_MAX", "HOLD_TIMEOUT_S", "PENDING_MAX", "Driver"]
 
 _log = logging.getLogger("sublet.broker")
 
@@ -84,13 +80,14 @@ class Driver:
         clock: Clock,
         die: Callable[[str], None],
         since_snapshot: int = 0,
+        vigil: Vigil = ASLEEP,
     ) -> None:
         """``die`` ends the process; ``since_snapshot`` is how many events the journal keeps after its snapshot."""
         self.ledger = ledger
         self.clock = clock
         self.presence = Presence()
         self.commits = 0
-        self.on_limit: Callable[[str], None] = _uncounted
+        self.on_limit: Callable[[str], None] = lambda name: None
         """Told the name of a limit that was hit."""
         self._journal = journal
         self._die = die
@@ -112,6 +109,7 @@ class Driver:
         self._last_commit_ns = 0
         self._tick_due_ns: int | None = None
         self._dead = False
+        self._vigil = vigil
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- life ----
@@ -188,10 +186,12 @@ class Driver:
     def report(self, report: Report) -> None:
         """The sink of the agents."""
         if type(report) is Held:  # no decision, so it is taken at once
+            self._vigil.came()
             self.ledger.confirm(report)
             if not report.told:
                 for held in self._holds.take(report.lease, report.number):
                     held.answer()
+            self._vigil.done()
             return
         self._pending.append(Waiting(AgentReport(report=report)))
         if type(report) is NotHeld or self.ledger.state.queued_count:
@@ -216,6 +216,7 @@ class Driver:
     def _flush_soon(self) -> None:
         if self._flush_at is None and not self._dead:
             assert self._loop is not None
+            self._vigil.came()
             self._flush_at = self._loop.call_soon(self._flush)
 
     def _flush_later(self, after_s: float) -> None:
@@ -224,6 +225,7 @@ class Driver:
             self._linger = self._loop.call_later(after_s, self._flush_lingering)
 
     def _flush_lingering(self) -> None:
+        self._vigil.came()
         self._renewals.over(waited=True)
         self._flush()
 
@@ -277,6 +279,7 @@ class Driver:
         if events:
             self._tell(now, events)
         self._arm(now)
+        self._vigil.done()
         if self._pending and self._linger is None:
             self._flush_soon()
 
@@ -444,7 +447,3 @@ class Driver:
         self._dead = True  # first: a state that may be half-way through a change must not be written down
         self.stop()
         self._die(message)
-
-
-def _uncounted(name: str) -> None:
-    """Until somebody counts."""

@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from sublet import __version__
 from sublet.agent.cards import Cards, has_cards
 from sublet.agent.doors import Door, Visitor
 from sublet.agent.inventory import machine_inventory, parse_host_gpus
+from sublet.agent.limits import usable_cores
 from sublet.agent.memory import MemoryAgent
 from sublet.agent.supervised import SupervisedAgent
 from sublet.agent.suspend_probe import probe_cards
@@ -45,6 +47,7 @@ from sublet.broker.records import Now
 from sublet.broker.service import Identity, Service
 from sublet.broker.signing import Signer
 from sublet.broker.state import Books, State
+from sublet.broker.vigil import ASLEEP, MOMENT_NS, Vigil
 from sublet.client.home import data_path, home_dir, socket_path
 from sublet.clock import Clock, SystemClock
 from sublet.engines.beginning import Beginning, begun
@@ -119,7 +122,12 @@ class Office:
             journal = beginning.journal
             ledger, opening, entries = self._recover(journal)
             self.driver = Driver(
-                ledger=ledger, journal=journal, clock=self.clock, die=self._die, since_snapshot=entries
+                ledger=ledger,
+                journal=journal,
+                clock=self.clock,
+                die=self._die,
+                since_snapshot=entries,
+                vigil=_vigil(),
             )
             self._stack.callback(self.driver.stop)
             self.service = Service(
@@ -241,6 +249,14 @@ class Office:
             self.stop()
             return
         self._idle_timer = asyncio.get_running_loop().call_later(IDLE_LOOK_S, self._look_if_idle)
+
+
+def _vigil() -> Vigil:
+    """With one processor whoever is waited for could not run meanwhile."""
+    if usable_cores() == 1:
+        return ASLEEP
+    call_soon = asyncio.get_running_loop().call_soon
+    return Vigil(MOMENT_NS, now_ns=time.perf_counter_ns, call_soon=call_soon, give_way=os.sched_yield)
 
 
 class _Rights:
