@@ -332,6 +332,10 @@ class S3Replica:
         place = f"{self._prefix}probe-{os.urandom(8).hex()}"
         try:
             self._probe_at(place)
+        except FileNotFoundError as error:
+            raise InvalidRequest(
+                f"the store has no such bucket ({_said(error)})", do="Make the bucket first, or name another."
+            ) from error
         except self._obstore.exceptions.BaseError as error:
             raise ReplicaSilent(f"the store did not answer ({_said(error)})") from error
 
@@ -381,6 +385,8 @@ class S3Replica:
             yield
         except self._obstore.exceptions.BaseError as error:
             raise ReplicaSilent(f"the store did not do as asked ({_said(error)})") from error
+        except FileNotFoundError as error:
+            raise ReplicaSilent(f"what is there was not found in the store ({_said(error)})") from error
         except Garbled as error:
             raise ReplicaFaulty(f"an object of the store is damaged ({error})") from error
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from sublet.replicated.cell import Answer, Query
 from sublet.replicated.folder import FolderReplica, Started
 from sublet.replicated.phases import Send
-from sublet.replicated.replica import Replica, ReplicaHealth, ReplicaSilent
+from sublet.replicated.replica import Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
 
 __all__ = ["Errand", "Told", "Worker"]
 
@@ -138,6 +138,9 @@ class Worker:
         except ReplicaSilent as error:
             self._done(len(batch))
             self._tell(batch, None, error)
+        except Exception as error:  # noqa: BLE001 - a replica of anybody's making; without its thread nobody is answered
+            self._done(len(batch))
+            self._tell(batch, None, ReplicaFaulty(f"the replica failed: {type(error).__name__}: {error}"))
         else:
             self._done(len(batch))
             self._tell(batch, said)

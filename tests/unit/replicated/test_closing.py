@@ -56,6 +56,22 @@ def test_a_group_that_nobody_has_any_more_ends_its_threads_and_leaves_the_replic
         assert found.data == b"weights"
 
 
+def test_a_replica_that_breaks_its_contract_is_faulty_and_its_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_: object) -> None:
+        raise KeyError("a mistake of its own")
+
+    with ReplicaGroup([MemoryReplica() for _ in range(3)]) as group:
+        odd = group.replicas()[0]
+        worker = group._workers[odd.identity]
+        one = checkpoint(group)
+        with monkeypatch.context() as broken:
+            broken.setattr(odd, "ask", breaks)
+            one.save_bytes("job", b"weights")
+            assert not left_of(lambda: frozenset() if "KeyError" in worker.detail else frozenset({1}), frozenset())
+        one.save_bytes("job", b"more")
+        assert not left_of(lambda: frozenset({worker.detail} - {""}), frozenset())
+
+
 def test_folders_that_nobody_has_any_more_are_closed(tmp_path: Path) -> None:
     with nothing_left_open():
         one = checkpoint(folders(tmp_path))

@@ -123,6 +123,21 @@ def test_a_store_that_does_not_answer_is_silent() -> None:
         replica.ask([("k", Query(1))])
 
 
+def test_a_bucket_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and of one that goes later: nobody who asks is left without an answer."""
+
+    def nowhere(*_: object, **__: object) -> None:
+        raise FileNotFoundError("NoSuchBucket")  # as obstore says it
+
+    replica, lying = replica_on()
+    lying.put = nowhere  # type: ignore[method-assign]
+    with pytest.raises(ReplicaSilent, match="NoSuchBucket"):
+        replica.ask([("k", Prepare(1, BALLOT))])
+    monkeypatch.setattr(obstore, "put", nowhere)
+    with pytest.raises(InvalidRequest, match="no such bucket"):
+        S3Replica(MemoryStore())
+
+
 def test_damage_and_strangers_are_noticed() -> None:
     """A damaged object, another replica's object, an emptied prefix."""
     store = MemoryStore()
