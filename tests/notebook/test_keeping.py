@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from sublet.durable.store import FolderStore
 from sublet.errors import LeaseEnded, LeaseRevoked
-from sublet.lease.value import LeaseEnd
+from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.notebook import holding
 from sublet.notebook.batch.page import JobBill
-from sublet.notebook.bill import NotebookBill
+from sublet.notebook.bill import NotebookBill, since_end
+from sublet.notebook.going_on import wait_until_gone
 from sublet.notebook.handles import Handles
 from sublet.notebook.interrupts import interrupts_wait
 from sublet.notebook.news import session_ended
 from sublet.notebook.options import CellOptions
-from sublet.notebook.ownership import FOLDER_VARIABLE, Owner, notebook_path, volume_name
+from sublet.notebook.ownership import FOLDER_VARIABLE, Owner, Volume, notebook_path, volume_name
 from sublet.notebook.probing import describe, probe
-from sublet.notebook.shelf import About
+from sublet.notebook.shelf import About, Shelf
 from sublet.notebook.status import CellBill
 from sublet.notebook.stays import Stays
 from sublet.notebook.traffic import Fate, _saved, fates_text
@@ -133,6 +136,104 @@ def test_a_bill_has_a_row_for_each_cell_and_the_sum() -> None:
     assert last == "the 2 leases in all, with the time between cells: 14.0s, 7 launches, cost 6.0000 EUR"
     assert str(JobBill.of(office[0])) == "1 lease, held 10s, busy 1s, device time 10s, cost 5.0000 EUR"
     assert NotebookBill().text().splitlines()[-1].split()[0] == "all"
+
+
+def test_a_cell_whose_lease_was_taken_pays_until_its_end() -> None:
+    bill, mib = NotebookBill(), 1 << 20
+    bill.add(3, "l-1", CellBill(held_s=10.0, busy_s=1.0, vram_byte_s=10 * mib))
+    bill.add(4, "l-1", CellBill(held_s=2.0, busy_s=2.0, vram_byte_s=2 * mib))
+    bill.add(5, "l-1", CellBill(held_s=8.0, busy_s=7.5, vram_byte_s=8 * mib))
+    bill.add(6, "l-2", CellBill(held_s=1.0, busy_s=1.0, vram_byte_s=mib))
+    line = BillLine(
+        key="l-1",
+        held_seconds=11.5,
+        busy_seconds=1.0,
+        gpu_seconds=11.5,
+        core_seconds=0.0,
+        memory_byte_seconds=0.0,
+        block_byte_seconds=0.0,
+        cost=0.0,
+        tenant=None,
+        leases=1,
+    )
+    *rows, total, office = bill.text([line]).splitlines()[1:]
+    assert [row.split()[1] for row in rows] == ["10.0s", "1.5s", "0.0s", "1.0s"]
+    assert total.split()[1:3] == ["12.5s", "3.5s"]
+    assert office.startswith("the lease in all, with the time between cells: 11.5s")
+
+
+def test_a_cell_is_told_of_the_end_a_moment_later_and_does_not_pay_for_that() -> None:
+    def ended(seconds_ago: float) -> LeaseEnd:
+        return LeaseEnd(reason=EndReason.OPERATOR, at=rfc3339(time.time_ns() - round(seconds_ago * 1e9)))
+
+    assert 40 <= since_end(ended(40), 100) < 80
+    assert since_end(ended(40), 3) == 3
+    assert since_end(ended(-40), 3) == 0
+    assert since_end(None, 3) == since_end(LeaseEnd(reason=EndReason.OPERATOR, at=""), 3) == 0
+
+
+def saves_in(folder: Path, names: dict[str, Any]) -> tuple[Handles, Volume, Shelf]:
+    """A notebook, its volume, and the guest's hand on that."""
+    handles, volume = Handles(names), Volume(name="", folder=str(folder))
+    handles.save_in(volume)
+    return handles, volume, Shelf(FolderStore(folder))
+
+
+def test_what_a_guest_saves_after_the_end_was_told_is_not_gone_on_from(tmp_path: Path) -> None:
+    """It is the state of half a cell, and what the cell had made of the notebook's own names would be missing."""
+    handles, volume, guest = saves_in(tmp_path / "v", {"w": handle(wall_ns=1)})
+    about = {"device:w": About(name="w", cell=1)}
+    volume.committed = guest.save({"device:w": [1]}, about, note="cell 1").number
+    assert handles.ended(time.time_ns()) == {}
+    guest.save({"device:w": [2]}, about, note="within cell 2")
+    handles.settle()
+    assert Shelf(FolderStore(tmp_path / "v")).load(["device:w"]) == {"device:w": [1]}
+
+
+def test_what_it_saves_in_that_moment_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handles, volume, guest = saves_in(tmp_path / "v", {"w": handle(wall_ns=1)})
+    about = {"device:w": About(name="w", cell=1)}
+    volume.committed = guest.save({"device:w": [1]}, about, note="cell 1").number
+    began_ns, settle, late = time.time_ns(), Shelf.settle, [1]
+
+    def saved_after(shelf: Shelf, number: int, **how: bool) -> int:
+        found = settle(shelf, number, **how)
+        if late:
+            late.clear()
+            guest.save({"device:w": [2]}, about, note="within cell 2")
+        return found
+
+    monkeypatch.setattr(Shelf, "settle", saved_after)
+    assert list(handles.ended(began_ns)) == ["w"]
+    handles.settle()
+    assert Shelf(FolderStore(tmp_path / "v")).load(["device:w"]) == {"device:w": [2]}
+
+
+def test_who_looks_for_what_a_guest_saved_waits_until_it_is_gone() -> None:
+    class Office:
+        says: ClassVar = ["ending", "ending", "ended", "active"]
+
+        def lease(self, lease: str) -> Any:
+            assert lease == "l-1"
+            return SimpleNamespace(status=self.says.pop(0))
+
+    wait_until_gone(Office(), "l-1")  # type: ignore[arg-type]
+    assert Office.says == ["active"]
+
+
+def test_a_notice_in_a_cell_is_answered_when_the_notebook_has_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    here = SimpleNamespace(is_saving_by_hand=False, ask_again=lambda: asked.append("again"))
+    monkeypatch.setattr("sublet.current", lambda: here)
+    monkeypatch.setattr(holding, "_state", holding._State())
+    holding.begin(7, frozenset(), {}, None)
+    holding.checkpoint()
+    holding._state.is_running, holding._state.is_taken = False, False
+    holding.checkpoint()
+    assert asked == ["again", "again"]
+    holding.taken()
+    holding.checkpoint()
+    assert asked == ["again", "again"]
 
 
 def test_the_report_stands_in_the_order_of_what_is_at_stake() -> None:

@@ -125,6 +125,15 @@ def test_what_an_ended_cell_saved_is_given_up_unless_it_had_asked(folder: Path) 
     assert verify(folder).ok
 
 
+def test_what_came_after_it_was_looked_for_counts_no_more(folder: Path) -> None:
+    """A cell that was ended had asked for it, and its notebook went on without."""
+    one, notebook = shelf(folder), shelf(folder)
+    finished = one.save(*device(a=[1]), note="cell 1").number
+    one.save(*device(a=[2]), note="within cell 2")
+    assert notebook.settle(finished, is_final=True) == 3
+    assert shelf(folder).load(["device:a"])["device:a"] == [1]
+
+
 def test_of_a_volume_whose_first_cell_was_ended_nothing_is_left(folder: Path) -> None:
     shelf(folder).save(*device(a=[1]), note="cell 1")
     assert shelf(folder).settle(0) == 2

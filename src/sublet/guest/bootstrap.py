@@ -49,7 +49,7 @@ def run(program: Program, end: Callable[[int], NoReturn] = sys.exit) -> NoReturn
     process ends once the status is known; a forked guest has a way of its own (``ending``).
     """
     status = 0
-    for step in (arrange_interrupt, program.run, _wait_for_threads):
+    for step in (arrange_interrupt, program.run, _wait_for_threads, _finish_saving):
         try:
             step()
         except BaseException as error:  # noqa: BLE001 - this is the top: whatever comes is told, as Python tells it
@@ -175,9 +175,11 @@ def _wait_for_threads() -> None:
 
 
 def _finish_saving() -> None:
-    """What the program registered to be saved by is under way on another thread, or is due; the grace bounds it."""
+    """What the program registered to be saved by is under way on another thread, or is due; the grace bounds it. It may
+    have read of the end on its page and left before the signal came, which is no news then and interrupts no save."""
     theirs = sys.modules.get("sublet.guest.checkpoints")
-    if theirs is not None:
+    if theirs is not None and theirs.is_save_due():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         theirs.wait_for_save(SAVING_S)
 
 

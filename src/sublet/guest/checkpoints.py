@@ -1,8 +1,8 @@
 """Saving when it is time: what a program registered to be called, and who calls it.
 
 By hand (``sublet.current().checkpoint()``), or when the page says that the lease will be taken: then once for each
-notice, on a thread of its own, because the main thread is busy with just what is worth saving. A program that ends by
-its lease's end is held until a save that is under way is done; the grace bounds that, as it bounds everything.
+notice, on a thread of its own, because the main thread is busy with just what is worth saving. A program that ends when
+that is said, in whichever way, is held until it is saved; the grace bounds that, as it bounds everything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sublet.errors import Unsupported
 from sublet.values import EndReason, LeaseId
 from sublet.wire.page import PageReader, PageState
 
-__all__ = ["Checkpoints", "checkpoints_of", "wait_for_save"]
+__all__ = ["Checkpoints", "checkpoints_of", "is_save_due", "wait_for_save"]
 
 LOOK_S: Final = 0.1
 """Between two looks at the page: some microseconds each."""
@@ -63,6 +63,15 @@ class Checkpoints:
                 return save()
             finally:
                 self.is_by_hand = before
+
+    def ask_again(self) -> None:
+        """What is saved cannot be now; it is no answer to the notice that it was called."""
+        self._answered = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is announced that the lease ends, and there is something to save."""
+        return self._save is not None and self._pid == os.getpid() and self._ending() is not None
 
     def wait(self, timeout_s: float) -> None:
         """Until no save is under way; one that is due and has not begun is done here."""
@@ -110,6 +119,11 @@ def checkpoints_of(path: str) -> Checkpoints:
     if found is None:
         found = _known[path] = Checkpoints(PageReader(path))
     return found
+
+
+def is_save_due() -> bool:
+    """Whether a program that ends now ends with its lease, and has something to save."""
+    return any(found.is_due for found in tuple(_known.values()))
 
 
 def wait_for_save(timeout_s: float) -> None:

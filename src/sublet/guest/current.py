@@ -133,6 +133,13 @@ class Current:
 
         return checkpoints_of(self._path).save(by_hand=True)
 
+    def ask_again(self) -> None:
+        """For what was registered with ``on_checkpoint`` and is called because the lease will be taken: it cannot save
+        at this moment, and is to be called again in a moment, and once more before the program leaves."""
+        from sublet.guest.checkpoints import checkpoints_of
+
+        checkpoints_of(self._path).ask_again()
+
     @property
     def is_saving_by_hand(self) -> bool:
         """For what was registered with ``on_checkpoint``: whether it is called because the program called

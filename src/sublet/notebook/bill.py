@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sublet.errors import SubletError
@@ -14,21 +16,25 @@ from sublet.values import GIB, format_cost, format_size
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
+    from sublet.lease.value import LeaseEnd
     from sublet.wire.http import BillLine
 
-__all__ = ["NotebookBill"]
+__all__ = ["NotebookBill", "since_end"]
 
 ROWS_MAX: Final = 10_000
 """Cells that are remembered one by one; the sum has all of them."""
 HEAD: Final = ("cell", "lease", "busy", "VRAM GiB·s", "launches", "in", "out", "saved", "waited", "suspended", "cost")
 
 
+Row = tuple[int, str, CellBill]
+"""Number of the cell, its lease, and what it consumed."""
+
+
 @dataclass(slots=True)
 class NotebookBill:
     """Of one kernel."""
 
-    rows: list[tuple[int, str, CellBill]] = field(default_factory=list)
-    """Number of the cell, its lease, and what it consumed."""
+    rows: list[Row] = field(default_factory=list)
     total: CellBill = field(default_factory=CellBill)
     currency: str = ""
     """In which the office reckons, once it has said so."""
@@ -59,8 +65,9 @@ class NotebookBill:
         mine = {lease for _, lease, _ in self.rows}
         lines = [line for line in office if line.key in mine]
         self._learn(lines)
-        rows = [(n, self._priced(bill, self._prices.get(lease, 0.0) * bill.held_s)) for n, lease, bill in self.rows]
-        total = self._priced(self.total, sum(bill.cost for _, bill in rows))
+        billed = _within(self.rows, lines)
+        rows = [(n, self._priced(bill, self._prices.get(lease, 0.0) * bill.held_s)) for n, lease, bill in billed]
+        total = self._priced(_less(self.total, self.rows, billed), sum(bill.cost for _, bill in rows))
         table = [_row(f"[{cell}]", bill) for cell, bill in rows] + [_row("all", total)]
         used = [n for n in range(len(HEAD)) if n < 4 or any(row[n] for row in table)]
         shown = [[row[n] for n in used] for row in [list(HEAD), *table]]
@@ -75,6 +82,54 @@ class NotebookBill:
 
     def _priced(self, bill: CellBill, cost: float) -> CellBill:
         return replace(bill, cost=cost, currency=self.currency)
+
+
+def since_end(end: LeaseEnd | None, most_s: float) -> float:
+    """For how long a lease has been over, as far as the clock on the wall tells: so long nobody pays for it. No more
+    than ``most_s``."""
+    if end is None:
+        return 0.0
+    try:
+        ended_s = datetime.fromisoformat(end.at).timestamp()
+    except ValueError:
+        return 0.0
+    return min(max(0.0, time.time() - ended_s), most_s)
+
+
+def _within(rows: Sequence[Row], lines: Sequence[BillLine]) -> list[Row]:
+    """No lease was held for longer than the office says. What its cells have on top of that is the last one's, who was
+    told of the end a moment after it."""
+    found = list(rows)
+    for line in lines:
+        mine = [n for n, (_, lease, _) in enumerate(found) if lease == line.key]
+        over_s = sum(found[n][2].held_s for n in mine) - line.held_seconds
+        for n in reversed(mine):
+            if over_s <= 0:
+                break
+            cell, lease, bill = found[n]
+            held_s = max(0.0, bill.held_s - over_s)
+            vram_byte_s = bill.vram_byte_s * held_s / bill.held_s if bill.held_s else 0.0
+            found[n] = (
+                cell,
+                lease,
+                replace(bill, held_s=held_s, busy_s=min(bill.busy_s, held_s), vram_byte_s=vram_byte_s),
+            )
+            over_s -= bill.held_s
+    return found
+
+
+def _less(total: CellBill, was: Sequence[Row], now: Sequence[Row]) -> CellBill:
+    """The sum of all, of which some rows have become less."""
+
+    def over(name: str) -> float:
+        return float(sum(getattr(bill, name) for *_, bill in was) - sum(getattr(bill, name) for *_, bill in now))
+
+    return replace(
+        total,
+        held_s=total.held_s - over("held_s"),
+        busy_s=total.busy_s - over("busy_s"),
+        vram_byte_s=total.vram_byte_s - over("vram_byte_s"),
+    )
 
 
 def _office(lines: Sequence[BillLine]) -> str:

@@ -17,11 +17,11 @@ from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, SubletE
 from sublet.notebook import guest_side
 from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
-from sublet.notebook.bill import NotebookBill
+from sublet.notebook.bill import NotebookBill, since_end
 from sublet.notebook.cell_terms import as_numbered, check_names, fits, look_in, running, with_what_is_free
 from sublet.notebook.explain import explain
 from sublet.notebook.front import Front, StatusLine, failed_cell, say
-from sublet.notebook.going_on import give_up, go_on, is_parked
+from sublet.notebook.going_on import give_up, go_on, is_parked, wait_until_gone
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
     from sublet.client.model import Place
+    from sublet.lease.value import LeaseEnd
 
 __all__ = ["Cells"]
 
@@ -85,6 +86,8 @@ class Cells:
         self._between = Between(shell, self._front.show)
         self._ahead = Ahead()
         self._kernel: KernelGuest | None = None
+        self._behind = ""
+        """The lease of the guest before this one, if that may still be saving."""
         self._line: KernelLine | None = None
         self._where = Whereabouts()
         self._space = Space(shell.user_ns, NOTEBOOK, lender=Lender())
@@ -138,7 +141,7 @@ class Cells:
             handles = {name: one for name, one in self.handles.all().items() if one.was_of(self._kernel)}
             self._let_go()
             inside = self.handles.ended(began_wall_ns)
-            bill = self._bill_so_far(began_s)
+            bill = self._bill_so_far(began_s, error.end)
             self._leave_ended()
             status.show(Ended(message=what_ended(error), do=RERUN, bill=bill))
             raise session_ended(error, handles, inside) from error
@@ -165,15 +168,15 @@ class Cells:
             with contextlib.suppress(SubletError):
                 lease.release()
 
-    def _bill_so_far(self, began_s: float) -> CellBill | None:
-        """Of a cell that was ended: the lease is to be paid for all the same."""
+    def _bill_so_far(self, began_s: float, end: LeaseEnd | None) -> CellBill | None:
+        """Of a cell that was ended: the lease is to be paid for all the same, until it was over."""
         lease = self.lease
         if lease is None or not lease.devices or not self._billed_s:
             return None
-        now_s = time.monotonic()
-        held_s, self._billed_s = now_s - self._billed_s, 0.0
+        now_s = time.monotonic() - since_end(lease.end or end, time.monotonic() - self._billed_s)
+        held_s, self._billed_s = max(0.0, now_s - self._billed_s), 0.0
         amount = sum(one.amount for one in lease.devices)
-        busy_s = min(held_s, now_s - began_s - self._stood_s)
+        busy_s = max(0.0, min(held_s, now_s - began_s - self._stood_s))
         bill = CellBill(held_s=held_s, busy_s=busy_s, vram_byte_s=held_s * amount, stood_s=self._stood_s)
         self.bills.add(number_of(self._shell), lease.id, bill)
         return bill
@@ -225,6 +228,7 @@ class Cells:
         if lease is not None and is_parked(lease):
             give_up(self.fabric(), lease)
         elif lease is not None:
+            self._behind = self._behind if lease.end is not None else ""
             lease.release()
 
     # ---- the lease and the kernel
@@ -284,6 +288,9 @@ class Cells:
         if volume is not None and volume.said:
             say(self._shell, volume.said)
             volume.said = ""
+        if volume is not None and self._behind not in ("", lease.id):
+            wait_until_gone(self.fabric(), self._behind)
+        self._behind = ""
         self.handles.save_in(volume)
         try:
             self.handles.settle()
@@ -309,6 +316,7 @@ class Cells:
         self._space.forget()
         self.handles.part()
         if kernel is not None:
+            self._behind = kernel.lease.id
             kernel.close()
 
     def _run(self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine) -> _Ran:

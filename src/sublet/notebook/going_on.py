@@ -8,10 +8,12 @@ what is parked is given up, and the cell ends as one whose device was taken.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, StaleEpoch, SubletError
+from sublet.lease.states import LeaseStatus
 from sublet.notebook.options import CellOptions
 from sublet.notebook.status import Suspended
 from sublet.values import NS_PER_S, Tier
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
     from sublet.client.model import Place
     from sublet.compute.kernel_guest import KernelGuest
 
-__all__ = ["give_up", "go_on", "is_parked"]
+__all__ = ["give_up", "go_on", "is_parked", "wait_until_gone"]
+
+GONE_S: Final = 10.0
+"""Longer than any grace. A guest that is there still has not saved for want of time."""
+PAUSE_S: Final = 0.02
 
 
 def is_parked(lease: Lease | None) -> bool:
@@ -66,6 +72,15 @@ def go_on(
         raise LeaseEnded(f"{why}, and it could not be parked after all", end=end) from error  # who waits is not refused
     kernel.now_under(new)
     return new
+
+
+def wait_until_gone(fabric: Fabric, lease: str) -> None:
+    """A lease is over for its holder when its end begins, and then its guest may only begin to save. Whoever wants to
+    find that, on another device, waits until the guest is gone."""
+    until_s = time.monotonic() + GONE_S
+    with contextlib.suppress(SubletError):  # the office has forgotten it, or is away
+        while fabric.lease(lease).status != LeaseStatus.ENDED and time.monotonic() < until_s:
+            time.sleep(PAUSE_S)
 
 
 def give_up(fabric: Fabric, lease: Lease) -> None:

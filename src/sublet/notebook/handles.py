@@ -86,6 +86,9 @@ class Handles:
         """Nothing was seen of the volume yet."""
         self._inside: dict[str, bytes] = {}
         """Names that a cell that was ended had saved, with a print of what the notebook has under them."""
+        self._is_told = False
+        """It was said what of the cell that was ended is saved. Its guest may have been saving even then, and what came
+        after that has no part here: only together with the notebook's names could it be gone on from."""
 
     # ---- as handles ask
 
@@ -118,7 +121,7 @@ class Handles:
 
     def meet(self, kernel: KernelGuest, volume: Volume | None) -> None:
         """There is a new guest, and this volume, in which it finds what is saved."""
-        self._kernel, self._saved = kernel, {}
+        self._kernel, self._saved, self._is_told = kernel, {}, False
         if volume is None:
             return
         number, self._saved = kernel.call(holding.use, volume.folder, volume.is_empty)
@@ -143,15 +146,17 @@ class Handles:
             self._open = Shelf(self._volume.store)
         return self._open
 
-    def settle(self) -> None:
-        """What a cell had saved that was ended before its results were taken is not for the next cell to find."""
+    def settle(self) -> int | None:
+        """What a cell had saved that was ended before its results were taken is not for the next cell to find. The
+        number of the newest checkpoint now; None: nobody looked."""
         volume = self._volume
         if volume is None or volume.committed is None or volume.is_empty:
-            return
+            return None
         shelf = self._shelf
         assert shelf is not None
-        volume.committed = shelf.settle(volume.committed)
+        volume.committed = shelf.settle(volume.committed, is_final=self._is_told)
         self._rest()
+        return volume.committed
 
     def first_sight(self) -> str:
         """What to say of what another kernel saved under this name; once, and nothing where there is nothing."""
@@ -245,9 +250,7 @@ class Handles:
     def ended(self, began_wall_ns: int) -> dict[str, About]:
         """The cell that was under way since then is no more. What of it was saved, because it asked for that."""
         self._kernel = None
-        with contextlib.suppress(SubletError, OSError):  # else before the next cell, who then is told
-            self.settle()
-        found = self._look()
+        found = self._found_in_the_end()
         inside = {one.name: one for key, one in found.items() if one.wall_ns >= began_wall_ns}
         for key, one in found.items():
             if one.name not in inside or not key.startswith(f"{Part.DEVICE}:"):
@@ -260,6 +263,17 @@ class Handles:
         cell = [one.name for key, one in found.items() if one.name in inside and key.startswith(f"{Part.CELL}:")]
         self._inside = {name: self._print(name) for name in cell}
         return inside
+
+    def _found_in_the_end(self) -> dict[Key, About]:
+        """What is saved, and from here on that is what there is."""
+        with contextlib.suppress(SubletError, OSError):  # else before the next cell, who then is told
+            while True:
+                newest = self.settle()
+                found = self._look()
+                if newest is None or self._shelf is None or self._shelf.newest == newest:
+                    self._is_told = True
+                    return found
+        return self._look()
 
     def go_on(self) -> Restored:
         """Before the next cell: what the ended one had saved, unless the notebook has made something newer since."""

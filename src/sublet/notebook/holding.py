@@ -8,6 +8,7 @@ for that.) What lives only here, in memory of the device or because it is too la
 When it is saved: after each cell that could have changed it, for then the state is that of a finished cell, which is
 what a later cell must find. A cell that is ended in the middle therefore leaves nothing to save, and no notice finds
 anything unsaved; only ``sublet.current().checkpoint()`` within a cell says that its state so far is worth keeping.
+(Where a cell said that it is not to be saved, a notice saves what it left, or the last moment before the guest leaves.)
 
 Called by name, on the main thread between cells; all but ``checkpoint``, which a cell calls.
 """
@@ -256,20 +257,24 @@ def checkpoint() -> News:
 
     Between cells it saves what is not saved; but not while the notebook takes the results of the last one, which then
     has not finished. While a cell runs and somebody else asks (a notice), nothing is saved: what finished cells left
-    is, and half of a cell is not for a later one to find.
+    is, and half of a cell is not for a later one to find. It may finish within the time that the notice leaves, and so
+    it is asked again.
     """
     import sublet
 
-    is_cells_own = sublet.current().is_saving_by_hand  # at the very end a notice is answered on the main thread as well
+    here = sublet.current()
+    is_cells_own = here.is_saving_by_hand  # at the very end a notice is answered on the main thread as well
     with _turn:
         if not _state.is_running:
             if not _state.is_taken:
+                here.ask_again()
                 return look()
             news = _save(_names(), everything=False, note=f"{NOTICE}after cell {_state.cell}")
             if news.failed:  # nobody waits for it; so it stands in the log of the guest
                 print(f"sublet: not saved when the lease was taken: {news.failed}", file=sys.stderr)  # noqa: T201
             return news
         if not is_cells_own:
+            here.ask_again()
             return look()
         news = _save_inside(_names())
     if news.failed:

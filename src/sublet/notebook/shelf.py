@@ -192,12 +192,14 @@ class Shelf:
             self._write(groups, both, carry, self._clock.wall_ns(), note, brought=(copied.folder, packs))
             return joined.left
 
-    def settle(self, number: int) -> int:
+    def settle(self, number: int, *, is_final: bool = False) -> int:
         """See that the newest checkpoint is of this number: the last whose cell is known to have finished, its results
         taken. What was saved since by a cell that then was ended is given up, unless the cell itself had asked for it,
-        or a notice between cells: then the newest is the last of those. The number that is the newest now."""
+        or a notice between cells: then the newest is the last of those. ``is_final``: that has been looked for, and
+        what came later counts no more. The number that is the newest now."""
         newest = self._store.newest()
-        wanted = next((n for n in range(newest, number, -1) if self._note(n).startswith((WITHIN, NOTICE))), number)
+        good = () if is_final else (WITHIN, NOTICE)
+        wanted = next((n for n in range(newest, number, -1) if self._note(n).startswith(good)), number)
         if wanted >= newest:
             return newest
         base = self._store.base()

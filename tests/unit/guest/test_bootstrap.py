@@ -28,6 +28,15 @@ def wait():
 """
 
 
+SAVES: Final = """
+import os, signal, time, sublet
+def save():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+    print("saved", flush=True)
+def main():
+    sublet.current().on_checkpoint(save)
+"""
 LEFT: Final = """
 from sublet.errors import LeaseInterrupt
 from sublet.lease.value import LeaseEnd
@@ -72,6 +81,30 @@ def test_a_page_that_is_none_is_told_before_anything_runs(tmp_path: Path, monkey
     done = run("work:main", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no page at" in done.stderr
+
+
+def test_who_leaves_by_himself_when_the_lease_is_over_is_held_until_it_is_saved(tmp_path: Path) -> None:
+    """Before the signal came: that one interrupts no save."""
+    (tmp_path / "work.py").write_text(SAVES)
+    view = PageView(
+        lease=LeaseId("l-a"),
+        epoch=Epoch(1, 5),
+        deadline_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 60 * NS_PER_S,
+        now_ns=0,
+        state=PageState.OVER,
+        reason=EndReason.OPERATOR,
+        namespace=time_namespace(),
+    )
+    PageWriter.create(str(tmp_path / "page"), view)
+    done = subprocess.run(
+        [sys.executable, "-m", BOOTSTRAP, "work:main"],
+        cwd=tmp_path,
+        env={**os.environ, "SUBLET_PAGE": str(tmp_path / "page")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
 
 
 def test_the_end_of_a_lease_is_one_line_and_76(tmp_path: Path) -> None:

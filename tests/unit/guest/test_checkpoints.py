@@ -114,6 +114,22 @@ def test_leaving_waits_for_a_save_that_is_under_way(saves: Checkpoints, page: Ca
     assert order == ["saved"]
 
 
+def test_who_cannot_save_yet_is_asked_again_until_he_can(saves: Checkpoints, page: Callable[[PageView], None]) -> None:
+    calls: list[str] = []
+
+    def save() -> None:
+        calls.append(threading.current_thread().name)
+        if len(calls) < 3:
+            saves.ask_again()
+
+    saves.register(save)
+    page(NOTICED)
+    assert saves.is_due
+    until("three calls", lambda: len(calls) == 3)
+    saves.wait(5)
+    assert len(calls) == 3
+
+
 def test_a_save_that_fails_is_told_and_ends_nothing(
     saves: Checkpoints, page: Callable[[PageView], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
