@@ -21,7 +21,13 @@ from sublet.notebook.batch.asked import Asked, cell_options, from_cell, read_opt
 from sublet.notebook.batch.jobs import Job, JobSpec, all_jobs, find_job, make_job
 from sublet.notebook.batch.law import ENDED, TABLE, Happening, JobRecord, JobState, after
 from sublet.notebook.batch.page import first_line
-from sublet.notebook.batch.preparing import code_cells, has_gpu_cells, read_notebook, with_parameters
+from sublet.notebook.batch.preparing import (
+    code_cells,
+    has_gpu_cells,
+    read_notebook,
+    unknown_parameters,
+    with_parameters,
+)
 from sublet.notebook.batch.turns import AT_ONCE, Turn
 from sublet.notebook.options import parse_line
 from sublet.values import GIB, NS_PER_S, Tier
@@ -182,6 +188,13 @@ def test_a_parameter_that_would_change_nothing_is_refused(text: str, says: str) 
         with_parameters(notebook(("lr = 1", "parameters"), "x"), [text])
     with pytest.raises(InvalidRequest, match="twice"):
         with_parameters(notebook("x"), ["a=1", "a=2"])
+
+
+def test_a_parameter_that_no_cell_has_a_word_of_is_told() -> None:
+    made = with_parameters(notebook("steps = 3", "%run train.py --lr {rate}\nuse(steps)"), ["stepz=1"])
+    assert unknown_parameters(made, ["steps=1", "rate=2"]) == []
+    said = "no cell of the notebook uses the parameter stepz; did you mean steps?"
+    assert unknown_parameters(made, ["stepz=1", "rate=2"]) == [said]
 
 
 def test_what_is_no_notebook_is_refused_in_a_sentence(tmp_path: Path) -> None:

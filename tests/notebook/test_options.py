@@ -7,6 +7,7 @@ import os
 import pytest
 
 from sublet.errors import InvalidRequest
+from sublet.notebook.magic import asks_for_help
 from sublet.notebook.options import OPTIONS, CellOptions, help_text, parse_line
 from sublet.values import GIB, NS_PER_S, Tier
 
@@ -61,6 +62,17 @@ def test_a_mistake_is_said_with_what_was_meant(line: str, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_line(line)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("cell", ["%%gpu --help", "\n%%gpu -h\n\n", "%%gpu help\n", "%%gpu ?"])
+def test_a_cell_that_only_asks_for_help_is_the_command_for_that(cell: str) -> None:
+    assert asks_for_help(cell.splitlines(keepends=True)) == ["%gpu help\n"]
+
+
+@pytest.mark.parametrize("cell", ["%%gpu --help\nx", "%%gpu", "", "%%gpu --vram 1GiB", "%gpu --help"])
+def test_any_other_cell_is_read_as_it_stands(cell: str) -> None:
+    lines = cell.splitlines(keepends=True)
+    assert asks_for_help(lines) is lines
 
 
 def test_its_help_names_every_option() -> None:

@@ -37,15 +37,21 @@ def made(
     from sublet.notebook.batch.asked import Asked, from_cell
     from sublet.notebook.batch.jobs import JobSpec, make_job
     from sublet.notebook.batch.page import written
-    from sublet.notebook.batch.preparing import code_cells, has_gpu_cells, read_notebook, with_parameters
+    from sublet.notebook.batch.preparing import (
+        code_cells,
+        has_gpu_cells,
+        read_notebook,
+        unknown_parameters,
+        with_parameters,
+    )
 
     source = Path(path).absolute()
     notebook = read_notebook(source)
     in_cell, notes = from_cell(notebook.cells[code_cells(notebook)[0]].source)
-    for note in notes:
+    prepared = with_parameters(notebook, params)
+    for note in (*notes, *unknown_parameters(notebook, params)):
         sys.stderr.write(f"sublet: {visible(note)}\n")
     found = asked.over(in_cell.over(Asked(tier=Tier.BATCH if waits_its_turn else None)))
-    prepared = with_parameters(notebook, params)
     wants_whole = found.vram_bytes is not None and not has_gpu_cells(notebook)
     spec = JobSpec(
         notebook=str(source),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 import sublet
 from sublet.notebook.cells import Cells
 from sublet.notebook.commands import completions, run_command
+from sublet.notebook.commands import help_text as commands_text
 from sublet.notebook.options import CellOptions, help_text, parse_line
 from sublet.notebook.plain import said_plainly
 
-__all__ = ["GpuMagics", "load"]
+__all__ = ["GpuMagics", "asks_for_help", "load"]
+
+ASKS: Final = ("-h", "--help", "?", "help")
+"""Behind ``%%gpu``: what it can do, and nothing is run."""
 
 
 @magics_class
@@ -28,7 +32,7 @@ class GpuMagics(Magics):
     @cell_magic
     def gpu(self, line: str, cell: str) -> None:
         """Run this cell on a leased device."""
-        if line.strip() in ("-h", "--help", "?"):
+        if line.strip() in ASKS:
             print(f"%%gpu runs a cell on a leased device.\n{help_text()}")  # noqa: T201
             return
         with said_plainly(above=1):
@@ -43,9 +47,18 @@ class GpuMagics(Magics):
         with said_plainly():
             print(run_command(self.cells, self.shell, line))  # noqa: T201
 
+    gpu.__doc__ = f"Run this cell on a leased device.\n\n{help_text()}"
+    gpu_line.__doc__ = f"How it stands, and what can be done.\n\n{commands_text()}"  # type: ignore[assignment]
+
     def complete(self, _shell: Any, event: Any) -> list[str]:
         """For TAB behind ``%gpu``."""
         return completions(self.cells, event.line)
+
+
+def asks_for_help(lines: list[str]) -> list[str]:
+    """A cell that is ``%%gpu --help`` and nothing else: IPython says of it that a cell magic needs a body."""
+    said = "".join(lines).split()
+    return ["%gpu help\n"] if len(said) == 2 and said[0] == "%%gpu" and said[1] in ASKS else lines
 
 
 def load(shell: Any) -> str:
@@ -54,4 +67,5 @@ def load(shell: Any) -> str:
         magics = GpuMagics(shell)
         shell.register_magics(magics)
         shell.set_hook("complete_command", magics.complete, str_key="%gpu")
+        shell.input_transformers_cleanup.insert(0, asks_for_help)
     return "sublet: %%gpu runs a cell on a leased device; nothing is held in between (%gpu help)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,15 @@ from typing import Any, Final
 from sublet.errors import InvalidRequest
 from sublet.notebook.batch.asked import nearest
 
-__all__ = ["INJECTED", "PARAMETERS", "code_cells", "has_gpu_cells", "read_notebook", "with_parameters"]
+__all__ = [
+    "INJECTED",
+    "PARAMETERS",
+    "code_cells",
+    "has_gpu_cells",
+    "read_notebook",
+    "unknown_parameters",
+    "with_parameters",
+]
 
 PARAMETERS: Final = "parameters"
 """The tag of the cell with the defaults, as papermill has it."""
@@ -23,6 +32,9 @@ NOTEBOOK_MAX: Final = 256 << 20
 
 GRAMMAR: Final = "rfc3987_syntax"
 """A package that jsonschema loads where it is installed, as it is with JupyterLab."""
+
+_WORDS: Final = re.compile(r"[^\W\d]\w*")
+"""Everything that could be a name."""
 
 Notebook = Any
 """``nbformat.NotebookNode``: a dict with attributes."""
@@ -94,6 +106,19 @@ def with_parameters(notebook: Notebook, texts: Sequence[str]) -> Notebook:
         at -= n < at
     found.cells.insert(at, _cell(values))
     return found
+
+
+def unknown_parameters(notebook: Notebook, texts: Sequence[str]) -> list[str]:
+    """What to say of parameters that no cell has a word of. They need not be wrong: names can be made up."""
+    cells = [notebook.cells[n] for n in code_cells(notebook)]
+    used = {
+        word for one in cells if INJECTED not in one.metadata.get("tags", []) for word in _WORDS.findall(one.source)
+    }
+    return [
+        f"no cell of the notebook uses the parameter {name}{nearest(name, sorted(used))}"
+        for name in _parsed(texts)
+        if name not in used
+    ]
 
 
 def _cell(values: Mapping[str, object]) -> Any:
