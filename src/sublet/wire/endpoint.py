@@ -62,6 +62,8 @@ class Endpoint:
         """How it ended, once it has."""
         self.version: int | None = None
         """What was agreed; None before the greeting is done."""
+        self.much_comes = False
+        """Whether so much came last that more is likely to be there; for who reads the socket."""
         self._oldest, self._newest = oldest, newest
         self._reader = FrameReader()
         self._out = Outgoing()

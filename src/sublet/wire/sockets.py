@@ -22,10 +22,13 @@ from sublet.wire.frames import FDS_MAX, broken, close_all
 from sublet.wire.happenings import Happening
 from sublet.wire.link import Link
 
-__all__ = ["RECEIVE_MAX", "Peer", "peer_of", "receive_some", "send_some"]
+__all__ = ["RECEIVE_MAX", "RECEIVE_USUAL", "Peer", "peer_of", "receive_some", "send_some"]
 
 RECEIVE_MAX: Final = 256 * 1024
 """Bytes taken from a socket at a time, so that one busy connection does not keep the others waiting."""
+RECEIVE_USUAL: Final = 32 * 1024
+"""The same while messages are small. Python makes room for all of it before each call; where malloc has to ask the
+kernel for that, it costs three calls more and a new page each time, several times what the message itself does."""
 SENDS_MAX: Final = 16
 """Calls to the kernel for one ``send_some``, for the same reason."""
 
@@ -94,14 +97,17 @@ def receive_some(sock: socket.socket, link: Link, max_bytes: int = RECEIVE_MAX) 
 
 
 def _receive_some(sock: socket.socket, link: Link, max_bytes: int) -> list[Happening]:
+    room = max_bytes if link.much_comes else min(RECEIVE_USUAL, max_bytes)
     try:
-        data, ancillary, flags, _ = sock.recvmsg(max_bytes, _ANCILLARY, _RECEIVING)
+        data, ancillary, flags, _ = sock.recvmsg(room, _ANCILLARY, _RECEIVING)
     except (BlockingIOError, InterruptedError):
+        link.much_comes = False
         return link.news()
     except OSError as error:
         if error.errno not in _GONE:
             raise
         return link.receive_end()
+    link.much_comes = len(data) >= RECEIVE_USUAL
     fds = _fds_in(ancillary)
     if flags & socket.MSG_CTRUNC:
         close_all(fds)

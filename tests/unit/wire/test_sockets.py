@@ -21,7 +21,7 @@ from sublet.wire.frames import CONTROL_MAX, FDS_MAX, FrameKind, close_all, encod
 from sublet.wire.happenings import Buffer, Called, Closed, Data, Event, Happening, Hello, Opened, Over, Replied, Welcome
 from sublet.wire.link import Link
 from sublet.wire.shared import SharedBuffer, map_shared
-from sublet.wire.sockets import peer_of, receive_some, send_some
+from sublet.wire.sockets import RECEIVE_MAX, RECEIVE_USUAL, peer_of, receive_some, send_some
 from tests.left_open import nothing_left_open, same_file, some_fd
 
 PATIENCE_S = 30.0
@@ -252,6 +252,34 @@ def test_nothing_waits_on_a_blocking_socket_either() -> None:
         link.drop_output()
         left.close()
         right.close()
+
+
+class Asked:
+    """A socket that notes how much room was made for what is there."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.rooms: list[int] = []
+
+    def recvmsg(self, room: int, *rest: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
+        self.rooms.append(room)
+        return self._sock.recvmsg(room, *rest)
+
+
+def test_room_for_much_is_made_only_while_much_comes(ends: Ends) -> None:
+    """To make room for 256 KiB takes several times as long as to receive an order."""
+    asked = Asked(ends.right)
+    much = bytes(2 * RECEIVE_USUAL)
+    for said in (b"few words", much, b"few words"):
+        ends.a.event(said)
+        assert send_some(ends.left, ends.a)
+        told: list[Happening] = []
+        while not told:
+            told += receive_some(asked, ends.b)  # type: ignore[arg-type]
+        assert told == [Event(0, said, ())]
+    assert receive_some(asked, ends.b) == []  # type: ignore[arg-type]
+    receive_some(asked, ends.b)  # type: ignore[arg-type]
+    assert asked.rooms == [RECEIVE_USUAL, RECEIVE_USUAL, RECEIVE_MAX, RECEIVE_MAX, RECEIVE_USUAL, RECEIVE_USUAL]
 
 
 def test_a_large_array_crosses_in_shared_memory(ends: Ends) -> None:
