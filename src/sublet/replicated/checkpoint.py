@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from blake3 import blake3
 
-from sublet.errors import CheckpointFailed, InvalidRequest, StaleEpoch, VersionConflict
+from sublet.errors import CheckpointFailed, InvalidRequest, OutOfMemory, StaleEpoch, VersionConflict
 from sublet.replicated.asked import asked_bytes, asked_effect, asked_epoch, asked_version
 from sublet.replicated.ballot import Garbled
 from sublet.replicated.cell import KEY_MAX, VALUE_MAX
@@ -37,7 +37,7 @@ from sublet.replicated.replica import PackName, Replica, ReplicaSilent, pack_of
 from sublet.replicated.results import NOT_SAVED, raise_for
 from sublet.replicated.state import State
 from sublet.replicated.values import dump_value, load_value
-from sublet.values import Epoch
+from sublet.values import Epoch, format_size
 
 __all__ = ["Checkpoint", "ReplicatedCheckpoint", "as_group"]
 
@@ -70,7 +70,10 @@ class Checkpoint:
 
     def value(self) -> Any:
         """The Python value that was saved with ``save``. Loading it runs code of whoever saved it."""
-        return load_value(self.data)
+        try:
+            return load_value(self.data)
+        except MemoryError:
+            raise _no_memory_for(self.save) from None
 
 
 @dataclass(slots=True)
@@ -184,14 +187,21 @@ class ReplicatedCheckpoint:
         effect: Effect | tuple[str, str, int] | None = None,
     ) -> Save:
         """As ``save_bytes``, of a Python value: arrays and tensors keep what they share. ``load(name).value()``."""
-        return self.save_bytes(name, dump_value(value), expected=expected, epoch=epoch, effect=effect)
+        try:
+            data = dump_value(value)
+        except MemoryError:
+            raise _no_memory(self._what(name)) from None
+        return self.save_bytes(name, data, expected=expected, epoch=epoch, effect=effect)
 
     def _try(
         self, name: str, opened: _Open, history: History, expected: int, data: bytes, effect: Effect | None
     ) -> Save | None:
         """One comparison; None if the version was another."""
         tenure = opened.tenure
-        save, packs = self._staged(name, opened, history, expected + 1, data, effect)
+        try:
+            save, packs = self._staged(name, opened, history, expected + 1, data, effect)
+        except MemoryError:
+            raise _no_memory(self._what(name)) from None
         after = history.then(save, self.retain)
         while len(after.pack()) > VALUE_MAX - RECORD_ROOM and len(after.saves) > 1:
             after = History(after.saves[:-1])
@@ -273,7 +283,10 @@ class ReplicatedCheckpoint:
             save = history.latest if version is None else history.find(version)
             if save is None:
                 return None
-            data = self._bytes(name, save)
+            try:
+                data = self._bytes(name, save)
+            except MemoryError:
+                raise _no_memory_for(save) from None
             if data is not None:
                 return Checkpoint(save, data)
             # A writer may have collected it while it was being read; then the record names something newer by now.
@@ -376,6 +389,22 @@ class ReplicatedCheckpoint:
 
     def _what(self, name: str) -> str:
         return f"the checkpoint {name!r}"
+
+
+def _no_memory(what: str) -> CheckpointFailed:
+    """A save holds the bytes twice: as they are, and in packs."""
+    return CheckpointFailed(
+        f"there is not enough memory to save {what}; nothing was written",
+        do="Free some, save in smaller parts, or save into a volume (`Durable`), which copies nothing.",
+        reason=NOT_SAVED,
+    )
+
+
+def _no_memory_for(save: Save) -> OutOfMemory:
+    return OutOfMemory(
+        f"there is no memory for {format_size(save.size)} of version {save.version}",
+        do="Load it where there is more; nothing is lost.",
+    )
 
 
 def as_group(

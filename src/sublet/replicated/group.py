@@ -27,7 +27,7 @@ from sublet.replicated.changing import Listing, Run, Spread, change
 from sublet.replicated.policy import FailureDomain, ReplicaPolicy
 from sublet.replicated.quorum import ReplicaSet, Seats
 from sublet.replicated.register import Operation, Result, Tenure, View
-from sublet.replicated.replica import Replica, ReplicaHealth, ReplicaSilent
+from sublet.replicated.replica import Replica, ReplicaFaulty, ReplicaHealth, ReplicaSilent
 from sublet.replicated.worker import Errand, Told, Worker
 from sublet.values import Epoch, parse_duration_ns
 
@@ -39,6 +39,8 @@ REST_MAX_S: Final = 0.1
 at work every time, until his patience is over."""
 ROUND_S: Final = 2.0
 """A replica that has not answered after so long is not waited for in this round."""
+PACK_RATE: Final = 1 << 20
+"""Bytes in a second: a replica that takes a pack more slowly than this, patience apart, is not waited for."""
 
 
 class ReplicaRole:
@@ -167,7 +169,8 @@ class ReplicaGroup:
     # ---- packs ----
 
     def put_pack(self, key: str, name: str, data: bytes) -> None:
-        """Durable on a write quorum, or CheckpointFailed. All replicas write at once."""
+        """Durable on a write quorum, or CheckpointFailed. All replicas write at once; the slowest is not waited for,
+        and none for ever."""
         done: queue.SimpleQueue[tuple[str, CheckpointFailed | None]] = queue.SimpleQueue()
         voters = [w for w in self._workers.values() if w.identity in self.view.replicas.voters]
 
@@ -178,12 +181,19 @@ class ReplicaGroup:
             except ReplicaSilent as error:
                 worker.health, worker.detail = error.health, error.message
                 done.put((worker.identity, error))
+            except Exception as error:  # noqa: BLE001 - a replica of anybody's making; who waits gets an answer
+                done.put((worker.identity, ReplicaFaulty(f"the replica failed: {type(error).__name__}: {error}")))
 
+        until_s = time.monotonic() + self.patience_s + len(data) / PACK_RATE
         for worker in voters:
             threading.Thread(target=put, args=(worker,), daemon=True).start()
         took, why = set[str](), ""
         for _ in voters:
-            identity, error = done.get()
+            try:
+                identity, error = done.get(timeout=max(0.0, until_s - time.monotonic()))
+            except queue.Empty:
+                why = why or " (the others do not answer)"
+                break
             if error is None:
                 took.add(identity)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from sublet.errors import CheckpointFailed, IdempotencyConflict, InvalidRequest, StaleEpoch, VersionConflict
+import sublet.replicated.group
+from sublet.errors import (
+    CheckpointFailed,
+    IdempotencyConflict,
+    InvalidRequest,
+    OutOfMemory,
+    StaleEpoch,
+    VersionConflict,
+)
 from sublet.replicated import (
     FailureDomain,
     MemoryReplica,
@@ -27,6 +36,7 @@ from sublet.values import Epoch
 
 E1, E2, E3 = Epoch(1, 1), Epoch(1, 2), Epoch(1, 3)
 BIG = bytes(range(256)) * 64
+PATIENCE_S = 60.0
 
 
 class Stage:
@@ -264,6 +274,56 @@ def test_two_of_three_gone_is_an_error_and_never_a_guess(stage: Stage) -> None:
     found = stage.program(None).load("job")
     assert found is not None
     assert found.data == b"3"
+
+
+@pytest.mark.parametrize("breaks", [KeyError("a mistake"), None])
+def test_a_pack_that_some_replica_never_takes_is_not_waited_for_for_ever(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, breaks: Exception | None
+) -> None:
+    """It hangs, or raises what it should not: with a quorum that is nothing, without it is an error."""
+    done = threading.Event()
+
+    def put_pack(*_: object) -> None:
+        if breaks is not None:
+            raise breaks
+        done.wait(PATIENCE_S)
+
+    writer = stage.program(patience=0.4)
+    with monkeypatch.context() as odd:
+        odd.setattr(sublet.replicated.group, "PACK_RATE", 1 << 40)
+        odd.setattr(stage.replicas[0], "put_pack", put_pack)
+        writer.save_bytes("job", bytes(10_000))
+        odd.setattr(stage.replicas[1], "put_pack", put_pack)
+        with pytest.raises(CheckpointFailed, match="only 1 of 3 replicas"):
+            writer.save_bytes("job", bytes(20_000))
+    done.set()
+    found = stage.program().load("job")
+    assert found is not None
+    assert found.data == bytes(10_000)
+
+
+def test_a_state_for_which_there_is_no_memory_is_told_so(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise MemoryError
+
+    writer = stage.program()
+    writer.save("job", [1])
+    saved = writer.load("job")
+    assert saved is not None
+    with monkeypatch.context() as full:
+        full.setattr("sublet.replicated.checkpoint.load_value", none_left)
+        with pytest.raises(OutOfMemory):
+            saved.value()
+        full.setattr("sublet.replicated.checkpoint.dump_value", none_left)
+        with pytest.raises(CheckpointFailed, match="memory"):
+            writer.save("job", [2])
+        full.setattr(writer, "_staged", none_left)
+        with pytest.raises(CheckpointFailed, match="memory"):
+            writer.save_bytes("job", b"2")
+        full.setattr(writer, "_bytes", none_left)
+        with pytest.raises(OutOfMemory):
+            writer.load("job")
+    assert saved.value() == [1]
 
 
 def test_a_write_whose_answers_were_lost_is_found_in_the_record(stage: Stage) -> None:
