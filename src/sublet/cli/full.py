@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from sublet import __version__
@@ -52,11 +53,29 @@ def run(words: Sequence[str]) -> int:
     return int(status or 0)
 
 
+class _Command(TyperCommand):
+    def get_help_option(self, ctx: Any) -> Any:
+        return _untyped(super().get_help_option(ctx))
+
+
+class _Group(TyperGroup):
+    def get_help_option(self, ctx: Any) -> Any:
+        return _untyped(super().get_help_option(ctx))
+
+
+def _untyped(option: Any) -> Any:
+    """``--help`` takes no value, so it is not shown as ``--help <bool>``."""
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
 def make_app() -> typer.Typer:
     """The typer app with every command."""
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(
         name="sublet",
+        cls=_Group,
         help=_flowing(_ABOUT),
         epilog=_EPILOG,
         no_args_is_help=True,
@@ -72,11 +91,14 @@ def make_app() -> typer.Typer:
         parent = app
         if group:
             if group not in groups:
-                groups[group] = typer.Typer(help=GROUPS[group], no_args_is_help=True, context_settings=settings)
+                groups[group] = typer.Typer(
+                    cls=_Group, help=GROUPS[group], no_args_is_help=True, context_settings=settings
+                )
                 app.add_typer(groups[group], name=group, rich_help_panel=panels[group])
             parent = groups[group]
         parent.command(
             word,
+            cls=_Command,
             help=_flowing(f"{command.summary}\n\n{command.details}"),
             rich_help_panel=panels.get(path),
             context_settings=_settings_of(command, settings),
@@ -85,7 +107,9 @@ def make_app() -> typer.Typer:
 
 
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", help="Print the version and stop.", is_eager=True)
+    ] = False,
 ) -> None:
     if version:
         print(f"sublet {__version__}")
