@@ -186,12 +186,11 @@ class Driver:
     def report(self, report: Report) -> None:
         """The sink of the agents."""
         if type(report) is Held:  # no decision, so it is taken at once
-            self._vigil.came()
+            self._vigil.passes()
             self.ledger.confirm(report)
             if not report.told:
                 for held in self._holds.take(report.lease, report.number):
                     held.answer()
-            self._vigil.done()
             return
         self._pending.append(Waiting(AgentReport(report=report)))
         if type(report) is NotHeld or self.ledger.state.queued_count:

@@ -48,6 +48,14 @@ class Vigil:
         self._since_ns: int | None = None
         """Since when the next is waited for; None while something is being done."""
         self._is_looking = False
+        self._is_passing = False
+
+    def passes(self) -> None:
+        """Something came and is done at once. More of it may come in this turn of the loop, and is no new wait."""
+        if self._moment_ns and not self._is_passing:
+            self._is_passing = True
+            self.came()
+            self._call_soon(self._passed)
 
     def came(self) -> None:
         """Something is there to be done."""
@@ -64,6 +72,10 @@ class Vigil:
         if not self._is_looking and self._lately.bit_count() >= SHORT_LEAST:
             self._is_looking = True
             self._call_soon(self._look)
+
+    def _passed(self) -> None:
+        self._is_passing = False
+        self.done()
 
     def _look(self) -> None:
         """Once in each turn of the loop, which does not sleep while somebody is to be called in the next."""

@@ -100,6 +100,33 @@ def test_what_came_ends_the_looking_within_the_turn() -> None:
     assert loop.wait(100_000) == 100_000, "and then it goes on"
 
 
+@pytest.mark.parametrize("at_once", [1, 24])
+def test_what_passes_in_one_turn_was_waited_for_once(at_once: int) -> None:
+    """Twenty renewals are confirmed together 0.3 ms after they were sent, and the next twenty come 50 ms later: that is
+    as many long waits as short ones."""
+    loop = Pretended()
+    for _ in range(50):
+        assert loop.wait(50_000_000) == 0
+        assert loop.wait(300_000) == 0
+        for _ in range(at_once):
+            loop.vigil.passes()
+        loop.rest()
+
+
+def test_what_passes_is_waited_for_like_everything_else() -> None:
+    loop = Pretended()
+    for _ in range(WAITS):
+        loop.vigil.passes()
+        loop.rest()
+        loop.now_ns += 100_000
+    loop.vigil.passes()
+    [passed] = loop.calls
+    loop.calls.clear()
+    passed()
+    assert len(loop.calls) == 1, "it looks"
+    assert loop.wait(100_000) == 100_000
+
+
 def test_two_things_done_in_one_turn_do_not_look_twice() -> None:
     loop = Pretended()
     for _ in range(WAITS):
@@ -124,6 +151,9 @@ def test_the_driver_says_when_it_has_something_to_do() -> None:
         def __init__(self) -> None:
             """It hears, and does nothing."""
 
+        def passes(self) -> None:
+            said.append("passes")
+
         def came(self) -> None:
             said.append("came")
 
@@ -146,7 +176,7 @@ def test_the_driver_says_when_it_has_something_to_do() -> None:
             await asyncio.gather(b.driver.submit(acquire("l1")), b.driver.submit(acquire("l2")))
             await turns()
             # A turn for both; two confirmations, which an agent in this process gives from inside of it.
-            assert said == ["came", *["came", "done"] * 2, "done"]
+            assert said == ["came", "passes", "passes", "done"]
 
     run(story)
 
