@@ -309,13 +309,13 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
         return Refusal(code=RefusalCode.QUOTA, reason=own_limit, do=QuotaExceeded.default_do)
     waits = why_not_yet(step.state, lease)
     if waits is not None:
-        return Refusal(code=RefusalCode.CAPACITY, reason=waits, do="Wait for it (wait=...).")
+        return Refusal(code=RefusalCode.CAPACITY, reason=waits, do="Wait in line for it.")
     said = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else "nothing alike is free"
     return Refusal(
         code=RefusalCode.CAPACITY,
         reason=f"{admission.not_free(lease)}{admission.out_of_service(lease, step.state)}; {said}"
         f"{admission.in_the_way(lease, step.state)}",
-        do="Wait for it (wait=...), or ask for less.",
+        do="Wait in line for it, or ask for less.",
         would_fit=free,
         estimate_ns=estimate.estimate_if_queued(lease, step.state, step.now, step.policy),
     )
