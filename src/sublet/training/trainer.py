@@ -246,14 +246,16 @@ class PreemptibleTrainer:
         set_chance(states[0])
         set_generators(source.generators(), states[1])
 
-    def step(self, loss: Any = None, **metrics: Any) -> None:
+    def step(self, loss: Any = None, /, **metrics: Any) -> None:
         """A step is done, and everything is whole.
 
         With a ``loss`` it is done here: backward, the optimizer (through the gradient scaler, if there is one), and the
         gradients are cleared. Without, the program has done all that. Schedulers are the program's to step, before or
-        after this, in the same body. What is given by name is noted in ``metrics``.
+        after this, in the same body. What is given by name is noted in ``metrics``: ``step(loss, loss=loss.item())``.
         """
         self._check_open()
+        if loss is None and getattr(metrics.get("loss"), "requires_grad", False):
+            loss = metrics.pop("loss")  # no metric is to be descended
         if loss is not None:
             self._descend(loss)
         self.metrics.update(metrics)

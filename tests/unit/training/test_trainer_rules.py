@@ -98,6 +98,24 @@ def test_it_saves_every_so_many_steps_and_when_it_is_done(tmp_path: Path) -> Non
     again.close()
 
 
+def test_a_metric_may_be_called_loss(tmp_path: Path) -> None:
+    """And a loss that is given by name is still one."""
+    import torch
+
+    trainer, model = trainer_at(tmp_path)
+    with trainer:
+        weight = model.weight.item()
+        for n, _ in enumerate(trainer.batches(range(2))):
+            loss = model(torch.ones(1)).sum()
+            if n == 0:
+                trainer.step(loss, loss=0.5)
+            else:
+                trainer.step(loss=loss, error=2)
+            assert model.weight.item() < weight
+            weight = model.weight.item()
+        assert trainer.metrics == {"loss": 0.5, "error": 2}
+
+
 def test_it_saves_every_so_many_seconds(tmp_path: Path) -> None:
     store, clock = Counting(tmp_path), HeldClock()
     trainer, model = trainer_at(store, save_every="4s", clock=clock)
