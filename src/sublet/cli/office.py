@@ -179,9 +179,9 @@ def _check_same(running: Json | None, host_gpus: HostGpus | None) -> None:
 
 def _serve(host_gpus: str | None, *, embedded: bool) -> int:
     """Be the office, until told to end."""
-    from sublet.supervisor import lean_classes
+    from sublet.cli.sparing import spare
 
-    lean_classes.install()  # before the rest is loaded; this process is the office's alone
+    spare()
     from sublet.clock import SystemClock
     from sublet.engines.beginning import begun
 

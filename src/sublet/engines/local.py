@@ -306,6 +306,7 @@ async def _serve(office: Office, ready: Callable[[], None] | None) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
+    gc.enable()  # who loaded us may have done without
     try:
         if ready is not None:
             ready()
