@@ -99,6 +99,8 @@ def train(
     """
     if spot and tier not in (None, Tier.SPOT):
         raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
+    if not command[0].startswith("-") and not os.path.exists(command[0]):  # before a volume is made for it
+        raise UsageError(f"there is no file {command[0]}", do="Name the Python script that trains.")
     interpreter = sys.executable
     if python is not None:
         from sublet.cli.exits import say_error

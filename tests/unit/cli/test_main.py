@@ -75,6 +75,15 @@ def test_a_misspelt_command_or_option_is_told_with_what_may_be_meant(capsys: pyt
     assert "--json" in capsys.readouterr().err
 
 
+def test_a_script_that_is_not_there_is_said_before_anything_is_leased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SUBLET_HOME", str(tmp_path / "home"))
+    assert main(["train", "--gpu", "1GiB", str(tmp_path / "none.py")]) == 2
+    assert "there is no file" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
+
+
 def test_with_json_a_usage_error_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lease", "acquire", "--gpu", "x", "--json"]) == 2
     said = capsys.readouterr()
