@@ -298,6 +298,8 @@ class _Attendance:
         self._heard: queue.Queue[Any] = queue.Queue(HEARD_MAX)
         self._noticed = False
         self._end: LeaseEnd | None = None
+        self._deadline: threading.Timer | None = None
+        """Of a program that was told to leave: it is ended then."""
 
     def run(self) -> Life:
         listener = threading.Thread(target=self._listen, name="sublet-train-output", daemon=True)
@@ -320,6 +322,8 @@ class _Attendance:
                         stopped = stop if isinstance(stop, Stopped) else Stopped()
                         self._tell_to_stop(stopped)
             life = self._outcome()
+        if self._deadline is not None:
+            self._deadline.cancel()
         if stopped is not None and life.code != 0:
             raise stopped
         return life
