@@ -65,6 +65,7 @@ COMPACT_QUIET: Final = 10_000
 """Events after which a second without a commit is such a moment. An office that starts reads what is left."""
 COMPACT_ON_STOP: Final = 1_000
 """The same when the office ends."""
+_UNASKED: Final = frozenset((AgentReport, Tick))
 
 T = TypeVar("T")
 
@@ -278,7 +279,7 @@ class Driver:
         if events:
             self._tell(now, events)
         self._arm(now)
-        self._vigil.done()
+        self._vigil.done(sum(type(waiting.command) not in _UNASKED for waiting, _ in batch))
         if self._pending and self._linger is None:
             self._flush_soon()
 

@@ -7,6 +7,7 @@ some hundred microseconds later. While that goes on the loop looks again at once
 
 It is left where it does not pay: nearly all of the last waits must have been shorter than the moment. So an office that
 is idle, or is asked now and then, sleeps as ever; and where processors are short waits get longer, and it sleeps too.
+Nor does it pay where several ask at a time: while the office sleeps and wakes more of them gather, and share a commit.
 Between two looks whoever else wants this processor has it.
 """
 
@@ -64,10 +65,12 @@ class Vigil:
             self._lately = (self._lately << 1 | is_short) & _ALL
             self._since_ns = None
 
-    def done(self) -> None:
-        """It was done: from now on the next is waited for."""
+    def done(self, asked: int = 0) -> None:
+        """It was done: from now on the next is waited for. ``asked``: how many had asked for it together."""
         if self._moment_ns == 0:
             return
+        if asked > 1:
+            self._lately = 0
         self._since_ns = self._now_ns()
         if not self._is_looking and self._lately.bit_count() >= SHORT_LEAST:
             self._is_looking = True

@@ -127,6 +127,21 @@ def test_what_passes_is_waited_for_like_everything_else() -> None:
     assert loop.wait(100_000) == 100_000
 
 
+def test_where_several_ask_at_a_time_it_sleeps() -> None:
+    """So that more of them gather."""
+    loop = Pretended()
+    for _ in range(WAITS + 1):
+        loop.wait(100_000)
+    loop.rest()
+    loop.vigil.done(1)
+    assert len(loop.calls) == 1, "one alone is waited for"
+    loop.vigil.came()
+    loop.rest()
+    loop.vigil.done(2)
+    loop.vigil.came()
+    assert [loop.wait(100_000) > 0 for _ in range(SHORT_LEAST + 1)] == [False] * (SHORT_LEAST - 1) + [True] * 2
+
+
 def test_two_things_done_in_one_turn_do_not_look_twice() -> None:
     loop = Pretended()
     for _ in range(WAITS):
@@ -157,8 +172,8 @@ def test_the_driver_says_when_it_has_something_to_do() -> None:
         def came(self) -> None:
             said.append("came")
 
-        def done(self) -> None:
-            said.append("done")
+        def done(self, asked: int = 0) -> None:
+            said.append(f"done for {asked}")
 
     def acquire(name: str) -> Acquire:
         return Acquire(
@@ -176,7 +191,7 @@ def test_the_driver_says_when_it_has_something_to_do() -> None:
             await asyncio.gather(b.driver.submit(acquire("l1")), b.driver.submit(acquire("l2")))
             await turns()
             # A turn for both; two confirmations, which an agent in this process gives from inside of it.
-            assert said == ["came", "passes", "passes", "done"]
+            assert said == ["came", "passes", "passes", "done for 2"]
 
     run(story)
 
