@@ -249,6 +249,9 @@ def test_the_report_stands_in_the_order_of_what_is_at_stake() -> None:
         ({"__vsc_ipynb_file__": "/x/y.ipynb"}, {}, "/x/y.ipynb"),
         ({}, {"JPY_SESSION_NAME": "console-1"}, ""),
         ({"__vsc_ipynb_file__": 3}, {}, ""),
+        ({"__vsc_ipynb_file__": "/x/y.ipynb"}, {"JPY_SESSION_NAME": "/x/y-3f9a41c2.ipynb"}, "/x/y.ipynb"),
+        ({"__vsc_ipynb_file__": None}, {"JPY_SESSION_NAME": "/x/y-3f9a41c2.ipynb"}, "/x/y-3f9a41c2.ipynb"),
+        ({"__vsc_ipynb_file__": "c:\\nb\\Train It.ipynb"}, {}, "c:\\nb\\Train It.ipynb"),
         ({}, {}, ""),
     ],
 )

@@ -213,3 +213,11 @@ def test_the_shells_own_names_are_not_the_notebooks() -> None:
     assert visible(names) == {"a", "_a", "A", "__mine", "Ünder"}
     assert visible_among(names, [*names, "b"]) == visible(names)
     assert results(names, [*names, "_13"]) == {"In", "_", "_12", "_i3", "_ii"}
+
+
+def test_what_vs_code_binds_for_itself_is_not_the_notebooks() -> None:
+    """It travels if a cell names it, and not with everything: one of them is a method of the kernel."""
+    own = ["__vsc_ipynb_file__", "__vscode_original_input", "_VSCode_defaultMatplotlib_Params", "__VSCODE_compute_hash"]
+    names = dict.fromkeys([*own, "_vscale", "vscode", "_VS", "__vs"], 1)
+    assert visible(names) == {"_vscale", "vscode", "_VS", "__vs"} == visible_among(names, names)
+    assert results(names, [*names, "__vscode_gone"]) == set(own)

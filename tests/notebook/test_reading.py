@@ -187,3 +187,20 @@ def test_nothing_is_read_that_was_not_told(lines: list[str]) -> None:
     builtin = {"range", "Exception"}
     assert space.asked - builtin - {name for name in space.asked if name.startswith("__")} <= reading.reads
     assert {name for name in space.bound if not name.startswith("__")} <= reading.binds
+
+
+@pytest.mark.parametrize(
+    ("source", "is_quiet"),
+    [
+        ("f(x);", True),
+        ("f(x) ;  # drawn\n\n# that is all", True),
+        ("if x:\n    f(x);\n", True),
+        ("f(x); g(x)", False),
+        ("f(';')", False),
+        ("f(x)  # ;", False),
+        ("'a;'", False),
+        ("", False),
+    ],
+)
+def test_a_semicolon_at_the_end_says_that_no_value_is_wanted(source: str, is_quiet: bool) -> None:
+    assert read_cell(source).is_quiet is is_quiet

@@ -154,6 +154,32 @@ def test_no_more_is_asked_of_a_front_end_than_the_protocol(kernel: Kernel) -> No
         assert not re.search(r"<\s*(script|iframe|object|link|style|img)|\bon\w+\s*=|javascript:|url\(", html), html
 
 
+VS_CODE = (
+    "import builtins\n__vscode_original_input = builtins.input",
+    "__vsc_ipynb_file__ = '/nowhere/Train It.ipynb'",
+    "import matplotlib\n_VSCode_defaultMatplotlib_Params = dict(matplotlib.rcParams)",
+)
+"""Its Jupyter extension runs the like of this before the first cell, without history, and leaves these names behind."""
+
+
+def test_what_vs_code_leaves_in_the_namespace_is_in_nobodys_way(kernel: Kernel) -> None:
+    """A cell that can reach any name gets the notebook's; what VS Code keeps there goes where a cell names it."""
+    for code in VS_CODE:
+        kernel.run(code, store_history=False)
+    try:
+        cell = kernel.run("%%gpu\nsorted(n for n in globals() if 'vsc' in n.lower()), eval('6 * 7')")
+        assert cell.of("execute_result")[0]["data"]["text/plain"] == "([], 42)", cell.messages
+        named = kernel.run("%%gpu\nprint(__vsc_ipynb_file__)")
+        assert named.text() == "/nowhere/Train It.ipynb\n"
+    finally:
+        kernel.run("del __vscode_original_input, __vsc_ipynb_file__, _VSCode_defaultMatplotlib_Params")
+
+
+def test_a_semicolon_at_the_end_keeps_the_value_from_being_shown(kernel: Kernel) -> None:
+    cells = [kernel.run(f"%%gpu\n6 * 7{end}") for end in (";  # not this one", "", ";")]
+    assert [len(cell.of("execute_result")) for cell in cells] == [0, 1, 0], cells
+
+
 def test_it_asks_whoever_sits_there(kernel: Kernel) -> None:
     def told(message: Message) -> None:
         if message["header"]["msg_type"] == "input_request":

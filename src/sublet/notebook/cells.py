@@ -212,8 +212,7 @@ class Cells:
         found = read_cell(python)
         space = self._space
         reads = space.visible() | space.results(found.reads) if found.opaque else space.named(found.reads)
-        asked = None if found.opaque else found.reads
-        return Reading(reads=frozenset(reads), binds=found.binds, opaque=found.opaque, asked=asked)
+        return replace(found, reads=frozenset(reads), asked=None if found.opaque else found.reads)
 
     def explained(self, source: str) -> str:
         """What would travel with this cell, what stays, and why."""

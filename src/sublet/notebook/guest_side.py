@@ -64,10 +64,11 @@ def place(
     alive: Collection[str] | None = None,
     room: int | None = None,
     word: Word = NO_WORD,
+    is_quiet: bool = False,
 ) -> Taken:
     """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
     ``number``: that of the cell, which tracebacks name; ``handles``, ``alive``, ``room``: of what is and will be here
-    (``holding``); ``word``: of memory that was lent (``lodging``)."""
+    (``holding``); ``word``: of memory that was lent (``lodging``); ``is_quiet``: its last line's value is not shown."""
     global _before
     space = seen()
     if _before.is_open:  # it was given up, and never collected: what it bound is nobody's news
@@ -87,6 +88,7 @@ def place(
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
         shell.execution_count = number
+        shell.displayhook.quiet = lambda: is_quiet  # IPython looks at its history, and a cell has none here
     return taken
 
 

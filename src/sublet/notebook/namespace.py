@@ -22,6 +22,8 @@ HIDDEN: Final = frozenset(
 """What the shell keeps in the namespace for itself."""
 RESULTS: Final = frozenset({"In", "Out", "_", "__", "___", "_i", "_ii", "_iii"})
 RESULT: Final = re.compile(r"_i?\d+")
+OF_VSCODE: Final = re.compile(r"_{1,2}vsc(ode)?_", re.IGNORECASE)
+"""So begins what VS Code binds for itself before the first cell: where the notebook lies, the kernel's ``input``."""
 FEW: Final = 64
 """Names that are said whole, whatever was said before."""
 
@@ -40,15 +42,19 @@ def visible_among(names: Mapping[str, object], few: Iterable[str]) -> set[str]:
 
 
 def results(names: Mapping[str, object], few: Iterable[str]) -> set[str]:
-    """Of these those under which the shell keeps what cells gave and were: they travel if they are named."""
-    return {name for name in few if name in names and (name in RESULTS or RESULT.fullmatch(name))}
+    """Of these those under which the shell keeps what cells gave and were, and VS Code what it needs: they travel if
+    they are named."""
+    return {
+        name for name in few if name in names and (name in RESULTS or RESULT.fullmatch(name) or OF_VSCODE.match(name))
+    }
 
 
 def _is_the_shells(name: str) -> bool:
-    """``_12``, ``_i12``: what cells were and gave; ``__name__`` and such: the module's."""
+    """``_12``, ``_i12``: what cells were and gave; ``__name__`` and such: the module's; or VS Code's."""
     if name[:1] != "_":
         return False
-    return (name.startswith("__") and name.endswith("__")) or name[1:].removeprefix("i").isdigit()
+    is_the_modules = name.startswith("__") and name.endswith("__")
+    return is_the_modules or name[1:].removeprefix("i").isdigit() or OF_VSCODE.match(name) is not None
 
 
 def _begins_with(names: list[str], begin: list[str]) -> bool:

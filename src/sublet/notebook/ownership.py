@@ -335,15 +335,16 @@ def _second(name: str, saved_ns: int) -> str:
 
 
 def notebook_path(user_ns: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Where the notebook lies, as the Jupyter server or VS Code tells its kernel; empty if nobody does."""
-    told = environ.get("JPY_SESSION_NAME", "") or user_ns.get("__vsc_ipynb_file__", "")
-    if not isinstance(told, str) or not told.endswith(".ipynb"):
-        return ""
-    return os.path.realpath(told)
+    """Where the notebook lies, as VS Code or the Jupyter server tells its kernel; empty if nobody does. VS Code goes
+    first: on a server it gives every session a name of its own, and no other kernel would find what one has saved."""
+    for told in (user_ns.get("__vsc_ipynb_file__"), environ.get("JPY_SESSION_NAME")):
+        if isinstance(told, str) and told.endswith(".ipynb"):
+            return told if "\\" in told else os.path.realpath(told)  # Windows, at the other end
+    return ""
 
 
 def volume_name(path: str) -> str:
     """Dull, as names of volumes must be, and another one for each path: ``nb-training-3f0c2a91``."""
-    stem = os.path.basename(path).removesuffix(".ipynb").lower()
+    stem = re.split(r"[/\\]", path)[-1].removesuffix(".ipynb").lower()
     plain = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:NAME_MAX].strip("-") or "notebook"
     return f"nb-{plain}-{hashlib.blake2b(path.encode(), digest_size=4).hexdigest()}"

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import ast
 import dis
+import io
 import re
+import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +50,9 @@ HARMLESS: Final = frozenset(
 """Magics that read no variable."""
 _EXPANDED: Final = re.compile(r"\{([^{}]+)\}|\$\$?([A-Za-z_]\w*)")
 """What IPython puts in place of variables within a command."""
+_NO_CODE: Final = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+)
 _GLOBAL_OPS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 
 
@@ -62,6 +67,8 @@ class Reading:
     opaque: tuple[Opaque, ...] = ()
     asked: frozenset[str] | None = None
     """Where ``reads`` has only names that are there: those that are not as well; None: any may be."""
+    is_quiet: bool = False
+    """It ends in a semicolon: what its last line gives is not wanted."""
 
 
 def read_cell(source: str) -> Reading:
@@ -71,7 +78,19 @@ def read_cell(source: str) -> Reading:
     compile(tree, "<cell>", "exec", flags & ~ast.PyCF_ONLY_AST, dont_inherit=True)  # a return outside a function, say
     reader = _Reader()
     reader.block(tree.body)
-    return Reading(reads=frozenset(reader.reads), binds=frozenset(reader.binds), opaque=tuple(reader.opaque))
+    return Reading(
+        reads=frozenset(reader.reads),
+        binds=frozenset(reader.binds),
+        opaque=tuple(reader.opaque),
+        is_quiet=_ends_quietly(source),
+    )
+
+
+def _ends_quietly(source: str) -> bool:
+    if ";" not in source:
+        return False
+    tokens = [one for one in tokenize.generate_tokens(io.StringIO(source).readline) if one.type not in _NO_CODE]
+    return bool(tokens) and tokens[-1].string == ";"
 
 
 def names_of(code: CodeType) -> tuple[frozenset[str], bool]:

@@ -89,7 +89,7 @@ class Traffic:
             reads = self.told.say(sent.names, kernel)
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
             _lend(kernel, sent)
-            pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, sent.word)
+            pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, sent.word, reading.is_quiet)
             changed = self.space.changed_late(sent)
             placed: Taken = kernel.result(pending)
         except BaseException:
