@@ -93,7 +93,7 @@ def test_what_stays_is_saved_after_the_cell_and_restored_by_the_next_that_reads_
     assert "other" not in status(outputs)
     assert text(nb.run("print(weights.fetch().sum())")) == "524288.0\n"
     bill = text(nb.run("%gpu bill"))
-    assert re.search(r"cell +lease +busy .*saved.*cost", bill)
+    assert re.search(r"cell +lease +busy .*saved.* credits", bill)
     assert re.search(r"the \d+ leases? in all, with the time between cells: [\d.]+s, cost 0\.\d{4} credits", bill)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sublet.lease.value import LeaseEnd
     from sublet.wire.http import BillLine
 
-__all__ = ["NotebookBill", "since_end"]
+__all__ = ["NotebookBill", "bill_in_the_end", "since_end"]
 
 ROWS_MAX: Final = 10_000
 """Cells that are remembered one by one; the sum has all of them."""
@@ -70,7 +70,8 @@ class NotebookBill:
         total = self._priced(_less(self.total, self.rows, billed), sum(bill.cost for _, bill in rows))
         table = [_row(f"[{cell}]", bill) for cell, bill in rows] + [_row("all", total)]
         used = [n for n in range(len(HEAD)) if n < 4 or any(row[n] for row in table)]
-        shown = [[row[n] for n in used] for row in [list(HEAD), *table]]
+        head = [*HEAD[:-1], self.currency or HEAD[-1]]  # narrow: it stands in a cell's output
+        shown = [[row[n] for n in used] for row in [head, *table]]
         widths = [max(len(row[n]) for row in shown) for n in range(len(used))]
         said = ["  ".join(map(str.rjust, row, widths)) for row in shown]
         return "\n".join([*said, _office(lines)] if lines else said)
@@ -82,6 +83,15 @@ class NotebookBill:
 
     def _priced(self, bill: CellBill, cost: float) -> CellBill:
         return replace(bill, cost=cost, currency=self.currency)
+
+
+def bill_in_the_end(since_s: float, began_s: float, stood_s: float, amount: int, end: LeaseEnd | None) -> CellBill:
+    """Of a cell that was ended: the lease is to be paid for all the same, until it was over. Held ``since_s``."""
+    now_s = time.monotonic()
+    now_s -= since_end(end, now_s - since_s)
+    held_s = max(0.0, now_s - since_s)
+    busy_s = max(0.0, min(held_s, now_s - began_s - stood_s))
+    return CellBill(held_s=held_s, busy_s=busy_s, vram_byte_s=held_s * amount, stood_s=stood_s)
 
 
 def since_end(end: LeaseEnd | None, most_s: float) -> float:
@@ -155,5 +165,5 @@ def _row(first: str, bill: CellBill) -> list[str]:
         format_size(bill.bytes_saved) if bill.bytes_saved else "",
         f"{bill.waited_s:.1f}s" if bill.waited_s >= 0.1 else "",
         f"{bill.stood_s:.1f}s" if bill.stood_s >= 0.1 else "",
-        format_cost(bill.cost, bill.currency) if bill.cost else "",
+        f"{bill.cost:.4f}" if bill.cost else "",
     ]
