@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import functools
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from sublet.clock import Clock, SystemClock
+from sublet.durable.base import Base
 from sublet.durable.measuring import needed_bytes
 from sublet.durable.memory import Copies
 from sublet.durable.opening import Checkpoint
@@ -29,7 +31,7 @@ from sublet.durable.roots import encode_roots
 from sublet.durable.saving import Capture, Saver, SaveReport, Staged, Who
 from sublet.durable.store import CheckpointStore, FolderStore
 from sublet.durable.volume import VolumePlace, VolumeStore
-from sublet.errors import CheckpointFailed, InvalidRequest
+from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest
 from sublet.values import NS_PER_S, Epoch, LeaseId, parse_duration_ns, shown
 
 __all__ = ["BlockFolder", "Durable", "store_of"]
@@ -90,6 +92,7 @@ class Durable(Generic[T]):
         auto_checkpoint: int | str | None = None,
         keep: int = 3,
         clock: Clock | None = None,
+        _damage: CheckpointDamaged | None = None,
     ) -> None:
         """``schema`` says what the value is, in your words; a checkpoint of another schema is not restored. The newest
         ``keep`` checkpoints stay, older ones are removed."""
@@ -103,7 +106,9 @@ class Durable(Generic[T]):
         self._every, self._after_ns = _auto(auto_checkpoint)
         self._clock: Clock = SystemClock() if clock is None else clock
         self._saver = Saver()
-        self._base = self._store.base()
+        self._base = self._store.base() if _damage is None else Base()
+        self._damage = _damage
+        """Of the newest checkpoint, where an older one was restored all the same."""
         self._copies = Copies()
         self._mutations = 0
         """Since the last capture."""
@@ -133,14 +138,23 @@ class Durable(Generic[T]):
         """The value of the newest checkpoint, or of the one with this number, ready to go on.
 
         Raises ``NotFound`` where nothing was saved, ``CheckpointDamaged`` where what is there is not what was saved
-        (``number=`` then asks for an earlier one by name; that is never done in silence), ``InvalidRequest`` where the
-        checkpoint is of another schema. Loads what was saved, so restore only what you or your program saved.
+        (``number=`` then asks for an earlier one by name; that is never done in silence, and the damaged one is not
+        saved over), ``InvalidRequest`` where the checkpoint is of another schema. Loads what was saved, so restore only
+        what you or your program saved.
         """
         store = store_of(block_lease)
         with store.open(number) as checkpoint:
             _same_schema(checkpoint, schema)
             value = checkpoint.load(ROOT)
-        found = cls(value, block_lease, schema=schema, auto_checkpoint=auto_checkpoint, keep=keep, clock=clock)
+        begin = functools.partial(
+            cls, value, block_lease, schema=schema, auto_checkpoint=auto_checkpoint, keep=keep, clock=clock
+        )
+        try:
+            found = begin()
+        except CheckpointDamaged as damage:
+            if number is None:
+                raise
+            found = begin(_damage=damage)
         found._is_new = False
         return found
 
@@ -287,6 +301,12 @@ class Durable(Generic[T]):
         self._store.collect(self._keep)
 
     def _published(self, capture: Capture, note: str) -> Staged:
+        if self._damage is not None:
+            raise CheckpointFailed(
+                f"the newest checkpoint there is damaged ({self._damage.message}), and is not saved over",
+                do="Save it in another place: `Durable(state.value, elsewhere)`. Or remove that checkpoint's manifest, "
+                "and restore again.",
+            ) from self._damage
         room = self._store.room
         needed = needed_bytes(capture, self._base, room)
         with self._store.staging_folder(needed) as staging:

@@ -22,7 +22,15 @@ from sublet.durable.durable import Durable, store_of
 from sublet.durable.saving import Staged
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import verify
-from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, OutOfMemory, StaleEpoch, Unpicklable
+from sublet.errors import (
+    CheckpointDamaged,
+    CheckpointFailed,
+    InvalidRequest,
+    NotFound,
+    OutOfMemory,
+    StaleEpoch,
+    Unpicklable,
+)
 from sublet.values import Epoch, LeaseId
 
 PATIENCE_S = 20.0
@@ -108,6 +116,40 @@ def test_a_value_that_never_was_saved_is_saved_at_the_end_and_one_that_was_resto
     for what in (hopeless.checkpoint, hopeless.close):  # to be told once does not make it saved
         with pytest.raises(Unpicklable):
             what()
+
+
+@pytest.mark.parametrize("which", ["manifest", "pack"])
+def test_an_older_one_is_restored_where_the_newest_is_damaged_and_that_is_not_saved_over(
+    tmp_path: Path, which: str
+) -> None:
+    with Durable(fresh(), tmp_path / "here") as state:
+        state.mutate(step)
+        state.checkpoint()
+        packs = set(FolderStore(tmp_path / "here").packs.iterdir())
+        state.mutate(step)
+        state.mutate(lambda value: value.update(weights=np.random.default_rng(1).random(100_000)))
+    store = FolderStore(tmp_path / "here")
+    (pack,) = set(store.packs.iterdir()) - packs
+    damaged = pack if which == "pack" else store.manifest_path(2)
+    damaged.chmod(0o600)
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    with pytest.raises(CheckpointDamaged):
+        Durable.restore(store.folder)
+    with pytest.raises(CheckpointDamaged):
+        Durable({"step": 0}, store.folder)
+    with Durable.restore(store.folder, number=1) as older:
+        assert older.value["step"] == 1
+        with Durable(older.value, tmp_path / "elsewhere") as moved:
+            moved.mutate(step)
+        with pytest.raises(CheckpointFailed, match="not saved over"):
+            older.checkpoint()
+        older.close(save=False)
+    assert store.numbers() == [1, 2]
+    store.manifest_path(2).unlink()
+    with Durable.restore(store.folder) as older:
+        older.mutate(step)
+    assert Durable.restore(store.folder).value["step"] == 2
+    assert Durable.restore(tmp_path / "elsewhere").value["step"] == 2
 
 
 def test_every_so_many_mutations_it_is_saved_in_the_background(tmp_path: Path) -> None:
