@@ -22,7 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from sublet.errors import LeaseInterrupt, SubletError
 from sublet.guest.current import PAGE_VARIABLE, end_of
@@ -170,8 +170,26 @@ def _print_last(line: str) -> None:
 
 
 def _wait_for_threads() -> None:
-    """Python would wait for them anyway; here the end of the lease can still be told as it should."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    """Python would wait for them anyway; here the end of the lease can still be told as it should. From Python 3.13 on
+    what a signal raises meanwhile is printed and forgotten, so there the last part of the waiting is ours."""
+    theirs: Any = threading
+    waits = getattr(theirs, "_thread_shutdown", None)
+    if waits is None:
+        theirs._shutdown()
+        return
+
+    def join_each() -> None:
+        me = threading.current_thread()
+        while alive := [one for one in threading.enumerate() if not one.daemon and one is not me]:
+            for one in alive:
+                one.join()
+        waits()
+
+    theirs._thread_shutdown = join_each
+    try:
+        theirs._shutdown()
+    finally:
+        theirs._thread_shutdown = waits
 
 
 def _finish_saving() -> None:
