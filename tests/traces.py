@@ -25,7 +25,8 @@ from sublet.wire.zygote import COLD_VARIABLE
 PATIENCE_S: Final = 30.0
 NAP_S: Final = 0.002
 NAP_MAX_S: Final = 0.02
-"""Who looks more often takes the time from what he waits for."""
+NAP_PER_LOOK: Final = 3.0
+"""Who looks more often takes the time from what he waits for: a look at all processes is some milliseconds of work."""
 
 LETS_GO: Final = (
     "while read -r _ _ _ _ point rest; do "
@@ -48,9 +49,12 @@ def now_ns() -> int:
 def until(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     """Wait for a condition, not for a time."""
     limit, nap_s = time.monotonic() + patience_s, NAP_S
-    while not is_so():
+    while True:
+        began_s = time.thread_time()
+        if is_so():
+            return
         assert time.monotonic() < limit, f"never came to be: {what}"
-        time.sleep(nap_s)
+        time.sleep(max(nap_s, NAP_PER_LOOK * (time.thread_time() - began_s)))
         nap_s = min(nap_s * 1.25, NAP_MAX_S)
 
 
@@ -95,10 +99,12 @@ class Traces:
     def marked(self, lease: LeaseId | None = None) -> list[Identity]:
         """The living processes that carry the office's mark (and the lease's)."""
         found = []
-        for stat in self.procs.table().stats.values():
-            if stat.is_gone:
+        for pid in map(int, filter(str.isdigit, os.listdir(self.procs.root))):
+            if f"{OFFICE_MARK}={self.office}" not in self.procs.text(pid, "environ"):
                 continue
-            marks = self.procs.marks(stat.pid, "SUBLET_")
+            stat, marks = self.procs.stat(pid), self.procs.marks(pid, "SUBLET_")
+            if stat is None or stat.is_gone:
+                continue
             if marks.get(OFFICE_MARK) == self.office and lease in (None, marks.get(LEASE_MARK)):
                 found.append(stat.identity)
         return found

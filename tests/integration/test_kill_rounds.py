@@ -162,14 +162,22 @@ class Rounds:
         for name, pid in (("office", self.stage.office.pid), ("supervisor", self.stage.supervisor)):
             status = self.stage.procs.text(pid, "status")
             kib = int(status.split("VmRSS:")[1].split()[0])
-            looks = [self._held_by(pid) for _ in range(LOOKS)]  # what is open for a moment is no leak
-            fds, below = min(fds for fds, _ in looks), min(below for _, below in looks)
+            fds, below = self._held_by(pid, self.sizes[name])
             self.sizes[name].append((number, fds, below, kib))
 
-    def _held_by(self, pid: int) -> tuple[int, int]:
-        """Descriptors, and processes below it."""
-        time.sleep(LOOK_AGAIN_S)
-        return len(os.listdir(f"/proc/{pid}/fd")), sum(1 for _ in self.stage.procs.table().below([pid])) - 1
+    def _held_by(self, pid: int, before: list[tuple[int, int, int, int]]) -> tuple[int, int]:
+        """Descriptors, and processes below it. What is open for a moment is no leak, so where there is more than there
+        was the last time it is looked again."""
+        fds, below = before[-1][1:3] if before else (0, 0)
+        looks: list[tuple[int, int]] = []
+        for _ in range(LOOKS):
+            time.sleep(LOOK_AGAIN_S)
+            looks.append(
+                (len(os.listdir(f"/proc/{pid}/fd")), sum(1 for _ in self.stage.procs.table().below([pid])) - 1)
+            )
+            if looks[-1][0] <= fds and looks[-1][1] <= below:
+                break
+        return min(fds for fds, _ in looks), min(below for _, below in looks)
 
 
 def slope(points: list[tuple[int, int]]) -> float:
