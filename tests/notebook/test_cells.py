@@ -160,7 +160,7 @@ def test_a_cell_with_a_syntax_error_takes_no_lease(nb: Notebook) -> None:
     with pytest.raises(CellExecutionError, match="SyntaxError") as caught:
         nb.run("%%gpu\ny = 0\nx = = 1")
     said = str(caught.value)
-    assert re.search(r"the cell.*line 3\n +x = = 1\n +\^\nSyntaxError: invalid syntax", said), said
+    assert re.search(r"the cell.*line 3\n +x = = 1\n +\^+\nSyntaxError: invalid syntax", said), said
     assert "sublet/notebook" not in said
     assert text(nb.run("%gpu")) == "no lease is held\n"
 
