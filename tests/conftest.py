@@ -229,14 +229,34 @@ def pytest_collectstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()
+    _keep_what_is_there()
     gc.enable()
 
 
+LOOK_AFTER: Final = (20_000, 20, 1_000)
+"""As good as never at everything: where a test has imported PyTorch or drawn a figure, or where all reports are kept,
+that is a walk through half a million objects that stay. A test that wants garbage gone says so."""
+
+
+def _keep_what_is_there() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """pytest looks for garbage five times more. What tests imported is none, and is walked through once."""
+    _keep_what_is_there()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(*LOOK_AFTER)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # started with `nohup`, the suite sees what it always sees
     config.pluginmanager.register(LeftOut(require_all=os.environ.get("SUBLET_REQUIRE_ALL") == "1"), "sublet-left-out")
+    if config.pluginmanager.hasplugin("xdist") and not hasattr(config, "workerinput"):
+        from tests.handing_out import HandingOut
+
+        config.pluginmanager.register(HandingOut(), "sublet-handing-out")
     if os.environ.get("SUBLET_AGAIN") == "1" and not hasattr(config, "workerinput"):
         config.pluginmanager.register(
             Again(), "sublet-again"
