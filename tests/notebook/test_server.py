@@ -271,6 +271,27 @@ def test_a_device_that_is_taken_between_cells_leaves_what_was_on_it(kernel: Kern
     assert values[0].replace("(0,", "(1,") == values[1], second.messages
 
 
+LISTENS = """
+import logging
+heard, ear = [], logging.Handler(logging.WARNING)
+ear.emit = lambda record: heard.append(record.getMessage())
+logging.getLogger("sublet").addHandler(ear)
+"""
+
+
+def test_between_cells_a_lease_runs_out_without_a_word(kernel: Kernel, fabric: sublet.Fabric) -> None:
+    """It is meant to. What is logged would stand below a cell that has nothing to do with it."""
+    kernel.run(LISTENS)
+    try:
+        kernel.run("%gpu release")
+        assert not kernel.run("%%gpu --ttl 2s\n1").of("error")
+        until("the lease is over", lambda: not live(fabric))
+        assert kernel.run("%%gpu\n2").of("execute_result")
+        assert "nothing r" not in kernel.run("print(heard)").text()  # runs, ran
+    finally:
+        kernel.run("logging.getLogger('sublet').removeHandler(ear)\ndel heard, ear, logging")
+
+
 def test_a_restart_gives_the_lease_back(kernel: Kernel, fabric: sublet.Fabric) -> None:
     assert kernel.run("%%gpu --vram 64MiB\nprint(1)").text() == "1\n"
     assert live(fabric)

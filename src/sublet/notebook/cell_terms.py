@@ -6,21 +6,33 @@ import contextlib
 import difflib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sublet.errors import CapacityExceeded, InvalidRequest, SubletError
+from sublet.errors import CapacityExceeded, CheckpointFailed, InvalidRequest, SubletError
+from sublet.notebook.kernel_line import Message
 from sublet.notebook.options import CellOptions
-from sublet.notebook.status import Running, coarse
+from sublet.notebook.status import CellBill, Running, coarse
 from sublet.values import Kind, format_size
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
 
-__all__ = ["as_numbered", "check_names", "fits", "look_in", "running", "with_what_is_free"]
+__all__ = ["Ran", "as_numbered", "check_names", "fits", "look_in", "quiet", "running", "with_what_is_free"]
 
 DEVICES_MAX: Final = 4
 """In one sentence."""
+
+
+class Ran(NamedTuple):
+    """A cell that came to its end."""
+
+    reply: Message
+    bill: CellBill
+    said: str
+    """What of its variables is worth a word."""
+    failed: CheckpointFailed | None
+    """What stays on the device could not be saved."""
 
 
 def as_numbered(source: str) -> str:
@@ -37,6 +49,12 @@ def check_names(options: CellOptions, names: Mapping[str, object]) -> None:
         raise InvalidRequest(
             f"there is no variable {missing[0]}{hint}", do="Behind --in stand variables of the notebook."
         )
+
+
+def quiet(lease: Lease) -> Lease:
+    """A lease that runs out between cells without a word: it is meant to, and a word would stand below some cell."""
+    lease._held.quiet = True
+    return lease
 
 
 def fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:
@@ -73,6 +91,11 @@ def look_in(paths: tuple[str, ...]) -> None:
     """In the guest: import from there as well."""
     import os
 
+    if missing := [path for path in paths if not os.path.exists(path)]:
+        raise InvalidRequest(
+            f"--with {missing[0]}: there is no such file or folder where the cell runs",
+            do="Behind --with stands a folder, or a file, that the cell imports from.",
+        )
     for path in reversed(paths):
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         if folder not in sys.path:

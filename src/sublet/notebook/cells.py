@@ -10,24 +10,24 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.compute.kernel_guest import KernelGuest
-from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, SubletError
+from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, OutOfMemory, SubletError, WorkerLost
 from sublet.notebook import guest_side
 from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
-from sublet.notebook.bill import NotebookBill, since_end
-from sublet.notebook.cell_terms import as_numbered, check_names, fits, look_in, running, with_what_is_free
+from sublet.notebook.bill import NotebookBill, bill_in_the_end
+from sublet.notebook.cell_terms import Ran, as_numbered, check_names, fits, look_in, quiet, running, with_what_is_free
 from sublet.notebook.explain import explain
-from sublet.notebook.front import Front, StatusLine, failed_cell, say
+from sublet.notebook.front import SILENT, Front, StatusLine, failed_cell, say
 from sublet.notebook.going_on import give_up, go_on, is_parked, wait_until_gone
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
 from sublet.notebook.kernel_line import LOOK_S, KernelLine, Message
 from sublet.notebook.lending import Lender
-from sublet.notebook.news import RERUN, session_ended, what_ended
+from sublet.notebook.news import RERUN, process_lost, session_ended, what_ended
 from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
@@ -50,19 +50,6 @@ VRAM_DEFAULT = 1 * GIB
 """What a cell asks for that does not say."""
 QUICK_S: Final = 0.1
 """Of a cell that is over by then, and said nothing, nobody is told that it runs: only that it is done."""
-SILENT: Final = frozenset({"status", "execute_input"})
-"""Messages that show nothing."""
-
-
-class _Ran(NamedTuple):
-    """A cell that came to its end."""
-
-    reply: Message
-    bill: CellBill
-    said: str
-    """What of its variables is worth a word."""
-    failed: CheckpointFailed | None
-    """What stays on the device could not be saved."""
 
 
 class _Early(Exception):
@@ -145,6 +132,12 @@ class Cells:
             self._leave_ended()
             status.show(Ended(message=what_ended(error), do=RERUN, bill=bill))
             raise session_ended(error, handles, inside) from error
+        except (WorkerLost, OutOfMemory) as error:
+            status.show(Ended(message=error.message, do=error.do, bill=self._bill_so_far(began_s, None)))
+            raise
+        except SubletError as error:
+            status.leave(Ended(message=error.message, do=error.do))
+            raise
         lease = self.lease or lease
         price = self.bills.price(lease.id, self.fabric())
         cost, currency = price * ran.bill.held_s, self.bills.currency
@@ -169,15 +162,14 @@ class Cells:
                 lease.release()
 
     def _bill_so_far(self, began_s: float, end: LeaseEnd | None) -> CellBill | None:
-        """Of a cell that was ended: the lease is to be paid for all the same, until it was over."""
-        lease = self.lease
-        if lease is None or not lease.devices or not self._billed_s:
+        """Of a cell that was ended, with its lease or alone."""
+        lease, since_s = self.lease, self._billed_s
+        if lease is None or not lease.devices or not since_s:
             return None
-        now_s = time.monotonic() - since_end(lease.end or end, time.monotonic() - self._billed_s)
-        held_s, self._billed_s = max(0.0, now_s - self._billed_s), 0.0
+        end = lease.end or end
+        self._billed_s = time.monotonic() if end is None else 0.0
         amount = sum(one.amount for one in lease.devices)
-        busy_s = max(0.0, min(held_s, now_s - began_s - self._stood_s))
-        bill = CellBill(held_s=held_s, busy_s=busy_s, vram_byte_s=held_s * amount, stood_s=self._stood_s)
+        bill = bill_in_the_end(since_s, began_s, self._stood_s, amount, end)
         self.bills.add(number_of(self._shell), lease.id, bill)
         return bill
 
@@ -249,7 +241,7 @@ class Cells:
         wait = None if options.wait_ns is None else options.wait_ns / NS_PER_S
         terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
         with with_what_is_free(fabric):
-            self.lease = fabric.gpu(
+            lease = fabric.gpu(
                 min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
                 count=options.gpus,
                 tier=options.tier or Tier.INTERACTIVE,
@@ -259,7 +251,7 @@ class Cells:
                 labels=self.labels,
                 **terms,
             )
-        self._asked = options
+        self.lease, self._asked = quiet(lease), options
         if self._notices is not None:
             self._notices.told_for(self.lease.id)
         self._billed_s = time.monotonic()
@@ -267,8 +259,17 @@ class Cells:
 
     def _ready(self, lease: Lease, options: CellOptions, status: StatusLine) -> tuple[KernelGuest, KernelLine]:
         kernel, line = self._kernel, self._line
-        if kernel is not None and line is not None and not kernel.is_lost and kernel.lease is lease:
-            return kernel, line
+        if kernel is None or line is None or kernel.is_lost or kernel.lease is not lease:
+            try:
+                kernel, line = self._begun(lease, options, status)
+            except BaseException:
+                self._let_go()  # half of one would be taken for a whole one by the next cell
+                raise
+        if options.paths:
+            kernel.call(look_in, options.paths)
+        return kernel, line
+
+    def _begun(self, lease: Lease, options: CellOptions, status: StatusLine) -> tuple[KernelGuest, KernelLine]:
         self._let_go()
         status.show(Starting(device=lease.devices[0].id, host=lease.devices[0].host), quiet=True)
         volume, self._where = self.owner.take(self.fabric()), Whereabouts()
@@ -280,24 +281,21 @@ class Cells:
             patient=self._ahead.is_slow,
         )
         line = self._line = KernelLine(kernel.channels)
-        if options.paths:
-            kernel.call(look_in, options.paths)
         if self._front.is_terminal:
             kernel.call(be_plain)
         if volume is not None and volume.said:
             say(self._shell, volume.said)
             volume.said = ""
-        if volume is not None and self._behind not in ("", lease.id):
-            wait_until_gone(self.fabric(), self._behind)
-        self._behind = ""
+        behind, self._behind = self._behind, ""
+        if volume is not None and behind not in ("", lease.id):
+            wait_until_gone(self.fabric(), behind)
         self.handles.save_in(volume)
         try:
             self.handles.settle()
         except SubletError:
             if volume is None or not volume.is_over:
                 raise
-            self._let_go()
-            return self._ready(lease, options, status)  # what was in it went while the guest started: with another
+            return self._begun(lease, options, status)  # what was in it went while the guest started: with another
         self.handles.meet(kernel, volume)
         if news := self.handles.first_sight():
             say(self._shell, news)
@@ -318,7 +316,7 @@ class Cells:
             self._behind = kernel.lease.id
             kernel.close()
 
-    def _run(self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine) -> _Ran:
+    def _run(self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine) -> Ran:
         number = number_of(self._shell)
         kernel, line = self._ready(lease, options, status)
         try:
@@ -363,7 +361,7 @@ class Cells:
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         if came.let_go:
             said = "; ".join(filter(None, (said, self.owner.tight())))
-        return _Ran(reply, bill, said, failed)
+        return Ran(reply, bill, said, failed)
 
     def _get_away(self) -> None:
         """Somebody insists, and nobody knows now what the other side has: that is let go of."""
@@ -380,11 +378,14 @@ class Cells:
     def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:
         error = kernel.why_lost()
         if lease.end is None:
+            handles = {name: one for name, one in self.handles.all().items() if one.was_of(kernel)}
             self._let_go()
+            error = process_lost(error, handles)
         return error
 
     def _execute(self, line: KernelLine, source: str, options: CellOptions, status: StatusLine) -> Message:
-        content = {"code": source, "silent": False, "store_history": False, "allow_stdin": True, "stop_on_error": True}
+        content: dict[str, Any] = {"code": source, "silent": False, "store_history": False, "stop_on_error": True}
+        content["allow_stdin"] = self._front.takes_input
         late_s = time.monotonic() + QUICK_S
 
         def look() -> float:
@@ -432,7 +433,7 @@ class Cells:
     def _go_on(self, lease: Lease, kernel: KernelGuest, options: CellOptions, status: StatusLine) -> Lease:
         assert self._fabric is not None
         began_s = time.monotonic()
-        new = self.lease = go_on(self._fabric, lease, kernel, options, status.show, self.labels)
+        new = self.lease = quiet(go_on(self._fabric, lease, kernel, options, status.show, self.labels))
         stood_s = time.monotonic() - began_s
         self._stood_s += stood_s
         self._billed_s += stood_s
