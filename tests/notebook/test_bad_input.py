@@ -91,11 +91,21 @@ def test_a_module_that_the_guest_has_not_is_named(shell: Shell, tmp_path: Path) 
     shell.run("%gpu release")
 
 
+def test_a_folder_to_import_from_that_is_not_there_is_told_by_a_new_kernel_and_by_one_that_runs(shell: Shell) -> None:
+    shell.run("%gpu release")
+    for _ in range(2):
+        answer = shell.run("%%gpu --vram 64MiB --with /nowhere_\n1")
+        assert (answer["error"], "--with /nowhere_: there is no such" in answer["said"]) == ("InvalidRequest", True)
+    assert_next_is_right(shell)
+    assert shell.run("%%gpu --with /nowhere_\n1")["error"] == "InvalidRequest"
+    assert not shell.run(f"%%gpu --with {sys.prefix}\nimport sys; assert sys.path[0] == {sys.prefix!r}")["error"]
+
+
 @pytest.mark.parametrize(
     ("last", "says"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
-        ("import os; os._exit(3)", ""),
+        ("import os; os.kill(os.getpid(), 9)", "the cell's process ended by SIGKILL"),
+        ("kept_ = iter([1]); import os; os._exit(3)", "ended with exit code 3 in the middle of the cell"),
         ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
     ],
     ids=["SIGKILL", "_exit", "SIGSEGV"],

@@ -214,6 +214,17 @@ def test_what_cannot_travel_is_named_and_the_cell_does_not_run(nb: Notebook) -> 
         nb.run("print(ran)")
 
 
+def test_who_cannot_be_asked_is_no_reason_to_wait(nb: Notebook) -> None:
+    """nbclient has nobody who types; the cell hears of that as it would in its own kernel."""
+    with pytest.raises(CellExecutionError, match="does not support input requests"):
+        nb.run("%%gpu\ninput('who? ')")
+    assert text(nb.run("%%gpu\nprint('next')")) == "next\n"
+
+
+def test_what_should_come_back_and_is_nowhere_is_told(nb: Notebook) -> None:
+    assert "no nobody came back" in status(nb.run("%%gpu --out nobody\n1"))
+
+
 def test_the_bill_adds_up(nb: Notebook) -> None:
     nb.run("%%gpu\n1")
     assert re.search(r"lease .* busy .* VRAM ", text(nb.run("%gpu bill")))

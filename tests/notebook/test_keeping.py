@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sublet.durable.store import FolderStore
-from sublet.errors import LeaseEnded, LeaseRevoked
+from sublet.errors import LeaseEnded, LeaseRevoked, Unpicklable, WorkerLost
 from sublet.lease.value import LeaseEnd, rfc3339
 from sublet.notebook import holding
 from sublet.notebook.batch.page import JobBill
@@ -20,7 +20,7 @@ from sublet.notebook.bill import NotebookBill, since_end
 from sublet.notebook.going_on import wait_until_gone
 from sublet.notebook.handles import Handles
 from sublet.notebook.interrupts import interrupts_wait
-from sublet.notebook.news import session_ended
+from sublet.notebook.news import cannot_travel, process_lost, session_ended
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import FOLDER_VARIABLE, Owner, Volume, notebook_path, volume_name
 from sublet.notebook.probing import describe, probe
@@ -106,6 +106,19 @@ def test_the_end_of_a_session_tells_who_why_when_and_what_there_is() -> None:
     said = str(session_ended(LeaseEnded("it ended"), {}, inside))
     assert "saved within this cell at 2023-11-1" in said
     assert ": step; the next cell on a device goes on from there" in said
+
+
+def test_what_cannot_travel_is_told_by_the_notebooks_names() -> None:
+    found = [("s.comm._lock", "a thread lock"), ("s.kernel.socket", "a socket"), ("lock", "a thread lock")]
+    error = cannot_travel(Unpicklable("long", path="s.comm._lock", blockers=found), is_any=True)
+    assert error.message == "this cell needs what cannot travel: s: a thread lock, at s.comm._lock; lock: a thread lock"
+    assert "--in" in error.do
+    assert "--in" not in cannot_travel(error, is_any=False).do
+
+
+def test_what_went_with_a_process_is_told() -> None:
+    handles = {"w": handle(wall_ns=SAVED_NS), "it": handle(lost="a generator")}
+    assert process_lost(WorkerLost("it ended"), handles).message == "it ended; lost with it: it (a generator)"
 
 
 def test_a_bill_has_a_row_for_each_cell_and_the_sum() -> None:

@@ -107,6 +107,18 @@ def test_it_asks_for_input(line: KernelLine) -> None:
     assert shown.text == "hello Ada\n"
 
 
+def test_what_the_one_who_shows_raises_stops_the_cell_and_not_the_next(line: KernelLine) -> None:
+    def nobody_is_there(channel: str, message: Message) -> None:
+        if channel == "stdin":
+            raise EOFError
+
+    with pytest.raises(EOFError):
+        line.execute("input('who? ')", nobody_is_there)
+    shown = Shown()
+    line.execute("print('next')", shown)
+    assert shown.text == "next\n"
+
+
 def test_an_interrupt_stops_the_cell_and_nothing_else(line: KernelLine) -> None:
     shown = Shown()
     line.execute("x = 6 * 7", shown)

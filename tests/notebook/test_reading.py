@@ -59,6 +59,7 @@ READS = [
     ("def f(x):\n    return [x + y for y in g]", "g", "f"),
     ("def f():\n    try: pass\n    except E as e: return e", "E", "f"),
     ("get_ipython().system('ls {folder} $HOME')", "get_ipython folder HOME", ""),
+    ("get_ipython().run_cell_magic('bash', '--out {a}', 'echo $x')", "get_ipython a", ""),
     ("get_ipython().run_line_magic('time', 'f(x)')", "get_ipython f x", ""),
     ("get_ipython().run_cell_magic('time', '', 'y = f(x)\\ny\\n')", "get_ipython f x", "y"),
     ("get_ipython().run_line_magic('timeit', '-n 1 -r 1 f(x)')", "get_ipython f x r", None),
@@ -84,7 +85,8 @@ def test_what_a_cell_reads_and_binds(source: str, reads: str, binds: str | None)
         "dir()",
         "def f():\n    return globals()",
         "get_ipython().run_line_magic('run', 'other.py')",
-        "get_ipython().run_cell_magic('html', '', 'x')",
+        "get_ipython().run_cell_magic('mine', '', 'x')",
+        "get_ipython().run_line_magic('who', '')",
         "f = lambda: eval('x')",
         "[eval(x) for x in xs]",
     ],
@@ -95,7 +97,17 @@ def test_what_reaches_any_name_is_said_with_its_line(source: str) -> None:
     assert all(one.line >= 2 for one in reading.opaque)
 
 
-@pytest.mark.parametrize("source", ["vars(x)", "dir(x)", "compile(x, '', 'exec')", "x.eval()"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "vars(x)",
+        "dir(x)",
+        "compile(x, '', 'exec')",
+        "x.eval()",
+        "get_ipython().run_cell_magic('bash', '--out said', 'echo $x')",
+        "get_ipython().run_cell_magic('html', '', 'x')",
+    ],
+)
 def test_what_only_looks_like_it_is_not(source: str) -> None:
     assert not read_cell(source).opaque
 

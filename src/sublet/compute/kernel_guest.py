@@ -12,7 +12,7 @@ from sublet.compute.calls import Pending
 from sublet.compute.functions import checked_callable
 from sublet.compute.outcomes import read
 from sublet.compute.shown import folder_for, interpreter_for
-from sublet.compute.worker_guest import check_python, end_worker, why_lost
+from sublet.compute.worker_guest import CELL, check_python, end_worker, why_lost
 from sublet.compute.workers import Job, Worker
 from sublet.errors import SubletError
 from sublet.wire.conversation import Conversation
@@ -64,7 +64,7 @@ class KernelGuest:
             line = Line(open_line(lease, self.guest.id, Service.WORK))
             self._worker = Worker(line, lease.id, self.guest, lambda: end_worker(self.guest))
         except SubletError as error:
-            raise why_lost(lease, self.guest) from error
+            raise why_lost(lease, self.guest, "before it could begin", CELL) from error
 
     @property
     def is_lost(self) -> bool:
@@ -102,7 +102,7 @@ class KernelGuest:
 
     def why_lost(self) -> SubletError:
         """Why it does not answer any more: with the lease, or by itself."""
-        return why_lost(self.lease, self.guest)
+        return why_lost(self.lease, self.guest, words=CELL)
 
     def close(self) -> None:
         """Hang up. The kernel goes on until its lease ends."""

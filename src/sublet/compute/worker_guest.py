@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sublet.client.guests import environment, start_spec
 from sublet.compute.shown import folder_for, interpreter_for
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.compute.workers import Options
 
-__all__ = ["IMPORTS", "check_python", "end_worker", "parked_worker", "start_worker", "why_lost"]
+__all__ = ["CELL", "IMPORTS", "Words", "check_python", "end_worker", "parked_worker", "start_worker", "why_lost"]
 
 ENTRY: Final = "sublet.guest.worker:main"
 IMPORTS: Final = ("sublet.guest.worker", "asyncio", "cloudpickle?", "numpy?", "torch?", "warp?")
@@ -39,6 +39,25 @@ TAIL_BYTES: Final = 1500
 """Of what it said last, in the error."""
 PYTHON_WITHIN_S: Final = 20.0
 _SIGNALLED: Final = 128
+
+
+class Words(NamedTuple):
+    """What the process is to whoever reads that it is gone."""
+
+    who: str
+    work: str
+    fresh: str
+
+
+CALL: Final = Words(
+    "the worker", "call", "the next call gets a fresh worker; what functions had kept in memory is gone"
+)
+CELL: Final = Words(
+    "the cell's process",
+    "cell",
+    "the next cell gets a fresh process: what finished cells left is in the notebook, and what stays on the device "
+    "comes back where it was saved",
+)
 
 
 def start_worker(lease: Lease, options: Options) -> Guest:
@@ -105,22 +124,22 @@ def check_python(python: str) -> None:
         raise InvalidRequest(f"python={python!r} is Python {major}.{minor}", do="Workers need Python 3.11 or later.")
 
 
-def why_lost(lease: Lease, guest: Guest, when: str = "in the middle of the call") -> SubletError:
+def why_lost(lease: Lease, guest: Guest, when: str = "", words: Words = CALL) -> SubletError:
     """Why a worker's connection broke: with the lease, or with the process."""
     try:
-        return _why_lost(lease, guest, when)
+        return _why_lost(lease, guest, when or f"in the middle of the {words.work}", words)
     finally:
         guest.close()  # what it was asked on
 
 
-def _why_lost(lease: Lease, guest: Guest, when: str) -> SubletError:
+def _why_lost(lease: Lease, guest: Guest, when: str, words: Words) -> SubletError:
     view = _last_view(lease, guest)
     end = lease.end
     reason = None if view is None else _reason_of(view)
     if reason is EndReason.OUT_OF_MEMORY:
         return OutOfMemory(
-            "the worker used more memory than its lease has, and was ended (out_of_memory)",
-            do="Use less at once, or lease more. The next call gets a fresh worker.",
+            f"{words.who} used more memory than its lease has, and was ended (out_of_memory)",
+            do=f"Use less at once, or lease more. {words.fresh[0].upper()}{words.fresh[1:]}.",
         )
     if end is None and reason is not None and reason not in (EndReason.GUEST_FAILED, EndReason.OPERATOR):
         end = LeaseEnd(reason=reason, at=rfc3339(time.time_ns()))
@@ -128,15 +147,14 @@ def _why_lost(lease: Lease, guest: Guest, when: str) -> SubletError:
         return ended_error(lease.id, end)
     if view is None or view.exit_code < 0:
         return WorkerLost(
-            "the connection to the worker broke, and nobody could say what became of it (was the supervisor ended?)",
-            do="Call again: while the lease lives, the next call gets a fresh worker; what functions had kept in "
-            "memory is gone. If that fails as well, see `sublet status`.",
+            f"the connection to {words.who} broke, and nobody could say what became of it (was the supervisor ended?)",
+            do=f"Try again: while the lease lives, {words.fresh}. If that fails as well, see `sublet status`.",
         )
     tail = _tail(guest, view)
     return WorkerLost(
-        f"the worker ended{_how(view.exit_code)} {when}{tail}",
+        f"{words.who} ended{_how(view.exit_code)} {when}{tail}",
         exit_code=view.exit_code,
-        do="The lease lives, and the next call gets a fresh worker; what functions had kept in memory is gone.",
+        do=f"The lease lives, and {words.fresh}.",
     )
 
 

@@ -233,4 +233,4 @@ def _where(volume: Volume) -> str:
 
 
 def _on_device(cells: Cells) -> str:
-    return ", ".join(sorted(cells.handles.all())) or "nothing"
+    return ", ".join(sorted(n for n, one in cells.handles.all().items() if one.is_live or one.is_saved)) or "nothing"

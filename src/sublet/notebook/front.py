@@ -18,11 +18,13 @@ from sublet.errors import SubletError
 from sublet.notebook.kernel_line import Message
 from sublet.notebook.status import CellStatus, Ended, as_html, as_text, line_of_html
 
-__all__ = ["CellFailed", "Front", "StatusLine", "failed_cell", "number_of_cell"]
+__all__ = ["SILENT", "CellFailed", "Front", "StatusLine", "failed_cell", "number_of_cell"]
 
 
 _SHOWN: Final = frozenset({"stream", "display_data", "execute_result", "error"})
 """What takes the place of an output that is to be cleared."""
+SILENT: Final = frozenset({"status", "execute_input"})
+"""Messages that show nothing."""
 
 
 class CellFailed(Exception):
@@ -113,6 +115,11 @@ class Front:
     def is_terminal(self) -> bool:
         """Whether what is shown is text, line after line; not while ``%%capture`` takes it."""
         return self.kernel is None and not hasattr(self._shell.display_pub, "outputs")
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether there is somebody to answer a question. Where nobody is the cell is told so when it asks."""
+        return self.kernel is None or bool(getattr(self.kernel, "_allow_stdin", True))
 
     @property
     def _has_numbers(self) -> bool:

@@ -85,7 +85,8 @@ class KernelLine:
     ) -> Message:
         """Wait for the end of what was asked for before: reply and idle. ``look`` is called now and then, and says
         when it would like to be again. Of ``interrupts`` each that comes is passed on; one that the kernel says came
-        when the cell was over is put back."""
+        when the cell was over is put back. What ``show`` raises stops the code, and is raised when that is over."""
+        failed: Exception | None = None
         reply: Message | None = None
         is_idle = is_late = False
         passed_on: set[str] = set()
@@ -94,7 +95,7 @@ class KernelLine:
             if reply is None and interrupts is not None and interrupts.take():
                 passed_on.add(self.interrupt(asked))
             if question and not passed_on and time.monotonic() >= then_s:
-                show("stdin", question.pop())
+                failed = self._shown(show, "stdin", question.pop(), failed, passed_on, asked)
             for channel, message in self.wait(
                 min(look(), VOID_S) if question else look(), interrupts if reply is None else None
             ):
@@ -110,10 +111,31 @@ class KernelLine:
                 elif channel == "stdin" and passed_on:  # most often the cell is over before anybody could answer
                     question = [message]
                 else:
-                    show(channel, message)
+                    failed = self._shown(show, channel, message, failed, passed_on, asked)
+        if failed is not None:
+            raise failed
         if is_late and interrupts is not None:
             interrupts.put_back()
         return reply
+
+    def _shown(
+        self,
+        show: Callable[[str, Message], None],
+        channel: str,
+        message: Message,
+        failed: Exception | None,
+        passed_on: set[str],
+        asked: str,
+    ) -> Exception | None:
+        """Shown, unless that failed before; what it raises."""
+        if failed is not None:
+            return failed
+        try:
+            show(channel, message)
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever comes next must not find this code running
+            passed_on.add(self.interrupt(asked))
+            return error
+        return None
 
     def interrupt(self, asked: str = "") -> str:
         """Stop what was asked for, or whatever runs, as Ctrl-C does; the message's id. It is over when its ``finish``

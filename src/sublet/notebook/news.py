@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sublet.errors import GpuSessionEnded, LeaseEnded
+from sublet.errors import GpuSessionEnded, LeaseEnded, OutOfMemory, SubletError, Unpicklable, WorkerLost
 from sublet.notebook.probing import MODULE
 from sublet.notebook.stays import Stays, clock_time
 from sublet.values import EndReason
@@ -14,9 +15,15 @@ from sublet.values import EndReason
 if TYPE_CHECKING:
     from sublet.notebook.shelf import About
 
-__all__ = ["RERUN", "session_ended", "what_ended"]
+__all__ = ["RERUN", "cannot_travel", "process_lost", "session_ended", "what_ended"]
 
 RERUN = "Rerun this cell to reacquire."
+ONE_DO = "Make it anew in the cell, or leave it out of what the cell reads."
+ANY_DO = "This cell can reach every name. Say with --in which it needs, or del what cannot travel."
+NAMED_MAX: Final = 8
+WHAT_MAX: Final = 100
+"""Letters of what something is, where a library said it."""
+_NAME: Final = re.compile(r"\w+")
 WHYS = {
     EndReason.EXPIRED: "its time ran out and nobody renewed it",
     EndReason.IDLE: "nothing ran under it, so it was not renewed",
@@ -62,6 +69,32 @@ def session_ended(error: LeaseEnded, handles: Mapping[str, Stays], inside: Mappi
     if error.end is not None and error.end.saved_at and not saved and not inside:
         said.append(f"last saved{_local(error.end.saved_at)}")
     return GpuSessionEnded("; ".join(said), end=error.end, do=RERUN)
+
+
+def process_lost(error: SubletError, handles: Mapping[str, Stays]) -> SubletError:
+    """The same, with what went with the process. ``handles``: what stayed there."""
+    lost = [f"{name} ({one.why_lost or 'it was not saved'})" for name, one in handles.items() if not one.is_saved]
+    if lost and isinstance(error, WorkerLost | OutOfMemory):
+        error.message = f"{error.message}; lost with it: {', '.join(lost)}"
+    return error
+
+
+def cannot_travel(error: Unpicklable, *, is_any: bool) -> Unpicklable:
+    """Of what a cell needs, by the names the notebook has for it. ``is_any``: the cell can reach every name."""
+    first: dict[str, tuple[str, str]] = {}
+    for path, what in error.blockers:
+        name = _NAME.match(path)
+        first.setdefault(path if name is None else name[0], (path, what))
+    said = [f"{n}: {what[:WHAT_MAX]}{'' if path == n else f', at {path}'}" for n, (path, what) in first.items()]
+    said = [*said[:NAMED_MAX], *([f"and {len(said) - NAMED_MAX} more"] if len(said) > NAMED_MAX else [])]
+    do = ANY_DO if is_any else ONE_DO
+    return Unpicklable(
+        f"this cell needs what cannot travel: {'; '.join(said)}",
+        path=error.path,
+        what=error.what,
+        blockers=error.blockers,
+        do=do,
+    )
 
 
 def _local(rfc3339: str) -> str:

@@ -45,9 +45,33 @@ HARMLESS: Final = frozenset(
         "load_ext",
         "reload_ext",
         "autoreload",
+        "set_env",
+        "system",
+        "sx",
+        "cat",
+        "xmode",
+        "lsmagic",
     }
 )
 """Magics that read no variable."""
+OTHER_TEXT: Final = frozenset(
+    {
+        "bash",
+        "sh",
+        "script",
+        "perl",
+        "ruby",
+        "writefile",
+        "html",
+        "HTML",
+        "javascript",
+        "js",
+        "latex",
+        "markdown",
+        "svg",
+    }
+)
+"""Magics whose body is no Python, and is taken as it stands."""
 _EXPANDED: Final = re.compile(r"\{([^{}]+)\}|\$\$?([A-Za-z_]\w*)")
 """What IPython puts in place of variables within a command."""
 _NO_CODE: Final = frozenset(
@@ -345,6 +369,8 @@ class _Reader(ast.NodeVisitor):
         if name in RUNS_CODE:
             for text in rest:
                 self._code(text, line)
+        elif name in OTHER_TEXT and kind == "run_cell_magic":
+            self._expanded(rest[0] if rest else "")
         elif name in HARMLESS:
             self._expanded(" ".join(rest))
         else:

@@ -7,10 +7,11 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sublet.errors import LeaseEnded, SubletError
+from sublet.errors import LeaseEnded, SubletError, Unpicklable
 from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.namespace import Told
+from sublet.notebook.news import cannot_travel
 from sublet.notebook.spaces import BESIDE, Outgoing, Parcel, Taken
 from sublet.notebook.stays import Stays, again, clock_time
 from sublet.values import format_size
@@ -43,12 +44,14 @@ class Came:
 
     out: Outgoing
     news: holding.News
+    missing: tuple[str, ...] = ()
+    """Names that should have come back, and are nowhere."""
 
     @property
     def text(self) -> str:
         """What is worth saying below the cell."""
         held, lost = self.news.held, self.news.lost
-        said = []
+        said = [f"no {name} came back: the cell left no such variable" for name in self.missing]
         for name, why in self.out.stays.items():
             about = held.get(name)
             kept = "not saved"
@@ -82,7 +85,10 @@ class Traffic:
         """What a cell reads, and what stood for it on an earlier device, to this one."""
         wanted = reading.reads if options.takes is None else frozenset(options.takes)
         asked = reading.asked if options.takes is None else None
-        sent = self.space.outgoing(wanted, must=True, asked=asked, late=True)
+        try:
+            sent = self.space.outgoing(wanted, must=True, asked=asked, late=True)
+        except Unpicklable as error:
+            raise cannot_travel(error, is_any=bool(reading.opaque) and options.takes is None) from None
         try:
             handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
             alive = self.handles.live()
@@ -147,7 +153,8 @@ class Traffic:
             self.fates.pop(name, None)
         if interrupted is not None:
             raise interrupted
-        return Came(out=out, news=news)
+        missing = tuple(name for name in options.gives or () if name not in self.space.names)
+        return Came(out=out, news=news, missing=missing)
 
     def _merged(self, kernel: KernelGuest, options: CellOptions, out: Outgoing) -> dict[str, str]:
         """Take it in; what could not be put together here, and why. From here on the cell has finished, whatever
