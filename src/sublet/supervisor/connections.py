@@ -52,8 +52,10 @@ class Connection:
         self._is_short = self._is_short or room < UNREAD_LEAST_BYTES
         return room
 
-    def push(self) -> None:
-        """What was said is to go out, at the end of this turn."""
+    def push(self, *, at_once: bool = False) -> None:
+        """What was said is to go out, at the end of this turn; ``at_once``: now, as far as the socket takes it."""
+        if self._is_open and at_once:
+            self._send()
         if self._is_open:
             self._unread.now(self, self.link.waiting)
         if self._is_open and not self._will_push:

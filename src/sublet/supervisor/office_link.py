@@ -76,12 +76,12 @@ class OfficeLink:
         self._connection = Connection(loop, sock, self._link, self._heard)
         self._obeying = Obeying(loop.guarded(lambda _: self.cut(mistake())), served.obey, served.are_leaving)
 
-    def report(self, reports: Reports) -> None:
+    def report(self, reports: Reports, at_once: bool = False) -> None:
         """Say it; whether it was heard is known by what the office does. It is said in the law's turn, so what cannot
         be said cuts the connection, and what is still true is said again when the office has come back."""
         with self._connection.guard():
             self._link.event(dumps(reports))
-            self._connection.push()
+            self._connection.push(at_once=at_once)
 
     def cut(self, error: SubletError) -> None:
         """Another office took over."""

@@ -57,7 +57,7 @@ from sublet.wire.guests import (
 )
 from sublet.wire.guests import Guests as GuestList
 from sublet.wire.happenings import Hello
-from sublet.wire.orders import Report
+from sublet.wire.orders import End, Report
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.sockets import peer_of
 
@@ -305,6 +305,8 @@ class Supervisor:
         now_ns = self.loop.now_ns()
         for order in orders.orders:
             self.node.send(order, now_ns=now_ns, incarnation=orders.incarnation)
+        if not any(isinstance(order, End) for order in orders.orders):
+            self._say(at_once=True)  # that a lease is held somebody waits for, and for the rest of this turn nobody
         self._step()
 
     def are_leaving(self) -> bool:
@@ -427,11 +429,11 @@ class Supervisor:
         if wake_ns is not None:
             self._timer = self.loop.at(wake_ns, self._step)
 
-    def _say(self) -> None:
+    def _say(self, *, at_once: bool = False) -> None:
         if self._reports and self._office is not None:
             reports, self._reports = self._reports, []
             for start in range(0, len(reports), REPORTS_MAX):
-                self._office.report(Reports(reports=tuple(reports[start : start + REPORTS_MAX])))
+                self._office.report(Reports(reports=tuple(reports[start : start + REPORTS_MAX])), at_once)
             self.guests.priority.back()
         elif self._office is None:
             self._reports.clear()  # what is still true is said again when an office comes
