@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -56,11 +57,17 @@ LOADERS: Final = frozenset(("pickle", "_pickle", "marshal", "shelve", "dill", "c
 Found = Iterator[tuple[int, str]]
 
 
+@lru_cache(maxsize=1)
+def walked(tree: ast.AST) -> list[ast.AST]:
+    """All of it, once for all rules."""
+    return list(ast.walk(tree))
+
+
 def reads_the_world(tree: ast.AST) -> Found:
     for line, name in imported(tree):
         if name in WORLD:
             yield line, f"a pure room imports {name}; take what it would tell as an argument, or be an edge"
-    for node in ast.walk(tree):
+    for node in walked(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr="now" | "utcnow" | "today" as attr)):
                 yield node.lineno, f".{attr}() reads a clock; take now_ns as an argument"
@@ -74,7 +81,7 @@ def loads_client_bytes(tree: ast.AST) -> Found:
     for line, name in imported(tree):
         if name in LOADERS:
             yield line, f"the control plane never unpickles ({name}); keep the bytes opaque, the guest loads them"
-    for node in ast.walk(tree):
+    for node in walked(tree):
         match node:
             case ast.Call(func=ast.Name(id="eval" | "exec" | "__import__" as name)):
                 yield node.lineno, f"{name}() runs what somebody sent; decode into a declared type instead"
@@ -85,7 +92,7 @@ def loads_client_bytes(tree: ast.AST) -> Found:
 
 
 def starts_a_shell(tree: ast.AST) -> Found:
-    for node in ast.walk(tree):
+    for node in walked(tree):
         match node:
             case ast.Call(keywords=keywords) if any(
                 k.arg == "shell" and not (isinstance(k.value, ast.Constant) and k.value.value is False)
@@ -99,9 +106,9 @@ def starts_a_shell(tree: ast.AST) -> Found:
 
 
 def numbers_its_blanks(tree: ast.AST) -> Found:
-    for node in ast.walk(tree):
+    for node in walked(tree):
         match node:
-            case ast.Constant(value=str(text)) if re.search(r"\b[A-Z]{3,}\b.*[\s(,]\?\d", text):
+            case ast.Constant(value=str(text)) if "?" in text and re.search(r"\b[A-Z]{3,}\b.*[\s(,]\?\d", text):
                 yield node.lineno, "Python 3.12 before 3.12.4 warns of ?1 in SQL; write ?, and give the value twice"
             case _:
                 pass
@@ -118,7 +125,7 @@ def is_too_long(source: str) -> Found:
 
 def imported(tree: ast.AST) -> Found:
     """Line and first part of the name of everything imported from outside, wherever it stands."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, alias.name.partition(".")[0]) for alias in names)
