@@ -173,6 +173,8 @@ def test_a_cell_whose_lease_was_taken_pays_until_its_end() -> None:
     assert [row.split()[1] for row in rows] == ["10.0s", "1.5s", "0.0s", "1.0s"]
     assert total.split()[1:3] == ["12.5s", "3.5s"]
     assert office.startswith("the lease in all, with the time between cells: 11.5s")
+    bill.add(7, "l-1", CellBill(held_s=3.0, busy_s=3.0, vram_byte_s=3 * mib, stood_s=1.0))  # part of it under another
+    assert [row.split()[1] for row in bill.text([line]).splitlines()[1:6]] == ["10.0s", "2.0s", "8.0s", "1.0s", "3.0s"]
 
 
 def test_a_cell_is_told_of_the_end_a_moment_later_and_does_not_pay_for_that() -> None:

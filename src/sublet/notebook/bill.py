@@ -36,6 +36,8 @@ class NotebookBill:
 
     rows: list[Row] = field(default_factory=list)
     total: CellBill = field(default_factory=CellBill)
+    suspended: set[str] = field(default_factory=set)
+    """Leases that were taken from a cell that went on under another, under which its row stands."""
     currency: str = ""
     """In which the office reckons, once it has said so."""
     _prices: dict[str, float] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class NotebookBill:
     def text(self, office: Sequence[BillLine] = ()) -> str:
         """As a table; columns in which nothing ever stood are left out. ``office``: its bill by leases, from which the
         cost of a cell is its share of its lease's time."""
-        mine = {lease for _, lease, _ in self.rows}
+        mine = {lease for _, lease, _ in self.rows} | self.suspended
         lines = [line for line in office if line.key in mine]
         self._learn(lines)
         billed = _within(self.rows, lines)
@@ -108,10 +110,12 @@ def since_end(end: LeaseEnd | None, most_s: float) -> float:
 
 def _within(rows: Sequence[Row], lines: Sequence[BillLine]) -> list[Row]:
     """No lease was held for longer than the office says. What its cells have on top of that is the last one's, who was
-    told of the end a moment after it."""
+    told of the end a moment after it. Of one that was suspended part was under a lease before."""
     found = list(rows)
     for line in lines:
         mine = [n for n, (_, lease, _) in enumerate(found) if lease == line.key]
+        if any(found[n][2].stood_s for n in mine):
+            continue
         over_s = sum(found[n][2].held_s for n in mine) - line.held_seconds
         for n in reversed(mine):
             if over_s <= 0:

@@ -435,8 +435,8 @@ class Cells:
         began_s = time.monotonic()
         new = self.lease = quiet(go_on(self._fabric, lease, kernel, options, status.show, self.labels))
         stood_s = time.monotonic() - began_s
-        self._stood_s += stood_s
-        self._billed_s += stood_s
+        self._stood_s, self._billed_s = self._stood_s + stood_s, self._billed_s + stood_s
+        self.bills.suspended.add(lease.id)
         return new
 
     def _answer(self, question: Message, text: str) -> None:
