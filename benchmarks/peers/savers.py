@@ -1,7 +1,8 @@
 """Other ways to write Python state to a file: safetensors, joblib, dill, cloudpickle; in an environment of their own.
 
 One program holds the state and, for each line it reads, saves it in one way, syncs the file, and says how long it took
-and how many bytes there are. None of them syncs by itself, so the sync is ours and is the same for all.
+and how many bytes there are; or reads back what it saved, once the file has been dropped from the page cache. None of
+them syncs by itself, so the sync is ours and is the same for all.
 """
 
 from __future__ import annotations
@@ -44,9 +45,18 @@ def by_name(write):
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     return time.perf_counter() - began, os.path.getsize(path)
+def cold(way, load):
+    ways[way]()
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    began = time.perf_counter()
+    load(path)
+    return time.perf_counter() - began, os.path.getsize(path)
 ways = {
     "safetensors": lambda: by_name(lambda path: safetensors.numpy.save_file(state, path)),
     "joblib": lambda: synced(lambda file: joblib.dump(state, file)),
+    "cold safetensors": lambda: cold("safetensors", safetensors.numpy.load_file),
+    "cold joblib": lambda: cold("joblib", joblib.load),
     "small joblib": lambda: synced(lambda file: joblib.dump(small, file)),
     "small dill": lambda: synced(lambda file: dill.dump(small, file)),
     "small cloudpickle": lambda: synced(lambda file: cloudpickle.dump(small, file)),

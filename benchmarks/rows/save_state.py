@@ -8,6 +8,7 @@ A cold restore is one whose files were dropped from the page cache.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import os
@@ -33,6 +34,7 @@ from sublet.durable.store import FolderStore
 MIB: Final = int(os.environ.get("SUBLET_BENCH_STATE_MIB", "1024"))
 PAIRS: Final = 9
 CHANGES: Final = 10
+OTHERS: Final = ("safetensors", "joblib")
 FULL: Final = "full save"
 COLD: Final = "cold restore"
 WARM: Final = "warm restore"
@@ -94,7 +96,10 @@ def measure(bench: Bench) -> list[Figure]:
         bench.note("This kernel does not track pages; the figures that need it are those of the hash pass.")
     ours, plain = Ours(bench.folder / "ours", state), Plain(bench.folder / "plain", state)
     theirs = Torch(bench.folder / "torch", state, torch)
-    figures = [*_full(bench, ours, plain, theirs, pairs), *_restores(bench, ours, plain, theirs, pairs)]
+    with contextlib.ExitStack() as stack:
+        savers = _savers(bench, stack, sum(view.nbytes for view in plain.views))
+        figures = _full(bench, ours, plain, theirs, savers, pairs)
+        figures += _restores(bench, ours, plain, theirs, savers, pairs)
     figures += _changes(bench, ours, state, pairs)
     figures += _loop(bench, _state(size, np, torch), bench.folder / "loop", pairs)  # one that nobody else has looked at
     figures += _tracking(bench, state["a"], pairs)
@@ -164,12 +169,31 @@ class Torch:
             warnings.simplefilter("ignore")  # that this is one process
             return _timed(lambda: save(self.state, checkpoint_id=self.folder))
 
+    def load_distributed(self) -> float:
+        """Into tensors that are there already; it has no other way."""
+        load = importlib.import_module("torch.distributed.checkpoint").load
+        into = {name: self.torch.empty_like(value) for name, value in self.state.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _timed(lambda: load(into, checkpoint_id=self.folder))
+
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.file.unlink(missing_ok=True)
 
 
-def _full(bench: Bench, ours: Ours, plain: Plain, theirs: Torch, pairs: int) -> list[Figure]:
+def _savers(bench: Bench, stack: contextlib.ExitStack, size: int) -> Savers | None:
+    """None where they cannot be had."""
+    try:
+        savers = stack.enter_context(Savers.running(bench.folder, size))
+    except RuntimeError as error:
+        bench.note(f"safetensors and joblib were not run ({error}).")
+        return None
+    bench.versions.update(savers.versions)
+    return savers
+
+
+def _full(bench: Bench, ours: Ours, plain: Plain, theirs: Torch, savers: Savers | None, pairs: int) -> list[Figure]:
     def full() -> float:
         ours.fresh()
         return ours.save()[0]
@@ -178,22 +202,20 @@ def _full(bench: Bench, ours: Ours, plain: Plain, theirs: Torch, pairs: int) -> 
     for name, save in (("torch.save", theirs.save), ("torch.distributed.checkpoint", theirs.distributed)):
         figures.append(_pairs(bench, f"{FULL}, against {name}", full, save, pairs, name))
     theirs.remove()
-    try:
-        with Savers.running(bench.folder, sum(view.nbytes for view in plain.views)) as savers:
-            bench.versions.update(savers.versions)
-            for way in ("safetensors", "joblib"):
-                peer = _first_of(savers, way)
-                figures.append(_pairs(bench, f"{FULL}, against {way}", full, peer, max(pairs // 2, 1), way))
-    except RuntimeError as error:
-        bench.note(f"safetensors and joblib were not run ({error}).")
+    for way, peer in _others(savers, ""):
+        figures.append(_pairs(bench, f"{FULL}, against {way}", full, peer, max(pairs // 2, 1), way))
     return figures
+
+
+def _others(savers: Savers | None, how: str) -> list[tuple[str, Callable[[], float]]]:
+    return [] if savers is None else [(way, _first_of(savers, how + way)) for way in OTHERS]
 
 
 def _first_of(savers: Savers, way: str) -> Callable[[], float]:
     return lambda: savers.save(way)[0]
 
 
-def _restores(bench: Bench, ours: Ours, plain: Plain, theirs: Torch, pairs: int) -> list[Figure]:
+def _restores(bench: Bench, ours: Ours, plain: Plain, theirs: Torch, savers: Savers | None, pairs: int) -> list[Figure]:
     ours.fresh()
     ours.save()
     plain.save()
@@ -201,7 +223,7 @@ def _restores(bench: Bench, ours: Ours, plain: Plain, theirs: Torch, pairs: int)
 
     def cold(call: Callable[[], float]) -> Callable[[], float]:
         def timed() -> float:
-            for path in (*ours.folder.rglob("*"), plain.path, theirs.file):
+            for path in (*ours.folder.rglob("*"), plain.path, theirs.file, *theirs.folder.rglob("*")):
                 if path.is_file():
                     with open(path, "rb") as file:
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -214,7 +236,14 @@ def _restores(bench: Bench, ours: Ours, plain: Plain, theirs: Torch, pairs: int)
         _pairs(bench, f"{COLD}, against torch.load", cold(ours.restore), cold(theirs.load), pairs, "torch.load"),
         _pairs(bench, WARM, ours.restore, lambda: _hash_pass(plain.views), pairs, "one hash pass, one thread"),
     ]
+    theirs.distributed()
+    name, few = "torch.distributed.checkpoint", max(pairs // 2, 1)
+    figures.append(
+        _pairs(bench, f"{COLD}, against {name}", cold(ours.restore), cold(theirs.load_distributed), few, name)
+    )
     theirs.remove()
+    for way, peer in _others(savers, "cold "):
+        figures.append(_pairs(bench, f"{COLD}, against {way}", cold(ours.restore), peer, few, way))
     return figures
 
 
