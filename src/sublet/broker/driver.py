@@ -260,7 +260,7 @@ class Driver:
                 waiting = self._pending.popleft()
                 outcome = self.ledger.handle(waiting.command, now)
                 if waiting.wanted and not isinstance(outcome.answer, SubletError):
-                    waiting.value = outcome.answer if waiting.render is None else waiting.render(outcome.answer, now)
+                    waiting.decided(outcome.answer, now, more=bool(self._pending))
                 events.extend(outcome.events)
                 batch.append((waiting, outcome))
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office below
@@ -319,6 +319,7 @@ class Driver:
         if holding or len(batch) > ANSWERED_FIRST:
             self._tick_touched(now)
         for waiting, outcome in batch:
+            waiting.make()  # as late as this, so that an agent that is waited for has its order by now
             if isinstance(waiting.command, AgentReport):
                 if isinstance(waiting.command.report, NotHeld):
                     self._refused(waiting.command.report)

@@ -16,7 +16,7 @@ __all__ = ["Holds", "Waiting", "not_confirmed", "not_held", "too_many"]
 class Waiting:
     """One command, and who wants to know what it came to: a future, or a function that is told (``then``)."""
 
-    __slots__ = ("_future", "_then", "command", "lease", "number", "render", "until_s", "value")
+    __slots__ = ("_decided", "_future", "_render", "_then", "_value", "command", "lease", "number", "until_s")
 
     def __init__(
         self,
@@ -26,16 +26,17 @@ class Waiting:
         then: Callable[[Any, SubletError | None], None] | None = None,
     ) -> None:
         self.command = command
-        self.render = render
         self.lease = LeaseId("")
         """With ``number``: the order that an agent must hold before the answer is given."""
         self.number = 0
-        self.value: Any = None
-        """The answer, made at the moment of the decision."""
         self.until_s: float | None = None
         """How long it waits for that, by the clock of the loop; None: it does not."""
         self._future = future
         self._then = then
+        self._render = render
+        self._decided: tuple[Any, Any] | None = None
+        """What it came to, and when, until it has its outer form."""
+        self._value: Any = None
 
     @property
     def wanted(self) -> bool:
@@ -48,13 +49,27 @@ class Waiting:
             self._future = make()
         return self._future
 
+    def decided(self, answer: Any, now: Any, *, more: bool) -> None:
+        """This is what it came to. ``more``: something else is decided before ``make`` is called, and may change what
+        the answer speaks of."""
+        self._decided = (answer, now)
+        if more:
+            self.make()
+
+    def make(self) -> None:
+        """Give the answer its outer form, if it has none yet."""
+        if self._decided is not None:
+            (answer, now), self._decided = self._decided, None
+            self._value = answer if self._render is None else self._render(answer, now)
+
     def answer(self) -> None:
-        """Give what was made ready."""
+        """Give it."""
+        self.make()
         then, self._then = self._then, None
         if then is not None:
-            then(self.value, None)
+            then(self._value, None)
         if self._future is not None and not self._future.done():
-            self._future.set_result(self.value)
+            self._future.set_result(self._value)
 
     def fail(self, error: SubletError) -> None:
         """Give an error instead."""

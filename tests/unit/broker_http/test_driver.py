@@ -228,6 +228,34 @@ def test_an_answer_says_what_was_decided_for_it_and_not_what_came_later() -> Non
     run(story)
 
 
+@pytest.mark.parametrize(
+    ("many", "events"),
+    [
+        (1, ["order l0", "answer l0 at 0"]),
+        # What is decided for a second one may change what the first answer speaks of.
+        (3, ["answer l0 at 0", "answer l1 at 0", "order l0", "order l1", "order l2", "answer l2 at 0"]),
+    ],
+)
+def test_an_answer_is_made_while_the_agent_is_at_work_unless_something_else_is_decided_before(
+    many: int, events: list[str]
+) -> None:
+    async def story() -> None:
+        async with bench() as b:
+            seen: list[str] = []
+            began_ns = b.clock.now_ns()
+            b.agent.send = lambda order, **_: seen.append(f"order {order.lease}")  # type: ignore[method-assign]
+
+            def render(answer: Any, now: Any) -> None:
+                seen.append(f"answer {answer.lease.id} at {now.ns - began_ns}")
+
+            asked = [b.driver.submit(acquire(f"l{number}"), render) for number in range(many)]
+            await turns()
+            assert seen == events
+            assert not any(one.done() for one in asked), "nobody has said that it is held"
+
+    run(story)
+
+
 def test_a_mistake_is_told_to_its_caller_and_to_nobody_else() -> None:
     """An error of one command in a batch leaves the others of the batch alone."""
 
