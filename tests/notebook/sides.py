@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
 import subprocess
 import sys
@@ -49,7 +50,8 @@ class Other:
 
 
 def serve() -> None:
-    """In the other process."""
+    """In the other process, which loads much that stays, and looks for garbage seldom."""
+    gc.set_threshold(20_000, 20, 1_000)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     while True:
