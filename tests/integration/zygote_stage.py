@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -187,7 +188,11 @@ open("/dev/tty", "w").write("by name\\n")
     child.go()
     os.write(ours, b"typed\n")
     _, status, _ = os.wait4(child.pid, 0)
-    return os.read(ours, 4096).decode(), os.waitstatus_to_exitcode(status)
+    said = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while b"by name" not in said and select.select([ours], [], [], PATIENCE_S)[0]:  # it comes in pieces
+            said += os.read(ours, 4096)
+    return said.decode(), os.waitstatus_to_exitcode(status)
 
 
 @scene
