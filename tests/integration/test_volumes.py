@@ -146,7 +146,7 @@ def test_the_command_line_shows_checks_and_removes(fabric: sublet.Fabric, home: 
     until(lambda: is_kept(fabric, "shown"))
     assert run(home, "volume", "rm", "shown").returncode == 0
     until(lambda: "shown" not in [volume.name for volume in fabric.volumes()])
-    audit = run(home, "audit", "log", "--lines", "5").stdout  # and it says of which volume
+    audit = run(home, "audit", "log", "--lines", "50").stdout  # and it says of which volume
     assert re.search(r"operator:local +volume_removing +local shown ", audit), audit
     assert re.search(r"office +volume_removed +local shown ", audit), audit
     for words in (("show", "shown"), ("rm", "shown"), ("verify", "shown")):
