@@ -45,6 +45,17 @@ class Copied:
         """For reading: each byte is compared with its checksum, as everywhere."""
         return Checkpoint(Stored(self.manifest, self.folder))
 
+    def check(self) -> None:
+        """Compare everything that it needs with its checksums. Raises ``CheckpointDamaged``."""
+        stored = Stored(self.manifest, self.folder)
+        try:
+            chunks = {chunk[0]: chunk for one in stored.each_record() for blob in one.blobs for chunk in blob.chunks()}
+            for digest, _, length in chunks.values():
+                pack, entry = stored.place(digest, length)
+                pack.content(entry)
+        finally:
+            stored.close()
+
     def packs(self) -> dict[bytes, Path]:
         return {ref.name: self.folder / file_name(ref.name) for ref in self.manifest.packs}
 
@@ -52,10 +63,12 @@ class Copied:
 def copy_checkpoint(store: CheckpointStore, source: str) -> CopiedIn:
     """Make the newest checkpoint of ``source`` the newest of this store; its number is the one it has here, 0 where
     there is none. ``source``: what the store understands, a folder or a ticket for a volume. Raises
-    ``CapacityExceeded`` or ``CheckpointFailed`` for what has no room, before anything is written."""
+    ``CapacityExceeded`` or ``CheckpointFailed`` for what has no room, before anything is written, and
+    ``CheckpointDamaged`` rather than spread damage."""
     with store.copied(source) as copied:
         if copied is None:
             return CopiedIn(number=0)
+        copied.check()
         who, newest = store.who, store.newest()
         manifest = replace(copied.manifest, number=newest + 1, parent=newest, lease=who.lease, epoch=who.epoch)
         path = copied.folder / "manifest"

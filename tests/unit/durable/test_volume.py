@@ -342,6 +342,21 @@ def test_a_copy_of_another_volume_is_published_as_ones_own(desk: Desk, tmp_path:
     assert not list((desk.folder / "staging" / str(E5)).iterdir())
 
 
+def test_damage_is_not_copied(desk: Desk, tmp_path: Path) -> None:
+    other = Desk(tmp_path / "other")
+    Durable(os.urandom(300_000), other).checkpoint()
+    (pack,) = (other.folder / "packs").iterdir()
+    data = bytearray(pack.read_bytes())
+    data[1000] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    store = VolumeStore(desk)
+    with pytest.raises(CheckpointDamaged):
+        copy_checkpoint(store, str(other.folder))
+    assert store.newest() == 0
+    assert not list((desk.folder / "staging" / str(E5)).iterdir())
+
+
 def test_what_has_no_room_is_refused_with_what_it_needs(desk: Desk, tmp_path: Path) -> None:
     other = Desk(tmp_path / "other")
     Durable(os.urandom(300_000), other).checkpoint()
