@@ -201,6 +201,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = _by_turns(items)
+        _say_groups(items)
+
+
+def _say_groups(items: list[pytest.Item]) -> None:
+    """By the ids, where ``--dist=loadgroup`` finds them. pytest-xdist 3.8 would do it, and sets what pytest 9.2 no
+    longer reads: every process then sets up every file for itself."""
+    for item in items:
+        group, found = item.get_closest_marker("xdist_group"), getattr(item, "_id", None)
+        if group is not None and hasattr(found, "parse"):
+            item._id = found.parse(f"{item.nodeid}@{group.args[0]}")  # type: ignore[attr-defined]
 
 
 SEEDS: Final = "tests/simulation/test_seeds.py::test_a_thousand"
@@ -229,7 +239,7 @@ def pytest_collectstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    _keep_what_is_there()
+    gc.freeze()
     gc.enable()
 
 
@@ -238,19 +248,17 @@ LOOK_AFTER: Final = (20_000, 20, 1_000)
 that is a walk through half a million objects that stay. A test that wants garbage gone says so."""
 
 
-def _keep_what_is_there() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """pytest looks for garbage five times more. What tests imported is none, and is walked through once."""
     gc.collect()
     gc.freeze()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish() -> None:
-    """pytest looks for garbage five times more. What tests imported is none, and is walked through once."""
-    _keep_what_is_there()
-
-
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(*LOOK_AFTER)
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # a bare GPU machine may be without it
+        _same_examples_on_every_run()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # started with `nohup`, the suite sees what it always sees
     config.pluginmanager.register(LeftOut(require_all=os.environ.get("SUBLET_REQUIRE_ALL") == "1"), "sublet-left-out")
     if config.pluginmanager.hasplugin("xdist") and not hasattr(config, "workerinput"):
@@ -263,10 +271,10 @@ def pytest_configure(config: pytest.Config) -> None:
         )  # the later one is asked first, before a promise is judged
 
 
-if importlib.util.find_spec("hypothesis"):  # a bare GPU machine may be without it
+def _same_examples_on_every_run() -> None:
     from hypothesis import settings
 
-    settings.register_profile("sublet", derandomize=True, deadline=None)  # the same examples on every run
+    settings.register_profile("sublet", derandomize=True, deadline=None)
     settings.register_profile("soak", max_examples=10_000, deadline=None, print_blob=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sublet"))
 
