@@ -99,6 +99,11 @@ def train(
     """
     if spot and tier not in (None, Tier.SPOT):
         raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
+    if re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
+        raise UsageError(
+            f"{visible(command[0])} is an interpreter, and COMMAND begins with the script itself",
+            do="Write `sublet train train.py`; --python says which interpreter runs it.",
+        )
     if not command[0].startswith("-") and not os.path.exists(command[0]):  # before a volume is made for it
         raise UsageError(f"there is no file {command[0]}", do="Name the Python script that trains.")
     interpreter = sys.executable
