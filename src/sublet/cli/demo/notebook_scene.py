@@ -27,6 +27,8 @@ STOP_S: Final = 20.0
 WIDTH: Final = 105
 ROWS: Final = 40
 """From one save of the notebook to the next."""
+TOO_LITTLE: Final = 16 << 20
+"""Memory in which a suspended kernel has no room."""
 NEEDED: Final = ("nbclient", "nbconvert", "ipykernel")
 
 
@@ -63,7 +65,7 @@ def play(stage: Stage, folder: Path, out: str) -> None:
         # With room for it the office would suspend the cell, and it would just stand still for a while. Here is none:
         # so the cell is ended, which is what happens on cards that cannot be suspended.
         tenant: Json = office.operator.get("/v1/tenants/local")
-        office.operator.patch("/v1/tenants/local", {"quota": {**tenant["quota"], "memory_bytes": 1}})
+        office.operator.patch("/v1/tenants/local", {"quota": {**tenant["quota"], "memory_bytes": TOO_LITTLE}})
         code, said = _run(stage, office, source, target)
         stage.claim(code == 0, "Every cell has run.", but=said)
         _check(stage, target)
