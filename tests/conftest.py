@@ -225,6 +225,7 @@ def _by_turns(items: list[pytest.Item]) -> list[pytest.Item]:
     computing = [item for item in items if item.nodeid.startswith(COMPUTES)]
     computing.sort(key=lambda item: not item.nodeid.startswith(SEEDS))
     waiting = [item for item in items if not item.nodeid.startswith((COMPUTES, *LAST))]
+    waiting.sort(key=lambda item: not item.nodeid.startswith(TORCH_WITHIN))  # the longest of what stays together
     spread = [(at / len(some), item) for some in (computing, waiting) for at, item in enumerate(some)]
     return [item for _, item in sorted(spread, key=lambda one: one[0])] + last
 

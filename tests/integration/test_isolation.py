@@ -20,7 +20,15 @@ from sublet.supervisor.isolation import Part
 from tests.integration.isolation_attempts import ATTEMPTS
 
 HERE: Final = Path(__file__).parent
-KINDS: Final = ("root", "ordinary", "confined")
+
+
+def by_group(*kinds: str) -> list[Any]:
+    """All tests of one kind in one process of the suite: what they look at is played once, not once in each."""
+    return [pytest.param(kind, marks=pytest.mark.xdist_group(f"isolation-{kind}")) for kind in kinds]
+
+
+KINDS: Final = by_group("root", "ordinary", "confined")
+LIVING: Final = by_group("root", "ordinary")
 _FOUND: Final[dict[tuple[str, str], Any]] = {}
 
 
@@ -55,8 +63,9 @@ def test_no_attempt_gets_out_where_a_wall_is_said_to_stand(kind: str, name: str)
 
 
 @pytest.mark.slow
-def test_an_ordinary_user_is_told_what_he_lacks() -> None:
-    found = stage("isolation_stage.py", "confined")
+@pytest.mark.parametrize("kind", by_group("confined"))
+def test_an_ordinary_user_is_told_what_he_lacks(kind: str) -> None:
+    found = stage("isolation_stage.py", kind)
     assert set(found["missing"]) >= {"uid", "pid", "ipc", "mount", "net"}
     for part in ("userns", "pid", "ipc", "mount", "proc", "net", "uts"):
         [line] = [line for line in found["lines"] if line.startswith(f"{part} ")]
@@ -97,13 +106,13 @@ LIVES: Final = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", LIVES)
-@pytest.mark.parametrize("kind", ["root", "ordinary"])
+@pytest.mark.parametrize("kind", LIVING)
 def test_a_guest_lives_and_ends_within_its_walls(kind: str, scene: str) -> None:
     assert stage("isolation_life.py", kind)[scene] == LIVES[scene]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["root", "ordinary"])
+@pytest.mark.parametrize("kind", LIVING)
 def test_what_a_guest_keeps_is_in_its_own_folder(kind: str) -> None:
     code, said, owner = stage("isolation_life.py", kind)["the_own_folder_stays_and_the_rest_does_not"]
     assert code == 0
@@ -111,7 +120,7 @@ def test_what_a_guest_keeps_is_in_its_own_folder(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["root", "ordinary"])
+@pytest.mark.parametrize("kind", LIVING)
 def test_a_guest_has_the_devices_of_its_lease_and_no_others(kind: str) -> None:
     given, not_given = stage("isolation_life.py", kind)["a_device_of_the_lease_is_there"]
     assert set(given) <= {0}
