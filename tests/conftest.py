@@ -209,8 +209,8 @@ def _say_groups(items: list[pytest.Item]) -> None:
     longer reads: every process then sets up every file for itself."""
     for item in items:
         group, found = item.get_closest_marker("xdist_group"), getattr(item, "_id", None)
-        if group is not None and hasattr(found, "parse"):
-            item._id = found.parse(f"{item.nodeid}@{group.args[0]}")  # type: ignore[attr-defined]
+        if group is not None and found is not None:
+            item._id = type(found).parse(f"{item.nodeid}@{group.args[0]}")
 
 
 SEEDS: Final = "tests/simulation/test_seeds.py::test_a_thousand"
