@@ -55,8 +55,7 @@ CALL: Final = Words(
 CELL: Final = Words(
     "the cell's process",
     "cell",
-    "the next cell gets a fresh process: what finished cells left is in the notebook, and what stays on the device "
-    "comes back where it was saved",
+    "the next cell gets a fresh process; what finished cells left is in the notebook",
 )
 
 

@@ -23,6 +23,8 @@ __all__ = ["NotebookBill", "bill_in_the_end", "since_end"]
 
 ROWS_MAX: Final = 10_000
 """Cells that are remembered one by one; the sum has all of them."""
+NARROW: Final = 72
+"""Letters that a cell's output has room for in a browser of a common width."""
 HEAD: Final = ("cell", "lease", "busy", "VRAM GiB·s", "launches", "in", "out", "saved", "waited", "suspended", "cost")
 
 
@@ -75,7 +77,8 @@ class NotebookBill:
         head = [*HEAD[:-1], self.currency or HEAD[-1]]  # narrow: it stands in a cell's output
         shown = [[row[n] for n in used] for row in [head, *table]]
         widths = [max(len(row[n]) for row in shown) for n in range(len(used))]
-        said = ["  ".join(map(str.rjust, row, widths)) for row in shown]
+        between = "  " if sum(widths) + 2 * len(widths) <= NARROW else " "
+        said = [between.join(map(str.rjust, row, widths)) for row in shown]
         return "\n".join([*said, _office(lines)] if lines else said)
 
     def _learn(self, lines: Sequence[BillLine]) -> None:

@@ -85,7 +85,7 @@ def _status(cells: Cells, _shell: Any, _rest: str) -> str:
     handles = cells.handles.all()
     said += [f"{name}: {one.state()}" for name, one in sorted(handles.items())]
     volume = cells.owner.volume
-    if volume is not None and handles:
+    if volume is not None and any(not one.why_lost for one in handles.values()):
         said.append(f"what stays on the device is saved {_where(volume)}")
     elif cells.owner.trouble and handles:
         said.append(f"what stays on the device is NOT saved: {cells.owner.trouble}")

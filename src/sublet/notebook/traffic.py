@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,8 @@ __all__ = ["Came", "Fate", "Traffic", "fates_text"]
 
 LENT_MAX: Final = 8
 """Files handed over at a time: each takes a descriptor along."""
+_OWN: Final = re.compile(r"_\d+|_exit_code")
+"""Names that IPython gives: of no interest as long as what they name is here."""
 
 
 class Fate(enum.StrEnum):
@@ -179,7 +182,7 @@ class Traffic:
 
     def report(self) -> dict[str, tuple[Fate, str]]:
         """How every name stands that cells on devices have left: here, saved, to be recomputed, or lost."""
-        found = {name: one for name, one in self.fates.items() if name in self.space.names}
+        found = {name: one for name, one in self.fates.items() if name in self.space.names and not _OWN.fullmatch(name)}
         for name, value in self.space.names.items():
             if type(value) is Stays:
                 found[name] = _fate(value)
