@@ -179,24 +179,30 @@ def _shares_what_its_file_set_up(item: pytest.Item) -> bool:
 
 TORCH_WITHIN: Final = "tests/notebook/test_kinds.py"
 """Holds tensors in the process of the suite itself."""
+WARP_WITHIN: Final = "tests/unit/compute"
 WITHIN: Final = ("tests/unit/", "tests/notebook/")
 
 
-def _imports_torch(item: pytest.Item) -> bool:
-    """Whether it does so in this process. Elsewhere it is guests and programs that need it."""
-    return item.nodeid.startswith(WITHIN) and "torch" in _needs_of(item)
+def _loads_much(item: pytest.Item) -> str | None:
+    """The group of those that do so in this process. Elsewhere it is guests and programs that load it."""
+    if not item.nodeid.startswith(WITHIN):
+        return None
+    needs = _needs_of(item)
+    if "torch" in needs:
+        return TORCH_WITHIN
+    return WARP_WITHIN if "warp" in needs or "kernel_cache" in getattr(item, "fixturenames", ()) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Such tests stay together: their office starts once, not once in each process, and their order is the file's. So
     do those that import PyTorch: with its compiler, which the first optimizer wants, that takes four seconds of a
-    processor in each process."""
+    processor in each process. So do those that compile kernels, which takes a process some seconds as well, once."""
     for item in items:
         if item.get_closest_marker("xdist_group") is not None:
             continue
-        if _imports_torch(item):
-            item.add_marker(pytest.mark.xdist_group(TORCH_WITHIN))
+        if group := _loads_much(item):
+            item.add_marker(pytest.mark.xdist_group(group))
         elif _shares_what_its_file_set_up(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     if "PYTEST_XDIST_WORKER" in os.environ:
