@@ -8,6 +8,7 @@ the worker knows under the same name as another.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -115,8 +116,10 @@ def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
     """What came of a call that is done; AGAIN where it can be sent again. Raises what it raised."""
     if pending.came is None:
         error = worker.why_lost(lease)
-        if isinstance(error, LeaseEnded) or pending.was_begun or (pending.call == 0 and worker.guest is None):
+        if pending.was_begun or (pending.call == 0 and worker.guest is None):
             raise error
+        if isinstance(error, LeaseEnded):
+            raise _not_begun(error)
         return AGAIN
     try:
         found = read(pending.came, lease.id)
@@ -129,6 +132,13 @@ def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
             raise InvalidRequest(f"the worker does not know the function: {found.why}")
         return AGAIN
     return found
+
+
+def _not_begun(error: LeaseEnded) -> LeaseEnded:
+    """The same for a call that was still in line; the error itself is for all that were lost with the worker."""
+    own = copy.copy(error)
+    own.begun = False
+    return own
 
 
 def _run_once(lease: Lease, worker: Worker, job: Job, options: Options) -> Any:
