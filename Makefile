@@ -10,7 +10,7 @@ VENV  := .venv
 READY := $(VENV)/.ready
 TORCH_READY := $(VENV)/.torch
 PY    := $(VENV)/bin/python
-JOBS  ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+JOBS  ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
 TESTS ?=
 SEEDS ?= 1000000
 FROM  ?= 1000
@@ -37,7 +37,7 @@ demo: $(READY) ## under a minute: a notebook that loses its GPU and goes on, two
 # Compiled beforehand, since hundreds of processes start in the suite and some of them may not write here.
 test: export PYTHONDONTWRITEBYTECODE =
 test: export SUBLET_AGAIN = 1
-test: $(READY) $(TORCH_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=4 for more cores
+test: $(READY) $(TORCH_READY) ## the whole suite; TESTS=tests/unit for a part, JOBS=8 for so many at a time
 	@$(PY) -m compileall -q src
 	@$(PY) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --timeout=300 $(TESTS)
 
