@@ -19,8 +19,6 @@ ROOT: Final = Path(__file__).parents[2]
 SOURCE: Final = Path(sublet.__file__).parent
 FILES: Final = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
 
-LINES_MAX: Final = 450
-
 PURE: Final = ("values.py", "errors.py", "lease/*", "broker/*")
 """Rooms that decide. They are handed the time, chance and everything they know."""
 
@@ -114,15 +112,6 @@ def numbers_its_blanks(tree: ast.AST) -> Found:
                 pass
 
 
-def is_too_long(source: str) -> Found:
-    lines = source.count("\n")
-    if lines > LINES_MAX:
-        yield (
-            lines,
-            f"{lines} lines, over {LINES_MAX}; look for the value, the table, the policy and the driver inside it",
-        )
-
-
 def imported(tree: ast.AST) -> Found:
     """Line and first part of the name of everything imported from outside, wherever it stands."""
     for node in walked(tree):
@@ -159,7 +148,7 @@ RULES: Final[tuple[tuple[Callable[[ast.AST], Found], Callable[[str], bool]], ...
 def test_a_module_keeps_the_house_rules(name: str) -> None:
     source = FILES[name].read_text()
     tree = ast.parse(source)
-    wrong = [*is_too_long(source)]
+    wrong: list[tuple[int, str]] = []
     for rule, applies in RULES:
         if applies(name):
             wrong += rule(tree)
@@ -204,11 +193,6 @@ def test_a_rule_catches_what_it_is_for(rule: Callable[[ast.AST], Found], source:
 )
 def test_a_rule_lets_the_better_way_pass(rule: Callable[[ast.AST], Found], source: str) -> None:
     assert list(rule(ast.parse(source))) == []
-
-
-def test_a_file_too_long_is_caught() -> None:
-    assert list(is_too_long("x = 1\n" * LINES_MAX)) == []
-    assert list(is_too_long("x = 1\n" * (LINES_MAX + 1))) != []
 
 
 # --------------------------------------------------------------------------------------------- rules over every text
