@@ -38,6 +38,7 @@ __all__ = [
     "format_duration",
     "format_size",
     "parse_duration_ns",
+    "parse_memory",
     "parse_size",
     "shown",
     "valid_labels",
@@ -62,6 +63,8 @@ MILLIS_PER_DEVICE: Final = 1000
 
 BYTES_MAX: Final = 1 << 60
 CORES_MAX: Final = 1 << 20
+COUNTED_MAX: Final = 64
+"""A number without a unit up to here may be meant as a number of devices."""
 DURATION_MAX_NS: Final = 10 * 365 * 86_400 * NS_PER_S
 LABELS_MAX: Final = 16
 SHOWN_MAX: Final = 40
@@ -230,19 +233,13 @@ def valid_labels(labels: object) -> dict[str, str]:
     return dict(labels)
 
 
+_BINARY: Final = {letter: 1 << 10 * power for power, letter in enumerate("kmgtp", start=1)}
 _SIZE_UNITS: Final[dict[str, int]] = {
-    "": 1,
     "b": 1,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-    "pib": 1 << 50,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "pb": 10**15,
+    **_BINARY,  # "8G", "512M", "80g": binary, as Slurm and Docker read them
+    **{f"{letter}i": scale for letter, scale in _BINARY.items()},  # "8Gi": Kubernetes
+    **{f"{letter}ib": scale for letter, scale in _BINARY.items()},
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
 }
 _DURATION_UNITS_NS: Final[dict[str, int]] = {
     "ms": 1_000_000,
@@ -253,19 +250,21 @@ _DURATION_UNITS_NS: Final[dict[str, int]] = {
     "d": 86_400 * NS_PER_S,
 }
 _QUANTITY = re.compile(r"(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)", re.ASCII)
-_SIZE_DO = 'Write a whole number of bytes or a text such as "2GiB", "512MiB" or "1.5GB".'
+_SIZE_DO = 'Write a number with a unit, such as "8GiB", "512MiB" or "1.5GB".'
 _DURATION_DO = 'Write seconds as a number or a text such as "90s", "5m", "1h30m" or "500ms".'
 
 
-def parse_size(value: int | str, what: str = "size") -> int:
-    """Bytes from ``"2GiB"`` (2³⁰), ``"2GB"`` (10⁹) or a whole number. Zero, negative and unparsable are refused."""
+def parse_size(value: int | str, what: str = "size", *, counted_by: str = "") -> int:
+    """Bytes from a text with a unit, or from an ``int``, which is bytes already.
+
+    ``"2GiB"``, ``"2G"`` and ``"2g"`` are 2 × 2³⁰, ``"2GB"`` is 2 × 10⁹. A text without a unit is refused: 8 may be
+    meant as bytes, as GiB or as a number of devices. So are zero, negative and unparsable sizes. ``counted_by`` is the
+    option that takes the number of devices, for the message.
+    """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise InvalidRequest(f"{shown(value)} is not a {what}", do=_SIZE_DO)
     if isinstance(value, str):
-        match = _QUANTITY.fullmatch(value.strip())
-        if match is None or match[2].lower() not in _SIZE_UNITS:
-            raise InvalidRequest(f"{shown(value)} is not a {what}", do=_SIZE_DO)
-        amount = _scaled(match[1], _SIZE_UNITS[match[2].lower()])
+        amount = _size_text(value, what, counted_by)
     else:
         amount = value
     if amount < 1:
@@ -273,6 +272,49 @@ def parse_size(value: int | str, what: str = "size") -> int:
     if amount > BYTES_MAX:
         raise InvalidRequest(f"the {what} {shown(value)} is more than any machine has", do=_SIZE_DO)
     return amount
+
+
+def parse_memory(value: int | str, what: str = "size") -> int:
+    """As ``parse_size``, for VRAM and memory in Python: an ``int`` below 1 MiB was probably not meant as bytes.
+
+    ``min_vram=8`` is refused; ``min_vram="8B"`` says bytes and is taken.
+    """
+    amount = parse_size(value, what)
+    if isinstance(value, int) and amount < MIB:
+        raise InvalidRequest(
+            f"the {what} {amount} is {amount} bytes",
+            do=f'Write "{amount}GiB" or "{amount}MiB"; if bytes are meant, "{amount}B".',
+        )
+    return amount
+
+
+def _size_text(text: str, what: str, counted_by: str) -> int:
+    if not text.strip():
+        raise InvalidRequest(f"an empty text is not a {what}", do=_SIZE_DO)
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or (match[2] and match[2].lower() not in _SIZE_UNITS):
+        raise InvalidRequest(f"{shown(text)} is not a {what}", do=_SIZE_DO)
+    number, unit = match[1], match[2].lower()
+    if unit:
+        return _scaled(number, _SIZE_UNITS[unit])
+    do = _sizes_meant(number)
+    if counted_by and number.isdecimal() and 1 <= int(number) <= COUNTED_MAX:
+        do += f" For {number} device{'s' * (number != '1')} add {counted_by} {number}."
+    raise InvalidRequest(f"the {what} {number} has no unit", do=do)
+
+
+def _sizes_meant(number: str) -> str:
+    """What to write in place of a number without a unit."""
+    if "." in number:
+        return f"Write {number}GiB or {number}MiB."
+    amount = int(number)
+    if amount < MIB:
+        return f"Write {number}GiB or {number}MiB; if bytes are meant, {number}B." if amount else _SIZE_DO
+    for unit in ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "KB"):
+        count, rest = divmod(amount, _SIZE_UNITS[unit.lower()])
+        if not rest:
+            return f"If bytes are meant, write {count}{unit}."
+    return f"If bytes are meant, write {number}B."
 
 
 def parse_duration_ns(value: float | str, what: str = "duration", *, zero_ok: bool = False) -> int:

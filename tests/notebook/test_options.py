@@ -29,6 +29,7 @@ def test_every_option() -> None:
     )
     assert parse_line("") == CellOptions()
     assert parse_line("--no-wait").wait_ns == 0
+    assert parse_line("--vram 2G").vram_bytes == parse_line("--vram 2g").vram_bytes == 2 * GIB
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,9 @@ def test_every_option() -> None:
         ("--vram 0", "--vram"),
         ("--vram -1GiB", "--vram"),
         ("--vram lots", "--vram"),
+        ("--vram 8", "the --vram 8 has no unit"),
+        ("--vram 8", "Write 8GiB or 8MiB"),
+        ("--vram 8", "For 8 devices add --gpus 8"),
         ("--ttl 0s", "--ttl"),
         ("--ttl nan", "--ttl"),
         ("--gpus 0", "not a number of devices"),

@@ -74,7 +74,7 @@ class HostGpus:
 
     def __str__(self) -> str:
         """Exact, as one program hands it to another: a size for people is rounded."""
-        return f"{self.count}x{self.size}" + (f"@{self.namespace}" if self.namespace else "")
+        return f"{self.count}x{self.size}B" + (f"@{self.namespace}" if self.namespace else "")
 
     def devices(self, node: NodeId = LOCAL_NODE) -> Iterator[Device]:
         """As an inventory lists them."""

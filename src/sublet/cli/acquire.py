@@ -11,7 +11,7 @@ from sublet.cli.call import Office
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.lease import say_lease
 from sublet.cli.live import LiveLine
-from sublet.cli.parsing import FOREVER, AsJson, count, duration, label, labels, size, wait
+from sublet.cli.parsing import FOREVER, AsJson, count, duration, label, labels, size, vram, wait
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import Json, amount, epoch, seconds, where
 from sublet.client.core import Core, Hooks, new_request_id
@@ -26,7 +26,7 @@ __all__ = ["acquire", "offered", "told"]
 def acquire(
     *,
     gpu: Annotated[
-        int | None, Opt("--gpu", metavar="SIZE", parse=size, help="A GPU with this much memory, such as 2GiB.")
+        int | None, Opt("--gpu", metavar="SIZE", parse=vram, help="A GPU with this much memory, such as 2GiB.")
     ] = None,
     gpus: Annotated[
         int | None, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine, all or none.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from sublet.cli.declare import Arg, Opt
 from sublet.cli.exits import DONE, FAILED
 from sublet.cli.nb_job import asked_for, made, target_of, tier_of
-from sublet.cli.parsing import AsJson, count, duration, size, wait
+from sublet.cli.parsing import AsJson, count, duration, vram, wait
 from sublet.cli.show import document, paint, visible
 from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.values import Tier
@@ -31,7 +31,7 @@ Params = Annotated[
     Opt("--param", "-p", metavar="NAME=VALUE", help="Set a parameter of the notebook; may be given again."),
 ]
 Vram = Annotated[
-    int | None, Opt("--gpu", "--vram", metavar="SIZE", parse=size, help="Memory of the device, such as 2GiB.")
+    int | None, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="Memory of the device, such as 2GiB.")
 ]
 Gpus = Annotated[int | None, Opt("--gpus", metavar="N", parse=count, help="So many devices, all or none.")]
 Ttl = Annotated[

@@ -24,6 +24,7 @@ __all__ = [
     "limit",
     "name",
     "size",
+    "vram",
     "wait",
 ]
 
@@ -42,6 +43,11 @@ NO_LIMIT: Final = NoLimit()
 def size(text: str) -> int:
     """Bytes."""
     return parse_size(text)
+
+
+def vram(text: str) -> int:
+    """Bytes of GPU memory: --gpu takes no number of GPUs."""
+    return parse_size(text, counted_by="--gpus")
 
 
 def duration(text: str) -> float:

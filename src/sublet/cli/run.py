@@ -22,7 +22,7 @@ from sublet.cli.hosting import (
     wants_terminal,
     with_what_was_lost,
 )
-from sublet.cli.parsing import FOREVER, count, duration, label, labels, size, wait
+from sublet.cli.parsing import FOREVER, count, duration, label, labels, size, vram, wait
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import visible
 from sublet.cli.taking import Taken, take
@@ -38,7 +38,7 @@ __all__ = ["run"]
 def run(
     *,
     gpu: Annotated[
-        int | None, Opt("--gpu", metavar="SIZE", parse=size, help="A GPU with this much memory, such as 2GiB.")
+        int | None, Opt("--gpu", metavar="SIZE", parse=vram, help="A GPU with this much memory, such as 2GiB.")
     ] = None,
     gpus: Annotated[
         int | None, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine, all or none.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TextIO
 from sublet.cli.declare import Opt, UsageError
 from sublet.cli.exits import INTERRUPTED
 from sublet.cli.hosting import CommandWords, Env, Grace
-from sublet.cli.parsing import FOREVER, count, duration, size, wait
+from sublet.cli.parsing import FOREVER, count, duration, size, vram, wait
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import plural, seconds, visible
 from sublet.values import GIB, Tier, format_cost, format_size, parse_duration_ns
@@ -45,7 +45,7 @@ def _interval(text: str) -> str:
 def train(
     *,
     gpu: Annotated[
-        int, Opt("--gpu", metavar="SIZE", parse=size, help="A GPU with this much memory; 1GiB if not said.")
+        int, Opt("--gpu", metavar="SIZE", parse=vram, help="A GPU with this much memory; 1GiB if not said.")
     ] = VRAM,
     gpus: Annotated[int, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine.")] = 1,
     spot: Annotated[

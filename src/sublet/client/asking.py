@@ -32,6 +32,7 @@ from sublet.values import (
     Tier,
     format_size,
     parse_duration_ns,
+    parse_memory,
     parse_size,
     shown,
     valid_labels,
@@ -114,7 +115,7 @@ def ask_gpu(
     or_smaller: bool | Size,
 ) -> Asked:
     """``fabric.gpu(...)``."""
-    amount = parse_size(min_vram, "min_vram")
+    amount = parse_memory(min_vram, "min_vram")
     least = _least(or_smaller, amount)
     want = WantBody(
         kind=Kind.GPU,
@@ -163,7 +164,7 @@ def ask_cpu(terms: Terms, *, cores: int, or_smaller: bool | int) -> Asked:
 
 def ask_memory(terms: Terms, *, size: Size, or_smaller: bool | Size) -> Asked:
     """``fabric.memory(...)``."""
-    amount = parse_size(size)
+    amount = parse_memory(size)
     return _asked(WantBody(kind=Kind.MEMORY, amount=amount, least=_least(or_smaller, amount)), terms)
 
 
@@ -181,6 +182,11 @@ def ask_block(terms: Terms, *, size: Size | None, min_blocks: int | None, retain
         amount = 0
     elif size is not None:
         amount = parse_size(size)
+        if isinstance(size, int) and size < BLOCK_BYTES:
+            raise InvalidRequest(
+                f"the size {size} is {size} bytes, less than one block",
+                do=f'Write block(min_blocks={size}) for blocks of 4 KiB, or "{size}MiB" or "{size}GiB".',
+            )
     else:
         amount = parse_size(_whole(min_blocks, "min_blocks", BYTES_MAX // BLOCK_BYTES) * BLOCK_BYTES)
     asked = _asked(WantBody(kind=Kind.BLOCK, amount=amount), terms)
@@ -253,7 +259,7 @@ def _least(or_smaller: bool | Size, amount: int) -> int | None:
         return None
     if or_smaller is True:
         return 1
-    least = parse_size(or_smaller, "or_smaller")
+    least = parse_memory(or_smaller, "or_smaller")
     if least > amount:
         raise InvalidRequest(
             f"or_smaller={format_size(least)} is more than the {format_size(amount)} asked for",

@@ -93,12 +93,16 @@ def _room(text: str) -> int:
     return size
 
 
+def _vram(text: str, flag: str) -> int:
+    return parse_size(text, flag, counted_by="--gpus")
+
+
 def _path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
 OPTIONS: Final = (
-    _Option("--vram", "SIZE", lambda v: {"vram_bytes": parse_size(v, "--vram")}, "memory of the device, such as 2GiB"),
+    _Option("--vram", "SIZE", lambda v: {"vram_bytes": _vram(v, "--vram")}, "memory of the device, such as 2GiB"),
     _Option("--ttl", "DURATION", lambda v: {"ttl_ns": parse_duration_ns(v, "--ttl")}, "how long it is lent at a time"),
     _Option("--gpus", "N", _gpus, "so many devices, all or none"),
     _Option("--in", "a,b", lambda v: {"takes": _names(v, "in")}, "what travels in, instead of what the cell reads"),

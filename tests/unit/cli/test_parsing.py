@@ -17,6 +17,7 @@ from sublet.errors import InvalidRequest
     [
         (parsing.size, "2GiB", 2 << 30),
         (parsing.size, "2GB", 2 * 10**9),
+        (parsing.vram, "80g", 80 << 30),
         (parsing.duration, "1h30m", 5400.0),
         (parsing.duration, "90", 90.0),
         (parsing.wait, "0", 0.0),

@@ -98,8 +98,8 @@ def _tier(text: str) -> Tier:
 
 
 _VALUES: Final[dict[str, tuple[str, Any]]] = {
-    "--vram": ("vram_bytes", lambda text: parse_size(text, "--vram")),
-    "--gpu": ("vram_bytes", lambda text: parse_size(text, "--gpu")),
+    "--vram": ("vram_bytes", lambda text: parse_size(text, "--vram", counted_by="--gpus")),
+    "--gpu": ("vram_bytes", lambda text: parse_size(text, "--gpu", counted_by="--gpus")),
     "--gpus": ("gpus", _gpus),
     "--ttl": ("ttl_ns", lambda text: parse_duration_ns(text, "--ttl")),
     "--tier": ("tier", _tier),
