@@ -293,4 +293,7 @@ def _away_from_the_users_own_office(tmp_path_factory: pytest.TempPathFactory) ->
         for name in ("URL", "TOKEN", "LEASE", "EPOCH", "DEADLINE", "DEVICES", "PAGE"):
             patch.delenv(f"SUBLET_{name}", raising=False)
         patch.setenv("SUBLET_HOME", str(tmp_path_factory.mktemp("home")))
+        # As in an activated environment: messages name commands as they can be typed, which here is plain `sublet`.
+        bin_folder = os.path.dirname(sys.executable)
+        patch.setenv("PATH", os.pathsep.join((bin_folder, os.environ.get("PATH", os.defpath))))
         yield

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from sublet.invocation import typeable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -57,6 +59,8 @@ class SubletError(Exception):
     default_do: ClassVar[str] = ""
 
     def __init__(self, message: str, *, do: str | None = None, reason: str | None = None) -> None:
+        """In both texts a command stands in backticks (`` `sublet lease ls` ``); what shows them to a person passes
+        them through ``invocation.typeable``, as ``str`` of the error does."""
         super().__init__(message)
         self.message = message
         self.do = self.default_do if do is None else do
@@ -65,7 +69,7 @@ class SubletError(Exception):
         ``RenewalRefusal``, of a refused request the code of the refusal. None where the class says it all."""
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.do}".rstrip() if self.do else self.message
+        return typeable(f"{self.message}. {self.do}".rstrip() if self.do else self.message)
 
     @property
     def kind(self) -> str:

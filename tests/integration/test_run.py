@@ -143,6 +143,17 @@ def test_what_cannot_be_run_is_126_or_127_with_a_sentence(
     assert sublet.json("lease", "ls") == []
 
 
+def test_python_that_is_only_python3_here_is_said(sublet: Shell, tmp_path: Path) -> None:
+    """As on Debian. The hint is given only where it is true."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+    only = sublet("run", "--", "python", "train.py", env=sublet.env | {"PATH": str(tmp_path / "bin")})
+    assert (only.status, "Did you mean python3?" in only.err) == (127, True), only.err
+    (tmp_path / "bin" / "python3").unlink()
+    neither = sublet("run", "--", "python", "train.py", env=sublet.env | {"PATH": str(tmp_path / "bin")})
+    assert (neither.status, "python3" in neither.err) == (127, False), neither.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -17,6 +17,7 @@ from sublet.cli.show import Json, amount, epoch, seconds, where
 from sublet.client.core import Core, Hooks, new_request_id
 from sublet.client.model import Offer, Place
 from sublet.clock import SystemClock
+from sublet.invocation import typed
 from sublet.values import Exclusivity, Kind, Tier
 from sublet.wire.http import AcquireRequest, WantBody
 
@@ -176,6 +177,6 @@ def _granted_sentence(view: Json) -> str:
     parts = " and ".join(f"{amount(part['kind'], part['amount'])} of {where(part)}" for part in view["parts"])
     return (
         f"Lease {view['id']} is yours for {seconds(view['remaining'])}: {parts} (epoch {epoch(view['epoch'])}).\n"
-        f"  Prolong it: sublet lease renew {view['id']}\n"
-        f"  Give it back: sublet lease release {view['id']}"
+        f"  Prolong it: {typed('sublet lease renew')} {view['id']}\n"
+        f"  Give it back: {typed('sublet lease release')} {view['id']}"
     )

@@ -21,6 +21,7 @@ from sublet.cli.parsing import AsJson
 from sublet.cli.show import document, paint, plural, seconds, visible
 from sublet.client.home import home_dir, socket_path
 from sublet.errors import SubletError
+from sublet.invocation import typeable
 from sublet.values import GIB, format_size
 
 __all__ = ["Finding", "doctor"]
@@ -58,7 +59,7 @@ def doctor(*, as_json: AsJson = False) -> int:
     colours = {"ok": "green", "note": "yellow", "broken": "red"}
     for finding in findings:
         mark = paint(finding.state.ljust(6), colours[finding.state])
-        first, *more = [*_wrapped(finding.text, 10 + width), *_wrapped(finding.do, 10 + width)]
+        first, *more = [*_wrapped(typeable(finding.text), 10 + width), *_wrapped(typeable(finding.do), 10 + width)]
         print(f"{mark}  {finding.subject.ljust(width)}  {first}")
         for line in more:
             print(f"{' ' * (10 + width)}{line}")

@@ -30,6 +30,7 @@ from sublet.errors import (
     QuotaExceeded,
     SubletError,
 )
+from sublet.invocation import typeable
 
 __all__ = ["DONE", "ENDED", "FAILED", "INTERRUPTED", "REFUSED", "USAGE", "error_document", "say_error", "status_of"]
 
@@ -63,9 +64,9 @@ def say_error(error: SubletError, *, as_json: bool) -> int:
     if as_json:
         sys.stderr.write(json.dumps(error_document(error)) + "\n")
         return status_of(error)
-    sys.stderr.write(f"{paint('sublet:', 'red', stream=sys.stderr)} {visible(error.message)}\n")
+    sys.stderr.write(f"{paint('sublet:', 'red', stream=sys.stderr)} {visible(typeable(error.message))}\n")
     if error.do:
-        sys.stderr.write("".join(f"  {visible(line)}\n" for line in error.do.splitlines()))
+        sys.stderr.write("".join(f"  {visible(line)}\n" for line in typeable(error.do).splitlines()))
     return status_of(error)
 
 
@@ -73,8 +74,8 @@ def error_document(error: SubletError) -> dict[str, Any]:
     """The same shape the office sends (``ErrorBody``), with the numbers of a refusal where there are any."""
     body: dict[str, Any] = {
         "kind": error.kind,
-        "message": error.message,
-        "do": error.do,
+        "message": typeable(error.message),
+        "do": typeable(error.do),
         "transient": error.transient,
         "reason": error.reason,
     }

@@ -17,6 +17,7 @@ from typer.main import get_command
 from sublet import __version__
 from sublet.cli.declare import Command, Opt, Param, Shape, UsageError
 from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, load
+from sublet.invocation import typeable
 
 __all__ = ["make_app", "run"]
 
@@ -142,7 +143,7 @@ def _parameter(param: Param) -> inspect.Parameter:
     default: Any = inspect.Parameter.empty
     if not param.required:
         default = {Shape.FLAG: False, Shape.ONE: None, Shape.MANY: []}[param.shape]
-    extra: dict[str, Any] = {"help": spec.help}
+    extra: dict[str, Any] = {"help": typeable(spec.help)}
     if spec.choices:
         extra["autocompletion"] = lambda incomplete: [c for c in spec.choices if c.startswith(incomplete)]
     extra["metavar"] = spec.metavar
@@ -156,7 +157,7 @@ def _parameter(param: Param) -> inspect.Parameter:
 
 def _flowing(text: str) -> str:
     """Paragraphs without line ends of their own: the terminal's width breaks them, not ours."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+    return typeable("\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")))
 
 
 def _help_for(words: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from sublet.cli.messages import Json, greeting, message, read
 from sublet.cli.parsing import AsJson, duration
 from sublet.cli.show import document, seconds, table, visible
 from sublet.errors import InvalidRequest
+from sublet.invocation import typeable, typed
 from sublet.values import NS_PER_S, format_size
 from sublet.wire.conversation import Conversation
 
@@ -49,7 +50,7 @@ def ps(
         return DONE
     if not found:
         print("No guests." if everything else "Nothing runs under a lease.")
-        print("  Run something: sublet run --gpu 1GiB -- COMMAND")
+        print(f"  Run something: {typed('sublet run --gpu 1GiB -- COMMAND')}")
         return DONE
     heads = ["GUEST", "LEASE", "STATE", "PID", "CPU", "MEMORY", "SINCE", "NAME", "COMMAND"]
     print(table(heads, [_row(guest) for guest in found], right=["PID", "CPU", "MEMORY"]))
@@ -104,7 +105,8 @@ def stop(
     elif view["state"] == "gone":
         print(f"Guest {visible(guest)} is gone: exit status {view['exit_code']}.")
     else:
-        print(f"Guest {visible(guest)} is still there: {view['processes']} processes. `sublet ps` shows it.")
+        still = f"Guest {visible(guest)} is still there: {view['processes']} processes. `sublet ps` shows it."
+        print(typeable(still))
     return DONE if view["state"] == "gone" else FAILED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import FAILED, say_error
@@ -55,6 +55,10 @@ NoTty = Annotated[bool, Opt("--no-tty", "-T", help="Give it pipes, also where ou
 CommandWords = Annotated[
     list[str], Arg("COMMAND", is_rest=True, help="The command and its arguments, after `--` or by themselves.")
 ]
+
+
+NOT_FOUND: Final = 127
+"""The exit status of a command that is not there, as in a shell."""
 
 
 class NotStarted(SubletError):
@@ -116,13 +120,22 @@ def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attenda
     try:
         answer = _started(conversation, spec)
         if answer["is"] == "NotStarted":
-            raise NotStarted(answer["message"], do=answer["do"], exit_code=int(answer["exit_code"]))
+            exit_code = int(answer["exit_code"])
+            raise NotStarted(answer["message"], do=_python3(spec, exit_code) or answer["do"], exit_code=exit_code)
         attendance = Attendance(conversation, answer["guest"], terminal=spec["stdio"] == "pty")
         attendance.attach()
     except BaseException:
         conversation.close()
         raise
     return conversation, attendance
+
+
+def _python3(spec: Json, exit_code: int) -> str:
+    """What to do where the command is `python` and this machine, as Debian does, has only `python3`."""
+    from shutil import which
+
+    is_missing = exit_code == NOT_FOUND and spec["argv"][:1] == ["python"]
+    return "Did you mean python3? This machine has no `python`." if is_missing and which("python3") else ""
 
 
 def _started(conversation: Conversation, spec: Json) -> Json:

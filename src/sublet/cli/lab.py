@@ -22,6 +22,7 @@ from sublet.cli.exits import DONE, FAILED
 from sublet.cli.parsing import count
 from sublet.cli.show import plural, visible
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
+from sublet.invocation import typeable
 from sublet.supervisor.prctl import set_pdeathsig
 from sublet.values import Kind
 
@@ -129,7 +130,7 @@ def _end(office: Office) -> None:
             if time.monotonic() < until_s:
                 time.sleep(_LOOK_EVERY_S)
                 continue
-            print(f"The office goes on: {visible(error.message)}. `sublet down` ends it.")
+            print(typeable(f"The office goes on: {visible(error.message)}. `sublet down` ends it."))
         except SubletError:  # gone by itself
             return
         else:

@@ -11,6 +11,7 @@ from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson, LeaseArg, duration, duration_or_zero, epoch, name
 from sublet.cli.show import Json, amount, document, paint, seconds, table, visible, where
 from sublet.cli.show import epoch as show_epoch
+from sublet.invocation import typed
 from sublet.values import Kind, Tier
 
 __all__ = ["listing", "ls", "release", "renew", "revoke", "say_lease", "show"]
@@ -31,7 +32,7 @@ def ls(
         return DONE
     if not found:
         print("No leases." if everything else "No live leases.")
-        print("  Ask for one: sublet lease acquire --gpu 1GiB")
+        print(f"  Ask for one: {typed('sublet lease acquire --gpu 1GiB')}")
         return DONE
     print(listing(found))
     return DONE
@@ -181,7 +182,7 @@ def _status(view: Mapping[str, Any]) -> str:
 def _ends(view: Mapping[str, Any]) -> str:
     if view["end"] is not None:
         parked = view["end"].get("parked", "")
-        go_on = f"; go on: sublet lease acquire --resume {parked}" if parked else ""
+        go_on = f"; go on: {typed('sublet lease acquire --resume')} {parked}" if parked else ""
         saved = f"; last saved at {view['end']['saved_at']}" if view["end"].get("saved_at") else ""
         return f"{view['end']['at']}{_because(view)}{saved}{go_on}"
     return f"{view['expires_at']}, in {seconds(view['remaining'])}" if view["expires_at"] else "-"
@@ -206,5 +207,5 @@ def _parks(view: Json) -> str:
     if parks["resumed_by"]:
         return f"what ran under {parks['of']}, which {parks['resumed_by']} goes on with"
     state = "what ran under" if parks["holds"] else "nothing yet; it is set aside for what runs under"
-    go_on = f" (go on: sublet lease acquire --resume {view['id']})" if parks["holds"] else ""
+    go_on = f" (go on: {typed('sublet lease acquire --resume')} {view['id']})" if parks["holds"] else ""
     return f"{state} {parks['of']}{go_on}"

@@ -16,6 +16,7 @@ from sublet.cli.nb_job import asked_for, made, target_of, tier_of
 from sublet.cli.parsing import AsJson, count, duration, vram, wait
 from sublet.cli.show import document, paint, visible
 from sublet.errors import InvalidRequest, NotFound, SubletError
+from sublet.invocation import typeable
 from sublet.values import Tier
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def submit(
     if as_json:
         document(as_document(job))
     else:
-        print(f"Job {job.id}: {visible(job.spec().name)}. `sublet nb status {job.id}` tells how far it is.")
+        print(typeable(f"Job {job.id}: {visible(job.spec().name)}. `sublet nb status {job.id}` shows its progress."))
     return DONE
 
 
@@ -285,7 +286,7 @@ def _say_where(job: Job, target: Path) -> None:
     if page.exists():
         print(f"{paint('page', 'bold')}      {page}")
     if job.record().checkpoint:
-        print(f"{paint('variables', 'bold')} `sublet nb open {job.id}` starts from them")
+        print(typeable(f"{paint('variables', 'bold')} `sublet nb open {job.id}` starts from them"))
 
 
 def _status_of(record: JobRecord) -> int:
@@ -299,9 +300,9 @@ def _status_of(record: JobRecord) -> int:
 
 
 def _say(record: JobRecord) -> None:
-    sys.stderr.write(f"{paint('sublet:', 'red', stream=sys.stderr)} {visible(record.message)}\n")
+    sys.stderr.write(f"{paint('sublet:', 'red', stream=sys.stderr)} {visible(typeable(record.message))}\n")
     if record.do:
-        sys.stderr.write(f"  {visible(record.do)}\n")
+        sys.stderr.write(f"  {visible(typeable(record.do))}\n")
 
 
 def _revived(job: Job) -> None:

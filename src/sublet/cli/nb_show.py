@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from sublet.cli.live import LiveLine
 from sublet.cli.show import Json, paint, plural, seconds, table, visible
 from sublet.errors import NotFound, SubletError
+from sublet.invocation import typeable
 from sublet.notebook.batch.asked import in_words
 from sublet.notebook.batch.jobs import Job
 from sublet.notebook.batch.law import JobRecord
@@ -124,7 +125,7 @@ def for_people(jobs: Sequence[Job]) -> str:
             [job.id, spec.name, str(record.state), f"{record.done}/{record.cells}", _ago(record), record.message]
         )
     if not rows:
-        return "No notebook was submitted. `sublet nb submit NOTEBOOK` does."
+        return typeable("No notebook was submitted. `sublet nb submit NOTEBOOK` submits one.")
     return table(["JOB", "NAME", "STATE", "CELLS", "SINCE", ""], rows)
 
 
@@ -135,9 +136,9 @@ def one_for_people(job: Job) -> str:
         f"{paint(f'job {job.id}', 'bold')}  {visible(spec.name)}: {record.state}, {record.done} of {record.cells} cells"
     ]
     if record.message:
-        lines.append(f"  {visible(record.message)}")
+        lines.append(f"  {visible(typeable(record.message))}")
     if record.do:
-        lines.append(f"  {visible(record.do)}")
+        lines.append(f"  {visible(typeable(record.do))}")
     words = in_words(spec.leases)
     lines.append(f"  notebook   {visible(spec.notebook)}")
     if words:

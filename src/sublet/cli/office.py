@@ -17,6 +17,7 @@ from sublet.cli.show import Json, document, plural, visible
 from sublet.client.home import home_dir
 from sublet.client.office import ensure_office
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
+from sublet.invocation import typed
 from sublet.values import Kind, format_size
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def up(
         kind = "host device (no GPU)" if all(device["host"] for device in devices) else "GPU"
         said = "is up" if running is None else "was up already"
         print(f"The office {said}: pid {view['pid']}, {len(devices)} × {kind}.")
-        print("  Ask for a lease: sublet lease acquire --gpu 1GiB")
+        print(f"  Ask for a lease: {typed('sublet lease acquire --gpu 1GiB')}")
     return DONE
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from sublet.cli.hosting import NotStarted
+from sublet.cli.hosting import NOT_FOUND, NotStarted
 
 __all__ = ["interpreter"]
 
 NOT_EXECUTABLE: Final = 126
-NOT_FOUND: Final = 127
 TRIAL_S: Final = 20.0
 """How long it may take to say its version: a cold disk, and no more."""
 _ASKS: Final = "import sys; print('python', sys.version_info[0])"

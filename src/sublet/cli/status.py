@@ -6,6 +6,7 @@ from sublet.cli.call import Office
 from sublet.cli.exits import DONE
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import Json, amount, document, paint, plural, seconds, table, visible, where
+from sublet.invocation import typeable
 from sublet.lease.states import SliceState
 
 __all__ = ["status"]
@@ -30,7 +31,7 @@ def status(*, as_json: AsJson = False) -> int:
         f"{plural(view['quarantined'], 'slice')} in quarantine."
     )
     if view["embedded"]:
-        print("It started by itself and ends after ten idle minutes; `sublet up` makes it stay.")
+        print(typeable("It started by itself and ends after ten idle minutes; `sublet up` makes it stay."))
     print(f"State folder: {visible(view['home'])}")
     print()
     heads = ["DEVICE", "SIZE", "FREE", "STATE", "LEASES"]
@@ -40,9 +41,10 @@ def status(*, as_json: AsJson = False) -> int:
         print(f"Node {visible(node['id'])} is {node['state']}.")
     for node in view["nodes"]:
         for label in TROUBLES & node.get("labels", {}).keys():
-            print(f"Node {visible(node['id'])}: {visible(node['labels'][label])}; see `sublet doctor`.")
+            trouble = f"Node {visible(node['id'])}: {visible(node['labels'][label])}; see `sublet doctor`."
+            print(typeable(trouble))
     if view["quarantined"]:
-        print("See `sublet fence ls` for what is in quarantine, and why.")
+        print(typeable("See `sublet fence ls` for what is in quarantine, and why."))
     return DONE
 
 

@@ -13,6 +13,7 @@ from sublet.cli.parsing import AsJson, count, duration_or_zero
 from sublet.cli.show import Json, document, epoch, plural, table, visible
 from sublet.client.home import home_dir
 from sublet.errors import JournalError
+from sublet.invocation import typeable
 from sublet.values import format_size
 
 __all__ = ["audit_log", "audit_verify", "backup", "drain", "fence_clear", "fence_ls", "restore"]
@@ -58,7 +59,7 @@ def fence_clear(
     elif not left:
         print(f"Nothing of {visible(resource)} is in quarantine any more.")
     else:
-        print(f"{visible(resource)} is being looked at again; see `sublet fence ls`.")
+        print(typeable(f"{visible(resource)} is being looked at again; see `sublet fence ls`."))
     return DONE
 
 
@@ -160,5 +161,6 @@ def restore(
     if as_json:
         document({"home": str(home), "incarnation": incarnation})
     else:
-        print(f"Restored to {visible(str(home))}: incarnation {incarnation} begins with the next `sublet up`.")
+        restored = f"Restored to {visible(str(home))}: incarnation {incarnation} begins with the next `sublet up`."
+        print(typeable(restored))
     return DONE

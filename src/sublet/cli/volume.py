@@ -13,6 +13,7 @@ from sublet.cli.exits import DONE, FAILED, REFUSED
 from sublet.cli.parsing import AsJson, name, size
 from sublet.cli.show import Json, document, epoch, paint, plural, seconds, table, visible
 from sublet.errors import CapacityExceeded, CheckpointFailed, SubletError
+from sublet.invocation import typed
 from sublet.values import format_size
 
 __all__ = ["cp", "ls", "rm", "show", "verify"]
@@ -38,7 +39,7 @@ def ls(
         return DONE
     if not found:
         print("No volumes.")
-        print("  Make one: sublet run --block 1GiB --name results -- COMMAND")
+        print(f"  Make one: {typed('sublet run --block 1GiB --name results -- COMMAND')}")
         return DONE
     heads = ["NAME", "SIZE", "STATE", "LEASE", "KEPT FOR ANOTHER", "TENANT"]
     rows = [

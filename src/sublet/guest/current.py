@@ -166,7 +166,7 @@ def current() -> Current:
     if not path:
         raise Unsupported(
             "this program does not run under a lease, so there is no current one",
-            do="Start it with `sublet run --gpu 2GiB -- python ...`; where the lease is held, ask the lease itself.",
+            do="Start it with `sublet run --gpu 2GiB -- python3 ...`; where the lease is held, ask the lease itself.",
         )
     found = _known.get(path)
     if found is None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sublet.errors import LeaseEnded, SubletError
+from sublet.invocation import typeable
 from sublet.notebook.front import failed_cell
 
 __all__ = ["said_plainly", "short"]
@@ -43,5 +44,5 @@ def said_plainly(*, above: int = 0) -> Iterator[None]:
 def short(error: SubletError) -> list[str]:
     """The lines that are shown."""
     colour = _AMBER if isinstance(error, LeaseEnded) else _RED
-    said = f"{_BOLD}{colour}{type(error).__name__}{_END}: {error.message}"
-    return [said, *error.do.splitlines()]
+    said = f"{_BOLD}{colour}{type(error).__name__}{_END}: {typeable(error.message)}"
+    return [said, *typeable(error.do).splitlines()]

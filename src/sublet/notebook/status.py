@@ -9,6 +9,7 @@ import html
 from dataclasses import dataclass, fields
 from typing import Final
 
+from sublet.invocation import typeable
 from sublet.values import GIB, NS_PER_S, format_cost, format_duration, format_size
 
 __all__ = [
@@ -214,7 +215,8 @@ def _parts(status: CellStatus) -> list[str]:
             moved = [status.moved] if status.moved else []
             return [_device(status.device, status.host), *status.bill.parts(), *moved]
         case Ended():
-            return [status.message, *([] if status.bill is None else status.bill.parts()), status.do]
+            bill = [] if status.bill is None else status.bill.parts()
+            return [typeable(status.message), *bill, typeable(status.do)]
 
 
 def _device(name: str, host: bool) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 from sublet.cli.live import LiveLine
 from sublet.cli.show import paint, seconds
 from sublet.errors import SubletError
+from sublet.invocation import typed
 
 __all__ = ["BUSY", "ClaimFailed", "Stage"]
 
@@ -37,7 +38,8 @@ class Stage:
         print(paint(text, "bold"))
 
     def close(self, text: str) -> None:
-        print(f"\n{paint(text, 'green', 'bold')}\n\nYour turn:  sublet run --gpu 1GiB -- python your_program.py")
+        print(f"\n{paint(text, 'green', 'bold')}\n")
+        print(f"Your turn:  {typed('sublet run --gpu 1GiB -- python3 your_program.py')}")
 
     def act(self, title: str) -> None:
         if self._act and sys.stdout.isatty():

@@ -16,6 +16,7 @@ from sublet.cli.top.columns import WIDE, WIDER, Column, Entry, table
 from sublet.cli.top.snapshot import Snapshot, remaining
 from sublet.cli.top.text import Line, Span, age, bar, size, span_line, width_of
 from sublet.cli.top.text import fit as fitted
+from sublet.invocation import typed
 from sublet.values import Kind, Tier
 
 __all__ = ["Row", "Section", "sections"]
@@ -172,7 +173,7 @@ def _leases(known: Snapshot, width: int, elapsed_s: float, reach: int | None) ->
     for left in under.values():
         rows += _guests(left, width, wall_s)
     if not rows:
-        nothing = "Nothing is lent. Borrow something: sublet run --gpu 1GiB -- COMMAND"
+        nothing = f"Nothing is lent. Borrow something: {typed('sublet run --gpu 1GiB -- COMMAND')}"
         rows.append(Row(span_line((Span(nothing, "dim"),), width), "line"))
     return Section("leases", heading, tuple(rows), 8, {"lease": len(unseen), "guest": uncounted})
 

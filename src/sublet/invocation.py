@@ -1,0 +1,83 @@
+"""How a command of this installation is typed at a prompt: ``sublet``, or its path where the shell would not find it.
+
+Messages write commands as `` `sublet lease ls` ``, wherever they are made (the office may run in another environment
+than the reader). What shows a message to a person passes it through ``typeable``, so the command works as printed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+__all__ = ["program", "typeable", "typed"]
+
+_NAME: Final = "sublet"
+
+
+def program() -> str:
+    """The words that start the command line of this installation: ``sublet``, ``.venv/bin/sublet``, or an interpreter
+    and ``-m sublet`` where no script was installed."""
+    import shlex  # 1 ms that only messages need
+
+    script = _script()
+    if not script:
+        return f"{shlex.quote(_short(sys.executable))} -m {_NAME}" if sys.executable else _NAME
+    found = _on_path(_NAME)
+    if found and _is_same(found, script):
+        return _NAME
+    return shlex.quote(_short(script))
+
+
+def typed(command: str) -> str:
+    """A command as it is typed here: ``typed("sublet lease ls")``."""
+    first, _, rest = command.partition(" ")
+    if first != _NAME:
+        raise ValueError(f"{command!r} is no command of {_NAME}")
+    return f"{program()} {rest}".rstrip()
+
+
+def typeable(text: str) -> str:
+    """The text with each command in backticks as it is typed here."""
+    if f"`{_NAME}" not in text:
+        return text
+    words = program()
+    return text.replace(f"`{_NAME} ", f"`{words} ").replace(f"`{_NAME}`", f"`{words}`")
+
+
+def _script() -> str:
+    """The installed script: beside the interpreter, or the one that was started (``pip install --user`` puts it
+    elsewhere)."""
+    started = sys.argv[0] if getattr(sys, "argv", None) else ""
+    beside = os.path.join(os.path.dirname(sys.executable), _NAME) if sys.executable else ""
+    candidates = [beside, started if os.path.basename(started) == _NAME else "", _on_path(_NAME)]
+    # A script on the PATH may be of another installation, unless this interpreter has none of its own beside it.
+    return next((path for path in candidates if path and os.access(path, os.X_OK) and os.path.isfile(path)), "")
+
+
+def _on_path(name: str) -> str:
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(folder or os.curdir, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _short(path: str) -> str:
+    """Relative to the working folder where it lies below it, as a person would type it."""
+    path = os.path.abspath(path)
+    try:
+        here = os.getcwd()
+    except OSError:  # the folder was removed
+        return path
+    below = os.path.relpath(path, here)
+    # A bare name would be looked up on the PATH, and from / everything lies below.
+    is_short = here != os.sep and os.sep in below and not below.startswith(os.pardir + os.sep)
+    return below if is_short else path
