@@ -12,6 +12,7 @@ which of them do and keeps the others apart.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from sublet.durable.memory import address_of, memory_at
 from sublet.durable.rules import OWNERS, GpuRule, Rules, owner_of
 from sublet.durable.unpicklable import named
 
-__all__ = ["can_travel", "encode"]
+__all__ = ["ATOMS", "can_travel", "encode", "with_identity"]
 
 PROTOCOL: Final = 5
 SMALL_BYTES: Final = 16 * 1024
@@ -29,6 +30,10 @@ SPLICE_BYTES: Final = 256 * 1024
 """A ``bytes`` from this length on is not copied into the head. Larger than any frame that pickle writes."""
 NOT_HUGE: Final = bytes(4)
 """The upper half of the length of anything in a pickle that is not written as the very object."""
+ATOMS: Final = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented)}
+)
+"""Types whose values are compared by what they say: which object says it makes no difference."""
 ALIGN: Final = 64
 """What vector units like, for every piece of memory in the small buffer."""
 
@@ -55,6 +60,16 @@ def can_travel(value: object, rules: Rules) -> bool:
     except Exception:  # noqa: BLE001 - whatever an object's own method raised
         return False
     return True
+
+
+def with_identity(met: Iterable[tuple[int, Any]]) -> dict[int, Any]:
+    """Of numbered objects those whose identity can matter: neither atoms nor tuples of nothing but atoms."""
+    found = {n: value for n, value in met if type(value) not in ATOMS}
+    tuples = [n for n, value in found.items() if type(value) is tuple]
+    for n in tuples:
+        if ATOMS.issuperset(map(type, found[n])):
+            del found[n]
+    return found
 
 
 @dataclass(slots=True, eq=False)
@@ -102,10 +117,10 @@ class Encoding:
         return pickler
 
     def remember(self, pickler: Any) -> dict[int, Any]:
-        """What the pickler has met, by id; kept by number if the rules want that."""
+        """What the pickler has met, by id; kept by number, where identity can matter, if the rules want that."""
         memo: dict[int, Any] = pickler.memo.copy()
         if self.rules.remembers:
-            self.met = dict(memo.values())
+            self.met = with_identity(memo.values())
         return memo
 
     def may_hold_byte_arrays(self) -> bool:

@@ -27,13 +27,11 @@ from sublet.durable.memory import address_of
 from sublet.durable.records import leaf_starts
 from sublet.durable.rules import OWNERS, GpuRule, Rules, found_by_name
 
-__all__ = ["IDENTITY_FREE", "Group", "Order", "encode_roots"]
+__all__ = ["IDENTITY_FREE", "Group", "Order", "encode_roots", "met_by_name"]
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""
 NOTHING: Final[Mapping[int, Any]] = types.MappingProxyType({})
-FEW: Final = 8
-"""Names of which it is remembered at once what was met: it costs less than to encode them again."""
 SCALARS: Final = frozenset((str, bytes, int, float, bool, type(None)))
 CHANGING: Final = frozenset((dict, list, set))
 PLAIN: Final = SCALARS | CHANGING | {tuple, frozenset}
@@ -57,13 +55,23 @@ class Group:
     """The values themselves, if they are nothing but numbers, texts, and plain containers of these."""
 
     def remembering(self, rules: Rules) -> Group:
-        """The same, with ``encoded.met`` if the rules remember. Where all is plain that is left out at first: it costs
-        more than the rest, and most groups are as they were, so that nobody asks."""
+        """The same, with ``encoded.met`` if the rules remember. Where all is plain that is left out at first, since
+        most groups are unchanged and need none."""
         if self.plain is None or not rules.remembers or self.encoded.met is not None:
             return self
-        encoding = Encoding(rules.anew())
-        encoding.dump(self.plain, roots=True)
-        return replace(self, encoded=encoding.finished(self.plain))
+        return replace(self, encoded=replace(self.encoded, met=met_by_name(self.plain)))
+
+
+def met_by_name(values: Mapping[str, object]) -> dict[int, Any]:
+    """Objects of flat values that can change, numbered by their names' positions, from 1. Nothing within a flat value
+    has an identity, so a set of a million strings is one object. An object with two names has the first one's number."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    for n, value in enumerate(values.values(), 1):
+        if type(value) in CHANGING and id(value) not in seen:
+            seen.add(id(value))
+            found[n] = value
+    return found
 
 
 class Order:
@@ -145,8 +153,6 @@ class _Bundle:
         # Nothing but they themselves can be shared, and asking the pickler costs much.
         if not kinds <= CHANGING:
             self._own = [value for value in values if type(value) in CHANGING]
-        if rules.remembers and len(names) <= FEW:
-            self._encoding.remember(pickler)
 
     @property
     def ids(self) -> Iterable[int]:

@@ -74,7 +74,7 @@ class _Plan:
 
     def choose(self, new: Any) -> Any:
         """What is to stand for an object that came."""
-        if type(new) in ATOMS:
+        if type(new) in ATOMS or (type(new) is tuple and ATOMS.issuperset(map(type, new))):
             return new
         if id(new) in self.chosen:
             return self.chosen[id(new)]

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import Any, Final
 
+from sublet.durable.codec import with_identity
 from sublet.durable.loading import decode
-from sublet.durable.roots import Group
+from sublet.durable.roots import Group, met_by_name
 from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word
 from sublet.notebook.stays import Stays
@@ -48,6 +49,8 @@ class Parcel:
     """What both sides have already, by its number."""
     hashes: tuple[bytes, ...] = ()
     """Of each buffer those of its chunks, so that who takes it need not read it to remember what both have."""
+    is_plain: bool = False
+    """The values are flat, so objects are numbered by their names (``met_by_name``), not by the pickle."""
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +60,7 @@ class Parcel:
     def __reduce__(self) -> Any:
         """Its memory is lent out only while it is pickled; see ``unpicklable`` for what may happen else."""
         lent = tuple(one if isinstance(one, Lodged) else PickleBuffer(one) for one in self.buffers)
-        return _parcel, (self.names, self.head, lent, self.own, self.known, self.hashes)
+        return _parcel, (self.names, self.head, lent, self.own, self.known, self.hashes, self.is_plain)
 
 
 def _parcel(
@@ -66,9 +69,12 @@ def _parcel(
     buffers: tuple[Any, ...],
     own: Tag,
     known: dict[int, Tag],
-    hashes: tuple[bytes, ...] = (),
+    hashes: tuple[bytes, ...],
+    is_plain: bool,
 ) -> Parcel:
-    return Parcel(names=names, head=head, buffers=buffers, own=own, known=known, hashes=hashes)
+    return Parcel(
+        names=names, head=head, buffers=buffers, own=own, known=known, hashes=hashes, is_plain=is_plain
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,15 +133,22 @@ class Came:
         self.values: dict[str, Any] = {}
         self.broken: dict[str, str] = {}
         views = [view(one) if isinstance(one, Lodged) else memoryview(one) for one in parcel.buffers]
+        if parcel.is_plain:
+            self.values = decode(parcel.head, views)
+            self.met = met_by_name(self.values)
+            return
+        met: dict[int, Any] = {}
         try:
-            self.values = decode(parcel.head, views, met=self.met)
+            self.values = decode(parcel.head, views, met=met)
         except Exception as error:  # noqa: BLE001 - whatever an object's own methods raise
-            self.broken = self._broken(f"{type(error).__name__}: {error}")
+            self.broken = self._broken(met, f"{type(error).__name__}: {error}")
+        self.met = with_identity(met.items())
+        met.clear()
         without_scaffolding(self.met)
 
-    def _broken(self, why: str) -> dict[str, str]:
+    def _broken(self, met: dict[int, Any], why: str) -> dict[str, str]:
         """All of its names are, but one was at work: the last whose turn had come."""
-        begun = {value: n for n, value in self.met.items() if type(value) is str and value in self.parcel.names}
+        begun = {value: n for n, value in met.items() if type(value) is str and value in self.parcel.names}
         culprit = max(begun, key=lambda name: begun[name], default="")
         return {name: why if name == culprit else BESIDE for name in self.parcel.names if not name.startswith(LOST)}
 
@@ -143,6 +156,6 @@ class Came:
 def without_scaffolding(met: dict[int, Any]) -> None:
     """Let go of what was made only to take the values apart or to put them together, such as the state that an object
     is given: nobody else holds it, and on the other side its number may stand for something that lives."""
-    while alone := [n for n in met if sys.getrefcount(met[n]) <= ALONE]:
+    while alone := [n for n, count in zip(met, map(sys.getrefcount, met.values()), strict=True) if count <= ALONE]:
         for n in alone:
             del met[n]

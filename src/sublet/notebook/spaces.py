@@ -11,9 +11,11 @@ it is held, and a new object replaces none (``merging``).
 
 from __future__ import annotations
 
+import functools
+import gc
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 from sublet.durable.changes import ChangeFinder
 from sublet.durable.codec import can_travel, encode
@@ -27,13 +29,15 @@ from sublet.notebook.identity import Identities
 from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
-from sublet.notebook.merging import ATOMS, can_change
+from sublet.notebook.merging import can_change
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
 from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
 from sublet.notebook.taking import taken_over
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Job = Callable[[], object]
 Found = tuple[Group, tuple[bytes, ...]]
 """What has changed, and the hashes of each of its buffers."""
@@ -51,6 +55,23 @@ ROUNDS_MAX: Final = 64
 
 def _at_once(job: Job) -> None:
     job()
+
+
+def _without_collections(method: Callable[P, T]) -> Callable[P, T]:
+    """Hold back garbage collection meanwhile: many objects are made, nearly all of them to stay, and each collection
+    looks through all of them again."""
+
+    @functools.wraps(method)
+    def held(*args: P.args, **named: P.kwargs) -> T:
+        if not gc.isenabled():
+            return method(*args, **named)
+        gc.disable()
+        try:
+            return method(*args, **named)
+        finally:
+            gc.enable()
+
+    return held
 
 
 class Space:
@@ -91,6 +112,7 @@ class Space:
         """Of these those under which the shell keeps what cells gave and were: they travel if they are named."""
         return results(self.names, names)
 
+    @_without_collections
     def outgoing(
         self,
         wanted: Iterable[str],
@@ -154,6 +176,7 @@ class Space:
             (group, hashes) for group, (same, hashes) in zip(late, map(self._looked, late), strict=True) if not same
         ]
 
+    @_without_collections
     def parcels_of(self, changed: list[Found]) -> Outgoing:
         """These have changed."""
         found = Outgoing(names=frozenset(name for group, _ in changed for name in group.names))
@@ -185,6 +208,7 @@ class Space:
         self._shared.add(what.names)
         self._shared.remove(what.gone)
 
+    @_without_collections
     def take(
         self, parcels: Iterable[Parcel], gone: Iterable[str] = (), *, afterwards: Callable[[Job], object] = _at_once
     ) -> Taken:
@@ -199,6 +223,7 @@ class Space:
         (afterwards if taken.nbytes <= QUICK_BYTES else _at_once)(self._remember_owed)
         return taken
 
+    @_without_collections
     def _remember_owed(self) -> None:
         while self._owed:
             names, came = self._owed[-1]
@@ -258,7 +283,7 @@ class Space:
         group = groups[0].remembering(rules)
         met = group.encoded.met or {}
         known = self._identities.known(met)
-        objects = [n for n, one in met.items() if type(one) not in ATOMS and can_change(one)]
+        objects = [n for n, one in met.items() if can_change(one)]
         if any(n not in known or known[n] != parcel.known.get(n) for n in objects):
             return None  # one of them is new there, or another
         for n, (buffer, one) in enumerate(zip(group.encoded.buffers, parcel.buffers, strict=True)):
@@ -424,7 +449,15 @@ class Space:
             sent = [self._sent(key, one, table) for (key, one), table in zip(keyed, hashes, strict=True)]
             buffers, tables = zip(*sent, strict=True) if sent else ((), ())
             found.append(
-                Parcel(names=group.names, head=encoded.head, buffers=buffers, own=own, known=known, hashes=tables)
+                Parcel(
+                    names=group.names,
+                    head=encoded.head,
+                    buffers=buffers,
+                    own=own,
+                    known=known,
+                    hashes=tables,
+                    is_plain=group.plain is not None,
+                )
             )
         for (group, _), parcel in zip(groups, found, strict=True):
             self._identities.note(parcel.names, parcel.own, group.encoded.met or {}, parcel.known)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from sublet.durable import rebuild
+from sublet.durable.codec import ATOMS
 from sublet.durable.memory import address_of
 from sublet.durable.rules import OWNERS, behind, owner_of
 from sublet.notebook.memories import is_settled, move_array
@@ -51,10 +52,6 @@ __all__ = [
     "is_looked_at",
 ]
 
-ATOMS: Final = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented)}
-)
-"""Values that are what they say; which object says it nobody asks."""
 FUNCTION_PARTS: Final = ("__code__", "__defaults__", "__kwdefaults__")
 CLASS_PARTS: Final = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__slots__"})
 EXCEPTION_PARTS: Final = ("args", "__cause__", "__context__", "__suppress_context__")
@@ -88,6 +85,8 @@ Way = Callable[[Plan, Any, Any], Any]
 def _items(plan: Plan, new: Iterable[Any]) -> Callable[[], list[Any]]:
     """What stands for each item, to be asked once everything is planned."""
     items = list(new)
+    if ATOMS.issuperset(map(type, items)):
+        return lambda: items
     for item in items:
         plan.choose(item)
     return lambda: [plan.stands_for(item) for item in items]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet.durable.loading import decode
-from sublet.durable.roots import FEW, LARGE_BYTES, encode_roots
+from sublet.durable.roots import LARGE_BYTES, encode_roots
 from sublet.durable.rules import Rules
 
 
@@ -118,14 +118,13 @@ class _Remembering(Rules):
 def test_plain_groups_say_what_they_met_when_somebody_asks() -> None:
     inner = [1, 2]
     rules = _Remembering()
-    [few] = encode_roots({"a": {"k": 1}, "b": inner}, rules=rules)
-    assert few.encoded.met is not None
-    assert few.remembering(rules) is few
-    [group] = encode_roots({"a": {"k": 1}, "b": inner} | {f"c{n}": n for n in range(FEW)}, rules=rules)
+    [group] = encode_roots({"a": {"k": 1}, "b": inner, "c": 3, "d": inner}, rules=rules)
     assert group.encoded.met is None
     again = group.remembering(rules)
     assert again.encoded.met is not None
-    assert any(value is inner for value in again.encoded.met.values())
+    assert again.remembering(rules) is again
+    assert [n for n, value in again.encoded.met.items() if value is inner] == [2]
+    assert 3 not in again.encoded.met.values()
     assert again.encoded.head == group.encoded.head
     [deep] = encode_roots({"a": [[1]]}, rules=rules)
     assert deep.remembering(rules) is deep
