@@ -63,8 +63,10 @@ class Group:
 
 
 def met_by_name(values: Mapping[str, object]) -> dict[int, Any]:
-    """Objects of flat values that can change, numbered by their names' positions, from 1. Nothing within a flat value
-    has an identity, so a set of a million strings is one object. An object with two names has the first one's number."""
+    """Objects of flat values that can change, numbered by their names' positions, from 1.
+
+    Nothing within a flat value has an identity, so a set of a million strings is one object. An object with two names
+    has the number of the first."""
     found: dict[int, Any] = {}
     seen: set[int] = set()
     for n, value in enumerate(values.values(), 1):

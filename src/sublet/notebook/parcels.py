@@ -72,9 +72,7 @@ def _parcel(
     hashes: tuple[bytes, ...],
     is_plain: bool,
 ) -> Parcel:
-    return Parcel(
-        names=names, head=head, buffers=buffers, own=own, known=known, hashes=hashes, is_plain=is_plain
-    )
+    return Parcel(names=names, head=head, buffers=buffers, own=own, known=known, hashes=hashes, is_plain=is_plain)
 
 
 @dataclass(slots=True, kw_only=True)
