@@ -160,7 +160,15 @@ def test_what_runs_in_a_guest_needs_the_standard_library_alone(module: str, tmp_
     )
     loaded = loaded_by(*argv)
     ours = {name for name in loaded if name.startswith("sublet.")}
-    assert {name.split(".")[1] for name in ours} <= {"guest", "wire", "lease", "values", "errors", "clock"}
+    assert {name.split(".")[1] for name in ours} <= {
+        "guest",
+        "wire",
+        "lease",
+        "values",
+        "errors",
+        "clock",
+        "invocation",
+    }
     assert not any(name.startswith("path:") and "site-packages" in name for name in loaded)
     assert "sublet.wire.http" not in loaded
     assert "asyncio" not in loaded
