@@ -8,6 +8,7 @@ SHELL := /bin/sh
 
 VENV  := .venv
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo
 TORCH_READY := $(VENV)/.torch
 PY    := $(VENV)/bin/python
 JOBS  ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
@@ -27,11 +28,15 @@ setup: $(READY) ## set up .venv (every other target does it by itself)
 $(READY): requirements.lock pyproject.toml tools/setup.sh
 	@sh tools/setup.sh
 
+# Half of the packages, and a twelfth of the bytes: what a newcomer waits for. `make test` adds the rest.
+$(DEMO_READY): requirements-demo.lock pyproject.toml tools/setup.sh
+	@sh tools/setup.sh demo
+
 # PyTorch stands outside the lock: its builds for CPU and CUDA differ in their hashes, and by gigabytes.
 $(TORCH_READY): $(READY) tools/torch.sh
 	@sh tools/torch.sh
 
-demo: $(READY) ## under a minute: a notebook that loses its GPU and goes on, two tenants, a restart, a bill
+demo: $(DEMO_READY) ## see it work, in half a minute: a notebook cell loses its GPU and goes on, two users share one
 	@$(VENV)/bin/sublet demo
 
 # Compiled beforehand, since hundreds of processes start in the suite and some of them may not write here.

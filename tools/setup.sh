@@ -1,6 +1,7 @@
 #!/bin/sh
 # Make the local environment .venv: Sublet, editable, with everything in requirements.lock, each file checked against
-# its hash. `make` calls it when the lock, pyproject.toml or this file is newer than the last success.
+# its hash. `make` calls it when the lock, pyproject.toml or this file is newer than the last success. With the argument
+# "demo" it installs only what `make demo` needs (requirements-demo.lock); without it, later, the rest is added.
 #
 # It needs a Python and nothing else. What is missing is said in one sentence, with the command that mends it.
 # PYTHON=... names the interpreter; otherwise the first one that can be used of python3, python3.13, python3.12, python3.11.
@@ -11,6 +12,7 @@ OLDEST=11 NEWEST=13    # Python 3.OLDEST to 3.NEWEST, as requires-python in pypr
 VENV=.venv
 LOG=$VENV/setup.log
 READY=$VENV/.ready     # written last: it exists only beside a whole environment
+DEMO_READY=$VENV/.demo # the same for the part that the demo needs; a whole environment has it too
 
 say() { printf '%s\n' "$*" >&2; }
 give_up() { say "$@"; exit 1; }
@@ -87,9 +89,10 @@ install() {
 }
 
 main() {
+    part=${1:-}
     started=$(date +%s)
     choose_python
-    say "Setting up Sublet in $VENV."
+    say "Setting up Sublet in $VENV${part:+ (only what the $part needs)}."
     say "[1/4] Python $version ($python)"
 
     say "[2/4] an environment of its own"
@@ -98,17 +101,22 @@ main() {
     else
         "$python" -m venv --clear "$VENV" || give_up "The environment could not be made in $PWD/$VENV; see above."
     fi
-    rm -f "$READY"; : >"$LOG"
+    # Not compiled for the demo: it imports a third of these files, and those are compiled as they are.
+    lock=requirements.lock ready="$READY $DEMO_READY" options=
+    if [ "$part" = demo ]; then
+        lock=requirements-demo.lock ready=$DEMO_READY options="--no-deps --no-compile"
+    fi
+    rm -f $ready; : >"$LOG"
 
-    packages=$(grep -c '^[a-z0-9].*==' requirements.lock)
-    say "[3/4] the packages in requirements.lock, each checked against its hash"
-    install "$packages" --require-hashes -r requirements.lock
+    packages=$(grep -c '^[a-z0-9].*==' $lock)
+    say "[3/4] the packages in $lock, each checked against its hash"
+    install "$packages" $options --require-hashes -r $lock
 
     say "[4/4] Sublet itself, from this folder"
     install 1 --no-build-isolation --no-deps --editable .
 
-    : >"$READY"
+    for mark in $ready; do : >"$mark"; done
     say "Ready after $(($(date +%s) - started)) s."
 }
 
-main
+main "$@"

@@ -49,6 +49,36 @@ def test_the_lock_names_no_address() -> None:
     assert not re.search(r"://|file:|--(extra-)?index-url|--find-links", LOCK)
 
 
+def test_the_demo_installs_a_part_of_the_lock_and_all_that_it_needs() -> None:
+    """The same versions with the same hashes, so `make setup` after `make demo` only adds. Not a package more than the
+    core, the notebook extra, and what builds an editable install."""
+    text = (ROOT / "requirements-demo.lock").read_text()
+    demo = dict(_blocks(text))
+    whole = dict(_blocks(LOCK))
+    assert demo.items() <= whole.items()
+    assert not re.search(r"://|file:|--(extra-)?index-url|--find-links", text)
+    needed = {
+        canonicalize_name(Requirement(line).name)
+        for line in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["notebook"])
+    }
+    assert needed | {"hatchling", "editables"} <= demo.keys(), "run `make lock`"
+    own = {canonicalize_name(Requirement(line).name) for line in PROJECT["optional-dependencies"]["dev"]}
+    assert own & demo.keys() <= needed | {"hatchling", "editables"}
+    assert len(demo) < len(whole) / 2
+
+
+def _blocks(lock: str) -> list[tuple[str, frozenset[str]]]:
+    """Each package with its version and its hashes. Its marker may be narrower where fewer packages ask for it."""
+    found = []
+    for block in re.split(r"\n(?=[a-z0-9])", lock):
+        if name := re.match(r"[a-z0-9._-]+(?===)", block):
+            lines = (
+                line.partition(";")[0].strip(" \\") for line in block.splitlines() if not line.strip().startswith("#")
+            )
+            found.append((name[0], frozenset(line for line in lines if line)))
+    return found
+
+
 def test_set_up_and_project_agree_on_the_range_of_pythons() -> None:
     script = (ROOT / "tools" / "setup.sh").read_text()
     found = re.search(r"OLDEST=(\d+) NEWEST=(\d+)", script)
