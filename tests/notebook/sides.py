@@ -127,7 +127,9 @@ class Notebook:
             parcels = self.sent.parcels
             try:
                 said = self._told.say(self.sent.names, self._other)
-                self._other.ask("place", parcels, self.sent.gone, said, reading.binds)
+                deletes = frozenset(self.space.named(reading.deletes) - set(reads))
+                rest: tuple[Any, ...] = 0, {}, None, None, self.sent.word, False, deletes
+                self._other.ask("place", parcels, self.sent.gone, said, reading.binds, *rest)
             except BaseException:
                 self.space.disagree(self.sent.names)
                 self._told.forget()

@@ -16,8 +16,8 @@ READS = [
     ("x += 1", "x", "x"),
     ("x: int = y", "int y", "x"),
     ("x: int", "int", ""),
-    ("del x", "x", "x"),
-    ("x = 1\ndel x", "x", "x"),
+    ("del x", "", "x"),
+    ("x = 1\ndel x", "", "x"),
     ("x = 1\ndel x\nx", "x", "x"),
     ("a.b = c", "a c", ""),
     ("a[i] = 1", "a i", ""),
@@ -110,6 +110,24 @@ def test_what_reaches_any_name_is_said_with_its_line(source: str) -> None:
 )
 def test_what_only_looks_like_it_is_not(source: str) -> None:
     assert not read_cell(source).opaque
+
+
+@pytest.mark.parametrize(
+    ("source", "deletes"),
+    [
+        ("del x", "x"),
+        ("x = 1\ndel x", "x"),
+        ("del x, y", "x y"),
+        ("x.plot()\ndel x", ""),
+        ("del x\nx", ""),
+        ("if y: del x", "x"),
+        ("del x[0]", ""),
+        ("get_ipython().run_line_magic('time', 'del x')", "x"),
+        ("def f():\n    global x\n    del x", ""),
+    ],
+)
+def test_what_is_only_deleted_is_not_read(source: str, deletes: str) -> None:
+    assert read_cell(source).deletes == frozenset(deletes.split())
 
 
 def test_a_cell_that_is_no_python_says_so() -> None:

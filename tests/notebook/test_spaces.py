@@ -73,6 +73,29 @@ def test_what_a_cell_has_bound_that_was_given_up_is_nobodys_news(nb: Notebook, o
     assert [nb.names.get(name) for name in "abcd"] == [6, None, [7], 5]
 
 
+def test_deleting_a_name_sends_nothing_and_deletes_it_on_both_sides(nb: Notebook) -> None:
+    nb.here("import numpy as np\nbig = np.zeros(1_000_000); other = object(); there_too = [1]; kept = [2]")
+    nb.there("len(there_too)")
+    assert nb.there("del big, other, there_too\nif not here: del kept\n", None) == "NameError"
+    assert (nb.sent.parcels, nb.came.parcels) == ([], [])
+    assert [name for name in ("big", "other", "there_too", "kept") if name in nb.names] == ["kept"]
+    assert nb.there("del kept\nkept") == "NameError"
+    assert nb.there("is_there = 'kept' in globals()") is None
+    assert (nb.names["is_there"], "kept" in nb.names) == (False, False)
+    assert nb.there("del kept") == "NameError"
+
+
+def test_a_name_that_was_not_deleted_after_all_is_what_it_was(nb: Notebook) -> None:
+    nb.here("a = [1]; b = [2]")
+    nb.there("len(b)")
+    nb.here("b.append(3)")
+    assert nb.there("if len('x') > 1:\n    del a, b") is None
+    assert nb.there("c = [*a, *b]") is None
+    assert nb.names["c"] == [1, 2, 3]
+    assert nb.there("del a\na = [4]") is None
+    assert nb.names["a"] == [4]
+
+
 def test_what_came_back_is_not_sent_again_either(nb: Notebook) -> None:
     nb.here("import numpy as np\nbig = np.zeros(1_000_000)")
     before = nb.names["big"]

@@ -204,7 +204,8 @@ class Cells:
         found = read_cell(python)
         space = self._space
         reads = space.visible() | space.results(found.reads) if found.opaque else space.named(found.reads)
-        return replace(found, reads=frozenset(reads), asked=None if found.opaque else found.reads)
+        deletes = frozenset(space.named(found.deletes) - reads)
+        return replace(found, reads=frozenset(reads), deletes=deletes, asked=None if found.opaque else found.reads)
 
     def explained(self, source: str) -> str:
         """What would travel with this cell, what stays, and why."""

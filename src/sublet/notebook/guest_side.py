@@ -27,6 +27,8 @@ __all__ = ["NotKept", "again", "collect", "given_up", "keep", "place", "place_la
 RESULT_BYTES: Final = 1 << 20
 """A result with more is not taken along for the shell's sake alone."""
 RESULT: Final = re.compile(r"_\d+")
+TO_DELETE: Final = object()
+"""Stands for what a cell may only delete."""
 NO_HANDLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -39,6 +41,8 @@ class _Before(NamedTuple):
     newer. It is put back where the cell binds nothing in its place."""
     number: int = 0
     """Of the cell."""
+    deletes: frozenset[str] = frozenset()
+    """What it may delete and does not read."""
     is_open: bool = False
     """It was not collected."""
 
@@ -65,10 +69,13 @@ def place(
     room: int | None = None,
     word: Word = NO_WORD,
     is_quiet: bool = False,
+    deletes: frozenset[str] = frozenset(),
 ) -> Taken:
     """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
     ``number``: that of the cell, which tracebacks name; ``handles``, ``alive``, ``room``: of what is and will be here
-    (``holding``); ``word``: of memory that was lent (``lodging``); ``is_quiet``: its last line's value is not shown."""
+    (``holding``); ``word``: of memory that was lent (``lodging``); ``is_quiet``: its last line's value is not shown;
+    ``deletes``: names that the notebook has and that the cell may delete without reading them. They are not sent: what
+    an earlier cell left under one stays, so that deleting it frees its memory at once, else a placeholder is bound."""
     global _before
     space = seen()
     if _before.is_open:  # it was given up, and never collected: what it bound is nobody's news
@@ -81,9 +88,10 @@ def place(
     _check(taken)
     _bound.noted(space.names, holding.prepare(space, handles, alive))
     reads = reads | handles.keys() if handles else reads
-    aside = {name: space.names.pop(name) for name in binds - reads if name in space.names}
-    _before = _Before(reads, aside, number, is_open=True)
-    _bound.noted(space.names, aside)
+    aside = {name: space.names.pop(name) for name in binds - reads - deletes if name in space.names}
+    space.names.update(dict.fromkeys(deletes - space.names.keys(), TO_DELETE))
+    _before = _Before(reads, aside, number, deletes, is_open=True)
+    _bound.noted(space.names, (*aside, *deletes))
     holding.begin(number, reads, _bound, room)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
@@ -137,6 +145,7 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
 
 def _collected(space: Space, every: set[str], only: frozenset[str] | None, room: int | None) -> Outgoing:
     rebound = visible_among(space.names, every) | _small_result(space, every)
+    gone = [name for name in _before.reads | _before.deletes if name not in space.names]
     _put_back(space)
     if only is not None:
         found = space.outgoing(only, new=only, room=room, stuck=holding.stuck())
@@ -145,7 +154,6 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
         return found
     stuck = {name: why for name, why in holding.stuck().items() if name not in rebound}
     found = space.outgoing(_before.reads | rebound, lost_of=_before.reads, new=rebound, room=room, stuck=stuck)
-    gone = [name for name in _before.reads if name not in space.names]
     found.gone = tuple(sorted({*found.gone, *gone}))
     holding.finish(space, found.stays, {*found.names, *found.gone})
     space.sent(found)
@@ -157,7 +165,10 @@ def _put_back(space: Space) -> None:
     global _before
     aside = {name: value for name, value in _before.aside.items() if name not in space.names}
     space.names.update(aside)
-    _bound.noted(space.names, aside)
+    kept = [name for name in _before.deletes if space.names.get(name) is TO_DELETE]
+    for name in kept:
+        del space.names[name]
+    _bound.noted(space.names, (*aside, *kept))
     _before = _before._replace(aside={}, is_open=False)
 
 

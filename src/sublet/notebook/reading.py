@@ -88,6 +88,8 @@ class Reading:
     """May be read before the text has bound them."""
     binds: frozenset[str]
     """May be bound or deleted by it."""
+    deletes: frozenset[str] = frozenset()
+    """May be deleted by it and are not read, so that it does not matter what they have."""
     opaque: tuple[Opaque, ...] = ()
     asked: frozenset[str] | None = None
     """Where ``reads`` has only names that are there: those that are not as well; None: any may be."""
@@ -105,6 +107,7 @@ def read_cell(source: str) -> Reading:
     return Reading(
         reads=frozenset(reader.reads),
         binds=frozenset(reader.binds),
+        deletes=frozenset(reader.deletes - reader.reads),
         opaque=tuple(reader.opaque),
         is_quiet=_ends_quietly(source),
     )
@@ -141,6 +144,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, *, is_class: bool = False) -> None:
         self.reads: set[str] = set()
         self.binds: set[str] = set()
+        self.deletes: set[str] = set()
         self.opaque: list[Opaque] = []
         self._bound: set[str] = set()
         self._is_class = is_class
@@ -166,7 +170,7 @@ class _Reader(ast.NodeVisitor):
                 self._delete(node.id)
 
     def _delete(self, name: str) -> None:
-        self.reads.add(name)  # even if it was bound here: only who has it can tell that it is gone
+        self.deletes.add(name)  # even if it was bound here: the other side may have it
         self.binds.add(name)
         self._bound.discard(name)
 
@@ -389,6 +393,7 @@ class _Reader(ast.NodeVisitor):
         for name in reading.reads:
             self._read(name)
         self.binds |= reading.binds
+        self.deletes |= reading.deletes
         self.opaque += reading.opaque
 
     def _expanded(self, text: str) -> None:

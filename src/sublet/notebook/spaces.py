@@ -207,6 +207,7 @@ class Space:
         self._lodging.sent()
         self._shared.add(what.names)
         self._shared.remove(what.gone)
+        self._identities.gone(what.gone)
 
     @_without_collections
     def take(

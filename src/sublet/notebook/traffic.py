@@ -98,7 +98,8 @@ class Traffic:
             reads = self.told.say(sent.names, kernel)
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
             _lend(kernel, sent)
-            pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, sent.word, reading.is_quiet)
+            more = sent.word, reading.is_quiet, reading.deletes
+            pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, *more)
             changed = self.space.changed_late(sent)
             placed: Taken = kernel.result(pending)
         except BaseException:
