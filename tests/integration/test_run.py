@@ -154,6 +154,16 @@ def test_python_that_is_only_python3_here_is_said(sublet: Shell, tmp_path: Path)
     assert (neither.status, "python3" in neither.err) == (127, False), neither.err
 
 
+def test_a_command_that_looks_for_a_gpu_on_a_host_device_is_told_what_that_is(sublet: Shell, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("raise AssertionError('Torch not compiled with CUDA enabled')")
+    for words in (["nvidia-smi"], [PYTHON, str(tmp_path / "x.py")]):
+        done = sublet("run", "--gpu", "64MiB", "--", *words)
+        assert done.status in (1, 127)
+        assert "host device" in done.err.splitlines()[-1]
+    done = sublet("run", "--", PYTHON, str(tmp_path / "x.py"))
+    assert "host device" not in done.err, "nobody asked for a GPU"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from sublet.errors import InvalidRequest
-from sublet.notebook.magic import asks_for_help
+from sublet.notebook.magic import with_a_body
 from sublet.notebook.options import OPTIONS, CellOptions, help_text, parse_line
 from sublet.values import GIB, NS_PER_S, Tier
 
@@ -29,6 +29,7 @@ def test_every_option() -> None:
     )
     assert parse_line("") == CellOptions()
     assert parse_line("--no-wait").wait_ns == 0
+    assert parse_line("--gpu 8GiB --spot") == parse_line("--vram 8GiB --tier spot")
     assert parse_line("--vram 2G").vram_bytes == parse_line("--vram 2g").vram_bytes == 2 * GIB
 
 
@@ -50,6 +51,10 @@ def test_every_option() -> None:
         ("--gpus 1.5", "not a number of devices"),
         ("--gpus 99999999999999999999", "not a number of devices"),
         ("--gpus ٣", "not a number of devices"),
+        ("--time 5m", "did you mean --ttl?"),
+        ("-g 8GiB", "did you mean --vram?"),
+        ("--vram 1GiB --gpu 1GiB", "twice"),
+        ("--spot --tier batch", "contradict"),
         ("--tier sopt", "did you mean spot?"),
         ("--in a,1b", "no name of a variable"),
         ("--in ,", "no name of a variable"),
@@ -69,18 +74,24 @@ def test_a_mistake_is_said_with_what_was_meant(line: str, says: str) -> None:
 
 
 @pytest.mark.parametrize("cell", ["%%gpu --help", "\n%%gpu -h\n\n", "%%gpu help\n", "%%gpu ?"])
-def test_a_cell_that_only_asks_for_help_is_the_command_for_that(cell: str) -> None:
-    assert asks_for_help(cell.splitlines(keepends=True)) == ["%gpu help\n"]
+def test_a_cell_that_only_with_a_body_is_the_command_for_that(cell: str) -> None:
+    assert with_a_body(cell.splitlines(keepends=True)) == ["%gpu help\n"]
 
 
-@pytest.mark.parametrize("cell", ["%%gpu --help\nx", "%%gpu", "", "%%gpu --vram 1GiB", "%gpu --help"])
+@pytest.mark.parametrize("cell", ["%%gpu", "%%gpu\n", "\n%%gpu --vram  1GiB \n\n"])
+def test_a_cell_without_code_is_given_a_body_so_that_our_own_error_is_shown(cell: str) -> None:
+    line, body = with_a_body(cell.splitlines(keepends=True))
+    assert (line.split(), body) == (cell.split(), "\n")
+
+
+@pytest.mark.parametrize("cell", ["%%gpu --help\nx", "", "%%gpu\nx", "%gpu --help", "%%gpus", "x"])
 def test_any_other_cell_is_read_as_it_stands(cell: str) -> None:
     lines = cell.splitlines(keepends=True)
-    assert asks_for_help(lines) is lines
+    assert with_a_body(lines) is lines
 
 
 def test_its_help_names_every_option() -> None:
-    assert [line.split()[0] for line in help_text().splitlines()] == [option.flag for option in OPTIONS]
+    assert [line.split()[0].rstrip(",") for line in help_text().splitlines()] == [option.flag for option in OPTIONS]
 
 
 def test_it_says_what_is_asked_for() -> None:

@@ -27,7 +27,8 @@ __all__ = ["acquire", "offered", "told"]
 def acquire(
     *,
     gpu: Annotated[
-        int | None, Opt("--gpu", metavar="SIZE", parse=vram, help="A GPU with this much memory, such as 2GiB.")
+        int | None,
+        Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU with this much memory, such as 8GiB."),
     ] = None,
     gpus: Annotated[
         int | None, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine, all or none.")
@@ -132,7 +133,9 @@ def _wants(
             ("--at-least", at_least),
         ):
             if given is not None:
-                raise UsageError(f"{option} says something about a GPU, and none is asked for", do="Add --gpu SIZE.")
+                raise UsageError(
+                    f"{option} needs --gpu SIZE as well", do=f"Say how much memory each GPU has: --gpu 8GiB {option} …"
+                )
     if at_least is not None and not smaller_ok:
         raise UsageError("--at-least goes with --smaller-ok", do="Give both, or neither.")
     if at_least is not None and gpu is not None and at_least > gpu:

@@ -34,6 +34,8 @@ LEFT_BEHIND_S: Final = 0.02
 LASTING_S: Final = 0.4
 """What runs for longer needs its lease renewed, some time; the shortest time to live is 2 s."""
 LOOK_AGAIN_S: Final = 0.5
+LAST_WORDS: Final = 2000
+"""Bytes of its output that are kept, to see why it failed."""
 _CTRL_C: Final = 0x03
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -57,6 +59,8 @@ class Attendance:
         """Called once, when its main process has run for longer than a moment."""
         self.is_onlooker = False
         """It only looks: a signal ends the looking, not the guest."""
+        self.last_words = b""
+        """The end of what it wrote, on both streams."""
         self.wants_end = False
         """Whether a person, or who started us, asked for its end."""
         self._conversation = conversation
@@ -130,6 +134,7 @@ class Attendance:
     def _said(self, channel: int, piece: bytes) -> None:
         stream, _ = output_head(piece)
         outlet = self._out if stream == STREAM_STDOUT else self._err
+        self.last_words = (self.last_words + piece[max(OUTPUT_HEAD_BYTES, len(piece) - LAST_WORDS) :])[-LAST_WORDS:]
         outlet.give(memoryview(piece)[OUTPUT_HEAD_BYTES:], lambda: self._link.consumed(channel, len(piece)))
 
     def _news(self, news: dict[str, Any]) -> None:

@@ -56,8 +56,9 @@ def exec_(
     token = token_of(direct, lease_id)
     direct.close()
     spec = spec_of(words, tenant=view["lease"]["tenant"], env=env, name=name, grace=grace, terminal=terminal)
+    on_host = any(part["kind"] == "gpu" and part["host"] for part in view["lease"]["parts"])
     try:
-        conversation, attendance = start(direct.data_path, token, spec)
+        conversation, attendance = start(direct.data_path, token, spec, on_host=on_host)
     except NotStarted as failed:
         say_error(failed, as_json=False)
         return failed.exit_code

@@ -16,7 +16,8 @@ from typer.main import get_command
 
 from sublet import __version__
 from sublet.cli.declare import Command, Opt, Param, Shape, UsageError
-from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, load
+from sublet.cli.mistakes import command_hint, option_hint
+from sublet.cli.table import COMMANDS, GROUPS, SECTIONS, find, load
 from sublet.invocation import typeable
 
 __all__ = ["make_app", "run"]
@@ -45,13 +46,27 @@ def run(words: Sequence[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # the message is the help, and was asked for by saying nothing
             print(error.format_message())
             return error.exit_code
-        said = error.format_message().rstrip(".")
-        raise UsageError(said[:1].lower() + said[1:], do=f"See `{_help_for(words)}`.") from error
+        raise _usage_error(error, words) from error
     except typer.Abort as error:
         raise KeyboardInterrupt from error
     except SystemExit as done:  # how completion ends
         return int(done.code or 0)
     return int(status or 0)
+
+
+def _usage_error(error: typer.TyperException, words: Sequence[str]) -> UsageError:
+    """Typer's message in our form, with what may be meant where other tools call it so."""
+    said, see = error.format_message().rstrip("."), f"See `{_help_for(words)}`."
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption" and option is not None and (found := find(words)) is not None:
+        flags = [flag for param in load(found[0]).params if isinstance(param.spec, Opt) for flag in param.spec.flags]
+        typed = next((word for word in words if word.startswith(option)), option)
+        hint = option_hint(typed.partition("=")[0], flags) or option_hint(option, flags)
+        if hint:
+            return UsageError(f"`{found[0]}` has no option {typed.partition('=')[0]}", do=f"{hint} {see}")
+    if said.startswith("No such command") and (hint := command_hint(words)):
+        return UsageError(f"no such command '{' '.join(words[: 2 if words[0] in GROUPS else 1])}'", do=hint)
+    return UsageError(said[:1].lower() + said[1:], do=see)
 
 
 class _Command(TyperCommand):

@@ -111,8 +111,8 @@ def wants_terminal(tty: bool, no_tty: bool) -> bool:
     return (tty or os.isatty(1)) and os.tcgetpgrp(0) == os.getpgrp()
 
 
-def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attendance]:
-    """Run it under the lease of this token, and be attached."""
+def start(data_path: str, token: str, spec: Json, *, on_host: bool = False) -> tuple[Conversation, Attendance]:
+    """Run it under the lease of this token, and be attached. ``on_host``: the lease is of a host device."""
     from sublet.cli.attend import Attendance
     from sublet.wire.conversation import Conversation
 
@@ -120,8 +120,7 @@ def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attenda
     try:
         answer = _started(conversation, spec)
         if answer["is"] == "NotStarted":
-            exit_code = int(answer["exit_code"])
-            raise NotStarted(answer["message"], do=_python3(spec, exit_code) or answer["do"], exit_code=exit_code)
+            raise _not_started(answer, spec["argv"][0], on_host=on_host)
         attendance = Attendance(conversation, answer["guest"], terminal=spec["stdio"] == "pty")
         attendance.attach()
     except BaseException:
@@ -130,12 +129,20 @@ def start(data_path: str, token: str, spec: Json) -> tuple[Conversation, Attenda
     return conversation, attendance
 
 
-def _python3(spec: Json, exit_code: int) -> str:
-    """What to do where the command is `python` and this machine, as Debian does, has only `python3`."""
+def _not_started(answer: Json, program: str, *, on_host: bool) -> NotStarted:
+    """The supervisor's answer, with a better hint where a program is known to be called otherwise here."""
+    failed = NotStarted(answer["message"], do=answer["do"], exit_code=int(answer["exit_code"]))
+    if failed.exit_code != NOT_FOUND:
+        return failed
     from shutil import which
 
-    is_missing = exit_code == NOT_FOUND and spec["argv"][:1] == ["python"]
-    return "Did you mean python3? This machine has no `python`." if is_missing and which("python3") else ""
+    from sublet.devices.no_gpu import NO_GPU_PROGRAMS
+
+    if on_host and os.path.basename(program) in NO_GPU_PROGRAMS:
+        failed.do = "This lease is of a host device, which is a CPU; `sublet top` shows what it is used for."
+    elif program == "python" and which("python3"):
+        failed.do = "Did you mean python3? This machine has no `python`."
+    return failed
 
 
 def _started(conversation: Conversation, spec: Json) -> Json:

@@ -38,7 +38,8 @@ __all__ = ["run"]
 def run(
     *,
     gpu: Annotated[
-        int | None, Opt("--gpu", metavar="SIZE", parse=vram, help="A GPU with this much memory, such as 2GiB.")
+        int | None,
+        Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU with this much memory, such as 8GiB."),
     ] = None,
     gpus: Annotated[
         int | None, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine, all or none.")
@@ -127,7 +128,7 @@ def run(
         spec = spec_of(words, tenant=lease.tenant, env=env, name=name, grace=grace, terminal=terminal)
         spec["python"] = python or ""
         try:
-            conversation, attendance = start(lease.data_path, lease.token, spec)
+            conversation, attendance = start(lease.data_path, lease.token, spec, on_host=lease.is_on_host)
         except NotStarted as failed:
             say_error(failed, as_json=False)
             return failed.exit_code
@@ -149,6 +150,8 @@ def _status(lease: Taken, attendance: Attendance) -> int:
     reason = attendance.reason or attendance.told
     code = with_what_was_lost(attendance, code)
     if reason is None:
+        if code and lease.is_on_host:
+            _hint_host_device(attendance)
         return code
     if reason == "out_of_memory":
         _say("the command used more memory than its lease has, and was ended", "Ask for more with --memory.")
@@ -159,6 +162,14 @@ def _status(lease: Taken, attendance: Attendance) -> int:
     detail = f", {end['detail']}" if end["detail"] else ""
     _say(f"lease {lease.id} ended under the command: {end['reason']}{detail}", _what_now(end["reason"]))
     return ENDED
+
+
+def _hint_host_device(attendance: Attendance) -> None:
+    """A program that failed for want of a GPU is told that there is none here, below its own last words."""
+    from sublet.devices.no_gpu import HOST_DEVICE_HINT, misses_a_gpu
+
+    if misses_a_gpu(attendance.last_words.decode("utf-8", "replace")):
+        _say("the command found no GPU", HOST_DEVICE_HINT)
 
 
 def _why_lost(lease: Taken, lost: SubletError) -> tuple[str, str]:
@@ -208,7 +219,9 @@ def _wants(
     gpu: int | None, gpus: int | None, cpu: int | None, memory: int | None, block: int | None, *, smaller_ok: bool
 ) -> list[dict[str, Any]]:
     if gpus is not None and gpu is None:
-        raise UsageError("--gpus says something about a GPU, and none is asked for", do="Add --gpu SIZE.")
+        raise UsageError(
+            "--gpus needs --gpu SIZE as well", do="Say how much memory each GPU has, such as --gpus 2 --gpu 8GiB."
+        )
     if (gpu, cpu, memory, block) == (None, None, None, None):
         cpu = 1
     asked = ((Kind.GPU, gpu), (Kind.CPU, cpu), (Kind.MEMORY, memory), (Kind.BLOCK, block))

@@ -45,6 +45,8 @@ class Taken:
         view: dict[str, Any] = json.loads(answer)["lease"]
         self.id = str(view["id"])
         self.tenant = str(view["tenant"])
+        self.is_on_host = any(part["kind"] == "gpu" and part["host"] for part in view["parts"])
+        """A host device stands in for a GPU."""
         self.token = token
         self.is_lost = False
         """Another program holds it now, so it is not ours to give back."""

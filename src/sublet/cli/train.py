@@ -45,7 +45,7 @@ def _interval(text: str) -> str:
 def train(
     *,
     gpu: Annotated[
-        int, Opt("--gpu", metavar="SIZE", parse=vram, help="A GPU with this much memory; 1GiB if not said.")
+        int, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="A GPU with this much memory; 1GiB if not said.")
     ] = VRAM,
     gpus: Annotated[int, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine.")] = 1,
     spot: Annotated[

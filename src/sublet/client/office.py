@@ -73,9 +73,10 @@ def ensure_office(
             if mine and not answers(path):
                 _start(home, path, until, words, wish, begun)
     except OSError as error:
+        why = (error.strerror or "cannot be used").lower()
         raise Disconnected(
-            f"the office could not be started: {error.filename or home} cannot be used ({error.strerror})",
-            do="See that it may be written and that there is room, or set SUBLET_HOME to another folder.",
+            f"the office could not be started: {why}: {error.filename or home}",
+            do="See that the folder can be written and that there is room, or set SUBLET_HOME to another one.",
             sent=False,
         ) from error
 
@@ -197,18 +198,25 @@ def _failed(log: Path, said_from: int, what: str) -> Disconnected:
     told = [i for i, line in enumerate(said) if line.startswith("sublet: ")]
     if told:
         said = [said[told[-1]].removeprefix("sublet: "), *said[told[-1] + 1 :]]
-        return Disconnected(f"{what}: {said[0]}", do=" ".join(said[1:]) or f"All it said is in {log}.", sent=False)
-    reason = f": {said[-1]}" if said else _silent(log.parent)
-    return Disconnected(what + reason.rstrip("."), do=f"All it said is in {log}.", sent=False)
+        return Disconnected(f"{what}: {said[0]}", do=" ".join(said[1:]) or f"Its log is {log}.", sent=False)
+    if not said and (why := _no_room(log.parent)):
+        return Disconnected(
+            f"{what}: {why.lower()} in {log.parent}",
+            do="Make room there, or set SUBLET_HOME to a folder elsewhere.",
+            sent=False,
+        )
+    reason = said[-1].rstrip(".") if said else "it wrote nothing to its log"
+    return Disconnected(f"{what}: {reason}", do=f"Its log is {log}.", sent=False)
 
 
-def _silent(folder: Path) -> str:
-    """Who could not write a word has most often no room for it."""
+def _no_room(folder: Path) -> str:
+    """Why the folder cannot be written to, such as a full disk: then there is no log either. Empty if it can."""
     trial = folder / f".room-{os.getpid()}"
     try:
         trial.write_bytes(b"x" * _ROOM_BYTES)
     except OSError as error:
-        return f", and could not say why: {folder} cannot be written to ({error.strerror})"
+        return error.strerror or "cannot be written to"
     finally:
-        trial.unlink(missing_ok=True)
-    return ", and said nothing"
+        with contextlib.suppress(OSError):
+            trial.unlink(missing_ok=True)
+    return ""

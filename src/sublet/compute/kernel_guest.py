@@ -44,7 +44,7 @@ class KernelGuest:
         """Start one and connect. Raises what keeps it from being there. ``volume``: a lease of blocks that it may save
         to, as long as that lives. ``patient``: it will need what a warm interpreter has, and rather waits for one that
         is being made."""
-        check_python(python)
+        check_python(python, "ipykernel")
         spec = GuestSpec(
             entry=KERNEL_ENTRY,
             imports=KERNEL_IMPORTS,
@@ -65,6 +65,11 @@ class KernelGuest:
             self._worker = Worker(line, lease.id, self.guest, lambda: end_worker(self.guest))
         except SubletError as error:
             raise why_lost(lease, self.guest, "before it could begin", CELL) from error
+
+    @staticmethod
+    def check(python: str) -> None:
+        """Raise if this interpreter cannot be a kernel, before a lease is taken for it. Empty: the caller's own."""
+        check_python(python, "ipykernel")
 
     @property
     def is_lost(self) -> bool:

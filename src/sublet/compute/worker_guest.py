@@ -98,8 +98,8 @@ def end_worker(guest: Guest) -> None:
 
 
 @functools.lru_cache(maxsize=32)
-def check_python(python: str) -> None:
-    """Raise if this is no Python that can be a worker."""
+def check_python(python: str, needs: str = "") -> None:
+    """Raise if this is no Python that can be a worker, or if it has no module ``needs``."""
     if not python:
         return
     if not os.path.isabs(python) or not os.access(python, os.X_OK) or os.path.isdir(python):
@@ -121,6 +121,25 @@ def check_python(python: str) -> None:
         raise InvalidRequest(f"python={python!r} is not a Python", do="Give the path of an interpreter.") from None
     if (major, minor) < (3, 11):
         raise InvalidRequest(f"python={python!r} is Python {major}.{minor}", do="Workers need Python 3.11 or later.")
+    if needs and not _has_module(python, needs):
+        raise InvalidRequest(f"{python} has no {needs}", do=f"Install it there: {python} -m pip install {needs}")
+
+
+def _has_module(python: str, module: str) -> bool:
+    """Whether it can be found there; if nobody can tell, the start of the guest will."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    try:
+        asked = subprocess.run(
+            [python, "-P", "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=PYTHON_WITHIN_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return True
+    return asked.returncode != 1
 
 
 def why_lost(lease: Lease, guest: Guest, when: str = "", words: Words = CALL) -> SubletError:

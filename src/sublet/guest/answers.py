@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from sublet.errors import SubletError
 from sublet.guest.cargo import Cargo, encode, load, stow
+from sublet.guest.current import note_host_device
 from sublet.wire.work import Flag, Piece, Told, Where, pack
 
 __all__ = ["Answer", "fault", "raised", "told_error"]
@@ -68,6 +69,7 @@ def raised(error: BaseException) -> Answer:
 def told_error(error: BaseException) -> tuple[bytes | None, str, str, str]:
     """An exception as it travels: itself if it can, and in words."""
     _drop_our_frames(error)
+    note_host_device(error)
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:

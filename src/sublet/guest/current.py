@@ -26,7 +26,7 @@ from sublet.wire.page import PageReader, PageState, PageView
 if TYPE_CHECKING:
     from sublet.guest.volume import GuestVolume
 
-__all__ = ["PAGE_VARIABLE", "Current", "GuestNotice", "current", "device", "end_of", "prefer_cards"]
+__all__ = ["PAGE_VARIABLE", "Current", "GuestNotice", "current", "device", "end_of", "note_host_device", "prefer_cards"]
 
 PAGE_VARIABLE = "SUBLET_PAGE"
 F = TypeVar("F", bound=Callable[[], object])
@@ -189,6 +189,16 @@ def device(index: int = 0) -> str:
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     cards = [found for name in devices if (found := card_uuid(name))]
     return f"cuda:{(visible if uuid in visible else cards).index(uuid)}"
+
+
+def note_host_device(error: BaseException) -> None:
+    """Add a note to an error that says there is no GPU, if this lease is of a host device."""
+    from sublet.devices.no_gpu import HOST_DEVICE_HINT, misses_a_gpu
+
+    with contextlib.suppress(Exception):  # an exception with a broken __str__, or no page
+        told = HOST_DEVICE_HINT in getattr(error, "__notes__", ())
+        if not told and misses_a_gpu(str(error)) and current().devices and device() == "cpu":
+            error.add_note(HOST_DEVICE_HINT)
 
 
 def prefer_cards(devices: Iterable[str], known: str = "/proc/driver/nvidia/gpus") -> str:

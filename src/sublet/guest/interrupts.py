@@ -25,6 +25,8 @@ from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import Any, Final
 
+from sublet.guest.current import note_host_device
+
 __all__ = ["LATE", "Interrupts", "kernel_class"]
 
 LATE: Final = "interrupted after the cell was done"
@@ -141,6 +143,8 @@ class Interrupts:
         def show_whole(exc_tuple: Any = None, *args: Any, **named: Any) -> None:
             was, self._is_open = self._is_open, False
             try:
+                if (error := (exc_tuple or sys.exc_info())[1]) is not None:
+                    note_host_device(error)
                 show(self._as_interrupt(exc_tuple), *args, **named)
             finally:
                 self._is_open = was

@@ -34,7 +34,10 @@ T = TypeVar("T")
 def main() -> None:
     """Run until the lease ends or the holder stops it."""
     inbox = Inbox.from_stdin()
-    app = _make_app()
+    try:
+        app = _make_app()
+    except Unsupported as error:  # the holder shows the end of stderr: the sentence, and not where we raised it
+        sys.exit(str(error))
     app.initialize([])
     app.kernel._execute_sleep = 0.0  # so that output comes before the reply; who asks here waits for both
     end_with_the_cell(app.shell, _loop().asyncio_loop)

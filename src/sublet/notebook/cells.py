@@ -107,6 +107,7 @@ class Cells:
         python = self._shell.transform_cell(source)
         self.reading(python)
         check_names(options, self._space.names)
+        KernelGuest.check(options.python)
         self._ahead.look(python, gives=options.gives is None)
         status = StatusLine(self._shell)
         self._front.on_cleared = status.cleared

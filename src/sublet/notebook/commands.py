@@ -1,4 +1,4 @@
-"""What stands behind ``%gpu``: one word each, and what it says."""
+"""The commands of ``%gpu``."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["COMMANDS", "Command", "completions", "run_command"]
 
 
 class Command(NamedTuple):
-    """One word behind ``%gpu``."""
+    """One command of ``%gpu``."""
 
     word: str
     takes: str
-    """What stands behind it, for people."""
+    """Its argument's name in the help; empty if it takes none."""
     does: Callable[[Cells, Any, str], str]
     says: str
 
 
 def run_command(cells: Cells, shell: Any, line: str) -> str:
-    """Do what the line says; what is to be shown."""
+    """Run the command; returns the text to show."""
     word, _, rest = line.strip().partition(" ")
     if word in ("-h", "--help", "?", "help"):
         return f"{help_text()}\n%%gpu above a cell runs it on a leased device:\n{options.help_text()}"
@@ -40,15 +40,15 @@ def run_command(cells: Cells, shell: Any, line: str) -> str:
     if command is None:
         close = difflib.get_close_matches(word, [one.word for one in COMMANDS if one.word], n=1)
         meant = f"; did you mean %gpu {close[0]}?" if close else ""
-        raise InvalidRequest(f"%gpu does not know {word!r}{meant}", do=f"It knows:\n{help_text()}")
+        raise InvalidRequest(f"%gpu has no command {word!r}{meant}", do=f"The commands:\n{help_text()}")
     rest = rest.strip()
     if rest and not command.takes:
-        raise InvalidRequest(f"%gpu {word} takes nothing behind it, not {rest!r}", do=f"Write %gpu {word} alone.")
+        raise InvalidRequest(f"%gpu {word} takes no argument, and {rest!r} was given", do=f"Write %gpu {word}.")
     return command.does(cells, shell, rest)
 
 
 def completions(cells: Cells, line: str) -> list[str]:
-    """What may stand where the person has pressed TAB: words, or names of what stays on the device."""
+    """Completions for TAB: commands, or names of variables on the device."""
     words = line.split()
     if line.endswith(" "):
         words.append("")
@@ -60,7 +60,7 @@ def completions(cells: Cells, line: str) -> list[str]:
 
 
 def help_text() -> str:
-    """All of them, for people."""
+    """The list of commands."""
     left = [f"%gpu {one.word} {one.takes}".rstrip() for one in COMMANDS]
     width = max(map(len, left))
     return "\n".join(f"  {words:<{width}}  {one.says}" for words, one in zip(left, COMMANDS, strict=True))
@@ -200,15 +200,15 @@ def _report(cells: Cells, _shell: Any, rest: str) -> str:
 
 
 COMMANDS: Final = (
-    Command("", "", _status, "how it stands"),
-    Command("release", "", _release, "give the lease back; what stays on the device is saved first"),
-    Command("checkpoint", "", _checkpoint, "save everything: what is on the device and the notebook's own variables"),
-    Command("restore", "", _restore, "into a new kernel: what is saved under this notebook's name"),
-    Command("bill", "", _bill, "what each cell consumed, and the sum"),
-    Command("fetch", "NAME", _fetch, "bring what stays on the device into the notebook"),
-    Command("explain", "CODE", _explain, "what would travel, how large it is, what stays, and why"),
-    Command("name", "X [SIZE]", _name, "whose state this is, where the notebook's path does not say it"),
-    Command("report", "[on|off]", _report, "of each variable: in the notebook, saved, to be recomputed, or lost"),
+    Command("", "", _status, "show the lease and the variables on the device"),
+    Command("release", "", _release, "release the lease; variables on the device are saved first"),
+    Command("checkpoint", "", _checkpoint, "save all variables, on the device and in the notebook"),
+    Command("restore", "", _restore, "load what was saved under this notebook's name into a new kernel"),
+    Command("bill", "", _bill, "show what each cell consumed, and the sum"),
+    Command("fetch", "NAME", _fetch, "bring a variable from the device into the notebook"),
+    Command("explain", "CODE", _explain, "show which variables the code would send, their sizes, and what stays"),
+    Command("name", "X [SIZE]", _name, "set the name under which this notebook's state is saved"),
+    Command("report", "[on|off]", _report, "show where each variable is: notebook, saved, to be recomputed, or lost"),
 )
 _BY_WORD: Final = {one.word: one for one in COMMANDS}
 

@@ -7,16 +7,20 @@ from typing import Any, Final
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 import sublet
+from sublet.errors import InvalidRequest
 from sublet.notebook.cells import Cells
 from sublet.notebook.commands import completions, run_command
 from sublet.notebook.commands import help_text as commands_text
 from sublet.notebook.options import CellOptions, help_text, parse_line
 from sublet.notebook.plain import said_plainly
 
-__all__ = ["GpuMagics", "asks_for_help", "load"]
+__all__ = ["GpuMagics", "load", "with_a_body"]
 
 ASKS: Final = ("-h", "--help", "?", "help")
-"""Behind ``%%gpu``: what it can do, and nothing is run."""
+"""Behind ``%%gpu``: show the help and run nothing."""
+EMPTY_DO: Final = (
+    "Put the code that is to run on the GPU below that line. %gpu, with one percent sign, shows the status."
+)
 
 
 @magics_class
@@ -27,7 +31,7 @@ class GpuMagics(Magics):
         super().__init__(shell)
         self.cells = Cells(shell, sublet.connect)
         self.defaults = CellOptions()
-        """What holds for every ``%%gpu`` that does not say otherwise."""
+        """Of every ``%%gpu`` that does not say otherwise."""
 
     @cell_magic
     def gpu(self, line: str, cell: str) -> None:
@@ -39,26 +43,33 @@ class GpuMagics(Magics):
             if line.strip() == "explain":
                 print(self.cells.explained(cell))  # noqa: T201
                 return
-            self.cells.run(cell, parse_line(line, self.defaults))
+            options = parse_line(line, self.defaults)
+            if not cell.strip():
+                raise InvalidRequest("there is no code below %%gpu", do=EMPTY_DO)
+            self.cells.run(cell, options)
 
     @line_magic("gpu")  # type: ignore[arg-type]  # IPython takes a name as well
     def gpu_line(self, line: str) -> None:
-        """How it stands, and what can be done: ``%gpu help``."""
+        """Show the status: ``%gpu help`` lists the commands."""
         with said_plainly():
             print(run_command(self.cells, self.shell, line))  # noqa: T201
 
     gpu.__doc__ = f"Run this cell on a leased device.\n\n{help_text()}"
-    gpu_line.__doc__ = f"How it stands, and what can be done.\n\n{commands_text()}"  # type: ignore[assignment]
+    gpu_line.__doc__ = f"Show the status of the notebook's lease.\n\n{commands_text()}"  # type: ignore[assignment]
 
     def complete(self, _shell: Any, event: Any) -> list[str]:
         """For TAB behind ``%gpu``."""
         return completions(self.cells, event.line)
 
 
-def asks_for_help(lines: list[str]) -> list[str]:
-    """A cell that is ``%%gpu --help`` and nothing else: IPython says of it that a cell magic needs a body."""
-    said = "".join(lines).split()
-    return ["%gpu help\n"] if len(said) == 2 and said[0] == "%%gpu" and said[1] in ASKS else lines
+def with_a_body(lines: list[str]) -> list[str]:
+    """A cell that is only a line with ``%%gpu``, so that our messages are shown: IPython says that a cell magic needs a
+    body, and asks whether ``%gpu`` was meant."""
+    text = "".join(lines).strip()
+    words = text.split()
+    if words[:1] != ["%%gpu"] or len(text.splitlines()) != 1:
+        return lines
+    return ["%gpu help\n"] if len(words) == 2 and words[1] in ASKS else [f"{text}\n", "\n"]
 
 
 def load(shell: Any) -> str:
@@ -67,5 +78,5 @@ def load(shell: Any) -> str:
         magics = GpuMagics(shell)
         shell.register_magics(magics)
         shell.set_hook("complete_command", magics.complete, str_key="%gpu")
-        shell.input_transformers_cleanup.insert(0, asks_for_help)
+        shell.input_transformers_cleanup.insert(0, with_a_body)
     return "sublet: %%gpu runs a cell on a leased device; nothing is held in between (%gpu help)"

@@ -1,6 +1,6 @@
-"""The line of ``%%gpu``: one table of options, from which it is parsed and its help is written.
+"""The options of ``%%gpu``: one table, from which the line is parsed and its help is written.
 
-A mistake is said with the nearest option there is, before anything is asked for.
+An error names the option that was probably meant, before a lease is requested.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class CellOptions:
     """What a cell asks for."""
 
     vram_bytes: int | None = None
-    """None: what a lease has when nobody says."""
+    """None: the default."""
     ttl_ns: int | None = None
     gpus: int = 1
     takes: tuple[str, ...] | None = None
-    """Names that travel in; None: those that the cell reads."""
+    """Names to send; None: those that the cell reads."""
     gives: tuple[str, ...] | None = None
-    """Names that come back; None: those that changed."""
+    """Names to fetch; None: those that changed."""
     tier: Tier | None = None
     wait_ns: int | None = None
     """None: as long as it takes; 0: not at all."""
@@ -59,9 +59,11 @@ class CellOptions:
 class _Option(NamedTuple):
     flag: str
     value: str
-    """What stands after it, for people; empty for a switch."""
+    """The value's name in the help; empty for a switch."""
     read: Callable[[str], dict[str, Any]]
     says: str
+    also: str = ""
+    """Another name of it, as other commands call it."""
 
 
 def _gpus(text: str) -> dict[str, Any]:
@@ -89,12 +91,14 @@ def _names(text: str, what: str) -> tuple[str, ...]:
 def _room(text: str) -> int:
     size = parse_size(text, "--stay-over")
     if size < MIB:
-        raise InvalidRequest(f"--stay-over {text} is less than 1MiB", do="Small variables always travel.")
+        raise InvalidRequest(
+            f"--stay-over {text} is less than 1MiB", do="Give 1MiB or more: smaller variables are always sent."
+        )
     return size
 
 
-def _vram(text: str, flag: str) -> int:
-    return parse_size(text, flag, counted_by="--gpus")
+def _vram(text: str) -> dict[str, Any]:
+    return {"vram_bytes": parse_size(text, "--vram", counted_by="--gpus")}
 
 
 def _path(text: str) -> str:
@@ -102,40 +106,49 @@ def _path(text: str) -> str:
 
 
 OPTIONS: Final = (
-    _Option("--vram", "SIZE", lambda v: {"vram_bytes": _vram(v, "--vram")}, "memory of the device, such as 2GiB"),
-    _Option("--ttl", "DURATION", lambda v: {"ttl_ns": parse_duration_ns(v, "--ttl")}, "how long it is lent at a time"),
-    _Option("--gpus", "N", _gpus, "so many devices, all or none"),
-    _Option("--in", "a,b", lambda v: {"takes": _names(v, "in")}, "what travels in, instead of what the cell reads"),
-    _Option("--out", "a,b", lambda v: {"gives": _names(v, "out")}, "what comes back, instead of what changed"),
-    _Option("--tier", "TIER", _tier, "interactive, batch or spot"),
-    _Option("--wait", "DURATION", lambda v: {"wait_ns": parse_duration_ns(v, "--wait")}, "the longest to wait in line"),
-    _Option("--no-wait", "", lambda _: {"wait_ns": 0}, "now or not at all"),
-    _Option("--smaller-ok", "", lambda _: {"smaller_ok": True}, "less memory will do if there is no more"),
-    _Option("--python", "PATH", lambda v: {"python": _path(v)}, "another interpreter"),
+    _Option("--vram", "SIZE", _vram, "GPU memory, such as 2GiB (default: 1GiB)", "--gpu"),
+    _Option("--ttl", "DURATION", lambda v: {"ttl_ns": parse_duration_ns(v, "--ttl")}, "time to live (default: 5m)"),
+    _Option("--gpus", "N", _gpus, "number of GPUs, all on one machine (default: 1)"),
+    _Option("--in", "a,b", lambda v: {"takes": _names(v, "in")}, "variables to send (default: what the cell reads)"),
+    _Option("--out", "a,b", lambda v: {"gives": _names(v, "out")}, "variables to fetch (default: what changed)"),
+    _Option("--tier", "TIER", _tier, "interactive, batch or spot (default: interactive)"),
+    _Option("--spot", "", lambda _: {"tier": Tier.SPOT}, "short for --tier spot"),
+    _Option(
+        "--wait", "DURATION", lambda v: {"wait_ns": parse_duration_ns(v, "--wait")}, "longest wait (default: no limit)"
+    ),
+    _Option("--no-wait", "", lambda _: {"wait_ns": 0}, "fail at once if nothing is free"),
+    _Option("--smaller-ok", "", lambda _: {"smaller_ok": True}, "accept less memory if no more is free"),
+    _Option("--python", "PATH", lambda v: {"python": _path(v)}, "Python interpreter (default: the notebook's)"),
     _Option(
         "--stay-over",
         "SIZE",
         lambda v: {"room_bytes": _room(v)},
-        f"new variables larger than this stay on the device; {format_size(ROOM_BYTES)}",
+        f"size above which a new variable stays on the device (default: {format_size(ROOM_BYTES)})",
     ),
-    _Option("--no-save", "", lambda _: {"saves": False}, "do not save what stays on the device after this cell"),
-    _Option("--with", "PATH", lambda v: {"paths": (_path(v),)}, "a folder or file the cell imports from; repeatable"),
+    _Option("--no-save", "", lambda _: {"saves": False}, "do not save the variables that stay on the device"),
+    _Option("--with", "PATH", lambda v: {"paths": (_path(v),)}, "folder or file to import from. Repeatable"),
 )
-_BY_FLAG: Final = {option.flag: option for option in OPTIONS}
-_ONCE: Final = {"--wait": "--no-wait", "--no-wait": "--wait"}
-"""Of these one may stand there, not both."""
+_BY_FLAG: Final = {flag: option for option in OPTIONS for flag in (option.flag, option.also) if flag}
+_ONCE: Final = {"--wait": "--no-wait", "--no-wait": "--wait", "--tier": "--spot", "--spot": "--tier"}
+"""Options that exclude each other."""
+_ELSEWHERE: Final = {
+    **dict.fromkeys(("--time", "--timeout", "--duration"), "--ttl"),
+    **dict.fromkeys(("-g", "-gpu", "--mem", "--memory", "--min-vram", "--min_vram"), "--vram"),
+    **dict.fromkeys(("--count", "--num-gpus", "-n"), "--gpus"),
+    **dict.fromkeys(("--priority", "--partition", "--queue"), "--tier"),
+}
+"""Names that other tools have for these options."""
 
 
 def parse_line(line: str, base: CellOptions | None = None) -> CellOptions:
-    """What stands behind ``%%gpu``, over what holds where nothing is said. Raises ``InvalidRequest``, which says what
-    was meant, probably."""
+    """The options of a line, over ``base``. Raises ``InvalidRequest``, which names what was probably meant."""
     options, seen = base or CellOptions(), set[str]()
-    for flag, value in _words(line):
-        option = _BY_FLAG[flag]
+    for option, value in _words(line):
+        flag = option.flag
         if flag in seen and flag != "--with":
-            raise InvalidRequest(f"{flag} is there twice", do="Say it once.")
+            raise InvalidRequest(f"{flag} is given twice", do="Give it once.")
         if _ONCE.get(flag) in seen:
-            raise InvalidRequest(f"{flag} and {_ONCE[flag]} contradict each other", do="Choose one.")
+            raise InvalidRequest(f"{flag} and {_ONCE[flag]} contradict each other", do="Give one of them.")
         seen.add(flag)
         change = option.read(value)
         if flag == "--with":
@@ -146,12 +159,12 @@ def parse_line(line: str, base: CellOptions | None = None) -> CellOptions:
 
 def help_text() -> str:
     """All options, for people."""
-    left = [f"{option.flag} {option.value}".rstrip() for option in OPTIONS]
+    left = [f"{', '.join(filter(None, (option.flag, option.also)))} {option.value}".rstrip() for option in OPTIONS]
     width = max(map(len, left))
     return "\n".join(f"  {flag:<{width}}  {option.says}" for flag, option in zip(left, OPTIONS, strict=True))
 
 
-def _words(line: str) -> Iterator[tuple[str, str]]:
+def _words(line: str) -> Iterator[tuple[_Option, str]]:
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -169,7 +182,7 @@ def _words(line: str) -> Iterator[tuple[str, str]]:
             value = words[at]
         elif equals and not option.value:
             raise InvalidRequest(f"{flag} takes no value", do=f"Write {flag} alone.")
-        yield flag, value
+        yield option, value
         at += 1
 
 
@@ -180,7 +193,7 @@ def _unknown(word: str) -> NoReturn:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+    close = [_ELSEWHERE[word]] if word in _ELSEWHERE else difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -216,7 +216,12 @@ def _parts(status: CellStatus) -> list[str]:
             return [_device(status.device, status.host), *status.bill.parts(), *moved]
         case Ended():
             bill = [] if status.bill is None else status.bill.parts()
-            return [typeable(status.message), *bill, typeable(status.do)]
+            return [typeable(_first_line(status.message)), *bill, typeable(status.do)]
+
+
+def _first_line(text: str) -> str:
+    """The rest, such as the end of a log, stands in the error below the cell."""
+    return text.partition("\n")[0]
 
 
 def _device(name: str, host: bool) -> str:

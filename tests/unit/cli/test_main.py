@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 
 from sublet import __version__
 from sublet.cli import main
-from sublet.cli.table import COMMANDS, GROUPS
+from sublet.cli.declare import Opt
+from sublet.cli.mistakes import ELSEWHERE, SYNONYMS
+from sublet.cli.table import COMMANDS, GROUPS, load
 
 HEAVY = (
     "typer",
@@ -198,3 +201,62 @@ def test_the_short_way_loads_nothing_heavy(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
     assert not [name for name in HEAVY if name in loaded]
+
+
+@pytest.mark.parametrize(
+    ("line", "says", "do"),
+    [
+        ("acquire --gpu 8GiB", "no such command 'acquire'", "Did you mean `sublet lease acquire`?"),
+        ("aquire", "no such command 'aquire'", "Did you mean `sublet lease acquire`?"),
+        ("stauts", "no such command 'stauts'", "Did you mean `sublet status`?"),
+        ("rum x", "no such command 'rum'", "Did you mean `sublet run`?"),
+        ("relase", "no such command 'relase'", "Did you mean `sublet lease release`?"),
+        ("frobnicate", "no such command 'frobnicate'", "See `sublet --help`."),
+        ("kill g-1", "no such command 'kill'", "`sublet stop GUEST` ends a command"),
+        ("scancel 7", "no such command 'scancel'", "`sublet lease release LEASE`"),
+        ("lease cancel l-1", "no such command 'lease cancel'", "`sublet lease release LEASE`"),
+        ("lease list", "no such command 'lease list'", "Write `sublet lease ls`."),
+        ("sinfo", "no such command 'sinfo'", "`sublet status`"),
+        ("gpus", "no such command 'gpus'", "`sublet status`"),
+        ("squeue", "no such command 'squeue'", "`sublet lease ls`"),
+        ("sbatch job.sh", "no such command 'sbatch'", "`sublet run --gpu 8GiB -- COMMAND`"),
+        ("salloc", "no such command 'salloc'", "`sublet lease acquire --gpu 8GiB`"),
+        ("help", "no such command 'help'", "`sublet --help`"),
+        ("run --time 5m -- true", "`run` has no option --time", "Did you mean --ttl?"),
+        ("run --time=5m -- true", "`run` has no option --time", "Did you mean --ttl?"),
+        ("run -g 8GiB -- true", "`run` has no option -g", "Did you mean --gpu?"),
+        ("run -gpu 8GiB -- true", "`run` has no option -gpu", "Did you mean --gpu?"),
+        ("run --mem 8GiB -- true", "`run` has no option --mem", "Did you mean --memory?"),
+        ("nb run x.ipynb --time 5m", "`nb run` has no option --time", "Did you mean --ttl?"),
+        ("run --gpus 1 -- true", "--gpus needs --gpu SIZE as well", "such as --gpus 2 --gpu 8GiB"),
+        ("lease acquire --gpus 1", "--gpus needs --gpu SIZE as well", "--gpu 8GiB"),
+        ("run --gpu 8 -- true", "--gpu: the size 8 has no unit", "Write 8GiB or 8MiB"),
+        ("run --gpu 8 -- true", "--gpu: the size 8 has no unit", "For 8 devices add --gpus 8."),
+        ("lease acquire --memory 512", "--memory: the size 512 has no unit", "Write 512GiB or 512MiB"),
+    ],
+)
+def test_a_common_mistake_is_answered_with_the_right_command(
+    line: str, says: str, do: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SUBLET_HOME", str(tmp_path / "home"))
+    assert main(line.split()) == 2
+    what, hint = capsys.readouterr().err.splitlines()
+    assert what == f"sublet: {says}"
+    assert do in hint
+    assert not (tmp_path / "home").exists(), "no office is started for a usage error"
+
+
+def test_every_hint_names_commands_and_options_that_exist() -> None:
+    for hint in ELSEWHERE.values():
+        for line in re.findall(r"`sublet ([a-z ]+)", hint):
+            words = line.split()
+            assert words[0] in COMMANDS or " ".join(words[:2]) in COMMANDS, hint
+    assert not ELSEWHERE.keys() & {path.split()[0] for path in COMMANDS}
+    known = {
+        flag
+        for path in COMMANDS
+        for param in load(path).params
+        if isinstance(param.spec, Opt)
+        for flag in param.spec.flags
+    }
+    assert {option for meant in SYNONYMS.values() for option in meant} <= known

@@ -11,7 +11,7 @@ import pytest
 import sublet
 from sublet.errors import NotFound, Unsupported
 from sublet.guest import current as current_module
-from sublet.guest.current import prefer_cards
+from sublet.guest.current import note_host_device, prefer_cards
 from sublet.values import NS_PER_S, Epoch, LeaseId
 from sublet.wire.page import PageView, PageWriter, time_namespace
 
@@ -74,3 +74,37 @@ def test_the_leased_cards_come_first_and_the_others_stay_visible(tmp_path: Path)
     assert prefer_cards(["node/MIG-1", "node/MIG-2"], str(tmp_path)) == "MIG-1"
     assert prefer_cards(["node/gpu0"], str(tmp_path)) == ""
     assert prefer_cards(["node/GPU-cc"], str(tmp_path / "none")) == "GPU-cc"
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Torch not compiled with CUDA enabled",
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        "[Errno 2] No such file or directory: 'nvidia-smi'",
+    ],
+)
+def test_an_error_for_want_of_a_gpu_is_noted_on_a_host_device_once(guest: Guest, said: str) -> None:
+    guest("node/gpu0")
+    error = RuntimeError(said)
+    note_host_device(error)
+    note_host_device(error)
+    (note,) = error.__notes__
+    assert "sublet.device()" in note
+
+
+def test_other_errors_and_other_leases_get_no_such_note(guest: Guest) -> None:
+    errors = [RuntimeError("Torch not compiled with CUDA enabled"), ValueError("x"), Wordless()]
+    note_host_device(errors[0])  # outside a guest
+    guest("node/gpu0")
+    note_host_device(errors[1])
+    note_host_device(errors[2])
+    for devices in ((), ("node/GPU-bb",)):  # of cores, and of a card
+        guest(*devices)
+        note_host_device(errors[0])
+    assert not [error for error in errors if hasattr(error, "__notes__")]

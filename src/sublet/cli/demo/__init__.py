@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Annotated
 
 from sublet.cli.declare import Opt
 from sublet.cli.exits import DONE
+from sublet.errors import InvalidRequest
 
 __all__ = ["demo"]
+
+
+def _writable(folder: str) -> str:
+    """The folder, which is made. Whoever names one is not given another at the end of the demo."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise InvalidRequest(
+            f"{folder} cannot be written to ({error.strerror})", do="Name another folder, or leave --out away."
+        ) from error
+    return folder
 
 
 def demo(
     *,
     out: Annotated[
-        str, Opt("--out", "-o", metavar="FOLDER", help="Where the executed notebook and its page are left.")
-    ] = "sublet-demo",
+        str | None,
+        Opt(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            parse=_writable,
+            help="Folder for the executed notebook and its page (default: sublet-demo).",
+        ),
+    ] = None,
 ) -> int:
     """Watch a notebook lose its GPU and go on, and two tenants share one: under a minute, no question asked.
 
@@ -24,5 +47,5 @@ def demo(
     """
     from sublet.cli.demo.story import tell
 
-    tell(out)
+    tell("sublet-demo" if out is None else out)
     return DONE
