@@ -155,7 +155,7 @@ def test_python_that_is_only_python3_here_is_said(sublet: Shell, tmp_path: Path)
 
 
 def test_a_command_that_looks_for_a_gpu_on_a_host_device_is_told_what_that_is(sublet: Shell, tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_text("raise AssertionError('Torch not compiled with CUDA enabled')")
+    (tmp_path / "x.py").write_text("raise SystemExit('AssertionError: Torch not compiled with CUDA enabled')")
     for words in (["nvidia-smi"], [PYTHON, str(tmp_path / "x.py")]):
         done = sublet("run", "--gpu", "64MiB", "--", *words)
         assert done.status in (1, 127)
