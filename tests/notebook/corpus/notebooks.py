@@ -1,0 +1,105 @@
+"""The notebooks of the corpus: our own, beside this file, and other people's in the folder ``SUBLET_MATERIAL``.
+
+Each of other people's notebooks has a twin that was written here, in the same style and about the same subject, which
+runs where that folder is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+__all__ = ["ALL", "MATERIAL", "OWN", "OWN_NAMES", "Mode", "Notebook", "choose_cells", "find", "material_folder"]
+
+FOLDER: Final = Path(__file__).parent / "notebooks"
+Mode = Literal["plain", "all", "half", "rest"]
+"""``plain``: no ``%%gpu``; ``all``: on every cell; ``half``: on a seeded half; ``rest``: on the other half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notebook:
+    """One notebook: its code cells, and the files that it reads."""
+
+    name: str
+    path: Path
+    seed_modules: tuple[str, ...] = ()
+    """Generators that are seeded before its first cell, besides Python's own, where it draws without a seed."""
+    files: tuple[tuple[str, str], ...] = ()
+    """Source beside the notebook, and where it goes, from the working folder of the run."""
+    cells: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found: Any = json.loads(self.path.read_text())
+        sources = ["".join(cell["source"]) for cell in found["cells"] if cell["cell_type"] == "code"]
+        object.__setattr__(self, "cells", tuple(one for one in sources if one.strip()))
+
+    @property
+    def prelude(self) -> str:
+        """A cell that runs before the first, on all sides alike."""
+        seeds = {
+            "random": "import random as r; r.seed(14); del r",
+            "numpy": "import numpy as r; r.random.seed(14); del r",
+            "torch": "import torch as r; r.manual_seed(14); del r",
+        }
+        return "\n".join(seeds[name] for name in ("random", *self.seed_modules))
+
+    def lay_out(self, folder: Path) -> Path:
+        """A working folder for one run, with the files in it."""
+        work = folder / "work"
+        work.mkdir(parents=True)
+        for source, target in self.files:
+            place = work / target
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.path.parent / source, place)
+        return work
+
+
+def material_folder() -> Path | None:
+    """Where other people's notebooks are, if they are on this machine."""
+    named = os.environ.get("SUBLET_MATERIAL", "")
+    folder = Path(named) / "data" / "notebooks"
+    return folder if named and folder.is_dir() else None
+
+
+def _own(name: str, **more: Any) -> Notebook:
+    return Notebook(name=name, path=FOLDER / f"{name}.ipynb", **more)
+
+
+OWN_NAMES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.ipynb")))
+OWN: Final = tuple(_own(name) for name in OWN_NAMES)
+
+MATERIAL: Final[dict[str, dict[str, Any]]] = {
+    "rasbt_bpe": {"files": (("the-verdict.txt", "../01_main-chapter-code/the-verdict.txt"),)},
+    "rasbt_appA": {"seed_modules": ("torch",)},
+    "micrograd_demo": {},
+    "karpathy_mm1": {"files": (("names.txt", "names.txt"),), "seed_modules": ("torch",)},
+    "karpathy_mm4": {"files": (("names.txt", "names.txt"),), "seed_modules": ("torch",)},
+    "ageron_pandas": {"seed_modules": ("numpy",)},
+    "norvig_prob": {},
+    "ageron_trees": {"seed_modules": ("numpy",)},
+}
+"""Other people's, cheapest first, and what each needs."""
+
+ALL: Final = (*OWN_NAMES, *MATERIAL)
+
+
+def find(name: str) -> Notebook | None:
+    """The notebook of this name, or None where it is other people's and not on this machine."""
+    if name in OWN_NAMES:
+        return _own(name)
+    folder = material_folder()
+    return None if folder is None else Notebook(name=name, path=folder / f"{name}.ipynb", **MATERIAL[name])
+
+
+def choose_cells(notebook: Notebook, mode: Mode, seed: int) -> frozenset[int]:
+    """The numbers of the cells that run on a device."""
+    every = range(len(notebook.cells))
+    if mode in ("plain", "all"):
+        return frozenset(every if mode == "all" else ())
+    half = frozenset(random.Random(f"{notebook.name} {seed}").sample(every, len(every) // 2))
+    return half if mode == "half" else frozenset(every) - half
