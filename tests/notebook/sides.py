@@ -17,6 +17,7 @@ from sublet.notebook import guest_side
 from sublet.notebook.namespace import Told
 from sublet.notebook.reading import read_cell
 from sublet.notebook.spaces import BESIDE, NOTEBOOK, Outgoing, Space
+from tests.notebook.module_digest import digest
 
 
 class Other:
@@ -64,6 +65,8 @@ def serve() -> None:
             if what == "new":
                 main = sys.modules["__main__"] = types.ModuleType("__main__")
                 answer: Any = None
+            elif what == "digest":
+                answer = digest()
             elif what == "run":
                 answer = run(args[0], vars(main))
             else:

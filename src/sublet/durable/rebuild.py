@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import enum
 import functools
 import importlib
 import sys
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from sublet.errors import Unsupported
 
 __all__ = [
+    "ClassState",
     "array",
     "array_of_kind",
     "array_on",
@@ -25,8 +27,11 @@ __all__ = [
     "file_map",
     "fill_cell",
     "fill_function",
+    "function",
+    "gone_from",
     "home",
     "itself",
+    "leaving_classes",
     "map_view",
     "memory_view",
     "memory_view_on",
@@ -155,14 +160,35 @@ def fill_cell(cell: types.CellType, contents: tuple[Any, ...]) -> None:
         cell.cell_contents = contents[0]
 
 
-def fill_function(function: types.FunctionType, state: tuple[Any, tuple[tuple[Any, ...], ...]]) -> None:
-    """Everything of a function that could not be there when it was made, and the variables around it."""
-    from cloudpickle.cloudpickle import _function_setstate
+def function(
+    code: types.CodeType, names: dict[str, Any], name: str | None, defaults: Any, closure: Any
+) -> types.FunctionType:
+    """A function, as yet without its attributes. Its namespace gets no ``__builtins__``: Python finds them without, and
+    what stands there would belong to all programs of the process."""
+    return types.FunctionType(code, names, name, defaults, closure)
 
-    own, contents = state
-    _function_setstate(function, own)
+
+def fill_function(function: types.FunctionType, state: tuple[Any, tuple[tuple[Any, ...], ...]]) -> None:
+    """Everything of a function that could not be there when it was made, and the variables around it.
+
+    Nothing is written into the namespace of a module: of a function that lives in one, no global names are sent.
+    """
+    (attributes, parts), contents = state
+    function.__dict__.update(attributes)
+    names = {name: value for name, value in parts["__globals__"].items() if name != "__builtins__"}
+    if names:
+        function.__globals__.update(names)
+    for cell, held in zip(function.__closure__ or (), parts["__closure__"] or (), strict=False):
+        with contextlib.suppress(ValueError):  # an empty one
+            cell.cell_contents = held.cell_contents
+    for name, value in parts.items():
+        if name not in _NO_PARTS:
+            setattr(function, name, value)
     for one, held in zip(function.__closure__ or (), contents, strict=False):
         fill_cell(one, held)
+
+
+_NO_PARTS = frozenset({"__globals__", "__closure__", "_cloudpickle_submodules"})
 
 
 def remembering(function: Any, maxsize: int | None, typed: bool) -> Any:
@@ -177,15 +203,56 @@ def new_type(name: str, of: Any, module: str) -> Any:
     return made
 
 
+class ClassState(NamedTuple):
+    """What came for a class that was here before."""
+
+    attributes: dict[str, Any]
+    subclasses: list[type]
+    """Those that it knows by registration, if it is an abstract class."""
+
+
+class _ClassesHere(NamedTuple):
+    ids: frozenset[int]
+    states: dict[type, ClassState]
+
+
+_classes_here: contextvars.ContextVar[_ClassesHere | None] = contextvars.ContextVar("_classes_here", default=None)
+
+
+@contextlib.contextmanager
+def leaving_classes() -> Iterator[dict[type, ClassState]]:
+    """What is loaded within writes to no class that is here already: what came for these is in the answer."""
+    from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS as TRACKED
+
+    found = _ClassesHere(frozenset(map(id, list(TRACKED.keys()))), {})
+    before = _classes_here.set(found)
+    try:
+        yield found.states
+    finally:
+        _classes_here.reset(before)
+
+
 def set_class(kind: type, state: tuple[dict[str, Any], Any]) -> None:
     """What stands in a class; one that was here before loses what it has no more."""
     from cloudpickle.cloudpickle import _class_setstate
 
-    slots = {name for name, part in vars(kind).items() if isinstance(part, types.MemberDescriptorType)}
-    for name in [one for one in vars(kind) if not one.startswith(("__", "_abc_"))]:
-        if name not in state[0] and name not in slots:
+    attributes = state[0]
+    here = _classes_here.get()
+    if here is not None and id(kind) in here.ids:
+        own = {name: value for name, value in attributes.items() if name != "_abc_impl"}
+        here.states[kind] = ClassState(own, list(attributes.get("_abc_impl") or ()))
+        return
+    if not isinstance(kind, enum.EnumMeta):
+        for name in gone_from(kind, ClassState(attributes, [])):
             delattr(kind, name)
     _class_setstate(kind, state)
+
+
+def gone_from(kind: type, state: ClassState) -> list[str]:
+    """Attributes that a class has and that did not come."""
+    slots = {name for name, part in vars(kind).items() if isinstance(part, types.MemberDescriptorType)}
+    own = [one for one in vars(kind) if not one.startswith(("__", "_abc_"))]
+    return [name for name in own if name not in state.attributes and name not in slots]
 
 
 def set_chain(error: BaseException, state: tuple[Any, Any, Any, bool]) -> None:

@@ -164,8 +164,8 @@ class Rules:
         return make, arguments, (state, tuple(map(_contents, cells))), None, None, rebuild.fill_function
 
     def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
-        make, arguments, state, *_ = self._cloudpickle().reducer_override(value)
-        return make, arguments, state
+        _, arguments, state, *_ = self._cloudpickle().reducer_override(value)
+        return rebuild.function, arguments, state
 
     def _cell(self, value: types.CellType) -> Any:
         if id(value) in self._cells:

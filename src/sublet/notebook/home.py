@@ -7,7 +7,6 @@ finds, where it arrives, the namespace there; which names it will look for is no
 
 from __future__ import annotations
 
-import enum
 import multiprocessing.connection
 import sys
 import types
@@ -87,7 +86,7 @@ class HomeRules(Rules):
     def _class(self, value: type) -> Any:
         """With what it has lost since it was there last."""
         reduced = super()._class(value)
-        if not isinstance(reduced, tuple) or len(reduced) < 6 or isinstance(value, enum.EnumMeta):
+        if not isinstance(reduced, tuple) or len(reduced) < 6:
             return reduced
         return (*reduced[:5], rebuild.set_class)
 

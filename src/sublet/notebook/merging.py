@@ -9,40 +9,51 @@ every name that had it, and says so. What is new is never written into anything:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import types
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from sublet.durable.rebuild import ClassState
 from sublet.notebook.memories import Window, is_memory, overlapping, view_of, windows_of
-from sublet.notebook.ways import can_change, can_take_over, is_as_it_was, way_of
-from sublet.notebook.writing import ATOMS
+from sublet.notebook.operations import Operation, apply
+from sublet.notebook.untouchable import Untouchable
+from sublet.notebook.ways import can_change, can_take_over, can_wait, is_as_it_was, way_of
+from sublet.notebook.writing import ATOMS, Way
 
 __all__ = ["ATOMS", "can_change", "merge"]
 
 DEPTH_MAX: Final = 150
-"""Deeper than this nothing is looked into, and what came is taken as it is."""
+"""Tuples within tuples deeper than this are not looked into, and taken as they came. Objects that can change are looked
+at one after the other, so a chain of these may have any length."""
+
+NO_CLASSES: Final[Mapping[type, ClassState]] = types.MappingProxyType({})
 
 
 def merge(
-    news: Mapping[str, Any], originals: Mapping[int, Any], met: Iterable[Any] = ()
+    news: Mapping[str, Any],
+    originals: Mapping[int, Any],
+    met: Iterable[Any] = (),
+    classes: Mapping[type, ClassState] = NO_CLASSES,
 ) -> tuple[dict[str, Any], dict[int, Any]]:
     """What each name stands for from now on, and what each new object stands for (by its id).
 
-    ``originals``: by the id of an object that came, the one here whose copy it is; ``met``: all objects that came.
-    First everything is planned, then everything is written: whether two arrays may take over depends on both.
+    ``originals``: by the id of an object that came, the one here whose copy it is; ``met``: all objects that came;
+    ``classes``: what came for classes that are here. First everything is planned, then checked, then written. An error
+    (``Unpicklable``) leaves every object as it was.
     """
+    untouchable = Untouchable()
     refused: frozenset[int] = frozenset()
     views: dict[int, Any] = {}
     came = frozenset(map(id, met))
     while True:
-        plan = _Plan(originals, refused, views, came)
-        for new in news.values():
-            plan.choose(new)
+        plan = _Plan(originals, refused, views, came, classes, untouchable)
+        plan.choose_all((*news.values(), *classes))
         crossed, within = plan.overlaps()
         if crossed <= refused and within.keys() == views.keys():
             break
         refused |= crossed
         views = {key: view_of(*both) for key, both in within.items() if not crossed}
-    plan.write()
+    plan.apply()
     return {name: plan.stands_for(new) for name, new in news.items()}, plan.chosen
 
 
@@ -55,6 +66,8 @@ class _Plan:
         refused: frozenset[int],
         views: Mapping[int, Any],
         came: frozenset[int],
+        classes: Mapping[type, ClassState],
+        untouchable: Untouchable,
     ) -> None:
         """``refused``: ids of new objects that must be taken as they are; ``views``: what stands for new arrays that
         look at the memory of others."""
@@ -67,10 +80,22 @@ class _Plan:
         self._came = came
         self._taken: set[int] = set()
         """Ids of originals that stand for something already: each can stand for one object only."""
-        self._writes: list[Callable[[], object]] = []
+        self._classes = classes
+        self._untouchable = untouchable
+        self._operations: list[Operation] = []
+        self._waiting: list[tuple[Way, Any, Any]] = []
+        """Objects whose parts are still to be looked at: the way, what stands for the object, and the object."""
         self._windows: list[Window] = []
         self._keep: list[Any] = []
         self._depth = 0
+
+    def choose_all(self, news: Iterable[Any]) -> None:
+        """Choose what stands for these and for everything that they hold."""
+        for new in news:
+            self.choose(new)
+            while self._waiting:
+                way, target, one = self._waiting.pop()
+                way(self, target, one)
 
     def choose(self, new: Any) -> Any:
         """What is to stand for an object that came."""
@@ -80,6 +105,8 @@ class _Plan:
             return self.chosen[id(new)]
         if id(new) in self._here and not isinstance(new, type):  # it is one of ours, not a copy
             return new
+        if self._untouchable.has(new) or (id(new) in self._originals and self._untouchable.has(self.original(new))):
+            return new  # nor is looked into what a copy of such a thing holds
         self._keep.append(new)
         target = self._target(new)
         if target is new and (old := self.original(new)) is not None and is_as_it_was(old, new):
@@ -90,7 +117,11 @@ class _Plan:
         if is_memory(new):
             self._windows += windows_of(target, new, is_fresh=target is new or id(new) in self._views)
         way = None if id(new) in self._views else way_of(new)
-        if way is not None and self._depth < DEPTH_MAX:
+        if way is None:
+            return target
+        if can_wait(new):
+            self._waiting.append((way, target, new))
+        elif self._depth < DEPTH_MAX:
             self._depth += 1
             self.chosen[id(new)] = target = way(self, target, new)
             self._depth -= 1
@@ -109,9 +140,19 @@ class _Plan:
         """Whether it came as an object, not only as somebody's memory."""
         return id(value) in self._came
 
-    def later(self, write: Callable[[], object]) -> None:
-        """To be done by ``write``."""
-        self._writes.append(write)
+    def claim(self, new: Any, target: Any) -> None:
+        """The target stands for this part of an object that came, and for nothing else."""
+        self.chosen.setdefault(id(new), target)
+        self._taken.add(id(target))
+        self._keep += (new, target)
+
+    def class_state(self, kind: type) -> ClassState | None:
+        """What came for a class that is here."""
+        return self._classes.get(kind)
+
+    def write(self, operation: Operation) -> None:
+        """To be done by ``apply``."""
+        self._operations.append(operation)
 
     def overlaps(self) -> tuple[frozenset[int], dict[int, tuple[Any, Any, Any]]]:
         """Of arrays that overlap: those that must be taken as they are, and those that are views.
@@ -138,10 +179,9 @@ class _Plan:
                 crossed |= {one.key, other.key}
         return frozenset(crossed), within
 
-    def write(self) -> None:
+    def apply(self) -> None:
         """Do it."""
-        for write in self._writes:
-            write()
+        apply(self._operations, self._untouchable, self.stands_for)
 
     def _target(self, new: Any) -> Any:
         """The original, if it can take over; else what came."""
@@ -150,4 +190,4 @@ class _Plan:
         old = self._originals.get(id(new))
         if old is None or type(old) is not type(new) or id(old) in self._taken or id(new) in self._refused:
             return new
-        return old if self._depth < DEPTH_MAX and can_take_over(self, old, new) else new
+        return old if can_take_over(self, old, new) else new

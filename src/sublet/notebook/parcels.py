@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pickle import PickleBuffer
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 from sublet.durable.codec import with_identity
 from sublet.durable.loading import decode
+from sublet.durable.rebuild import ClassState, leaving_classes
 from sublet.durable.roots import Group, met_by_name
 from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word
@@ -131,13 +133,16 @@ class Came:
         self.values: dict[str, Any] = {}
         self.broken: dict[str, str] = {}
         views = [view(one) if isinstance(one, Lodged) else memoryview(one) for one in parcel.buffers]
+        self.classes: dict[type, ClassState] = {}
+        """What came for classes that are here."""
         if parcel.is_plain:
             self.values = decode(parcel.head, views)
             self.met = met_by_name(self.values)
             return
         met: dict[int, Any] = {}
         try:
-            self.values = decode(parcel.head, views, met=met)
+            with leaving_classes() as self.classes:
+                self.values = decode(parcel.head, views, met=met)
         except Exception as error:  # noqa: BLE001 - whatever an object's own methods raise
             self.broken = self._broken(met, f"{type(error).__name__}: {error}")
         self.met = with_identity(met.items())
@@ -153,7 +158,12 @@ class Came:
 
 def without_scaffolding(met: dict[int, Any]) -> None:
     """Let go of what was made only to take the values apart or to put them together, such as the state that an object
-    is given: nobody else holds it, and on the other side its number may stand for something that lives."""
+    is given: nobody else holds it, and on the other side its number may stand for something that lives. And of the
+    namespaces of functions, which never cross: each side has its own."""
+    namespaces = {id(one.__globals__) for one in met.values() if type(one) is types.FunctionType}
+    if namespaces:
+        for n in [n for n, one in met.items() if id(one) in namespaces]:
+            del met[n]
     while alone := [n for n, count in zip(met, map(sys.getrefcount, met.values()), strict=True) if count <= ALONE]:
         for n in alone:
             del met[n]

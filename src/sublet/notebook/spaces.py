@@ -254,7 +254,12 @@ class Space:
             if came.broken:
                 broken |= came.broken
                 continue
-            here, anew = taken_over(self.names, self._identities, came)
+            try:
+                here, anew = taken_over(self.names, self._identities, came)
+            except Exception as error:  # noqa: BLE001 - an object's own method, or an object that cannot be written to
+                said = error.what if isinstance(error, Unpicklable) else f"{type(error).__name__}: {error}"
+                broken |= dict.fromkeys(names, said or str(error))
+                continue
             crossed.append((parcel, here))
             rebound += anew
             changed += names

@@ -15,10 +15,11 @@ def taken_over(names: dict[str, Any], identities: Identities, came: Came) -> tup
     """What stands here for each object of the parcel, and the names that had to be bound anew."""
     known, met = came.parcel.known, came.met
     originals = {id(met[n]): identities.find(tag) for n, tag in known.items() if n in met}
-    if not any(old is not None for old in originals.values()):  # all of it is new: there is nothing to write into
+    if not came.classes and not any(old is not None for old in originals.values()):  # all is new: nothing to write into
         names.update({name: value for name, value in came.values.items() if not name.startswith(LOST)})
         return met, []
-    merged, chosen = merge(came.values, originals, met.values())
+    lost_last = sorted(came.values, key=lambda name: name.startswith(LOST))  # what has a name says what it holds
+    merged, chosen = merge({name: came.values[name] for name in lost_last}, originals, met.values(), came.classes)
     rebound = []
     for key, old in originals.items():
         if old is not None and chosen.get(key, old) is not old:

@@ -18,9 +18,11 @@ from sublet.durable.rules import OWNERS, owner_of
 from sublet.errors import SubletError
 from sublet.notebook import writing
 from sublet.notebook.memories import is_array, is_memory, is_tensor, same_array, same_tensor
+from sublet.notebook.operations import State
+from sublet.notebook.untouchable import is_own_namespace
 from sublet.notebook.writing import Plan, Way, is_frame, is_looked_at
 
-__all__ = ["can_change", "can_take_over", "core_of", "is_as_it_was", "way_of"]
+__all__ = ["can_change", "can_take_over", "can_wait", "core_of", "is_as_it_was", "way_of"]
 
 APART: Final = frozenset({"builtins", "itertools", "functools", "operator", "collections"})
 """Modules of Python whose types, where they have no way of their own, are taken apart and made anew."""
@@ -53,6 +55,16 @@ def way_of(new: Any) -> Way | None:
     return writing.into_attributes if writing.has_attributes(kind) else None
 
 
+def can_wait(new: Any) -> bool:
+    """Whether what stands for it is known before its parts are looked at. Its parts may then be looked at later, so
+    that no chain of objects is too long. Of objects that cannot change, or may have to be made anew, it is not."""
+    kind = type(new)
+    core = kind if kind in _WAYS else core_of(kind)
+    if core is not None:
+        return core not in _AT_ONCE
+    return isinstance(new, type | types.ModuleType) or _by_state(kind) is not None
+
+
 def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
     """Of two of one type, whether the first can become what the second is."""
     kind = type(old)
@@ -78,7 +90,8 @@ def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
         return len(old) == len(new) or not is_looked_at(old)
     if core is types.FunctionType:
         cells, theirs = old.__closure__ or (), new.__closure__ or ()
-        same = old.__code__ == new.__code__ and old.__globals__ is new.__globals__ and len(cells) == len(theirs)
+        one_namespace = old.__globals__ is new.__globals__ or (is_own_namespace(old) and is_own_namespace(new))
+        same = old.__code__ == new.__code__ and one_namespace and len(cells) == len(theirs)
         return same and all(plan.original(one) is cell for one, cell in zip(theirs, cells, strict=True))
     if core in IMMUTABLE:
         return kind is not core and bool(core.__eq__(old, new) is True)  # type: ignore[call-arg]  # not the subclass's
@@ -162,7 +175,7 @@ def _stated(plan: Plan, target: Any, new: Any) -> Any:
     found = _by_state(type(new))
     if target is not new and found is not None:
         get, set_ = found
-        plan.later(lambda: set_(target, get(new)))
+        plan.write(State(target, get, set_, get(new)))
     return writing.into_attributes(plan, target, new) if type(new).__module__ == "__main__" else target
 
 
@@ -181,6 +194,9 @@ _WAYS: Final[dict[type, Way]] = {
     types.FunctionType: writing.into_function,
     types.CellType: writing.into_cell,
     types.MethodType: writing.into_method,
+    classmethod: writing.into_class_function,
+    staticmethod: writing.into_class_function,
+    property: writing.into_property,
     types.MappingProxyType: writing.into_mapping_proxy,
     memoryview: writing.into_memoryview,
     functools.partial: writing.into_partial,
@@ -200,10 +216,11 @@ _STATED: Final[dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]
 MADE_ANEW: Final[frozenset[type]] = frozenset(
     {
         *(tuple, frozenset, types.MethodType, types.MappingProxyType),
-        functools._lru_cache_wrapper,
+        *(classmethod, staticmethod, property, functools._lru_cache_wrapper),
     }
 )
 """These cannot be changed: what stands for one is the original or is made."""
+_AT_ONCE: Final = MADE_ANEW | {types.FunctionType, memoryview}
 IMMUTABLE: Final[frozenset[type]] = frozenset({int, float, complex, str, bytes})
 _CORES: Final[frozenset[type]] = frozenset({object, *IMMUTABLE, *_WAYS})
 _cores: Final[dict[int, tuple[weakref.ref[type], type | None]]] = {}

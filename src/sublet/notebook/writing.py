@@ -1,25 +1,44 @@
 """How an object becomes what its copy says: one way for each kind, always through what stands for each part of it.
 
 A way is asked with the target and what came; they are one where it is new here. It names the parts of what came to the
-plan (``merging``), which decides what stands for each, leaves with the plan what is to be written once everything is
-decided, and answers with what stands for the whole.
+plan (``merging``), which decides what stands for each, gives the plan the operations (``operations``) that are to be
+applied once everything is decided, and answers with what stands for the whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import sys
 import types
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from sublet.durable import rebuild
 from sublet.durable.codec import ATOMS
 from sublet.durable.memory import address_of
+from sublet.durable.rebuild import ClassState, gone_from
 from sublet.durable.rules import OWNERS, behind, owner_of
-from sublet.notebook.memories import is_settled, move_array
+from sublet.notebook.memories import is_settled
+from sublet.notebook.operations import (
+    ArrayMemory,
+    BufferContents,
+    ClassParts,
+    DequeContents,
+    DictContents,
+    DictEntries,
+    ListContents,
+    ObjectArray,
+    Operation,
+    Part,
+    PartialState,
+    SetContents,
+    SlotEmptied,
+    TensorMemory,
+)
+from sublet.notebook.untouchable import is_class_dict, is_own_namespace
 
 __all__ = [
     "ATOMS",
@@ -31,6 +50,7 @@ __all__ = [
     "into_bytes",
     "into_cell",
     "into_class",
+    "into_class_function",
     "into_defaultdict",
     "into_deque",
     "into_dict",
@@ -43,6 +63,7 @@ __all__ = [
     "into_method",
     "into_module",
     "into_partial",
+    "into_property",
     "into_remembering",
     "into_set",
     "into_taken_apart",
@@ -52,28 +73,37 @@ __all__ = [
     "is_looked_at",
 ]
 
-FUNCTION_PARTS: Final = ("__code__", "__defaults__", "__kwdefaults__")
+_FUNCTION_PARTS: Final = tuple(
+    vars(types.FunctionType)[name] for name in ("__code__", "__defaults__", "__kwdefaults__")
+)
+_CELL_CONTENTS: Final = vars(types.CellType)["cell_contents"]
+_DEFAULT_FACTORY: Final = vars(defaultdict)["default_factory"]
 CLASS_PARTS: Final = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__slots__"})
-EXCEPTION_PARTS: Final = ("args", "__cause__", "__context__", "__suppress_context__")
+_EXCEPTION_PARTS: Final = tuple(
+    vars(BaseException)[name] for name in ("args", "__cause__", "__context__", "__suppress_context__")
+)
 
 
 class Plan(Protocol):
-    """Who takes over what."""
+    """What stands for each object that came, and the writes that follow from it."""
 
     def choose(self, new: Any) -> Any:
         """What is to stand for an object that came. Of a tuple that is being looked through it is not known yet."""
-
-    def stands_for(self, new: Any) -> Any:
-        """The same, once everything is chosen."""
 
     def original(self, new: Any) -> Any:
         """The object here whose copy it is, or None."""
 
     def travels(self, value: Any) -> bool:
-        """Whether it came as an object, not only as somebody's memory."""
+        """Whether it came as an object, not only as memory of another one."""
 
-    def later(self, write: Callable[[], object]) -> None:
-        """To be done when everything is chosen."""
+    def claim(self, new: Any, target: Any) -> None:
+        """The target stands for this part of an object that came, and for nothing else."""
+
+    def class_state(self, kind: type) -> ClassState | None:
+        """What came for a class that was here before; None: the class is new here."""
+
+    def write(self, operation: Operation) -> None:
+        """To be applied with all others once everything is chosen."""
 
 
 Way = Callable[[Plan, Any, Any], Any]
@@ -82,81 +112,46 @@ Way = Callable[[Plan, Any, Any], Any]
 # ---- containers: the target gets what stands for each item
 
 
-def _items(plan: Plan, new: Iterable[Any]) -> Callable[[], list[Any]]:
-    """What stands for each item, to be asked once everything is planned."""
-    items = list(new)
-    if ATOMS.issuperset(map(type, items)):
-        return lambda: items
-    for item in items:
-        plan.choose(item)
-    return lambda: [plan.stands_for(item) for item in items]
-
-
 def into_list(plan: Plan, target: Any, new: Any) -> Any:
-    items = _items(plan, list.__iter__(new))
-    plan.later(lambda: list.__setitem__(target, slice(None), items()))
+    plan.write(ListContents(target, _chosen(plan, list.__iter__(new))))
     return target
 
 
 def into_deque(plan: Plan, target: Any, new: Any) -> Any:
-    items = _items(plan, deque.__iter__(new))
-
-    def write() -> None:
-        found = items()
-        deque.clear(target)
-        deque.extend(target, found)
-
-    plan.later(write)
+    plan.write(DequeContents(target, _chosen(plan, deque.__iter__(new))))
     return target
 
 
 def into_dict(plan: Plan, target: Any, new: Any) -> Any:
     kind: Any = OrderedDict if isinstance(new, OrderedDict) else dict
-    keys, values = _items(plan, kind.keys(new)), _items(plan, kind.values(new))
-
-    def write() -> None:
-        found = dict(zip(keys(), values(), strict=True))
-        kind.clear(target)
-        if kind is dict:
-            dict.update(target, found)
-            return
-        for key, value in found.items():
-            OrderedDict.__setitem__(target, key, value)
-
-    plan.later(write)
+    keys, values = _chosen(plan, kind.keys(new)), _chosen(plan, kind.values(new))
+    plan.write(DictContents(target, keys, values))
     return target
 
 
 def into_defaultdict(plan: Plan, target: Any, new: Any) -> Any:
     factory = new.default_factory
     plan.choose(factory)
-    plan.later(lambda: setattr(target, "default_factory", plan.stands_for(factory)))
+    plan.write(Part(target, _DEFAULT_FACTORY, factory))
     return into_dict(plan, target, new)
 
 
 def into_set(plan: Plan, target: Any, new: Any) -> Any:
-    items = _items(plan, set.__iter__(new))
-
-    def write() -> None:
-        found = items()
-        set.clear(target)
-        set.update(target, found)
-
-    plan.later(write)
+    plan.write(SetContents(target, _chosen(plan, set.__iter__(new))))
     return target
 
 
 def into_bytes(plan: Plan, target: Any, new: Any) -> Any:
     """A byte array, or one of the array module."""
     if target is not new:
-        plan.later(lambda: target.__setitem__(slice(None), new))
+        plan.write(BufferContents(target, new))
     return target
 
 
 def into_tuple(plan: Plan, target: Any, new: Any) -> Any:
     """It cannot change: it is the original if all that is in it is."""
     kind, core = type(new), frozenset if isinstance(new, frozenset) else tuple
-    merged = _items(plan, core.__iter__(new))()
+    merged = [plan.choose(item) for item in core.__iter__(new)]
     if kind in ATOMS:
         return new
     old = plan.original(new)
@@ -170,6 +165,15 @@ def into_tuple(plan: Plan, target: Any, new: Any) -> Any:
     if hasattr(new, "__dict__"):
         found.__dict__.update(new.__dict__)
     return found
+
+
+def _chosen(plan: Plan, new: Iterable[Any]) -> list[Any]:
+    """The items, each known to the plan."""
+    items = list(new)
+    if not ATOMS.issuperset(map(type, items)):
+        for item in items:
+            plan.choose(item)
+    return items
 
 
 def _same_items(items: list[Any], others: Iterable[Any], count: int) -> bool:
@@ -192,10 +196,15 @@ def into_function(plan: Plan, target: Any, new: Any) -> Any:
             types.FunctionType(new.__code__, new.__globals__, new.__name__, None, cells), new
         )
         del target.__wrapped__
-    for part in FUNCTION_PARTS:
-        value = getattr(new, part)
+    for descriptor in _FUNCTION_PARTS:
+        value = descriptor.__get__(new)
         plan.choose(value)
-        plan.later(functools.partial(_set_part, plan, target, part, value))
+        plan.write(Part(target, descriptor, value))
+    if is_own_namespace(new):
+        names = {name: value for name, value in new.__globals__.items() if name != "__builtins__"}
+        for value in names.values():
+            plan.choose(value)
+        plan.write(DictEntries(target.__globals__, names))
     return into_attributes(plan, target, new)
 
 
@@ -203,14 +212,8 @@ def into_cell(plan: Plan, target: Any, new: Any) -> Any:
     with contextlib.suppress(ValueError):  # an empty one
         value = new.cell_contents
         plan.choose(value)
-        plan.later(functools.partial(_set_part, plan, target, "cell_contents", value))
+        plan.write(Part(target, _CELL_CONTENTS, value))
     return target
-
-
-def _set_part(plan: Plan, target: Any, part: str, new: Any) -> None:
-    value = plan.stands_for(new)
-    if getattr(target, part, None) is not value:
-        setattr(target, part, value)
 
 
 def into_method(plan: Plan, target: Any, new: Any) -> Any:
@@ -220,11 +223,32 @@ def into_method(plan: Plan, target: Any, new: Any) -> Any:
     return types.MethodType(function, of)
 
 
+def into_class_function(plan: Plan, target: Any, new: Any) -> Any:
+    """A class method or a static method: of what stands for its function."""
+    function, old = plan.choose(new.__func__), plan.original(new)
+    for same in (old, new):
+        if type(same) is type(new) and same.__func__ is function:
+            return same
+    return type(new)(function)
+
+
+def into_property(plan: Plan, target: Any, new: Any) -> Any:
+    get, set_, delete = (plan.choose(one) for one in (new.fget, new.fset, new.fdel))
+    old = plan.original(new)
+    for same in (old, new):
+        if (
+            type(same) is property
+            and same.__doc__ == new.__doc__
+            and (same.fget, same.fset, same.fdel) == (get, set_, delete)
+        ):
+            return same
+    return property(get, set_, delete, new.__doc__)
+
+
 def into_partial(plan: Plan, target: Any, new: Any) -> Any:
-    named = {name: plan.choose(value) for name, value in new.keywords.items()}
-    attributes = {name: plan.choose(value) for name, value in new.__dict__.items()}
-    state = plan.choose(new.func), tuple(_items(plan, new.args)()), named, attributes
-    plan.later(lambda: target.__setstate__(state))
+    state = new.func, new.args, dict(new.keywords), dict(new.__dict__)
+    _chosen(plan, (new.func, *new.args, *new.keywords.values(), *new.__dict__.values()))
+    plan.write(PartialState(target, state))
     return target
 
 
@@ -233,43 +257,39 @@ def into_remembering(plan: Plan, target: Any, new: Any) -> Any:
     old, function = plan.original(new), plan.choose(new.__wrapped__)
     same = type(old) is type(new) and old.__wrapped__ is function and old.cache_parameters() == new.cache_parameters()
     found = old if same else new
-    plan.later(functools.partial(_set_part, plan, found, "__wrapped__", new.__wrapped__))
+    plan.write(DictEntries(found.__dict__, {"__wrapped__": new.__wrapped__}))
     return found
 
 
 def into_module(plan: Plan, target: Any, new: Any) -> Any:
-    """One that was made by hand. What Python itself keeps in it is everybody's."""
+    """One that was made by hand, and is not among Python's modules. What Python itself keeps in it is left alone."""
     came = {name: value for name, value in vars(new).items() if name != "__builtins__"}
-    for value in came.values():
-        plan.choose(value)
-
-    def write() -> None:
-        for name in vars(target).keys() - came.keys() - {"__builtins__"}:
-            del vars(target)[name]
-        vars(target).update({name: plan.stands_for(value) for name, value in came.items()})
-
-    plan.later(write)
+    _chosen(plan, came.values())
+    plan.write(DictEntries(vars(target), came, vars(target).keys() - came.keys() - {"__builtins__"}))
     return target
 
 
 def into_class(plan: Plan, target: Any, new: Any) -> Any:
     """One that was defined in the notebook: what its attributes share with others they go on sharing."""
-    for name, value in list(vars(new).items()):
-        if name not in CLASS_PARTS:
-            plan.choose(value)
-            plan.later(functools.partial(_set_class_part, plan, target, name, value))
+    state = plan.class_state(new)
+    parts = {
+        name: value
+        for name, value in (vars(new) if state is None else state.attributes).items()
+        if name not in CLASS_PARTS and not name.startswith("_abc_")
+    }
+    if state is not None and state.attributes.get("__doc__") != new.__doc__:
+        parts["__doc__"] = state.attributes.get("__doc__")
+    _chosen(plan, parts.values())
+    removed = () if state is None or isinstance(new, enum.EnumMeta) else gone_from(new, state)
+    plan.write(ClassParts(target, parts, removed, () if state is None else state.subclasses))
     return target
-
-
-def _set_class_part(plan: Plan, target: Any, name: str, new: Any) -> None:
-    value = plan.stands_for(new)
-    if vars(target).get(name) is not value:
-        setattr(target, name, value)
 
 
 def into_attributes(plan: Plan, target: Any, new: Any) -> Any:
     if hasattr(new, "__dict__"):
-        into_dict(plan, target.__dict__, new.__dict__)
+        values = _chosen(plan, new.__dict__.values())
+        plan.claim(new.__dict__, target.__dict__)
+        plan.write(DictContents(target.__dict__, list(new.__dict__), values, is_attributes=True))
     for slot in _slots_of(type(new)):
         _slot(plan, target, new, slot)
     return target
@@ -295,28 +315,25 @@ def _slot(plan: Plan, target: Any, new: Any, slot: Any) -> None:
         value = slot.__get__(new)
     except AttributeError:
         if target is not new:
-            plan.later(functools.partial(_emptied, slot, target))
+            plan.write(SlotEmptied(target, slot))
         return
     plan.choose(value)
-    plan.later(lambda: slot.__set__(target, plan.stands_for(value)))
-
-
-def _emptied(slot: Any, target: Any) -> None:
-    with contextlib.suppress(AttributeError):
-        slot.__delete__(target)
+    plan.write(Part(target, slot, value))
 
 
 def into_exception(plan: Plan, target: Any, new: Any) -> Any:
     """Its traceback stays where it was raised."""
-    for part in EXCEPTION_PARTS:
-        value = getattr(new, part)
+    for descriptor in _EXCEPTION_PARTS:
+        value = descriptor.__get__(new)
         plan.choose(value)
-        plan.later(functools.partial(_set_part, plan, target, part, value))
+        plan.write(Part(target, descriptor, value))
     return target
 
 
 def into_mapping_proxy(plan: Plan, target: Any, new: Any) -> Any:
     held = behind(new)
+    if is_class_dict(held):
+        return new
     found, old = plan.choose(held), plan.original(new)
     if old is not None and behind(old) is found:
         return old
@@ -327,7 +344,7 @@ def into_memoryview(plan: Plan, target: Any, new: Any) -> Any:
     """One that has an original is a window on what that looks at; a new one on a byte array is one on what that is."""
     if target is not new:
         if not target.readonly:
-            plan.later(lambda: target.cast("B").__setitem__(slice(None), new.cast("B")))
+            plan.write(BufferContents(target, new))
         return target
     held = new.obj
     if not plan.travels(held) or plan.choose(held) is held:
@@ -342,7 +359,7 @@ def into_taken_apart(plan: Plan, target: Any, new: Any) -> Any:
         reduced = new.__reduce_ex__(4)
         if isinstance(reduced, tuple):
             make, args, state, *_ = (*reduced, None)
-            parts = _items(plan, args)()
+            parts = [plan.choose(part) for part in args]
             old = plan.original(new)
             if type(old) is type(new) and state is None and _same_items(parts, old.__reduce_ex__(4)[1], len(args)):
                 return old
@@ -367,7 +384,7 @@ def into_array(plan: Plan, target: Any, new: Any) -> Any:
     if new.dtype.hasobject:
         _objects(plan, target, new)
     elif target is not new and not is_settled(target):
-        plan.later(lambda: move_array(target, new))
+        plan.write(ArrayMemory(target, new))
     return into_attributes(plan, target, new) if type(new) is not sys.modules["numpy"].ndarray else target
 
 
@@ -383,32 +400,17 @@ def _objects(plan: Plan, target: Any, new: Any) -> None:
             if field.dtype.hasobject:
                 _objects(plan, into, field)
             elif target is not new:
-                plan.later(functools.partial(into.__setitem__, ..., field))
+                plan.write(ArrayMemory(into, field))
         return
-    shape = new.shape
-    items = _items(plan, _plain(new).reshape(-1).tolist())
-
-    def write() -> None:
-        found = items()
-        line = sys.modules["numpy"].empty(len(found), object)
-        for n, item in enumerate(found):
-            line[n] = item
-        _plain(target)[...] = line.reshape(shape)
-
-    plan.later(write)
+    plan.write(ObjectArray(_plain(target), _chosen(plan, _plain(new).reshape(-1).tolist())))
 
 
 def into_tensor(plan: Plan, target: Any, new: Any) -> Any:
     if target is new:
         return target
-    grad = None if new.grad is None else plan.choose(new.grad)
-
-    def write() -> None:
-        with sys.modules["torch"].no_grad():
-            target.copy_(new)
-        target.grad = grad
-
-    plan.later(write)
+    if new.grad is not None:
+        plan.choose(new.grad)
+    plan.write(TensorMemory(target, new, new.grad))
     return target
 
 
@@ -419,8 +421,7 @@ def into_frame(plan: Plan, target: Any, new: Any) -> Any:
             _objects(plan, block.values, block.values)
     if target is not new:
         named = {name: value for name, value in new.__dict__.items() if name in ("_mgr", "_name", "_attrs", "_flags")}
-        plan.later(lambda: target.__dict__.update(named))
-        plan.later(target._reset_cacher if hasattr(target, "_reset_cacher") else lambda: None)
+        plan.write(DictEntries(target.__dict__, named, ("_item_cache",)))
     return target
 
 

@@ -1,0 +1,593 @@
+"""The writes of one transfer, as data: which object gets which contents. They are checked together before the first one
+is made, and undone together when one of them fails all the same.
+
+An operation never calls a method that a class overrides: contents are written through the built-in type's own functions
+and descriptors, so no ``__setattr__`` or ``__setitem__`` of the program runs. Only ``__hash__`` and ``__eq__`` of keys
+do, as in any dict.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import functools
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_
+from typing import Any, Final, Protocol
+
+from sublet.durable.codec import ATOMS
+from sublet.errors import Unpicklable
+from sublet.notebook.memories import move_array
+from sublet.notebook.untouchable import Untouchable
+
+__all__ = [
+    "ArrayMemory",
+    "BufferContents",
+    "ClassParts",
+    "DequeContents",
+    "DictContents",
+    "DictEntries",
+    "ListContents",
+    "ObjectArray",
+    "Operation",
+    "Part",
+    "PartialState",
+    "SetContents",
+    "SlotEmptied",
+    "State",
+    "TensorMemory",
+    "apply",
+]
+
+StandsFor = Callable[[Any], Any]
+OBJECTS, KEYED, MEMORY = range(3)
+"""Phases. Attributes come before dicts and sets, whose keys may be hashed by them; memory comes last: it is checked
+before and cannot fail, and so needs no copy for undoing."""
+MISSING: Final = object()
+FEW: Final = 100
+_VALUES: Final = frozenset({bool, int, float, complex, str, bytes})
+_PARTIAL: Final[Any] = functools.partial
+
+
+class Operation(Protocol):
+    """One write."""
+
+    target: Any
+    phase: int
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        """Everything is planned: look up what stands for each value."""
+
+    def check(self) -> None:
+        """Raise ``TypeError`` or ``ValueError`` if it cannot be applied. Changes nothing."""
+
+    def apply(self) -> None:
+        """Write, and keep what was there."""
+
+    def undo(self) -> None:
+        """Write that back."""
+
+
+def apply(operations: Sequence[Operation], untouchable: Untouchable, stands_for: StandsFor) -> None:
+    """Check all operations, then make them all. An error leaves every object as it was (``Unpicklable``)."""
+    for one in operations:
+        one.resolve(stands_for)
+    for one in operations:
+        if untouchable.has(one.target):
+            raise _refused(one, "it belongs to Python, to a library or to the shell")
+        try:
+            one.check()
+        except (TypeError, ValueError) as error:
+            raise _refused(one, str(error)) from error
+    done: list[Operation] = []
+    for phase in (OBJECTS, KEYED, MEMORY):
+        for one in reversed(operations):  # parts were planned after what holds them, and are written before it
+            if one.phase != phase:
+                continue
+            done.append(one)
+            try:
+                one.apply()
+            except BaseException as error:
+                for made in reversed(done):
+                    made.undo()
+                if not isinstance(error, Exception):
+                    raise
+                raise _refused(one, f"{type(error).__name__}: {error}") from error
+
+
+def _refused(one: Operation, why: str) -> Unpicklable:
+    kind = type(one.target)
+    what = f"{'an' if kind.__name__[:1].lower() in 'aeiou' else 'a'} {kind.__name__}"
+    return Unpicklable(f"{what} could not take the new contents: {why}", what=f"{what} that cannot change ({why})")
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    """Whether nothing is to be written: each is the same object, or, where few have to be compared, an equal number or
+    text."""
+    if len(one) != len(other):
+        return False
+    if len(one) > FEW:
+        return all(map(is_, one, other))
+    return all(map(_same_value, one, other))
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and type(one) in _VALUES and repr(one) == repr(other))
+
+
+def _hashable(keys: Iterable[Any]) -> None:
+    for kind in set(map(type, keys)):
+        if kind.__hash__ is None:
+            raise TypeError(f"a {kind.__qualname__} cannot be a key")
+
+
+def _resolved(items: list[Any], stands_for: StandsFor) -> list[Any]:
+    return items if ATOMS.issuperset(map(type, items)) else list(map(stands_for, items))
+
+
+class ListContents:
+    """All items of a list."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "items", "target")
+
+    def __init__(self, target: Any, items: list[Any]) -> None:
+        self.target, self.items = target, items
+        self._before: list[Any] | None = None
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        self.items = _resolved(self.items, stands_for)
+
+    def check(self) -> None:
+        list.__len__(self.target)
+
+    def apply(self) -> None:
+        here = list.copy(self.target)
+        if not _same(here, self.items):
+            self._before = here
+            list.__setitem__(self.target, slice(None), self.items)
+
+    def undo(self) -> None:
+        if self._before is not None:
+            list.__setitem__(self.target, slice(None), self._before)
+
+
+class DequeContents:
+    """All items of a deque."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "items", "target")
+
+    def __init__(self, target: Any, items: list[Any]) -> None:
+        self.target, self.items = target, items
+        self._before: list[Any] | None = None
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        self.items = _resolved(self.items, stands_for)
+
+    def check(self) -> None:
+        deque.__len__(self.target)
+
+    def apply(self) -> None:
+        before = list(deque.__iter__(self.target))
+        if not _same(before, self.items):
+            self._before = before
+            self._write(self.items)
+
+    def undo(self) -> None:
+        if self._before is not None:
+            self._write(self._before)
+
+    def _write(self, items: list[Any]) -> None:
+        deque.clear(self.target)
+        deque.extend(self.target, items)
+
+
+class DictContents:
+    """All items of a dict, in their order."""
+
+    __slots__ = ("_before", "_core", "keys", "phase", "target", "values")
+
+    def __init__(self, target: Any, keys: list[Any], values: list[Any], *, is_attributes: bool = False) -> None:
+        """``is_attributes``: its keys are names, so nothing has to be hashed by contents."""
+        self.target, self.keys, self.values = target, keys, values
+        self.phase = OBJECTS if is_attributes else KEYED
+        self._core: Any = OrderedDict if isinstance(target, OrderedDict) else dict
+        self._before: dict[Any, Any] | None = None
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        self.keys = _resolved(self.keys, stands_for)
+        self.values = _resolved(self.values, stands_for)
+
+    def check(self) -> None:
+        dict.__len__(self.target)
+        _hashable(self.keys)
+
+    def apply(self) -> None:
+        keys, values = list(self._core.keys(self.target)), list(self._core.values(self.target))
+        if _same(keys, self.keys) and _same(values, self.values):
+            return
+        found = dict(zip(self.keys, self.values, strict=True))  # hashes keys, which may fail: nothing is written yet
+        self._before = dict.copy(self.target) if self._core is dict else dict(zip(keys, values, strict=True))
+        if self._core is dict and _same(keys, list(found)):
+            dict.update(self.target, found)  # as it stands, so that instances of a class go on sharing their keys
+            return
+        self._write(found)
+
+    def undo(self) -> None:
+        if self._before is not None:
+            self._write(self._before)
+
+    def _write(self, found: dict[Any, Any]) -> None:
+        self._core.clear(self.target)
+        if self._core is dict:
+            dict.update(self.target, found)
+            return
+        for key, value in found.items():
+            OrderedDict.__setitem__(self.target, key, value)
+
+
+class DictEntries:
+    """Some entries of a dict whose keys are names; the others are left alone."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "_removed", "entries", "target")
+
+    def __init__(self, target: Any, entries: Mapping[str, Any], removed: Iterable[str] = ()) -> None:
+        self.target, self.entries, self._removed = target, dict(entries), list(removed)
+        self._before: dict[str, Any] | None = None
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        self.entries = {name: stands_for(value) for name, value in self.entries.items()}
+
+    def check(self) -> None:
+        dict.__len__(self.target)
+
+    def apply(self) -> None:
+        self._before = dict.copy(self.target)
+        for name in self._removed:
+            dict.pop(self.target, name, None)
+        for name, value in self.entries.items():
+            if not _same_value(self._before.get(name, MISSING), value):
+                dict.__setitem__(self.target, name, value)
+
+    def undo(self) -> None:
+        if self._before is not None:
+            dict.clear(self.target)
+            dict.update(self.target, self._before)
+
+
+class SetContents:
+    """All elements of a set."""
+
+    phase = KEYED
+    __slots__ = ("_before", "items", "target")
+
+    def __init__(self, target: Any, items: list[Any]) -> None:
+        self.target, self.items = target, items
+        self._before: set[Any] | None = None
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        self.items = _resolved(self.items, stands_for)
+
+    def check(self) -> None:
+        set.__len__(self.target)
+        _hashable(self.items)
+
+    def apply(self) -> None:
+        if _same(list(set.__iter__(self.target)), self.items):
+            return
+        found = set(self.items)
+        self._before = set(set.copy(self.target))
+        self._write(found)
+
+    def undo(self) -> None:
+        if self._before is not None:
+            self._write(self._before)
+
+    def _write(self, found: set[Any]) -> None:
+        set.clear(self.target)
+        set.update(self.target, found)
+
+
+class BufferContents:
+    """All bytes of a byte array, of one of the array module, or of a memoryview."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "target", "value")
+
+    def __init__(self, target: Any, value: Any) -> None:
+        self.target, self.value = target, value
+        self._before: Any = None
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        return
+
+    def check(self) -> None:
+        view = self.target if isinstance(self.target, memoryview) else None
+        if view is not None and (view.readonly or view.nbytes != self.value.nbytes):
+            raise ValueError("its memory is read-only or has another size")
+
+    def apply(self) -> None:
+        if isinstance(self.target, memoryview):
+            self._before = bytes(self.target)
+            self.target.cast("B")[:] = self.value.cast("B")
+            return
+        self._before = self.target[:]
+        self._core().__setitem__(self.target, slice(None), self.value)
+
+    def undo(self) -> None:
+        if self._before is None:
+            return
+        if isinstance(self.target, memoryview):
+            self.target.cast("B")[:] = self._before
+            return
+        self._core().__setitem__(self.target, slice(None), self._before)
+
+    def _core(self) -> Any:
+        return bytearray if isinstance(self.target, bytearray) else array.array
+
+
+class Part:
+    """One attribute that a descriptor of the type holds: of a function, a cell, an exception, a slot."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "_descriptor", "_is_done", "target", "value")
+
+    def __init__(self, target: Any, descriptor: Any, value: Any) -> None:
+        self.target, self._descriptor, self.value = target, descriptor, value
+        self._before: Any = MISSING
+        self._is_done = False
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        self.value = stands_for(self.value)
+
+    def check(self) -> None:
+        of = self._descriptor.__objclass__
+        if not isinstance(self.target, of):
+            raise TypeError(f"it is no {of.__qualname__}")
+
+    def apply(self) -> None:
+        with contextlib.suppress(AttributeError, ValueError):  # it has none
+            self._before = self._descriptor.__get__(self.target)
+        if self._before is not self.value:
+            self._is_done = True
+            self._descriptor.__set__(self.target, self.value)
+
+    def undo(self) -> None:
+        if not self._is_done:
+            return
+        with contextlib.suppress(AttributeError):
+            if self._before is MISSING:
+                self._descriptor.__delete__(self.target)
+            else:
+                self._descriptor.__set__(self.target, self._before)
+
+
+class SlotEmptied:
+    """A slot that has no value any more."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "_slot", "target")
+
+    def __init__(self, target: Any, slot: Any) -> None:
+        self.target, self._slot = target, slot
+        self._before: Any = MISSING
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        return
+
+    def check(self) -> None:
+        if not isinstance(self.target, self._slot.__objclass__):
+            raise TypeError("it has no such slot")
+
+    def apply(self) -> None:
+        with contextlib.suppress(AttributeError):
+            self._before = self._slot.__get__(self.target)
+            self._slot.__delete__(self.target)
+
+    def undo(self) -> None:
+        if self._before is not MISSING:
+            self._slot.__set__(self.target, self._before)
+
+
+class ClassParts:
+    """Attributes of a class of the notebook. Its metaclass is not asked."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "_removed", "parts", "subclasses", "target")
+
+    def __init__(
+        self, target: type, parts: Mapping[str, Any], removed: Iterable[str] = (), subclasses: Iterable[type] = ()
+    ) -> None:
+        """``subclasses``: those that an abstract class knows by registration."""
+        self.target, self.parts, self._removed = target, dict(parts), list(removed)
+        self.subclasses = list(subclasses)
+        self._before: dict[str, Any] = {}
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        self.parts = {name: stands_for(value) for name, value in self.parts.items()}
+
+    def check(self) -> None:
+        if self.target.__module__ != "__main__":
+            raise TypeError("it is no class of the notebook")
+
+    def apply(self) -> None:
+        for name in self._removed:
+            if name in vars(self.target):
+                self._before[name] = vars(self.target)[name]
+                type.__delattr__(self.target, name)
+        for name, value in self.parts.items():
+            before = vars(self.target).get(name, MISSING)
+            if not _same_value(before, value):
+                self._before[name] = before
+                type.__setattr__(self.target, name, value)
+        if sys.version_info >= (3, 13) and "__firstlineno__" in self.parts:  # another attribute's change deletes it
+            type.__setattr__(self.target, "__firstlineno__", self.parts["__firstlineno__"])
+        for one in self.subclasses:
+            self.target.register(one)  # type: ignore[attr-defined]
+
+    def undo(self) -> None:
+        for name, value in self._before.items():
+            if value is not MISSING:
+                type.__setattr__(self.target, name, value)
+            elif name in vars(self.target):
+                type.__delattr__(self.target, name)
+
+
+class PartialState:
+    """Function and arguments of a ``functools.partial``."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "state", "target")
+
+    def __init__(self, target: Any, state: tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]) -> None:
+        self.target, self.state = target, state
+        self._before: Any = None
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        function, arguments, named, attributes = self.state
+        self.state = (
+            stands_for(function),
+            tuple(map(stands_for, arguments)),
+            {name: stands_for(value) for name, value in named.items()},
+            {name: stands_for(value) for name, value in attributes.items()},
+        )
+
+    def check(self) -> None:
+        if not callable(self.state[0]):
+            raise TypeError("what it calls is no function")
+
+    def apply(self) -> None:
+        self._before = _PARTIAL.__reduce__(self.target)[2]
+        _PARTIAL.__setstate__(self.target, self.state)
+
+    def undo(self) -> None:
+        if self._before is not None:
+            _PARTIAL.__setstate__(self.target, self._before)
+
+
+class State:
+    """All of an object that is written in C and says what its state is."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "_get", "_set", "state", "target")
+
+    def __init__(self, target: Any, get: Callable[[Any], Any], set_: Callable[[Any, Any], Any], state: Any) -> None:
+        self.target, self._get, self._set, self.state = target, get, set_, state
+        self._before: Any = MISSING
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        return
+
+    def check(self) -> None:
+        return
+
+    def apply(self) -> None:
+        self._before = self._get(self.target)
+        self._set(self.target, self.state)
+
+    def undo(self) -> None:
+        if self._before is not MISSING:
+            self._set(self.target, self._before)
+
+
+class ObjectArray:
+    """All elements of an array of objects."""
+
+    phase = OBJECTS
+    __slots__ = ("_before", "items", "target")
+
+    def __init__(self, target: Any, items: list[Any]) -> None:
+        """``target``: seen as a plain array."""
+        self.target, self.items = target, items
+        self._before: Any = None
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        self.items = _resolved(self.items, stands_for)
+
+    def check(self) -> None:
+        if self.target.size != len(self.items):
+            raise ValueError("it has another number of elements")
+
+    def apply(self) -> None:
+        here = self.target.reshape(-1).tolist()
+        if _same(here, self.items):
+            return
+        if not self.target.flags.writeable:
+            raise ValueError("it is read-only")
+        self._before = here
+        self._write(self.items)
+
+    def undo(self) -> None:
+        if self._before is not None:
+            self._write(self._before)
+
+    def _write(self, items: list[Any]) -> None:
+        line = sys.modules["numpy"].empty(len(items), object)
+        for n, item in enumerate(items):
+            line[n] = item
+        self.target[...] = line.reshape(self.target.shape)
+
+
+class ArrayMemory:
+    """All numbers of an array."""
+
+    phase = MEMORY
+    __slots__ = ("new", "target")
+
+    def __init__(self, target: Any, new: Any) -> None:
+        self.target, self.new = target, new
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        return
+
+    def check(self) -> None:
+        if not self.target.flags.writeable:
+            raise ValueError("it is read-only")
+        if self.target.dtype != self.new.dtype or self.target.shape != self.new.shape:
+            raise ValueError("it has another type or shape")
+
+    def apply(self) -> None:
+        move_array(self.target, self.new)
+
+    def undo(self) -> None:
+        return  # it comes last, and what can be wrong with it was looked for
+
+
+class TensorMemory:
+    """All numbers of a tensor, and its gradient."""
+
+    phase = MEMORY
+    __slots__ = ("_grad", "grad", "new", "target")
+
+    def __init__(self, target: Any, new: Any, grad: Any) -> None:
+        self.target, self.new, self.grad = target, new, grad
+        self._grad: Any = MISSING
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        self.grad = stands_for(self.grad)
+
+    def check(self) -> None:
+        if self.target.is_inference():
+            raise ValueError("it was made in inference mode")
+        torch = sys.modules["torch"]
+        if self.target.dim() and self.target.layout is torch.strided:
+            with torch.no_grad():
+                try:  # of no elements: says whether tensors like these can be copied
+                    self.target.detach().narrow(0, 0, 0).copy_(self.new.detach().narrow(0, 0, 0))
+                except (RuntimeError, NotImplementedError) as error:
+                    raise ValueError(str(error)) from error
+
+    def apply(self) -> None:
+        with sys.modules["torch"].no_grad():
+            self.target.copy_(self.new)
+        self._grad = self.target.grad
+        if self._grad is not self.grad:
+            self.target.grad = self.grad
+
+    def undo(self) -> None:
+        if self._grad is not MISSING:
+            self.target.grad = self._grad

@@ -1,0 +1,88 @@
+"""What a transfer never looks into and never writes to: what belongs to Python, to libraries and to the shell.
+
+Told by identity, so that it does not matter under which name, or through which other object, it is reached.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from typing import Any, Final
+
+from sublet.durable.rules import MAINS
+
+__all__ = ["Untouchable", "is_class_dict", "is_own_namespace"]
+
+_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, types.BuiltinFunctionType)
+
+
+class Untouchable:
+    """As this process is now: made for one transfer."""
+
+    def __init__(self) -> None:
+        modules = list(sys.modules.values())
+        self._ids = set(map(id, modules))
+        self._ids.update(map(id, _dicts_of(modules)))
+        for owner in (vars(sys), vars(os.environ), *_shells()):
+            self._ids.add(id(owner))
+            self._ids.update(id(one) for one in list(owner.values()) if not isinstance(one, _PLAIN))
+        self._ids.add(id(os.environ))
+
+    def has(self, value: Any) -> bool:
+        """Whether it is one of these: a module or its names, ``sys`` and what it holds, the shell and its parts, a
+        class or function that stands in a library."""
+        if id(value) in self._ids:
+            return True
+        if isinstance(value, type):
+            return value.__module__ not in MAINS
+        return type(value) is types.FunctionType and id(value.__globals__) in self._ids and _stands_in_library(value)
+
+
+def _dicts_of(modules: list[Any]) -> list[Any]:
+    found = []
+    for one in modules:
+        try:
+            found.append(object.__getattribute__(one, "__dict__"))
+        except (AttributeError, TypeError):  # some put other things where modules are
+            continue
+    return found
+
+
+def _shells() -> list[dict[str, Any]]:
+    """The namespaces of the shell that runs here and of its settings."""
+    ipython = sys.modules.get("IPython")
+    asked = getattr(ipython, "get_ipython", None)
+    shell = None if asked is None else asked()
+    if shell is None:
+        return []
+    return [{"shell": shell}, vars(shell), vars(shell).get("_trait_values", {})]
+
+
+def _stands_in_library(function: types.FunctionType) -> bool:
+    """Whether its module or a class of it has the very function, also as a method of any sort."""
+    found: Any = sys.modules.get(function.__module__)
+    if found is None or function.__module__ in MAINS:
+        return False
+    for part in function.__qualname__.split("."):
+        names = getattr(found, "__dict__", None)
+        if names is None or part not in names:
+            return False
+        found = names[part]
+    of = (found, getattr(found, "__func__", None), *(getattr(found, part, None) for part in ("fget", "fset", "fdel")))
+    return any(one is function for one in of)
+
+
+def is_own_namespace(function: types.FunctionType) -> bool:
+    """Whether the globals of a function are no module's: made for it by ``exec``, say, or by ``namedtuple``."""
+    names = function.__globals__
+    module = sys.modules.get(names.get("__name__", ""))
+    if module is not None and getattr(module, "__dict__", None) is names:
+        return False
+    return names is not vars(sys.modules["__main__"])
+
+
+def is_class_dict(held: Any) -> bool:
+    """Whether what a mapping proxy shows is the namespace of a class: every class has these two in it, or the first
+    where it is written in C."""
+    return isinstance(held, dict) and "__doc__" in held
