@@ -140,6 +140,31 @@ def test_status_starts_nothing_and_says_how_to(tmp_path: Path) -> None:
     assert shell("down").status == 0
 
 
+def test_no_office_is_started_to_say_that_there_is_nothing(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "none")
+    for words in (["ps"], ["lease", "ls"], ["lease", "ls", "--all"], ["bill"], ["volume", "ls"], ["fence", "ls"]):
+        done = shell(*words)
+        assert (done.status, done.err) == (0, ""), words
+        assert shell(*words, "--json").json == []
+    assert "Nothing runs under a lease" in shell("ps").out
+    assert not (tmp_path / "none").exists()
+
+
+def test_without_an_office_records_are_read_and_leases_that_go_on_are_not_denied(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "home")
+    lease = shell("lease", "acquire", "--cpu", "1", "--ttl", "5m", "--json").json["id"]
+    try:
+        assert shell("down", "--keep").status == 0
+        for words in (["ps"], ["lease", "ls"]):
+            done = shell(*words)
+            assert (done.status, done.out) == (1, "")
+            assert "leases of an earlier one may go on" in done.err
+        assert [line["key"] for line in shell("bill", "--json").json] == [lease]
+        assert shell("status").status == 0, "the bill is in the journal, and an office has read it"
+    finally:
+        shell.end()
+
+
 def test_the_first_lease_starts_an_office_and_down_waits_until_it_is_gone(tmp_path: Path) -> None:
     """One that started by itself says so; `up` makes it stay; `down` is refused while a lease lives."""
     shell = Shell(tmp_path / "home")

@@ -68,7 +68,7 @@ def bill(
         raise UsageError("--csv and --json contradict each other", do="Give one of them.")
     if since and until and since >= until:
         raise UsageError("--since is not before --until", do="Swap them.")
-    lines: list[Json] = Office.reach().get("/v1/bill", by=by, since=since, until=until)
+    lines = Office.listing("/v1/bill", by=by, since=since, until=until)
     if as_json:
         document(lines)
     elif as_csv:

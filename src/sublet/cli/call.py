@@ -20,7 +20,7 @@ from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason
 from sublet.wire.version import WIRE_VERSION
 
-__all__ = ["REQUEST_S", "NoOffice", "Office", "error_of", "lease_end", "no_office"]
+__all__ = ["REQUEST_S", "NoOffice", "Office", "check_nothing_lives", "error_of", "lease_end", "no_office"]
 
 T = TypeVar("T")
 
@@ -49,6 +49,27 @@ class Office:
         if start:
             office._revive()
         return office
+
+    @classmethod
+    def listing(cls, path: str, *, live: bool = False, patience: float = 0.0, **query: object) -> list[Json]:
+        """A list from the office. Empty, and no office is started, if there can be nothing to list.
+
+        Without an office there are records only if there is a journal; live leases only if the supervisor of an earlier
+        office still runs (``NoOffice`` is raised then, since the list may not be empty).
+        """
+        office = cls.reach(start=False)
+        try:
+            found: list[Json] = office.get(path, patience=patience, **query)
+        except NoOffice:
+            home = office.address.home
+            assert home is not None  # an office elsewhere is not ours to start, and is Disconnected
+            if live:
+                check_nothing_lives(home)
+            if live or not (home / "journal.db").exists():
+                return []
+            office._revive()
+            found = office.get(path, patience=patience, **query)
+        return found
 
     def run(self, program: Program[T]) -> T:
         """Carry out one of the client's own programs, such as waiting in the queue."""
@@ -122,6 +143,18 @@ def no_office(home: object) -> NoOffice:
         f"no office is running for {home}",
         do="Start one with `sublet up`, or just ask for a lease: `sublet lease acquire --gpu 1GiB`.",
     )
+
+
+def check_nothing_lives(home: str | os.PathLike[str]) -> None:
+    """Raise ``NoOffice`` if no office runs for this folder, and a supervisor that it left may have live leases."""
+    from sublet.client.home import home_dir, runtime_dir
+    from sublet.client.office import answers
+
+    if answers(runtime_dir(home_dir(home)) / "supervisor.sock"):
+        raise NoOffice(
+            f"no office is running for {home}, and leases of an earlier one may go on to their deadlines",
+            do="Start one with `sublet up`: it shows them.",
+        )
 
 
 def lease_end(view: Json | None) -> LeaseEnd | None:

@@ -13,7 +13,8 @@ from sublet.cli.hosting import with_what_was_lost
 from sublet.cli.messages import Json, greeting, message, read
 from sublet.cli.parsing import AsJson, duration
 from sublet.cli.show import document, seconds, table, visible
-from sublet.errors import InvalidRequest
+from sublet.client.home import home_text
+from sublet.errors import Disconnected, InvalidRequest
 from sublet.invocation import typeable, typed
 from sublet.values import NS_PER_S, format_size
 from sublet.wire.conversation import Conversation
@@ -43,8 +44,16 @@ def ps(
 
     A guest is everything that a command has started. It is listed until the last process of it is gone.
     """
-    with _connected() as conversation:
-        found = _listed(conversation, lease=lease or "", ended=everything)
+    try:
+        with _connected() as conversation:
+            found = _listed(conversation, lease=lease or "", ended=everything)
+    except Disconnected as error:
+        from sublet.cli.call import NoOffice, check_nothing_lives
+
+        if not isinstance(error, NoOffice):
+            raise
+        check_nothing_lives(home_text())
+        found = []
     if as_json:
         document([_shown(guest) for guest in found])
         return DONE

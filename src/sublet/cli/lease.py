@@ -26,7 +26,7 @@ def ls(
     as_json: AsJson = False,
 ) -> int:
     """List the live leases, and who waits."""
-    found: list[Json] = Office.reach().get("/v1/leases", all=1 if everything else None, tenant=tenant)
+    found = Office.listing("/v1/leases", live=not everything, all=1 if everything else None, tenant=tenant)
     if as_json:
         document(found)
         return DONE

@@ -21,7 +21,7 @@ __all__ = ["audit_log", "audit_verify", "backup", "drain", "fence_clear", "fence
 
 def fence_ls(*, as_json: AsJson = False) -> int:
     """List what is in quarantine, and why."""
-    found: list[Json] = Office.reach().get("/v1/fences")
+    found = Office.listing("/v1/fences")
     if as_json:
         document(found)
         return DONE
@@ -105,7 +105,7 @@ def audit_log(
     as_json: AsJson = False,
 ) -> int:
     """Show the newest records of the audit chain: what happened, and whose doing it was."""
-    found: list[Json] = Office.reach().get("/v1/audit", patience=600.0, limit=lines, of=of)
+    found = Office.listing("/v1/audit", patience=600.0, limit=lines, of=of)
     if as_json:
         document(found)
     elif not found:

@@ -33,7 +33,7 @@ def ls(
     as_json: AsJson = False,
 ) -> int:
     """List what is kept, and what block leases with a name have now."""
-    found: list[Json] = Office.reach().get("/v1/volumes", tenant=tenant)
+    found = Office.listing("/v1/volumes", tenant=tenant)
     if as_json:
         document(found)
         return DONE
