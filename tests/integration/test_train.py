@@ -184,7 +184,7 @@ def begin_command(home: Path, *words: object, script: Path = EXAMPLE) -> subproc
     env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": str(ROOT / "src")}
     options = ["--gpu", "64MiB", "--ttl", "60s", "--state", "64MiB"]
     return subprocess.Popen(
-        [sys.executable, "-m", "sublet", "train", *options, str(script), *map(str, words)],
+        [sys.executable, "-m", "sublet", "train", str(script), *options, *map(str, words)],
         env=env,
         cwd=home,
         stdout=subprocess.PIPE,

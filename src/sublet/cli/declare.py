@@ -35,7 +35,7 @@ class UsageError(SubletError):
 class Arg:
     """A positional argument."""
 
-    __slots__ = ("choices", "help", "is_rest", "metavar", "parse")
+    __slots__ = ("choices", "help", "is_mixed", "is_rest", "metavar", "parse")
 
     def __init__(
         self,
@@ -45,7 +45,11 @@ class Arg:
         parse: Callable[[str], object] | None = None,
         choices: Sequence[str] = (),
         is_rest: bool = False,
+        is_mixed: bool = False,
     ) -> None:
+        self.is_mixed = is_mixed
+        """A script's command line among our options: our options are ours wherever they stand before ``--``; the other
+        words are the script's, and so are all behind ``--``."""
         self.is_rest = is_rest
         """It takes this word and all that follow, whatever they look like: somebody else's command line."""
         self.metavar = metavar
@@ -112,6 +116,10 @@ class Param:
     @property
     def is_rest(self) -> bool:
         return isinstance(self.spec, Arg) and self.spec.is_rest
+
+    @property
+    def is_mixed(self) -> bool:
+        return isinstance(self.spec, Arg) and self.spec.is_mixed
 
     @property
     def required(self) -> bool:

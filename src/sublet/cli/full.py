@@ -133,7 +133,10 @@ def _root(
 
 
 def _settings_of(command: Command, settings: dict[str, Any]) -> dict[str, Any]:
-    """Behind the first word of somebody else's command line nothing is an option of ours."""
+    """Behind the first word of somebody else's command line nothing is an option of ours, unless it is mixed with
+    ours: then what is no option of ours is theirs."""
+    if any(param.is_mixed for param in command.params):
+        return {**settings, "ignore_unknown_options": True}
     if any(param.is_rest for param in command.params):
         return {**settings, "allow_interspersed_args": False}
     return settings

@@ -83,9 +83,14 @@ def command_hint(words: Sequence[str]) -> str:
     return f"Did you mean {' or '.join(f'`sublet {path}`' for path in found)}?" if best >= ALIKE else ""
 
 
-def option_hint(option: str, has: Iterable[str]) -> str:
-    """The option that may be meant, of those that the command has; empty if nothing is known."""
-    known = set(has)
-    candidates = (*SYNONYMS.get(option, ()), f"-{option}")  # "-gpu" for "--gpu"
+def option_hint(option: str, has: Iterable[str], *, alike: float = 0.0, foreign: bool = True) -> str:
+    """The option that may be meant, of those that the command has; empty if nothing is known.
+
+    ``foreign``: also by what other tools call it; ``alike``: also by its spelling, down to this likeness.
+    """
+    known = sorted(set(has))
+    candidates = (*(SYNONYMS.get(option, ()) if foreign else ()), f"-{option}")  # "-gpu" for "--gpu"
     meant = next((one for one in candidates if one in known and len(one) > 2), "")
+    if not meant and alike:
+        meant = next(iter(difflib.get_close_matches(option, known, n=1, cutoff=alike)), "")
     return f"Did you mean {meant}?" if meant else ""

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TextIO
 
-from sublet.cli.declare import Opt, UsageError
+from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import INTERRUPTED
-from sublet.cli.hosting import CommandWords, Env, Grace
+from sublet.cli.hosting import Env, Grace
 from sublet.cli.parsing import FOREVER, count, duration, size, vram, wait
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import plural, seconds, visible
@@ -83,25 +83,35 @@ def train(
     ] = None,
     env: Env = [],  # noqa: B006 - never changed; both parsers make their own
     grace: Grace = None,
-    command: CommandWords,
+    command: Annotated[
+        list[str],
+        Arg(
+            "SCRIPT",
+            is_mixed=True,
+            help="Python script and its arguments. Options of `train` may stand anywhere before `--`.",
+        ),
+    ],
 ) -> int:
-    """Train until it is done, whatever is taken away meanwhile.
+    """Run a training script to its end, on one lease after the other.
 
-    COMMAND is a Python script with its arguments, which keeps its state with `sublet.training.PreemptibleTrainer`. It
-    runs on a leased GPU; when the lease is taken it finishes its step, saves and leaves, and another lease is waited
-    for. The same command again, also after this one was killed, goes on from what was saved.
+    SCRIPT keeps its state with `sublet.training.PreemptibleTrainer`. It runs on a leased GPU; when the lease is taken,
+    it finishes its step, saves and exits, and the next lease is waited for. The same command, also after this one was
+    killed, continues from the last checkpoint.
 
-    On a terminal one line shows how far it is; at the end comes the bill. Ctrl-C lets the script save and stops; twice
+    Options of `train` may stand before or after SCRIPT. Other options after SCRIPT, and all words after `--`, are the
+    script's.
+
+    On a terminal one line shows the progress; the bill follows at the end. Ctrl-C lets the script save and stops; twice
     ends it at once.
 
-    Exit status: 0 when it is done; the script's own if it failed, which no lease would mend; 75 if no lease was granted
-    within --wait; 130 after Ctrl-C.
+    Exit status: 0 when the script is done; its own if it failed, which another lease would not help; 75 if no lease was
+    granted within --wait; 130 after Ctrl-C.
     """
     if spot and tier not in (None, Tier.SPOT):
         raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
     if re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
         raise UsageError(
-            f"{visible(command[0])} is an interpreter, and COMMAND begins with the script itself",
+            f"{visible(command[0])} is an interpreter, and `train` takes the script itself",
             do="Write `sublet train train.py`; --python says which interpreter runs it.",
         )
     if not command[0].startswith("-") and not os.path.exists(command[0]):  # before a volume is made for it

@@ -123,3 +123,49 @@ def test_every_command_has_a_place_in_the_help() -> None:
 )
 def test_a_command_is_found_by_its_words(words: list[str], path: str | None, rest: list[str] | None) -> None:
     assert find(words) == (None if path is None else (path, rest))
+
+
+TRAIN = load("train")
+
+
+@pytest.mark.parametrize(
+    ("line", "ours", "theirs"),
+    [
+        ("train.py --spot --gpu 8GiB", {"spot": True, "gpu": "8GiB"}, "train.py"),  # the line in the README
+        ("--gpu 8GiB --spot train.py", {"spot": True, "gpu": "8GiB"}, "train.py"),
+        ("--gpu=8GiB train.py --spot", {"spot": True, "gpu": "8GiB"}, "train.py"),
+        ("--gpu 8GiB train.py --lr 0.1 data/ --spot -v", {"spot": True, "gpu": "8GiB"}, "train.py --lr 0.1 data/ -v"),
+        ("train.py --offset -1 --gpu 8GiB", {"gpu": "8GiB"}, "train.py --offset -1"),
+        ("train.py --gpu 8GiB -- --gpu 3 --spot", {"gpu": "8GiB"}, "train.py --gpu 3 --spot"),
+        ("--spot -- train.py --name x -- --spot", {"spot": True}, "train.py --name x -- --spot"),
+        ("train.py --env A=1 --env B=2", {"env": ["A=1", "B=2"]}, "train.py"),
+        ("-- -m package.train --spot", {}, "-m package.train --spot"),
+    ],
+)
+def test_train_takes_its_options_in_any_order_and_leaves_the_scripts_to_the_script(
+    line: str, ours: dict[str, object], theirs: str
+) -> None:
+    raw = short.parse(TRAIN, line.split())
+    assert {name: value for name, value in raw.items() if value} == {**ours, "command": theirs.split()}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("train.py --spto", "Did you mean --spot? If --spto is for train.py"),
+        ("train.py --save-evry 2", "Did you mean --save-every?"),
+        ("train.py --teir=spot", "Did you mean --tier?"),
+        ("--lr 0.1 train.py", "Options of the script follow it."),
+        ("--time 5m train.py", "Did you mean --ttl?"),
+    ],
+)
+def test_no_misspelt_option_of_train_goes_to_the_script(line: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        short.parse(TRAIN, line.split())
+    assert says in caught.value.do
+
+
+@pytest.mark.parametrize("line", ["train.py --help", "-h", "train.py --gpu", "--gpu --spot train.py", ""])
+def test_help_and_incomplete_lines_of_train_are_explained_by_the_full_way(line: str) -> None:
+    with pytest.raises(short.NotUnderstood):
+        short.parse(TRAIN, line.split())

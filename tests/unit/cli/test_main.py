@@ -85,7 +85,7 @@ def test_a_script_that_is_not_there_is_said_before_anything_is_leased(
     assert main(["train", "--gpu", "1GiB", str(tmp_path / "none.py")]) == 2
     assert "there is no file" in capsys.readouterr().err
     assert main(["train", sys.executable, "train.py"]) == 2
-    assert "begins with the script itself" in capsys.readouterr().err
+    assert "takes the script itself" in capsys.readouterr().err
     assert not (tmp_path / "home").exists()
 
 
