@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.text import Text
 
 COLUMNS = 120
+DEMO_COLUMNS = 101
+"""The demo prints at most 100: a narrower picture has larger letters."""
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SUBLET = (sys.executable, "-m", "sublet")
 
@@ -30,7 +32,7 @@ SUBLET = (sys.executable, "-m", "sublet")
 def main(words: list[str]) -> int:
     match words:
         case ["demo"]:
-            picture("demo", "make demo", shown(("demo",), os.environ))
+            picture("demo", "make demo", shown(("demo",), os.environ, DEMO_COLUMNS), DEMO_COLUMNS)
         case ["top"]:
             with busy_office() as environment:
                 picture("top", "sublet top", shown(("top", "--once"), environment))
@@ -39,8 +41,8 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def picture(name: str, typed: str, text: str) -> None:
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+def picture(name: str, typed: str, text: str, columns: int = COLUMNS) -> None:
+    console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(f"$ {typed}\n{text}"))
     svg = console.export_svg(title=typed)
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # a picture fetches nothing from anywhere
@@ -49,10 +51,10 @@ def picture(name: str, typed: str, text: str) -> None:
     print(f"{path.name}: {len(svg) // 1024} KiB")
 
 
-def shown(words: tuple[str, ...], environment: Mapping[str, str]) -> str:
+def shown(words: tuple[str, ...], environment: Mapping[str, str], columns: int = COLUMNS) -> str:
     """What a command writes to a terminal of a fixed width."""
     ours, theirs = pty.openpty()
-    environment = {**environment, "COLUMNS": str(COLUMNS), "LINES": "200", "TERM": "xterm-256color"}
+    environment = {**environment, "COLUMNS": str(columns), "LINES": "200", "TERM": "xterm-256color"}
     process = subprocess.Popen([*SUBLET, *words], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     parts = []

@@ -27,7 +27,7 @@ SOURCE: Final = Path(sublet.__file__).parent
 FIRST_WORDS: Final = sorted({*GROUPS, *(path.split()[0] for path in COMMANDS)})
 COMMAND: Final = re.compile(rf"\bsublet (?:{'|'.join(FIRST_WORDS)})\b")
 IN_BACKTICKS: Final = re.compile(r"`[^`\n]*`")
-SHOWING: Final = frozenset({"print", "write", "tell", "say", "exhibit", "close", "result", "act"})
+SHOWING: Final = frozenset({"print", "write"})
 """Calls whose texts a person sees at once. Errors are shown by ``exits``, ``plain`` and ``status``."""
 RENDERING: Final = frozenset({"typed", "typeable"})
 HELP: Final = frozenset({"Opt", "Arg", "Option", "Argument"})

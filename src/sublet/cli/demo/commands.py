@@ -1,4 +1,4 @@
-"""The acts with real processes: one that will not leave, one that is killed, one that an office's death does not touch.
+"""The steps with real processes: one that resists its end, one that is killed, one that outlives a killed office.
 
 They run as a person would run them, with ``sublet run``, under leases of the owner of this machine.
 """
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from sublet.cli.demo.child import DemoOffice
-from sublet.cli.demo.stage import BUSY, ClaimFailed, Stage
+from sublet.cli.demo.office import DemoOffice
+from sublet.cli.demo.report import BUSY, CheckFailed, Report
 from sublet.cli.show import Json, plural
 from sublet.values import LeaseId
 
@@ -44,74 +44,86 @@ if os.fork() == 0:
 os.wait()
 time.sleep(600)
 """
-"""It hears no signal that can be ignored, and has a child that nobody is the parent of any more."""
+"""It ignores every signal that can be ignored, and has a child in another session whose parent is gone."""
 
 COUNTING: Final = 'n=0; until [ -e "$0" ]; do n=$((n + 1)); echo $n; sleep 0.2; done'
-"""It goes on until it is told by a file, however long the office is away."""
+"""It counts until a file appears, however long the office is away."""
 
 
 class Commands:
-    """The stage, the office, and where notes may be left."""
+    """Commands under leases of one office."""
 
-    def __init__(self, stage: Stage, office: DemoOffice, folder: Path, stack: contextlib.ExitStack) -> None:
-        self._stage = stage
+    def __init__(self, report: Report, office: DemoOffice, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._report = report
         self._office = office
         self._folder = folder
         self._stack = stack
         self.shares: dict[LeaseId, float] = {}
-        """Lease → how much of the device it had, for the bill."""
+        """Lease → its share of the device, for the bill."""
         self._counting: subprocess.Popen[str]
         self._counting_pid = 0
         self._enough = folder / "enough"
 
-    def one_that_will_not_leave(self) -> None:
-        """Ignores every signal, forks twice, and is gone at the deadline all the same."""
-        stage, note = self._stage, self._folder / "stubborn"
-        stage.act("A command that will not leave")
-        stage.tell(
-            f"It runs on the device for {TTL_S} s, under a lease that nobody renews. It ignores SIGTERM, and has a "
-            "child in another session that it is no longer the parent of."
+    def a_time_limit_that_holds(self) -> None:
+        """A program that resists its end is gone at the deadline; one that is killed gives its device back."""
+        report = self._report
+        report.step(
+            "A time limit that holds",
+            f"A program gets the device for {TTL_S} s (Slurm: --time). It ignores SIGTERM and detaches a child.",
         )
+        status: Json = self._office.operator.get("/v1/status")
+        gpus = [device for device in status["devices"] if device["kind"] == "gpu"]
+        report.check(
+            len(gpus) == 1 and gpus[0]["host"] and gpus[0]["free"] == 4 << 30,
+            f"An office with {gpus[0]['id']}, a host device of 4GiB, answers (pid {status['pid']}).",
+            but=gpus,
+        )
+        self._one_that_resists()
+        report.result(f"After {TTL_S} s both processes were killed; the device was free when neither was left.")
+        self._one_that_is_killed()
+        report.result("A second program was killed from outside; its device was checked, and is free.")
+
+    def _one_that_resists(self) -> None:
+        report, note = self._report, self._folder / "stubborn"
+        report.progress("a program resists its end")
         run = self._run("--gpu", "4GiB", "--ttl", f"{TTL_S}s", "--renew", "never", code=STUBBORN, words=[str(note)])
-        _until(note.exists, "the command is at work")
+        _until(note.exists, "the command's start")
         child = int(note.read_text().split()[0])
         guest = self._guest()
         self.shares[guest["lease"]] = 1.0
-        stage.claim(
+        report.check(
             _is_alive(guest["pid"]) and _is_alive(child),
-            f"Both are at work (pids {guest['pid']} and {child}), and the office knows what runs under lease "
-            f"{guest['lease']}.",
+            f"Both processes run (pids {guest['pid']} and {child}) under lease {guest['lease']}.",
         )
         deadline = time.monotonic() + self._lease(guest["lease"])["remaining"]
         _, said = run.communicate(timeout=PATIENCE_S)
         late = time.monotonic() - deadline
-        stage.claim(
+        report.check(
             run.returncode == LEASE_ENDED and "expired" in said,
-            f"`sublet run` ends with status {LEASE_ENDED} and says why: “{said.strip().splitlines()[-2].strip()}”.",
+            f"The command ends with status {LEASE_ENDED}: “{said.strip().splitlines()[-2].strip()}”.",
             but=f"status {run.returncode}: {said}",
         )
-        stage.claim(
+        report.check(
             not _is_alive(guest["pid"]) and not _is_alive(child) and late < _LATE_S,
-            "At the deadline both were gone: the supervisor looked, and found nothing left of either.",
+            "At the deadline neither process was left.",
             but=f"{late:.2f} s late",
         )
-        self._is_free("and only then was the device free again.")
+        self._is_free("Then the device was free again.")
 
-    def one_that_is_killed(self) -> None:
-        """SIGKILL from outside: nobody can say goodbye, and the device comes back verified."""
-        stage = self._stage
-        stage.act("A command is killed")
+    def _one_that_is_killed(self) -> None:
+        report = self._report
+        report.progress("a program is killed")
         run = self._run("--gpu", "4GiB", "--ttl", "1m", argv=["sleep", "600"])
         guest = self._guest()
         self.shares[guest["lease"]] = 1.0
         os.kill(guest["pid"], signal.SIGKILL)
         run.communicate(timeout=PATIENCE_S)
-        stage.claim(
+        report.check(
             run.returncode == KILLED,
-            f"SIGKILL to pid {guest['pid']}: `sublet run` ends with {KILLED}, as a shell would say it.",
+            f"After SIGKILL to pid {guest['pid']} the command ends with status {KILLED}, as in a shell.",
             but=run.returncode,
         )
-        self._is_free("The lease was given back, the device was looked at, and is free.")
+        self._is_free("Its lease was released, and the device is free.")
 
     def one_that_goes_on(self) -> None:
         """Start a command that counts, before the office is killed."""
@@ -121,23 +133,24 @@ class Commands:
         self.shares[guest["lease"]] = 0.0
         self._counting_pid = guest["pid"]
 
-    def it_went_on(self) -> None:
-        """After the office came back."""
-        stage, guest = self._stage, self._guest()
-        stage.claim(
+    def it_went_on(self) -> int:
+        """After the office came back: the lines of its output."""
+        report, guest = self._report, self._guest()
+        report.check(
             guest["pid"] == self._counting_pid and _is_alive(guest["pid"]),
-            f"A command that was counting under a lease of one core has not noticed: still pid {guest['pid']}.",
+            f"The command that counts under a lease of one core still runs: pid {guest['pid']}.",
         )
         self._enough.touch()
         out, said = self._counting.communicate(timeout=PATIENCE_S)
         lines = out.split()
-        stage.claim(
+        report.check(
             self._counting.returncode == 0 and lines != [] and lines == [str(n + 1) for n in range(len(lines))],
-            f"It counted to {len(lines)}, and not a line of its output was lost ({plural(len(lines), 'line')}).",
+            f"It counted to {len(lines)}, and no line of its output was lost ({plural(len(lines), 'line')}).",
             but=f"status {self._counting.returncode}: {out!r} {said!r}",
         )
+        return len(lines)
 
-    # ---- what the acts use ----
+    # ---- what the steps use ----
 
     def _run(
         self, *options: str, argv: list[str] | None = None, code: str = "", words: list[str] | None = None
@@ -155,7 +168,7 @@ class Commands:
         return process
 
     def _guest(self) -> Json:
-        """The one that runs."""
+        """The guest that runs."""
         found: list[Json] = []
 
         def is_there() -> bool:
@@ -169,7 +182,7 @@ class Commands:
             found[:] = _parsed(listed.stdout)
             return bool(found)
 
-        _until(is_there, "the command is listed")
+        _until(is_there, "the listing of the command")
         return found[0]
 
     def _lease(self, lease: str) -> Json:
@@ -181,8 +194,8 @@ class Commands:
             status: Json = self._office.operator.get("/v1/status")
             return all(device["free"] == device["capacity"] for device in status["devices"] if device["kind"] == "gpu")
 
-        _until(is_free, "the device is free")
-        self._stage.claim(True, text[0].upper() + text[1:])
+        _until(is_free, "the free device")
+        self._report.check(True, text)
 
 
 def _parsed(text: str) -> list[Json]:
@@ -193,7 +206,7 @@ def _parsed(text: str) -> list[Json]:
 
 
 def _is_alive(pid: int) -> bool:
-    """A process that only waits to be asked for its exit is not."""
+    """A zombie is not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -205,5 +218,5 @@ def _until(holds: Callable[[], bool], what: str) -> None:
     until = time.monotonic() + PATIENCE_S
     while not holds():
         if time.monotonic() > until:
-            raise ClaimFailed(f"nothing came of “{what}” within {PATIENCE_S:.0f} s", do=BUSY)
+            raise CheckFailed(f"{what} did not come within {PATIENCE_S:.0f} s", do=BUSY)
         time.sleep(0.02)

@@ -40,7 +40,7 @@ class DemoOffice:
 
     @property
     def url(self) -> str:
-        """Told as an address, so that no client takes it upon itself to start another office here."""
+        """An explicit address, so that no client starts an office of its own here."""
         return f"unix://{socket_path(self.home)}"
 
     @property
@@ -80,7 +80,7 @@ class DemoOffice:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """SIGKILL: no handler runs, nothing is flushed, nobody is told."""
+        """SIGKILL: no handler runs, nothing is flushed."""
         if self._process is not None:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -1,4 +1,4 @@
-"""A training step that survives a kill: its program dies between saving the step and saying so, and nothing is lost.
+"""Training that survives a kill: its program dies after it saved a step and before it recorded that it did.
 
 The state is kept on three replicas; another program, under another lease, goes on from it.
 """
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from sublet.cli.demo.child import DemoOffice
-from sublet.cli.demo.stage import Stage
+from sublet.cli.demo.office import DemoOffice
+from sublet.cli.demo.report import Report
 from sublet.client.fabric import Fabric, connect
 from sublet.client.lease import Lease
 from sublet.replicated import FolderReplica
@@ -51,19 +51,19 @@ def train_step(step: wp.uint64, length: wp.uint32, x: wp.array(dtype=wp.uint32))
 
 
 def can_play() -> bool:
-    """Whether what compiles its kernel is installed."""
+    """Whether the compiler of its kernel is installed."""
     return importlib.util.find_spec("warp") is not None
 
 
-def play(stage: Stage, folder: Path) -> None:
+def play(report: Report, folder: Path) -> None:
     """Train, be killed, and go on."""
-    stage.act("A training step that survives a kill")
-    stage.tell(
-        f"A program trains on the device and saves each step on three replicas. It is killed in step {DIES_AT}: the "
-        "step is saved, and nobody was told yet."
+    report.step(
+        "Training that survives a kill",
+        f"A program that trains is killed after it saved step {DIES_AT}, before it recorded that it did.",
     )
     place = folder / "training"
     place.mkdir()
+    report.progress("training")
     with DemoOffice(place, "1x1GiB") as office:
         with _program(office, place, "1") as first:
             try:
@@ -71,31 +71,31 @@ def play(stage: Stage, folder: Path) -> None:
                 heard = first.stdout.readline().split()
             finally:
                 first.kill()
-        stage.claim(
+        report.check(
             heard[:1] == [SAID] and first.returncode == -signal.SIGKILL,
-            f"SIGKILL to pid {first.pid}, between two of the {len(Act)} acts of a step.",
+            f"SIGKILL to pid {first.pid}, before {Act.COMPLETE.value} of step {DIES_AT}.",
             but=heard,
         )
         office.operator.post(f"/v1/leases/{heard[1]}/revoke", {"detail": "its program is gone"})
+        report.progress("another program goes on")
         with _program(office, place, str(DIES_AT)) as second:
             said, _ = second.communicate(timeout=PATIENCE_S)
         *outcomes, state = said.split() or [""]
-        stage.claim(
+        report.check(
             outcomes[:1] == [Recovered.__name__],
-            f"Another program (pid {second.pid}) asks for step {DIES_AT} again, under another lease: “recovered”. It "
-            "was done, so it is not done twice.",
+            f"Another program (pid {second.pid}) asks for step {DIES_AT} under another lease: “recovered”.",
             but=said,
         )
-        stage.claim(
+        report.check(
             outcomes[1:] == [Completed.__name__] * (STEPS - DIES_AT) and state == expected(STEPS).hex(),
-            f"It goes on to step {STEPS}, and the weights are those of {STEPS} steps that nobody disturbed, to the "
-            "last bit.",
+            f"It goes on to step {STEPS}, and its weights are those of {STEPS} undisturbed steps, to the last bit.",
             but=said,
         )
+    report.result(f"Another program went on: step {DIES_AT} was not done twice, the weights are right to the bit.")
 
 
 def _program(office: DemoOffice, place: Path, first: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "sublet.cli.demo.training_scene", str(office.home), str(place), first]
+    words = [sys.executable, "-m", "sublet.cli.demo.training_step", str(office.home), str(place), first]
     return subprocess.Popen(words, env=office.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
 
 
