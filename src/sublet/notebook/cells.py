@@ -50,6 +50,8 @@ VRAM_DEFAULT = 1 * GIB
 """What a cell asks for that does not say."""
 QUICK_S: Final = 0.1
 """Of a cell that is over by then, and said nothing, nobody is told that it runs: only that it is done."""
+LATE_S: Final = 2.0
+"""In kernel mode a cell that is over by then shows no line, unless it has something unusual to tell."""
 
 
 class _Early(Exception):
@@ -109,7 +111,7 @@ class Cells:
         check_names(options, self._space.names)
         KernelGuest.check(options.python)
         self._ahead.look(python, gives=options.gives is None)
-        status = StatusLine(self._shell)
+        status = StatusLine(self._shell, late_s=LATE_S if is_whole else 0.0)
         self._front.on_cleared = status.cleared
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
         self._stood_s = 0.0
@@ -148,6 +150,7 @@ class Cells:
         status.show(Finished(device=device.id, host=device.host, bill=bill, moved=ran.said))
         if self.reports:
             print(fates_text(self.traffic.report()))  # noqa: T201
+        self._front.take_payload(ran.reply["content"].get("payload") or [])
         if ran.reply["content"]["status"] == "error":
             raise failed_cell(ran.reply["content"])
         if ran.failed is not None:

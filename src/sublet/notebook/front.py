@@ -11,18 +11,33 @@ import contextlib
 import getpass
 import html
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from sublet.errors import SubletError
 from sublet.notebook.kernel_line import Message
-from sublet.notebook.status import CellStatus, Ended, as_html, as_text, line_of_html
+from sublet.notebook.status import (
+    CellStatus,
+    Ended,
+    Running,
+    Starting,
+    Suspended,
+    Waiting,
+    as_html,
+    as_text,
+    is_unusual,
+    line_of_html,
+)
 
 __all__ = ["SILENT", "CellFailed", "Front", "StatusLine", "failed_cell", "number_of_cell"]
 
 
 _SHOWN: Final = frozenset({"stream", "display_data", "execute_result", "error"})
 """What takes the place of an output that is to be cleared."""
+_PASSED_ON: Final = frozenset({"page", "set_next_input"})
+"""Kinds of payload that a person gets to see."""
 SILENT: Final = frozenset({"status", "execute_input"})
 """Messages that show nothing."""
 
@@ -140,6 +155,19 @@ class Front:
             kernel.iopub_socket, "execute_result", said, parent=kernel.get_parent(), ident=b"execute_result"
         )
 
+    def take_payload(self, payload: list[dict[str, Any]]) -> None:
+        """What the cell's reply asks of the front end besides its outputs: a page of help (``obj?``), the next cell."""
+        for one in payload:
+            if one.get("source") not in _PASSED_ON:
+                continue  # to leave, for instance, is for the process on the device alone
+            manager = getattr(self._shell, "payload_manager", None)
+            if self.kernel is not None and manager is not None:
+                manager.write_payload(one, single=False)
+            elif one["source"] == "page":
+                from IPython.core.page import page
+
+                page(one.get("data", {}), start=int(one.get("start") or 0))
+
     def _pass_question(self, message: Message) -> None:
         """Unless it is interrupted: then the cell is as well, and its question with it."""
         asked, typed = message["content"], list[str]()
@@ -191,11 +219,20 @@ class _GuestComm:
 
 class StatusLine:
     """The line of one cell. In a notebook it changes in place; elsewhere only what is worth a line of its own is
-    written, and the same line never twice."""
+    written, and the same line never twice.
 
-    def __init__(self, shell: Any, *, stream: Any = None) -> None:
+    ``late_s``: in a kernel whose every cell runs on a device, an ordinary cell shows what it would show in any kernel
+    and nothing else. The line appears when the cell waits for a device or loses it, or is not over after so long.
+    """
+
+    def __init__(self, shell: Any, *, stream: Any = None, late_s: float = 0.0) -> None:
         self._shell = shell
         self._stream = stream
+        self._late_s = late_s
+        self._began_s = time.monotonic()
+        self._lock = threading.RLock()
+        """Between the cell and the timer that shows the line when it is late."""
+        self._timer: threading.Timer | None = None
         self._id = ""
         self._last = ""
         self._was_cleared = False
@@ -232,6 +269,36 @@ class StatusLine:
                 print(text, file=self._stream or sys.stderr)
                 self._last = text
             return
+        with self._lock:
+            self._stop_timer()
+            if self._may_wait(status):
+                return
+            self._publish(status, text, quiet=quiet)
+
+    def _may_wait(self, status: CellStatus) -> bool:
+        """Whether nothing is shown of this yet. If it lasts, a timer shows it."""
+        left_s = self._began_s + self._late_s - time.monotonic()
+        if self._id or left_s <= 0 or isinstance(status, (Waiting, Suspended)) or getattr(status, "notice", ""):
+            return False
+        if isinstance(status, (Starting, Running)):
+            self._timer = threading.Timer(left_s, self._show_late, [status])
+            self._timer.daemon = True
+            self._timer.start()
+            return True
+        return isinstance(status, Ended) or not is_unusual(status)
+
+    def _show_late(self, status: CellStatus) -> None:
+        with self._lock:
+            if self._timer is threading.current_thread():
+                self._timer = None
+                self._publish(status, as_text(status), quiet=True)
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _publish(self, status: CellStatus, text: str, *, quiet: bool) -> None:
         if quiet and self._was_cleared and not getattr(status, "notice", ""):
             return
         is_new = not self._id

@@ -24,6 +24,7 @@ __all__ = [
     "as_html",
     "as_text",
     "coarse",
+    "is_unusual",
     "line_of_html",
 ]
 
@@ -226,6 +227,13 @@ def _first_line(text: str) -> str:
 
 def _device(name: str, host: bool) -> str:
     return f"{name} (host device, no GPU)" if host else name
+
+
+def is_unusual(status: CellStatus) -> bool:
+    """Whether a finished cell has more to tell than that it ran."""
+    if not isinstance(status, Finished):
+        return True
+    return bool(status.moved) or status.bill.waited_s >= 0.1 or status.bill.stood_s > 0
 
 
 def coarse(seconds: float) -> float:

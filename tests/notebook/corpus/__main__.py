@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -35,6 +37,7 @@ def main() -> int:
     parser.add_argument("--reasons", action="store_true", help="also print differences that have a named reason")
     parser.add_argument("--trace", default="", help="a name: show where the parts of its value begin to differ")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # kernels and office end with it
     failures = 0
     with tempfile.TemporaryDirectory(prefix="corpus-") as place, office_on(Path(place) / "home") as env:
         for name in asked.notebooks.split(","):

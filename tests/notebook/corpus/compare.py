@@ -28,9 +28,10 @@ RULES: Final[dict[str, tuple[re.Pattern[str], str]]] = {
     "object ids": (re.compile(r"\bid=\d{9,}"), "id=…"),
     "the file that ipykernel gives a cell": (re.compile(r"(?:/[^\s:'\"]+)?/ipykernel_\d+/\d+\.py"), "<cell>"),
     "line numbers of cells": (
-        re.compile(r"((?:Cell In\s?\[\d+\]|<cell>|<ipython-input-\S+>)[\"']?(?:, line |:))\d+"),
+        re.compile(r"((?:Cell In\s?\[\d+\]|<cell>|__main__|<ipython-input-\S+>)[\"']?(?:, line |:))\d+"),
         r"\1…",
     ),
+    "the file and line behind a syntax error": (re.compile(r" \((?:\d+\.py|<\S+>|the cell), line \d+\)$"), ""),
     "arrows of tracebacks": (re.compile(r"^(?:-+>)?\s+\d+ .*$", re.MULTILINE), "…"),
     "%%time": (re.compile(rf"((?:CPU times|Wall time|user|sys|total)[: ]+){NUMBER} {TIME_UNIT}"), r"\1…"),
     "%timeit": (

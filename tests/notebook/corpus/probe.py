@@ -60,7 +60,7 @@ NOT_PART_OF_A_CLASS: Final = frozenset(
     (
         *("__dict__", "__weakref__", "__module__", "__firstlineno__", "__static_attributes__", "_abc_impl"),
         *("__abstractmethods__", "__dataclass_fields__", "__dataclass_params__", "_member_map_", "_member_names_"),
-        *("_value2member_map_", "__annotations_cache__", "__annotate_func__", "__hash__"),
+        *("_value2member_map_", "__annotations_cache__", "__annotate_func__", "__hash__", "__slotnames__"),
     )
 )
 
@@ -158,7 +158,12 @@ class Digest:
         """Through the builtin type's own methods: a subclass may do anything in its own."""
         if isinstance(value, dict):
             self._say("dict", len(value))
-            return [part for item in dict.items(value) for part in item]
+            items = (
+                collections.OrderedDict.items(value)
+                if isinstance(value, collections.OrderedDict)
+                else dict.items(value)
+            )
+            return [part for item in items for part in item]
         if isinstance(value, (list, tuple, collections.deque)):
             walked = list(type(value).__iter__(value) if isinstance(value, collections.deque) else _items(value))
             self._say("items", len(walked))
@@ -333,8 +338,8 @@ def names_of(space: dict[str, Any]) -> dict[str, list[str]]:
             continue
         alias = "" if type(value) in SAME_AS_TYPE or type(value) is tuple else first.setdefault(id(value), name)
         found[name] = [type_name(value), Digest().of(value), "" if alias == name else alias, *_apart(value)]
-    results = {str(number): type_name(value) for number, value in dict(space.get("Out", {})).items()}
-    found["Out"] = ["dict", json.dumps(results, sort_keys=True), "", "", ""]
+    for number, value in dict(space.get("Out", {})).items():
+        found[f"Out[{number}]"] = [type_name(value), "", "", "", ""]
     return found
 
 
@@ -362,21 +367,16 @@ def settings() -> dict[str, str]:
         "sys: recursion limit": sys.getrecursionlimit(),
         "sys: path": list(sys.path),
         "os: working folder": os.getcwd(),
-        "builtins: names": sorted(vars(sys.modules["builtins"])),
-        "json: its own objects": Digest().of(_own_functions(json)),
     }
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and logger.level:
             found[f"logging: level of {name}"] = logger.level
+    found |= {f"builtins: {name}": type_name(value) for name, value in vars(sys.modules["builtins"]).items()}
     found |= {f"os.environ: {name}": value for name, value in os.environ.items()}
     for name, read in READERS.items():
         if name in sys.modules:
             found |= {f"{name}: {key}": value for key, value in read(sys.modules[name]).items()}
     return {key: _short(value) for key, value in found.items()}
-
-
-def _own_functions(module: types.ModuleType) -> list[str]:
-    return sorted(f"{name} {getattr(one, '__module__', '')}" for name, one in vars(module).items())
 
 
 def _filter(one: tuple[Any, ...]) -> str:

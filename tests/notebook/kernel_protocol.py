@@ -1,0 +1,56 @@
+"""``python -m tests.notebook.kernel_protocol KERNEL``: the protocol's own test of a kernel; which of its tests failed.
+
+The samples are the same for every kernel, so that two can be compared. Written as JSON: test, last line of why.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import unittest
+
+import jupyter_kernel_test  # type: ignore[import-untyped]
+
+__all__ = ["Samples"]
+
+
+class Samples(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
+    """Code for each of its tests."""
+
+    language_name = "python"
+    file_extension = ".py"
+    code_hello_world = "print('hello, world')"
+    code_stderr = "import sys\nprint('a warning', file=sys.stderr)"
+    completion_samples = ({"text": "zi", "matches": {"zip"}},)
+    complete_code_samples = ("1", "print('hello')", "def f(x):\n    return x * 2\n\n")
+    incomplete_code_samples = ("print('''hello", "def f(x):\n    x * 2")
+    invalid_code_samples = ("import = 7q",)
+    code_page_something = "zip?"
+    code_generate_error = "raise ValueError('as asked')"
+    code_execute_result = (
+        {"code": "1 + 2 + 3", "result": "6"},
+        {"code": "[n * n for n in range(1, 4)]", "result": "[1, 4, 9]"},
+    )
+    code_display_data = (
+        {"code": "from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))", "mime": "text/html"},
+        {"code": "from IPython.display import Math, display\ndisplay(Math('x^2'))", "mime": "text/latex"},
+    )
+    code_history_pattern = "1?2*"
+    supported_history_operations = ("tail", "search", "range")
+    code_inspect_sample = "zip"
+    code_clear_output = "from IPython.display import clear_output\nclear_output()"
+
+
+def main(kernel: str) -> int:
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(type("Tests", (Samples,), {"kernel_name": kernel}))
+    outcome = unittest.TestResult()
+    suite.run(outcome)
+    found = [*outcome.failures, *outcome.errors]
+    failed = {str(test.id()).rpartition(".")[2]: why.strip().splitlines()[-1] for test, why in found}
+    skipped = {str(test.id()).rpartition(".")[2]: why for test, why in outcome.skipped}
+    print(json.dumps({"ran": outcome.testsRun, "failed": failed, "skipped": skipped}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))
