@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from sublet.broker.access import Caller
 from sublet.broker.commands import Acquire
 from sublet.broker.policy import Policy
-from sublet.broker.records import Quota, Want
+from sublet.broker.records import ProcessRecord, Quota, Want
 from sublet.errors import InvalidRequest
 from sublet.values import (
     Epoch,
@@ -34,8 +34,11 @@ _QUOTA_MAX: Final = 1 << 62
 _Choice = TypeVar("_Choice", bound=enum.StrEnum)
 
 
-def acquire_command(request: AcquireRequest, caller: Caller, lease: LeaseId, policy: Policy) -> Acquire:
-    """The command of an acquire message, under a lease id that was not used before."""
+def acquire_command(
+    request: AcquireRequest, caller: Caller, lease: LeaseId, policy: Policy, process: ProcessRecord | None = None
+) -> Acquire:
+    """The command of an acquire message, under a lease id that was not used before. The lease is bound to
+    ``process``."""
     wants = tuple(_want(want) for want in request.wants)
     if not wants and request.resume is None:
         raise InvalidRequest("the request wants nothing", do="Ask for a gpu, cpu, memory or block.")
@@ -68,6 +71,7 @@ def acquire_command(request: AcquireRequest, caller: Caller, lease: LeaseId, pol
         resume=None if parked is None else parked[0],
         resume_epoch=None if parked is None else parked[1],
         retain_ns=None if request.retain is None else parse_duration_ns(request.retain, "retain", zero_ok=True),
+        process=process,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker.records import Quota, Want
+from sublet.broker.records import ProcessRecord, Quota, Want
 from sublet.values import EndReason, Epoch, LeaseId, NodeId, RenewMode, RequestId, ResourceId, TenantId, Tier
 from sublet.wire.orders import Inventory, Report
 
@@ -21,6 +21,8 @@ __all__ = [
     "Command",
     "Decline",
     "Drain",
+    "HolderGone",
+    "HolderUnseen",
     "NodeGone",
     "NodeUp",
     "NoteActivity",
@@ -31,6 +33,7 @@ __all__ = [
     "Revoke",
     "SetTenant",
     "Tick",
+    "Unbind",
 ]
 
 
@@ -103,6 +106,8 @@ class Acquire(_Tenants, frozen=True, kw_only=True):
     """The epoch that is meant; an older one is refused. None: whichever it has."""
     retain_ns: int | None = None
     """How long its volume is kept after the lease. None: as before, or as the policy has it."""
+    process: ProcessRecord | None = None
+    """The process whose end is the end of the lease; None: no process."""
 
 
 class Claim(_Tenants, frozen=True, kw_only=True):
@@ -111,6 +116,8 @@ class Claim(_Tenants, frozen=True, kw_only=True):
     lease: LeaseId
     epoch: Epoch | None = None
     """The grant that is meant; an older one is refused."""
+    process: ProcessRecord | None = None
+    """As in ``Acquire``; it replaces what was said there."""
 
 
 class Decline(_Tenants, frozen=True, kw_only=True):
@@ -144,6 +151,15 @@ class Attach(_Tenants, frozen=True, kw_only=True):
     lease: LeaseId
     request_id: RequestId
     holder: str = ""
+    process: ProcessRecord | None = None
+    """As in ``Acquire``; it replaces the process that had the lease before."""
+
+
+class Unbind(_Tenants, frozen=True, kw_only=True):
+    """The lease no longer ends with its holder's process."""
+
+    lease: LeaseId
+    epoch: Epoch
 
 
 class Release(_Tenants, frozen=True, kw_only=True):
@@ -220,6 +236,20 @@ class NodeGone(_Command, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class HolderGone(_Command, frozen=True, kw_only=True):
+    """A holder's process has ended, and these leases were bound to it."""
+
+    process: ProcessRecord
+    leases: tuple[LeaseId, ...]
+
+
+class HolderUnseen(_Command, frozen=True, kw_only=True):
+    """The office can no longer see whether this process lives, so these leases end by their time to live."""
+
+    process: ProcessRecord
+    leases: tuple[LeaseId, ...]
+
+
 class AgentReport(_Command, frozen=True, kw_only=True):
     report: Report
 
@@ -236,6 +266,7 @@ Command = (
     | Renew
     | NoteActivity
     | Attach
+    | Unbind
     | Release
     | RemoveVolume
     | Revoke
@@ -245,6 +276,8 @@ Command = (
     | Drain
     | NodeUp
     | NodeGone
+    | HolderGone
+    | HolderUnseen
     | AgentReport
     | Tick
 )

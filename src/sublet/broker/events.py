@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from sublet.broker.records import EndRecord, ForeignRecord, LeaseRecord, NoticeRecord, TenantRecord
+from sublet.broker.records import EndRecord, ForeignRecord, LeaseRecord, NoticeRecord, ProcessRecord, TenantRecord
 from sublet.values import EndReason, Epoch, LeaseId, NodeId, RequestId, ResourceId, TenantId
 from sublet.wire import orders
 from sublet.wire.orders import Inventory, Part
@@ -21,6 +21,7 @@ __all__ = [
     "EVENT_TYPES",
     "ActivityNoted",
     "Attached",
+    "Bound",
     "Claimed",
     "Cleared",
     "Ended",
@@ -190,6 +191,15 @@ class Attached(_Audited, frozen=True, kw_only=True, tag="attached"):
     number: int
     request_id: RequestId
     holder: str = ""
+    process: ProcessRecord | None = None
+    """The process that it ends with from now on."""
+
+
+class Bound(_Audited, frozen=True, kw_only=True, tag="bound"):
+    """The lease ends with another process from now on, or with none."""
+
+    lease: LeaseId
+    process: ProcessRecord | None
 
 
 class Noticed(_Audited, frozen=True, kw_only=True, tag="noticed"):
@@ -392,6 +402,7 @@ Event = (
     | ActivityNoted
     | FateSealed
     | Attached
+    | Bound
     | Noticed
     | Spared
     | Promised

@@ -248,7 +248,12 @@ def _attached(state: State, event: ev.Attached, now: Now) -> None:
                 volume_attached(state, state.volumes[volume_key(piece.tenant, piece.volume)], event.epoch)
     lease.epoch, lease.number, lease.attach_request_id = event.epoch, event.number, event.request_id
     lease.holder = event.holder or lease.holder
+    lease.process = event.process
     state.books.next_n = max(state.books.next_n, event.epoch.n + 1)
+
+
+def _bound(state: State, event: ev.Bound, now: Now) -> None:
+    state.leases[event.lease].process = event.process
 
 
 def _noticed(state: State, event: ev.Noticed, now: Now) -> None:
@@ -417,6 +422,7 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.ActivityNoted: _activity,
     ev.FateSealed: _fate_sealed,
     ev.Attached: _attached,
+    ev.Bound: _bound,
     ev.Noticed: _noticed,
     ev.Spared: _spared,
     ev.Promised: _promised,

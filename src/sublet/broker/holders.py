@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sublet.broker import admission, estimate, resuming, volumes
+from sublet.broker import admission, bound, estimate, resuming, volumes
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted, Offer, Place, Refusal, RefusalCode
@@ -111,6 +111,7 @@ def claim(step: Step, schedule: Schedule, command: cmd.Claim) -> Answer:
                 schedule.lapse(step, lease)
                 raise _lapsed(lease)
             step.claim(lease)
+            bound.bind(step, lease, command.process)
             return Granted(lease=lease)
         case LeaseStatus.ACTIVE | LeaseStatus.NOTICED:
             must_be_live(step, lease)
@@ -155,8 +156,10 @@ def attach(step: Step, schedule: Schedule, command: cmd.Attach) -> Answer:
             number=lease.number + 1,
             request_id=command.request_id,
             holder=command.holder[:256],
+            process=command.process,
         )
     )
+    bound.parked_follow(step, lease)
     step.order_grant(lease)
     if lease.notice is not None:  # what the old epoch was told, the new one has to hear
         step.orders.append(notify_order(lease))
@@ -229,6 +232,7 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         holder=command.holder,
         resume=resuming.parking_of(command),
         retain_ns=command.retain_ns,
+        process=command.process,
     )
 
 

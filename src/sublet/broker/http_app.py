@@ -23,6 +23,7 @@ import msgspec
 
 from sublet.broker.access import Caller
 from sublet.broker.openapi import openapi_document
+from sublet.broker.processes import Peer
 from sublet.broker.routes import ROUTES, Handler, Right, Route
 from sublet.broker.serve_leases import error_view
 from sublet.broker.service import JSON, Asked, Call, Reply, Service
@@ -136,6 +137,7 @@ class App:
         headers: Iterable[tuple[bytes, bytes]],
         body: bytes,
         send: Callable[[Reply], None],
+        peer: Peer | None = None,
     ) -> bool:
         """Take a whole request that is answered at once, or comes to one command, without a task of its own; False
         leaves it to ``__call__``.
@@ -153,7 +155,7 @@ class App:
         service.requests += 1
         try:
             caller, query = self._check(route, b"", headers)
-            asked = route.handler(service, Call(caller, object_id, query, self._body(route, body), _never))
+            asked = route.handler(service, Call(caller, object_id, query, self._body(route, body), _never, peer))
             if isinstance(asked, Reply):
                 send(asked)
                 return True
@@ -183,7 +185,8 @@ class App:
         elif any(name == b"content-length" and value != b"0" for name, value in headers):
             await self._read(receive)
         service = self.service
-        made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive)))
+        peer: Peer | None = scope.get("state", {}).get("peer")
+        made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive), peer))
         if isinstance(made, Asked):
             return made.finish(await service.driver.submit(made.command, made.render))
         return made if isinstance(made, Reply) else await made

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from sublet.broker.http_app import App
+from sublet.broker.processes import Peer, Processes
 from sublet.broker.service import Reply
 from sublet.errors import InvalidRequest, SubletError
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody, ErrorView
@@ -46,7 +48,8 @@ SHORT_MAX_BYTES: Final = 64 * 1024
 class HttpServer:
     """Serves one application on a listening socket."""
 
-    def __init__(self, app: App, *, on_limit: Callable[[str], None]) -> None:
+    def __init__(self, app: App, *, on_limit: Callable[[str], None], processes: Processes | None = None) -> None:
+        """``processes`` tells who is at the other end of a connection; without it nobody is known."""
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is told to clients
         config = Config(
             app,
@@ -64,6 +67,7 @@ class HttpServer:
         self._state = ServerState()
         self._on_limit = on_limit
         self._app = app
+        self._processes = processes
         self._short: set[_Short] = set()
         self._server: asyncio.AbstractServer | None = None
 
@@ -97,7 +101,15 @@ class HttpServer:
                 connection.transport.abort()
 
     def _protocol(self) -> _Protocol:
-        return _Protocol(self._config, self._state, {}, app=self._app, short=self._short, on_limit=self._on_limit)
+        return _Protocol(
+            self._config,
+            self._state,
+            {},
+            app=self._app,
+            short=self._short,
+            on_limit=self._on_limit,
+            processes=self._processes,
+        )
 
 
 class _Event:
@@ -131,8 +143,11 @@ class _Protocol(HttpToolsProtocol):
         app: App,
         short: set[_Short],
         on_limit: Callable[[str], None],
+        processes: Processes | None,
     ) -> None:
         super().__init__(config, server_state, app_state)
+        self._processes = processes
+        self._peer: Peer | None = None
         self._begin = app.begin
         self._short = short
         self._on_limit = on_limit
@@ -146,6 +161,9 @@ class _Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._out = _OneWrite(transport, self.loop)
         super().connection_made(self._out)  # type: ignore[arg-type]
+        if self._processes is not None:
+            accepted_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            self._peer = Peer(self._processes, transport.get_extra_info("socket"), accepted_ns)
         if len(self.connections) > CONNECTIONS_MAX:
             self._on_limit("connections")
             self._hang_up(b"503 Service Unavailable", "the office has too many connections", "Try again in a moment.")
@@ -175,6 +193,7 @@ class _Protocol(HttpToolsProtocol):
         url, expects, headers = self.url, self.expect_100_continue, self.headers
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
+        self.scope["state"]["peer"] = self._peer
         self.headers += headers  # in place: the scope has the list
 
     def on_headers_complete(self) -> None:
@@ -242,7 +261,7 @@ class _Protocol(HttpToolsProtocol):
         self.cycle = short  # type: ignore[assignment]
         self._short.add(short)
         method = self.parser.get_method().decode("ascii")
-        if self._begin(method, self.url, self.headers, body, send):
+        if self._begin(method, self.url, self.headers, body, send, self._peer):
             self._held = None
             return True
         self.cycle = before

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from sublet.broker import bound, holders, keeping, operators, reports, volumes
 from sublet.broker import commands as cmd
-from sublet.broker import holders, keeping, operators, reports, volumes
 from sublet.broker.answers import Answer, Done, Outcome, Place
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now
@@ -127,6 +127,7 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.Renew: keeping.renew,
     cmd.NoteActivity: keeping.note_activity,
     cmd.Attach: holders.attach,
+    cmd.Unbind: _plain(bound.unbind),
     cmd.Release: holders.release,
     cmd.Tick: _tick,
     cmd.OpenOffice: _plain(operators.open_office),
@@ -138,5 +139,7 @@ _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.ClearFence: _plain(operators.clear_fence),
     cmd.NodeUp: _plain(reports.node_up),
     cmd.NodeGone: _plain(reports.node_gone),
+    cmd.HolderGone: _plain(bound.holder_gone),
+    cmd.HolderUnseen: _plain(bound.holder_unseen),
     cmd.AgentReport: reports.agent_report,
 }

@@ -115,6 +115,7 @@ def _record(step: Step, lease: LeaseRecord, amount: int, ability: Suspend) -> Le
         renew=RenewMode.ALWAYS,
         labels=lease.labels,
         holder=lease.holder,
+        process=lease.process,
         parks=Parks(of=lease.id, wants=_wants_of(lease), parts=lease.parts, ability=ability),
     )
 

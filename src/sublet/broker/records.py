@@ -40,6 +40,7 @@ __all__ = [
     "NoticeRecord",
     "Now",
     "Parks",
+    "ProcessRecord",
     "Quota",
     "ResourceRecord",
     "SliceRecord",
@@ -146,6 +147,17 @@ class Parks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The request, or the lease, that goes on with them."""
 
 
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the office's machine, for good: a pid alone is reused."""
+
+    pid: int
+    start_ticks: int
+    """When it started, in clock ticks since boot, as /proc/PID/stat has it."""
+    boot_id: str
+    namespaces: str
+    """The PID and time namespaces in which the two numbers were read."""
+
+
 class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One lease, from the request to its end."""
 
@@ -176,6 +188,8 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
     holder: str = ""
     """What the client says of itself; shown, never trusted."""
+    process: ProcessRecord | None = None
+    """The holder's process, where the lease ends with it. None: it ends by its time to live."""
 
     # where it is
     status: LeaseStatus = LeaseStatus.QUEUED

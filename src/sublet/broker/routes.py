@@ -124,6 +124,7 @@ def _table() -> tuple[Route, ...]:
         of_lease("activity", leases.activity, "Say that it is busy or idle", wire.ActivityRequest, wire.LeaseView),
         of_lease("release", leases.release, "Give it back, or leave the queue", wire.ReleaseRequest, wire.LeaseView),
         of_lease("attach", leases.attach, "Take it over under a new epoch", wire.AttachRequest, wire.GrantAnswer),
+        of_lease("unbind", leases.unbind, "Let it outlive its process", wire.UnbindRequest, wire.LeaseView),
         route(
             "POST",
             f"{lease}/revoke",

@@ -36,6 +36,7 @@ from sublet.wire.http import (
     RenewItem,
     RenewRequest,
     TokenView,
+    UnbindRequest,
 )
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "renewals",
     "show",
     "token",
+    "unbind",
 ]
 
 WAIT_MAX_S: Final = 60.0
@@ -70,7 +72,8 @@ def acquire(service: Service, call: Call) -> Asked:
     if service.draining:
         raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
     lease = LeaseId("l-" + secrets.token_hex(8))
-    command = acquire_command(request, call.caller, lease, service.driver.ledger.policy)
+    process = call.process(request.holder_pid)
+    command = acquire_command(request, call.caller, lease, service.driver.ledger.policy, process)
 
     def render(answer: Answer, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer:
         return _answer(service, answer, now)
@@ -95,7 +98,11 @@ def acquire(service: Service, call: Call) -> Asked:
 def claim(service: Service, call: Call) -> Asked:
     request: ClaimRequest = call.body
     command = cmd.Claim(
-        tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id), epoch=request.epoch
+        tenant=call.caller.tenant,
+        operator=call.caller.operator,
+        lease=LeaseId(call.id),
+        epoch=request.epoch,
+        process=call.process(request.holder_pid),
     )
     return Asked(command, _render_grant(service, call.id), _grant_reply(service, request.token))
 
@@ -113,8 +120,17 @@ def attach(service: Service, call: Call) -> Asked:
         lease=LeaseId(call.id),
         request_id=request_id(request.request_id),
         holder=text(request.holder, "holder"),
+        process=call.process(request.holder_pid),
     )
     return Asked(command, _render_grant(service, call.id), _grant_reply(service, request.token))
+
+
+def unbind(service: Service, call: Call) -> Asked:
+    request: UnbindRequest = call.body
+    command = cmd.Unbind(
+        tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id), epoch=request.epoch
+    )
+    return Asked(command, _render_view(service, call.id), json_reply)
 
 
 def _grant_reply(service: Service, wanted: bool) -> Callable[[GrantAnswer], Reply]:

@@ -17,7 +17,8 @@ from sublet.broker.commands import Command, Revoke, Tick
 from sublet.broker.counting import Counting
 from sublet.broker.driver import Driver
 from sublet.broker.history import History
-from sublet.broker.records import LeaseRecord, Now
+from sublet.broker.processes import Peer
+from sublet.broker.records import LeaseRecord, Now, ProcessRecord
 from sublet.broker.signing import Signer
 from sublet.broker.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
 from sublet.broker.views import lease_view
@@ -77,6 +78,12 @@ class Call:
     body: Any
     gone: Callable[[], Awaitable[None]]
     """Returns when the caller has closed the connection."""
+    peer: Peer | None = None
+    """Who is at the other end, where that is a process of this machine."""
+
+    def process(self, holder_pid: int | None) -> ProcessRecord | None:
+        """The process that a lease is bound to: the caller's, if it asks for that by its own pid and can be seen."""
+        return None if holder_pid is None or self.peer is None else self.peer.process(holder_pid)
 
 
 class Reply(NamedTuple):

@@ -161,6 +161,7 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
         ),
         end=None if lease.end is None else end_view(lease.end, lease.saved_wall_ns),
         holder=lease.holder,
+        bound_to=None if lease.process is None else lease.process.pid,
         parks=None if lease.parks is None else _parks_view(lease.parks),
         resume=None if lease.resume is None else lease.resume.hint,
     )

@@ -57,6 +57,7 @@ def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
         ("asked at", view["asked_at"]),
         ("granted at", view["granted_at"] or "-"),
         ("ends", _ends(view)),
+        ("holder", _holder(view)),
         ("renewals", f"{view['renewals']}, renewed {view['renew']}"),
         ("busy for", seconds(view["busy"])),
         ("name", view["name"] or "-"),
@@ -186,6 +187,11 @@ def _ends(view: Mapping[str, Any]) -> str:
         saved = f"; last saved at {view['end']['saved_at']}" if view["end"].get("saved_at") else ""
         return f"{view['end']['at']}{_because(view)}{saved}{go_on}"
     return f"{view['expires_at']}, in {seconds(view['remaining'])}" if view["expires_at"] else "-"
+
+
+def _holder(view: Mapping[str, Any]) -> str:
+    pid = view.get("bound_to")
+    return f"bound to process {pid}" if pid else "not bound to a process: ends by TTL if the client dies"
 
 
 def _because(view: Mapping[str, Any]) -> str:

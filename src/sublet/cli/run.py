@@ -123,6 +123,7 @@ def run(
         "name": None if name is None else valid(name),
         "labels": labels(label_pairs),
         "holder": f"sublet run on {socket.gethostname()} (pid {os.getpid()})",
+        "holder_pid": os.getpid(),
     }
     with take(request) as lease:
         spec = spec_of(words, tenant=lease.tenant, env=env, name=name, grace=grace, terminal=terminal)

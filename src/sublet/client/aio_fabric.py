@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from msgspec import structs
+
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
@@ -29,6 +31,7 @@ from sublet.client.asking import (
     ask_memory,
     ask_resume,
     holder_name,
+    holder_pid,
     parked_at,
     policy_of,
 )
@@ -47,7 +50,7 @@ from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, SubletError
 from sublet.lease.policy import RenewalPolicy
-from sublet.values import LeaseId, RenewMode, valid_text
+from sublet.values import Epoch, LeaseId, RenewMode, valid_text
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
 
@@ -67,10 +70,11 @@ async def connect(
     home: str | os.PathLike[str] | None = None,
     ca: str | None = None,
     start: bool = True,
+    bound: bool = True,
 ) -> Fabric:
     """A fabric, on the office of this machine or on the one at ``url``; see `sublet.connect`."""
     address = find_address(url, token, None if home is None else valid_path(home, "home"), os.environ)
-    fabric = Fabric(address, client_clock(), ca=ca, start=start)
+    fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
     try:
         await fabric._greet()
     except BaseException:
@@ -108,16 +112,20 @@ class Fabric:
     and they end by their time to live.
     """
 
-    def __init__(self, address: Address, clock: Clock, *, ca: str | None = None, start: bool = True) -> None:
+    def __init__(
+        self, address: Address, clock: Clock, *, ca: str | None = None, start: bool = True, bound: bool = True
+    ) -> None:
         self.address = address
         self._clock = clock
         self._ca = ca
         self._start = start
+        self._bound = bound
         self._core = Core(clock)
         self._transport = AioTransport(address, clock, wire=WIRE_VERSION, ca=ca)
         self._book = Book(clock, new_request_id)
         self._keeper = AioKeeper(self._book, self._core, self._transport, clock, self._revive)
         self._calls: set[asyncio.Task[None]] = set()
+        self._unbinding: set[asyncio.Task[None]] = set()
         self._closed = False
         self._guest_watch: Watch | None = None
 
@@ -152,7 +160,7 @@ class Fabric:
         ]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
-                await asyncio.gather(*releases, return_exceptions=True)
+                await asyncio.gather(*releases, *self._unbinding, return_exceptions=True)
         await self._keeper.stop()
         await self._transport.close()
 
@@ -225,15 +233,18 @@ class Fabric:
         *,
         renew: RenewText = RenewMode.WHILE_BUSY,
         renew_every: Duration | None = None,
+        bound: bool | None = None,
     ) -> Acquiring:
         """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused.
 
-        A volume that nobody has (itself, or its name) is taken by a new lease.
+        A volume that nobody has (itself, or its name) is taken by a new lease. From here on the lease is bound to this
+        process (``bound``), and no longer to the one that had it.
         """
         policy = policy_of(renew, renew_every)
 
         async def work() -> Lease:
-            return self._open(await self._run(volumes.attach(self._core, lease, holder_name())), policy)
+            program = volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound))
+            return self._open(await self._run(program), policy)
 
         return Acquiring(work)
 
@@ -319,7 +330,8 @@ class Fabric:
             line = QueueLine()
             on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
             try:
-                grant = await self._run(self._core.acquire(asked.request, Hooks(on_place=on_place, on_offer=on_offer)))
+                request = structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound))
+                grant = await self._run(self._core.acquire(request, Hooks(on_place=on_place, on_offer=on_offer)))
             finally:
                 line.clear()
             lease = self._open(grant, asked.policy)
@@ -329,6 +341,20 @@ class Fabric:
             return lease
 
         return Acquiring(work)
+
+    def _holder_pid(self, bound: bool | None) -> int | None:
+        return holder_pid(self.address, self._bound if bound is None else bound)
+
+    def _unbind(self, lease: LeaseId, epoch: Epoch) -> None:
+        """In the background; ``close`` waits for it."""
+
+        async def unbind() -> None:
+            with contextlib.suppress(Disconnected):
+                await self._run(self._core.unbind(lease, epoch))
+
+        task = asyncio.get_running_loop().create_task(unbind())
+        self._unbinding.add(task)
+        task.add_done_callback(self._unbinding.discard)
 
     def _open(self, grant: Grant, policy: RenewalPolicy) -> Lease:
         lease = Lease(self, self._book, self._book.open(grant, policy))

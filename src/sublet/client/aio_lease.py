@@ -83,7 +83,13 @@ class Lease(LeaseFacts):
                 await asyncio.to_thread(line.close)
 
     def leave(self) -> LeaseId:
-        """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id."""
+        """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id.
+
+        It also outlives this process then. The office is told in the background; closing the fabric waits for that.
+        """
+        self._own()
+        if (epoch := self._bound_epoch()) is not None:
+            self._fabric._unbind(self.id, epoch)
         return self._leave()
 
     def on_notice(self, callback: Callable[[Notice], Any]) -> Callable[[Notice], Any]:

@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
+from sublet.client.address import Address
 from sublet.client.core import new_request_id
 from sublet.client.handle import LeaseFacts
 from sublet.client.model import Place
@@ -53,6 +54,7 @@ __all__ = [
     "ask_gpu",
     "ask_memory",
     "holder_name",
+    "holder_pid",
     "policy_of",
 ]
 
@@ -94,6 +96,9 @@ class Terms(TypedDict, total=False):
     """Never hold it longer than this."""
     on_place: Callable[[Place], object] | None
     """Told the place in the queue, at first and whenever it changes."""
+    bound: bool | None
+    """Whether the lease ends when this process ends, however it ends. None: as `connect` was told, which is True where
+    nothing else was said. Over TCP no lease is bound to a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,7 @@ class Asked:
     request: AcquireRequest
     policy: RenewalPolicy
     on_place: Callable[[Place], object] | None
+    bound: bool | None = None
 
 
 def ask_gpu(
@@ -209,6 +215,11 @@ def _asked(want: WantBody | None, terms: Terms) -> Asked:
     if unknown:
         raise TypeError(f"there is no argument {unknown[0]!r}; there are {', '.join(Terms.__annotations__)}")
     tier = None if terms.get("tier") is None else _member(Tier, terms.get("tier"), "a tier")
+    bound = terms.get("bound")
+    if bound not in (True, False, None):
+        raise InvalidRequest(
+            f"bound={shown(bound)} is neither True nor False", do="Write bound=False, or leave it out."
+        )
     spot = terms.get("spot", False)
     if spot not in (True, False):
         raise InvalidRequest(f"spot={shown(spot)} is neither True nor False", do="Write spot=True, or leave it out.")
@@ -236,7 +247,13 @@ def _asked(want: WantBody | None, terms: Terms) -> Asked:
         labels=valid_labels(terms.get("labels") or {}),
         holder=holder_name(),
     )
-    return Asked(request=request, policy=policy, on_place=terms.get("on_place"))
+    return Asked(request=request, policy=policy, on_place=terms.get("on_place"), bound=bound)
+
+
+def holder_pid(address: Address, bound: bool) -> int | None:
+    """What a request says of this process so that the lease is bound to it; None where it is not to be, or the office
+    is elsewhere."""
+    return os.getpid() if bound and address.socket is not None else None
 
 
 def policy_of(renew: RenewText, every: Duration | None, max_hold: Duration | None = None) -> RenewalPolicy:

@@ -8,6 +8,7 @@ given up, by an error or an interrupt, leaves the queue or gives back what it wa
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from sublet.client.answers import decode, decode_acquired, decode_lease, end_of,
 from sublet.client.model import Offer, Place
 from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
 from sublet.clock import Clock
-from sublet.errors import Disconnected, LeaseEnded, LeaseNotActive, NotFound, SubletError
+from sublet.errors import Disconnected, LeaseEnded, LeaseNotActive, NotFound, StaleEpoch, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, format_duration, shown, valid_text
 from sublet.wire.http import (
@@ -38,6 +39,7 @@ from sublet.wire.http import (
     RenewAnswer,
     RenewItem,
     RenewRequest,
+    UnbindRequest,
 )
 
 __all__ = ["PATIENCE_S", "POLL_S", "REQUEST_TIMEOUT_S", "Core", "Grant", "Hooks", "new_request_id"]
@@ -113,12 +115,12 @@ class Core:
                 elif isinstance(answer, OfferAnswer):
                     offer = _offer(answer)
                     if hooks.on_offer is None or hooks.on_offer(offer):
-                        reply = yield from self._claim(answer.lease)
+                        reply = yield from self._claim(answer.lease, request)
                     else:  # back into the line, or (wait=0) out of it
                         declined = offer
                         reply = yield from self._asking(_post(f"{_path(lease)}/decline", None))
                 elif answer.lease.status == LeaseStatus.GRANTED:
-                    reply = yield from self._claim(answer.lease)
+                    reply = yield from self._claim(answer.lease, request)
                 elif answer.lease.status in LIVE_STATES:
                     return Grant(view=answer.lease, sent_ns=reply.sent_ns)
                 else:
@@ -135,11 +137,18 @@ class Core:
                 yield from self._withdraw(call, request, lease)
             raise
 
-    def attach(self, lease: LeaseId, holder: str) -> Program[Grant]:
+    def attach(self, lease: LeaseId, holder: str, holder_pid: int | None = None) -> Program[Grant]:
         """Take over an own lease under a new epoch; whoever had it before is fenced from then on."""
-        call = _post(f"{_path(lease)}/attach", AttachRequest(request_id=new_request_id(), holder=holder))
+        request = AttachRequest(request_id=new_request_id(), holder=holder, holder_pid=holder_pid)
+        call = _post(f"{_path(lease)}/attach", request)
         reply = yield from self._asking(call)
         return Grant(view=decode(reply, GrantAnswer).lease, sent_ns=reply.sent_ns)
+
+    def unbind(self, lease: LeaseId, epoch: Epoch) -> Program[None]:
+        """Let it outlive this process. What is over already, or another's by now, is no error."""
+        reply = yield from self._asking(_post(f"{_path(lease)}/unbind", UnbindRequest(epoch=epoch)))
+        with contextlib.suppress(LeaseEnded, NotFound, StaleEpoch):
+            decode(reply, LeaseView)
 
     def renew(self, lease: LeaseId, request: RenewRequest, timeout_s: float) -> Program[tuple[RenewAnswer, int]]:
         """One renewal, asked once: the caller knows its own deadline and whether to ask again."""
@@ -236,10 +245,11 @@ class Core:
         reply = yield from self._asking(call, QUEUE_PATIENCE_S)
         return reply
 
-    def _claim(self, view: LeaseView) -> Program[Reply]:
+    def _claim(self, view: LeaseView, request: AcquireRequest) -> Program[Reply]:
         """Within the window; the epoch says which grant is meant, so asking twice claims once."""
         window_s = view.claim_within if view.claim_within is not None else PATIENCE_S
-        call = _post(f"{_path(LeaseId(view.id))}/claim", ClaimRequest(epoch=view.epoch))
+        body = ClaimRequest(epoch=view.epoch, holder_pid=request.holder_pid)
+        call = _post(f"{_path(LeaseId(view.id))}/claim", body)
         reply = yield from self._asking(call, min(PATIENCE_S, window_s))
         return reply
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
+from msgspec import structs
+
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.asking import (
@@ -28,6 +30,7 @@ from sublet.client.asking import (
     ask_memory,
     ask_resume,
     holder_name,
+    holder_pid,
     parked_at,
     policy_of,
 )
@@ -75,6 +78,7 @@ def connect(
     home: str | os.PathLike[str] | None = None,
     ca: str | None = None,
     start: bool = True,
+    bound: bool = True,
 ) -> Fabric:
     """A fabric, on the office of this machine or on the one at ``url``.
 
@@ -82,9 +86,12 @@ def connect(
     else the user's). If none runs there, it is started in the background, unless ``start`` is False. ``token`` (else
     ``SUBLET_TOKEN``) says which tenant is calling; without one, the office of this machine knows you as its owner.
     ``ca`` is a file of certificates to trust instead of the system's.
+
+    On one machine a lease is bound to the process that acquires it: it ends as soon as the process does, also if that is
+    killed. ``bound=False`` changes that for all leases of this fabric: they then live on to their time to live.
     """
     address = find_address(url, token, None if home is None else valid_path(home, "home"), os.environ)
-    fabric = Fabric(address, client_clock(), ca=ca, start=start)
+    fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
     try:
         fabric._greet()
     except BaseException:
@@ -99,11 +106,14 @@ class Fabric:
     It renews its leases on one background thread. Closing it, or the end of the program, gives them back.
     """
 
-    def __init__(self, address: Address, clock: Clock, *, ca: str | None = None, start: bool = True) -> None:
+    def __init__(
+        self, address: Address, clock: Clock, *, ca: str | None = None, start: bool = True, bound: bool = True
+    ) -> None:
         self._closed = True  # until it is furnished
         self.address = address
         self._clock = clock
         self._start = start
+        self._bound = bound
         self._core = Core(clock)
         self._transport = Transport(address, clock, wire=WIRE_VERSION, ca=ca)
         self._furnish()
@@ -176,7 +186,7 @@ class Fabric:
         It waits in the queue until it is granted; ``wait=0`` tries once and ``wait="10m"`` bounds the waiting, and then
         `CapacityExceeded` says what would fit. With ``or_smaller`` less may be given: any amount (True) or at least
         that much; ``on_offer`` may still decline it. Further: ``ttl= tier= spot= wait= name= labels= selector= renew=
-        renew_every= max_hold= on_place=``, each described at `Terms`.
+        renew_every= max_hold= on_place= bound=``, each described at `Terms`.
 
         ``resume`` goes on with what was taken off its device and is parked: a lease that ended so, or its
         ``end.parked``. Nothing else is said then: what is parked knows what it needs.
@@ -235,13 +245,16 @@ class Fabric:
         *,
         renew: RenewText = RenewMode.WHILE_BUSY,
         renew_every: Duration | None = None,
+        bound: bool | None = None,
     ) -> Lease:
         """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused.
 
-        A volume that nobody has (itself, or its name) is taken by a new lease.
+        A volume that nobody has (itself, or its name) is taken by a new lease. From here on the lease is bound to this
+        process (``bound``), and no longer to the one that had it.
         """
         policy = policy_of(renew, renew_every)
-        return self._open(self._run(volumes.attach(self._core, lease, holder_name())), policy)
+        program = volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound))
+        return self._open(self._run(program), policy)
 
     # ---- looking
 
@@ -318,7 +331,8 @@ class Fabric:
         line = QueueLine()
         on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
         try:
-            grant = self._run(self._core.acquire(asked.request, Hooks(on_place=on_place, on_offer=on_offer)))
+            request = structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound))
+            grant = self._run(self._core.acquire(request, Hooks(on_place=on_place, on_offer=on_offer)))
         finally:
             line.clear()
         lease = self._open(grant, asked.policy)
@@ -326,6 +340,9 @@ class Fabric:
             lease._go_on_from(goes_on)
         lease._takes_up = goes_on is not None and lease._workers is None
         return lease
+
+    def _holder_pid(self, bound: bool | None) -> int | None:
+        return holder_pid(self.address, self._bound if bound is None else bound)
 
     def _open(self, grant: Grant, policy: RenewalPolicy) -> Lease:
         with self._lock:

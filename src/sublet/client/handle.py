@@ -249,6 +249,12 @@ class LeaseFacts:
         else:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
+    def _bound_epoch(self) -> Epoch | None:
+        """The epoch of a lease that would end with this process; None if it would not."""
+        with self._lock:
+            held = self._held
+            return held.epoch if held.view.bound_to is not None and not held.over else None
+
     def _leave(self) -> LeaseId:
         self._own()
         with self._lock:

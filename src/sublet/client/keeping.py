@@ -39,6 +39,6 @@ def let_go(lease: Lease) -> float:
     fabric, held = lease._fabric, lease._held
     with fabric._lock:
         busy_ns = 0 if held.over else held.holder.busy_time.unsaid_ns(fabric._clock.now_ns())
-    lease.leave()
+    lease._leave()  # and not ``leave``, which would let it outlive us: it is about to be released
     fabric.close(0.1)
     return busy_ns / NS_PER_S

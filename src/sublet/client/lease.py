@@ -99,7 +99,14 @@ class Lease(LeaseFacts):
                 line.close()
 
     def leave(self) -> LeaseId:
-        """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id."""
+        """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id.
+
+        It also outlives this process then. That is the office's to know: if it does not answer, `Disconnected` is
+        raised, and the lease stays as it was.
+        """
+        self._own()
+        if (epoch := self._bound_epoch()) is not None:
+            self._fabric._run(self._fabric._core.unbind(self.id, epoch))
         return self._leave()
 
     def on_notice(self, callback: Callable[[Notice], object]) -> Callable[[Notice], object]:

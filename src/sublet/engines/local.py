@@ -36,6 +36,7 @@ from sublet.agent.tokens import verify
 from sublet.broker.access import AccessList
 from sublet.broker.commands import NodeUp, OpenOffice
 from sublet.broker.driver import Driver
+from sublet.broker.holder_watch import HolderWatch
 from sublet.broker.http_app import App
 from sublet.broker.http_server import HttpServer
 from sublet.broker.journal import Journal
@@ -43,6 +44,7 @@ from sublet.broker.journal_files import JOURNAL_NAME
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.ports import Agent
+from sublet.broker.processes import Processes
 from sublet.broker.records import Now
 from sublet.broker.service import Identity, Service
 from sublet.broker.signing import Signer
@@ -154,7 +156,11 @@ class Office:
                 agent.listen()
                 if self._cards is not None:
                     self._cards.start()
-            self.server = HttpServer(App(self.service), on_limit=self.service.limit)
+            processes = Processes()
+            watch = HolderWatch(self.driver, processes)
+            self._stack.callback(watch.close)
+            watch.start()
+            self.server = HttpServer(App(self.service), on_limit=self.service.limit, processes=processes)
             path = socket_path(self.home)
             listening = _listen(path)
             self._stack.callback(path.unlink, missing_ok=True)

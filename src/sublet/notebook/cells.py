@@ -67,7 +67,8 @@ class Cells:
         """Of every lease that is taken here."""
         self.lease: Lease | None = None
         self._shell = shell
-        self._connect = connect
+        self.connect = connect
+        """How the office is reached. A job has its own way, from before its first cell on."""
         self._fabric: Fabric | None = None
         self._front = Front(shell)
         self._front.answer = self._answer
@@ -196,7 +197,7 @@ class Cells:
     def fabric(self) -> Fabric:
         """Connected when it is first needed."""
         if self._fabric is None:
-            self._fabric = self._connect()
+            self._fabric = self.connect()
         return self._fabric
 
     def python(self, source: str) -> str:

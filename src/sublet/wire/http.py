@@ -83,6 +83,7 @@ __all__ = [
     "TenantToken",
     "TenantView",
     "TokenView",
+    "UnbindRequest",
     "VolumeView",
     "WantBody",
 ]
@@ -130,11 +131,17 @@ class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     """Go on with what is parked there: the id of a parking lease, or ``ID@EPOCH``. ``wants`` is empty then."""
     retain: float | None = None
     """Seconds for which its volume (that of a block with a name) is kept after it; 0 keeps nothing."""
+    holder_pid: int | None = None
+    """The caller's own pid. With it the lease is bound to that process, and ends when the process ends. It must be the
+    process that made this connection, over a unix socket on the office's machine; else the lease is bound to nothing
+    (``bound_to`` in the answer says which) and ends by its time to live."""
 
 
 class ClaimRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     epoch: Epoch | None = None
     token: bool = False
+    holder_pid: int | None = None
+    """As in ``AcquireRequest``. It replaces what was said there: without it the lease is bound to nothing."""
 
 
 class RenewRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -186,6 +193,12 @@ class AttachRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     request_id: str
     holder: str = ""
     token: bool = False
+    holder_pid: int | None = None
+    """As in ``AcquireRequest``. It replaces the process that the lease was bound to: without it, by nothing."""
+
+
+class UnbindRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    epoch: Epoch
 
 
 class QuotaView(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -260,6 +273,8 @@ class LeaseView(Message, kw_only=True):
     end: EndView | None
     holder: str = ""
     """Who asked, or attached, as it called itself."""
+    bound_to: int | None = None
+    """The pid of the process that it ends with, on the office's machine; null: it ends by its time to live."""
     parks: ParksView | None = None
     """It is a parking lease."""
     resume: str | None = None

@@ -9,6 +9,7 @@ asking for it by name: the state of the random numbers, the working folder, and 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import random
@@ -45,9 +46,9 @@ _store: CheckpointStore | None = None
 _has_saved = False
 
 
-def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: int) -> str:
+def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: int, bound: bool) -> str:
     """Before the first cell of a run: the magics are there, what an earlier run saved is restored. ``folder``: where it
-    is saved; empty: in the volume that this guest was given."""
+    is saved; empty: in the volume that this guest was given. ``bound``: whether the leases of its cells end with it."""
     global _saver, _store
     if parent:
         _end_with(parent)
@@ -62,6 +63,7 @@ def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: i
 
         magics.defaults = parse_line(cell_options)
         magics.cells.labels["job"] = label
+        magics.cells.connect = functools.partial(connect, bound=bound)
     _store, _saver = FolderStore(folder) if folder else _own_volume(), Saver()
     if not checkpoint:
         return json.dumps({"restored": 0})

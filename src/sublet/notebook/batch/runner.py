@@ -320,6 +320,7 @@ class Runner:
             cell_options(self._asked) if is_child else "",
             self.spec.label,
             os.getpid() if is_child else 0,
+            self._is_bound,
         )
         self._is_ready = True
         self._not_restored = self.record.unsaved if self.record.checkpoint else ()
@@ -372,8 +373,14 @@ class Runner:
 
     def _office(self) -> Fabric:
         if self._fabric is None:
-            self._fabric = connect()
+            self._fabric = connect(bound=self._is_bound)
         return self._fabric
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether its leases end with the process that holds them. Those of a job in the background do not: it goes on
+        under another runner."""
+        return not self.spec.waits_its_turn
 
     # ---- what is written
 
