@@ -20,7 +20,7 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, overload
 
 from sublet.broker.records import ProcessRecord
 from sublet.values import NS_PER_S
@@ -44,8 +44,10 @@ _log = logging.getLogger("sublet.broker")
 class PeerSocket(Protocol):
     """As much of a connected unix socket as is needed."""
 
-    def getsockopt(self, level: int, option: int, size: int = 0, /) -> int | bytes:
-        """As of a socket."""
+    @overload
+    def getsockopt(self, level: int, option: int, /) -> int: ...
+    @overload
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
 
 
 class Fate(enum.Enum):
@@ -94,7 +96,7 @@ class Processes:
             raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except (OSError, TypeError):
             return None
-        pid = _CREDENTIALS.unpack(raw)[0] if isinstance(raw, bytes) else 0
+        pid: int = _CREDENTIALS.unpack(raw)[0]
         if pid <= 0:
             return None
         try:
@@ -170,7 +172,7 @@ class Processes:
         """A pidfd, and whether it is the peer's for certain."""
         if self._peer_pidfd is not None:
             try:
-                return int(sock.getsockopt(socket.SOL_SOCKET, self._peer_pidfd)), True
+                return sock.getsockopt(socket.SOL_SOCKET, self._peer_pidfd), True
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
                     raise

@@ -57,7 +57,7 @@ def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
         ("asked at", view["asked_at"]),
         ("granted at", view["granted_at"] or "-"),
         ("ends", _ends(view)),
-        ("holder", _holder(view)),
+        *([("holder", _holder(view))] if view["end"] is None else []),
         ("renewals", f"{view['renewals']}, renewed {view['renew']}"),
         ("busy for", seconds(view["busy"])),
         ("name", view["name"] or "-"),

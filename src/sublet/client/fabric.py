@@ -87,8 +87,8 @@ def connect(
     ``SUBLET_TOKEN``) says which tenant is calling; without one, the office of this machine knows you as its owner.
     ``ca`` is a file of certificates to trust instead of the system's.
 
-    On one machine a lease is bound to the process that acquires it: it ends as soon as the process does, also if that is
-    killed. ``bound=False`` changes that for all leases of this fabric: they then live on to their time to live.
+    On one machine a lease is bound to the process that acquires it: it ends as soon as that process ends, also where it
+    is killed. With ``bound=False`` the leases of this fabric live on to their time to live.
     """
     address = find_address(url, token, None if home is None else valid_path(home, "home"), os.environ)
     fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)

@@ -16,7 +16,7 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Done, Granted, Offer, Place, Refusal
 from sublet.broker.ledger import Ledger
-from sublet.broker.records import LOCAL_TENANT, EndRecord, LeaseRecord, Quota, Want
+from sublet.broker.records import LOCAL_TENANT, EndRecord, LeaseRecord, ProcessRecord, Quota, Want
 from sublet.broker.state import State
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
@@ -141,6 +141,10 @@ class Teller:
                 )
             case ev.Spared():
                 return f"{event.lease} may stay"
+            case ev.Bound(process=None):
+                return f"{event.lease} is bound to no process"
+            case ev.Bound(process=ProcessRecord(pid=pid)):
+                return f"{event.lease} is bound to process {pid}"
             case ev.Promised():
                 return f"{event.lease} is promised {_parts(event.parts)}, which {', '.join(event.victims)} will leave"
             case ev.PromiseDropped():
@@ -238,7 +242,7 @@ class Teller:
             case "asks":
                 command = self._acquire(tenant, lease, flags, words)
             case "claims":
-                command = cmd.Claim(tenant=tenant, lease=lease, epoch=epoch)
+                command = cmd.Claim(tenant=tenant, lease=lease, epoch=epoch, process=_process(words))
             case "declines":
                 command = cmd.Decline(tenant=tenant, lease=lease)
             case "renews":
@@ -253,7 +257,10 @@ class Teller:
                 active = flags == ["busy"]
                 command = cmd.NoteActivity(tenant=tenant, lease=lease, epoch=epoch or Epoch(1, 0), active=active)
             case "attaches":
-                command = cmd.Attach(tenant=tenant, lease=lease, request_id=RequestId(words["id"]))
+                request = RequestId(words["id"])
+                command = cmd.Attach(tenant=tenant, lease=lease, request_id=request, process=_process(words))
+            case "unbinds":
+                command = cmd.Unbind(tenant=tenant, lease=lease, epoch=epoch or Epoch(1, 0))
             case "releases":
                 command = cmd.Release(tenant=tenant, lease=lease)
             case "left":
@@ -296,6 +303,7 @@ class Teller:
             renew=RenewMode(words.get("renew", "while-busy")),
             name=words.get("name"),
             retain_ns=_time(words["retain"]) if "retain" in words else None,
+            process=_process(words),
         )
 
     # ---- operators
@@ -338,6 +346,16 @@ class Teller:
 
     def do_used(self, plain: list[str], words: Words) -> Iterator[str]:
         yield f"{self.bench.ledger.usage_ms(TenantId(plain[0]), self.bench.now) / 1000:g} device-seconds"
+
+    # ---- the processes of holders
+
+    def do_process(self, plain: list[str], words: Words) -> Iterator[str]:
+        """``process 7 ends``, or ``process 7 unseen``."""
+        process = _process({"process": plain[0]})
+        assert process is not None
+        bound = tuple(lease.id for lease in self.bench.state.leases.values() if lease.process == process)
+        kind = cmd.HolderGone if plain[1] == "ends" else cmd.HolderUnseen
+        yield self.answer(self.bench.do(kind(process=process, leases=bound)).answer)
 
     # ---- the agent and the clock
 
@@ -486,6 +504,12 @@ def _amount(kind: Kind, amount: int) -> str:
 def _size(text: str) -> int:
     """As people write it, and whatever bad input a story wants to try."""
     return int(text) if text.lstrip("-").isdigit() else parse_size(text)
+
+
+def _process(words: Words) -> ProcessRecord | None:
+    """``process=7``."""
+    pid = words.get("process")
+    return None if pid is None else ProcessRecord(pid=int(pid), start_ticks=int(pid), boot_id="b", namespaces="n")
 
 
 def _time(text: str) -> int:

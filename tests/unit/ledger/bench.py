@@ -14,7 +14,7 @@ from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Granted, Offer, Outcome, Place, Refusal
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
-from sublet.broker.records import LOCAL_TENANT, LeaseRecord, Now, Quota, Want
+from sublet.broker.records import LOCAL_TENANT, LeaseRecord, Now, ProcessRecord, Quota, Want
 from sublet.broker.state import Books, State
 from sublet.errors import SubletError
 from sublet.lease.states import LeaseStatus
@@ -195,6 +195,7 @@ class Bench:
         renew: RenewMode = RenewMode.WHILE_BUSY,
         name: str | None = None,
         retain_s: float | None = None,
+        process: ProcessRecord | None = None,
         **selector: str,
     ) -> Answer | SubletError:
         """Acquire. The answer as it stood when it was given."""
@@ -213,6 +214,7 @@ class Bench:
                 name=name,
                 retain_ns=None if retain_s is None else seconds(retain_s),
                 selector=selector,
+                process=process,
             )
         )
         return outcome.answer

@@ -9,10 +9,11 @@ import random
 from dataclasses import replace
 
 from sublet.broker import commands as cmd
+from sublet.broker import events as ev
 from sublet.broker.answers import Granted, Outcome
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
-from sublet.broker.records import LeaseRecord, Quota, ResourceRecord, Want
+from sublet.broker.records import LeaseRecord, ProcessRecord, Quota, ResourceRecord, Want
 from sublet.broker.state import State
 from sublet.errors import (
     IdempotencyConflict,
@@ -77,6 +78,10 @@ class Chaos:
         self.disk = Disk()
         self.incarnation = 1
         self.boots = 1
+        self.programs = random.Random(f"programs/{seed}")
+        """Which process asks: drawn apart, so that the stories of older seeds stay as they were."""
+        self.pids = 100
+        self.processes: list[ProcessRecord] = [self._new_process() for _ in range(4)]
 
     def run(self, steps: int) -> None:
         for number in range(steps):
@@ -162,6 +167,7 @@ class Chaos:
             tier=rng.choice(tuple(Tier)),
             wait_ns=None if wait_s is None else seconds(wait_s),
             selector={"zone": "z0"} if rng.random() < 0.1 else {},
+            process=self._process(),
         )
         self.asked.append(command)
         self.do(command)
@@ -228,6 +234,7 @@ class Chaos:
             wait_ns=rng.choice((None, 0, seconds(30))),
             resume=lease.id,
             resume_epoch=epoch,
+            process=self._process(),
         )
         was, at = lease.status, lease.epoch
         answer = self.do(command).answer
@@ -251,7 +258,8 @@ class Chaos:
 
     def claim(self, number: int) -> None:
         if lease := self._some(LeaseStatus.GRANTED, LeaseStatus.ACTIVE):
-            self.do(cmd.Claim(tenant=lease.tenant, lease=lease.id, epoch=lease.epoch))
+            process = lease.process if self.programs.random() < 0.7 else self._process()
+            self.do(cmd.Claim(tenant=lease.tenant, lease=lease.id, epoch=lease.epoch, process=process))
 
     def decline(self, number: int) -> None:
         if lease := self._some(LeaseStatus.GRANTED):
@@ -282,7 +290,39 @@ class Chaos:
     def attach(self, number: int) -> None:
         if lease := self._some(LeaseStatus.ACTIVE, LeaseStatus.NOTICED):
             request = RequestId(f"a{self.rng.randrange(number + 1)}")
-            self.do(cmd.Attach(tenant=lease.tenant, lease=lease.id, request_id=request))
+            process = self._process()
+            self.do(cmd.Attach(tenant=lease.tenant, lease=lease.id, request_id=request, process=process))
+
+    def _process(self) -> ProcessRecord | None:
+        """Of somebody who asks."""
+        return self.programs.choice((None, *self.processes))
+
+    def _new_process(self) -> ProcessRecord:
+        self.pids += 1
+        return ProcessRecord(pid=self.pids, start_ticks=self.pids, boot_id="b", namespaces="n")
+
+    def die(self, number: int) -> None:
+        """A holder's process ends: what is bound to it goes, and nothing else does."""
+        state, dead = self.bench.state, self.programs.choice(self.processes)
+        bound = tuple(lease.id for lease in state.leases.values() if lease.process == dead)
+        others = [lease.id for lease in state.leases.values() if lease.process != dead and lease.end is None]
+        self.do(cmd.HolderGone(process=dead, leases=bound + tuple(others[:3])))
+        for lease in state.leases.values():
+            if lease.process == dead:
+                assert lease.status in (LeaseStatus.ENDING, LeaseStatus.ENDED), f"{lease.id} outlives its process"
+        for lease_id in others:
+            end = state.leases[lease_id].end if lease_id in state.leases else None
+            assert end is None or end.reason is not EndReason.HOLDER_GONE, f"{lease_id} ended, and its holder lives"
+        self.processes[self.processes.index(dead)] = self._new_process()
+
+    def lose_sight(self, number: int) -> None:
+        """The office restarts where it cannot see a process; the holder of another lease lets it outlive itself."""
+        state, unseen = self.bench.state, self.programs.choice(self.processes)
+        self.do(cmd.HolderUnseen(process=unseen, leases=tuple(state.leases)))
+        assert not [one for one in state.leases.values() if one.process == unseen and one.end is None]
+        if (lease := self._some(LeaseStatus.ACTIVE, LeaseStatus.NOTICED)) is not None and lease.epoch is not None:
+            self.do(cmd.Unbind(tenant=lease.tenant, lease=lease.id, epoch=lease.epoch))
+            assert lease.process is None or lease.end is not None
 
     def release(self, number: int) -> None:
         if lease := self._some(*LeaseStatus):
@@ -309,6 +349,7 @@ class Chaos:
                 cmd.NoteActivity(tenant=other, lease=name, epoch=epoch, active=True),
                 cmd.Attach(tenant=other, lease=name, request_id=RequestId("x")),
                 cmd.Release(tenant=other, lease=name),
+                cmd.Unbind(tenant=other, lease=name, epoch=epoch),
                 cmd.RemoveVolume(tenant=other, name=f"of-{name}"),
             ]
 
@@ -404,8 +445,10 @@ class Chaos:
         taken = len(self.air) if well else rng.randrange(len(self.air) + 1)
         now, self.air = self.air[:taken], self.air[taken:]
         for report in now:
-            self.do(cmd.AgentReport(report=report))
+            first = self.do(cmd.AgentReport(report=report))
             again = self.do(cmd.AgentReport(report=report))
+            if isinstance(report, Parkable) and any(isinstance(event, ev.Noticed) for event in first.events):
+                continue  # the scheduler gave notice in between, so what the agent needs became news
             told = [event for event in again.events if not isinstance(event, OF_ITSELF)]
             assert not told, f"the same report twice: {report} led to {told}"
             if not well and rng.random() < 0.1:
@@ -488,8 +531,10 @@ DEEDS = (
     Chaos.keep,
     Chaos.give_up,
     Chaos.name_disk,
+    Chaos.die,
+    Chaos.lose_sight,
 )
-WEIGHTS = (30, 6, 3, 14, 2, 14, 6, 3, 8, 4, 1, 2, 2, 2, 3, 2, 14, 2, 4)
+WEIGHTS = (30, 6, 3, 14, 2, 14, 6, 3, 8, 4, 1, 2, 2, 2, 3, 2, 14, 2, 4, 3, 1)
 
 
 def _with(command: cmd.Acquire, **changes: object) -> cmd.Acquire:

@@ -138,7 +138,7 @@ class Watch:
                 assert not note.ending, f"L12: {event.lease} ended twice"
                 if isinstance(event, ev.Ending):
                     note.ending = True
-                    self._reason(event, note, command, now_ns)
+                    self._reason(event, note, command, state.leases[event.lease], now_ns)
                 assert note.since_ns is not None
                 self.used.append((note.tenant, note.millis, note.since_ns, now_ns))
                 note.since_ns = note.take_at_ns = None
@@ -157,7 +157,7 @@ class Watch:
         assert self.last_epoch is None or epoch > self.last_epoch, f"L2: epoch {epoch} after {self.last_epoch}"
         self.last_epoch = epoch
 
-    def _reason(self, event: ev.Ending, note: Note, command: cmd.Command, now_ns: int) -> None:
+    def _reason(self, event: ev.Ending, note: Note, command: cmd.Command, lease: LeaseRecord, now_ns: int) -> None:
         reason = event.end.reason
         self.met[f"end {reason}"] += 1
         agent = isinstance(command, cmd.AgentReport) and isinstance(command.report, BY_THE_AGENT)
@@ -168,6 +168,8 @@ class Watch:
             return
         if reason in (EndReason.RELEASED, EndReason.WITHDRAWN):
             assert isinstance(command, cmd.Release | cmd.Decline), f"L5: {reason} by {command}"
+        elif reason is EndReason.HOLDER_GONE and isinstance(command, cmd.HolderGone):
+            assert lease.process == command.process, f"{event.lease} ended with a process that is not its holder's"
         elif reason in (EndReason.HOLDER_GONE, EndReason.REFUSED):
             assert note.claim_by_ns <= now_ns, f"L5: {event.lease} lost its claim too early"
         elif reason is EndReason.DRAINED and isinstance(command, cmd.Drain):
