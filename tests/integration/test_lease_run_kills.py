@@ -21,7 +21,7 @@ HOLDER = """
 import sys, time
 import sublet
 fabric = sublet.connect(home=sys.argv[1], start=False)
-lease = fabric.cpu(1, ttl="4s")
+lease = fabric.cpu(1, ttl="10m")
 print(lease.run(__import__("os").getpid), flush=True)
 lease.run(time.sleep, 600)
 """
@@ -108,7 +108,7 @@ def test_of_the_supervisor(stage: OfficeStage, fabric: sublet.Fabric, tmp_path: 
 
 
 def test_of_the_holder(stage: OfficeStage, fabric: sublet.Fabric) -> None:
-    """The function is interrupted at once, since nobody wants its result; the lease ends by its time to live."""
+    """The function is interrupted at once, since nobody wants its result; and the lease ends with its holder."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(stage.office.home)],
         stdout=subprocess.PIPE,
@@ -124,6 +124,9 @@ def test_of_the_holder(stage: OfficeStage, fabric: sublet.Fabric) -> None:
     until("the end of the worker", lambda: not os.path.exists(f"/proc/{pid}"))
     until("nothing left", lambda: not stage.residue)
     until("no lease", lambda: not fabric.leases())
+    (ended,) = [view for view in fabric.leases(all=True) if view.bound_to == holder.pid]
+    assert ended.end is not None
+    assert ended.end.reason == "holder_gone"
 
 
 def zygotes(stage: OfficeStage) -> list[int]:

@@ -575,17 +575,28 @@ def test_a_lease_taken_by_the_operator_ends_the_command_with_76(sublet: Shell) -
 
 
 def test_a_holder_that_is_killed_does_not_keep_its_command_alive(sublet: Shell) -> None:
-    """It runs on to the end of the lease: of a longer one, where a short one was over before anybody could look."""
-    for ttl in ("2s", "10s"):
-        words = ["run", "--ttl", ttl, "--", "sh", "-c", "trap '' TERM HUP; echo $$; while :; do sleep 0.1; done"]
-        process = sublet.start(*words)
-        pid = int(first_line(process))
-        process.kill()
-        process.communicate()
-        if runs(pid):
-            break
-        assert ttl == "2s", "it ended with its holder"
-    until(lambda: not runs(pid), 30)
+    """The lease ends with `sublet run`, however long it had to live, and the command with the lease, after its grace
+    where it ignores that it is asked to leave."""
+    script = "trap '' TERM HUP; echo $$ $SUBLET_LEASE; while :; do sleep 0.1; done"
+    process = sublet.start("run", "--ttl", "1h", "--", "sh", "-c", script)
+    pid, lease = first_line(process).decode().split()
+    assert f"bound to process {process.pid}" in sublet("lease", "show", lease).out.decode()
+    assert sublet.json("lease", "show", lease)["bound_to"] == process.pid
+    process.kill()
+    process.communicate()
+    until(lambda: sublet.json("lease", "show", lease)["status"] != "active", 5)
+    assert sublet.json("lease", "show", lease)["end"]["reason"] == "holder_gone"
+    until(lambda: not runs(int(pid)), 30)
+
+
+def test_a_lease_taken_from_a_shell_is_bound_to_no_process(sublet: Shell) -> None:
+    """The command that takes it ends at once; the lease goes on, and says what it ends by."""
+    lease = sublet.json("lease", "acquire", "--cpu", "1", "--ttl", "1m")
+    assert lease["bound_to"] is None
+    said = sublet("lease", "show", lease["id"]).out.decode()
+    assert "not bound to a process: ends by TTL if the client dies" in said
+    assert sublet.json("lease", "release", lease["id"])["status"] in ("ending", "ended")
+    assert "TTL if the client" not in sublet("lease", "show", lease["id"]).out.decode()
 
 
 # ---- the others ----

@@ -15,7 +15,7 @@ from sublet.broker.finding import find_live
 from sublet.broker.records import LeaseRecord, ProcessRecord
 from sublet.broker.step import Step
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import EndReason, LeaseId
+from sublet.values import EndReason, Kind, LeaseId
 
 __all__ = ["BoundLeases", "bind", "holder_gone", "holder_unseen", "parked_follow", "unbind"]
 
@@ -47,6 +47,9 @@ def unbind(step: Step, command: cmd.Unbind) -> Answer:
 def holder_gone(step: Step, command: cmd.HolderGone) -> Answer:
     """End what was bound to a process that has ended: first its queue entries, then its leases, then what it parked.
 
+    What runs under its leases may save until it is gone, and saves to its volumes. So leases of storage alone end last,
+    when the others have been torn down: the edge says once more then that the process has ended.
+
     What it parked is kept where a request of another process waits to go on with it, and is bound to that one then.
     """
     found = [step.state.leases.get(lease_id) for lease_id in command.leases]
@@ -55,7 +58,7 @@ def holder_gone(step: Step, command: cmd.HolderGone) -> Answer:
     for lease in sorted(leases, key=_order):
         if lease.status in _WAITS:
             step.end(lease, EndReason.HOLDER_GONE, detail, grace_ns=0)
-        elif lease.status in LIVE_STATES:
+        elif lease.status in LIVE_STATES and not (_is_storage(lease) and any(map(_may_save, leases))):
             heir = _who_resumes(step, lease)
             if heir is not None and heir.process != command.process:
                 step.emit(ev.Bound(lease=lease.id, process=heir.process))
@@ -74,7 +77,16 @@ def holder_unseen(step: Step, command: cmd.HolderUnseen) -> Answer:
 
 
 def _order(lease: LeaseRecord) -> int:
-    return 0 if lease.status in _WAITS else 1 if lease.parks is None else 2
+    return 0 if lease.status in _WAITS else 3 if _is_storage(lease) else 1 if lease.parks is None else 2
+
+
+def _is_storage(lease: LeaseRecord) -> bool:
+    return bool(lease.parts) and all(part.kind is Kind.BLOCK for part in lease.parts)
+
+
+def _may_save(lease: LeaseRecord) -> bool:
+    """Whether something may still run under it, and save."""
+    return lease.status is LeaseStatus.ENDING and not _is_storage(lease)
 
 
 def _who_resumes(step: Step, lease: LeaseRecord) -> LeaseRecord | None:
@@ -98,12 +110,12 @@ class BoundLeases:
         return len(self._leases)
 
     def of(self, process: ProcessRecord) -> tuple[LeaseId, ...]:
-        """The leases that end with this process."""
+        """The leases that end with this process, until nothing is left of them."""
         return tuple(self._leases.get(process, ()))
 
     def restored(self, lease: LeaseRecord) -> None:
         """A lease as the journal has it, when an office starts."""
-        if lease.status not in _OVER:
+        if lease.status is not LeaseStatus.ENDED:
             self._set(lease.id, lease.process)
 
     def note(self, events: Iterable[ev.Event]) -> set[ProcessRecord]:
@@ -115,7 +127,7 @@ class BoundLeases:
                     touched |= self._set(event.lease.id, event.lease.process)
             elif isinstance(event, ev.Attached | ev.Bound):
                 touched |= self._set(event.lease, event.process)
-            elif isinstance(event, ev.Ending | ev.Ended) and event.lease in self._process:
+            elif isinstance(event, ev.Ended) and event.lease in self._process:
                 touched |= self._set(event.lease, None)
         return touched
 

@@ -60,7 +60,7 @@ class HolderWatch:
         for process in self._bound.note(events):
             if self._bound.of(process):
                 self._idle.pop(process, None)
-                if process not in self._pidfds:
+                if process not in self._pidfds:  # it may have ended, with leases that wait for the end of others
                     self._watch(process)
             elif process in self._pidfds:
                 self._idle[process] = None

@@ -102,6 +102,10 @@ def ended(name: str) -> ev.Ended:
     return ev.Ended(lease=LeaseId(name), end=EndRecord(reason=EndReason.RELEASED, at_ns=1, wall_ns=1))
 
 
+def ending(name: str) -> ev.Ending:
+    return ev.Ending(lease=LeaseId(name), end=ended(name).end, number=2)
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -119,10 +123,14 @@ def test_the_end_of_a_process_names_all_its_leases(programs: Programs) -> None:
         office.tell(ev.Bound(lease=LeaseId("L3"), process=one))
         first.kill()
         assert await office.hears() == HolderGone(process=one, leases=(LeaseId("L1"), LeaseId("L3")))
-        office.tell(ended("L1"), ended("L3"))
+        office.tell(ending("L1"))
+        assert len(office.posted) == 1
+        office.tell(ended("L1"))
+        assert office.posted[1:] == [HolderGone(process=one, leases=(LeaseId("L3"),))], "which waited for the other"
+        office.tell(ended("L3"))
         office.watch.close()
         assert descriptors() == before
-        assert len(office.posted) == 1
+        assert len(office.posted) == 2
 
     asyncio.run(main())
 

@@ -12,7 +12,7 @@ from sublet.broker.records import LeaseRecord, ProcessRecord
 from sublet.lease.states import LeaseStatus
 from sublet.values import GIB, EndReason, Kind, LeaseId, NodeId, RequestId, Suspend, Tier
 from sublet.wire.orders import Parkable
-from tests.unit.ledger.bench import ANN, BEN, Bench, cores, device, inventory, seconds
+from tests.unit.ledger.bench import ANN, BEN, Bench, cores, device, disk, inventory, seconds
 
 NODE = NodeId("n1")
 
@@ -120,6 +120,26 @@ def test_only_the_process_that_has_the_lease_now_ends_it() -> None:
     reused = msgspec.structs.replace(process(1), start_ticks=7)
     bench.do(cmd.HolderGone(process=reused, leases=(lease.id,)))
     assert lease.end is None, "the same pid of another process"
+
+
+def test_storage_ends_when_nothing_may_save_to_it_any_more() -> None:
+    """What runs under a lease of the holder has its grace, and its volume as long. Storage alone ends at once."""
+    bench = Bench(inventory("n1", device("gpu0"), device("block", Kind.BLOCK)))
+    bench.obedient = False
+    one = process(1)
+    device_lease, storage = bench.granted(process=one), bench.granted(disk(), name="state", process=one)
+    other = bench.granted(disk(), process=process(2))
+    die(bench, one)
+    assert reason(device_lease) is EndReason.HOLDER_GONE
+    assert storage.status is LeaseStatus.ACTIVE
+    die(bench, one)
+    assert storage.status is LeaseStatus.ACTIVE, "the guests have not been seen to be gone"
+    bench.obey()
+    assert device_lease.status is LeaseStatus.ENDED
+    die(bench, one)
+    assert reason(storage) is EndReason.HOLDER_GONE
+    die(bench, process(2))
+    assert reason(other) is EndReason.HOLDER_GONE
 
 
 def test_an_end_that_began_before_keeps_its_reason() -> None:
