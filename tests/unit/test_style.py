@@ -29,6 +29,8 @@ EDGES: Final[dict[str, str]] = {
     "broker/http*.py": "its routes",
     "broker/sse.py": "its streams of events, which wait",
     "broker/office.py": "puts the parts of one office together",
+    "broker/processes.py": "processes of holders, as the kernel and /proc name them",
+    "broker/holder_watch.py": "their pidfds, in the loop",
     "broker/signing.py": "keys are made from the system's randomness",
     "broker/backup.py": "copies the journal's file",
     "lease/driver.py": "the thread that renews by itself",
