@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sublet.durable.encoded import NO_BUFFER, Buffer, BufferKind, BufferShape, Encoded, Head, Splice, Window, bare_head
+from sublet.durable.figures import numbered
 from sublet.durable.memory import address_of, memory_at
 from sublet.durable.rules import OWNERS, GpuRule, Rules, owner_of
 from sublet.durable.unpicklable import named
@@ -121,6 +122,7 @@ class Encoding:
         memo: dict[int, Any] = pickler.memo.copy()
         if self.rules.remembers:
             self.met = with_identity(memo.values())
+            self.met.update(numbered(self.rules.units))
         return memo
 
     def may_hold_byte_arrays(self) -> bool:

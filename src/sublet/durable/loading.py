@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sublet.durable.encoded import NO_BUFFER, Encoded, Head
+from sublet.durable.figures import Assembly, assembling
 from sublet.durable.memory import copy_bytes, fresh_memory
 from sublet.durable.rules import MAINS
 from sublet.errors import InvalidRequest
 
-__all__ = ["decode", "decode_encoded"]
+__all__ = ["assembly_here", "decode", "decode_encoded"]
 
 
 def decode(
@@ -25,12 +26,14 @@ def decode(
     *,
     writable: bool = True,
     met: dict[int, Any] | None = None,
+    assembly: Assembly | None = None,
 ) -> Any:
     """The value again, on the very memory of ``buffers``.
 
     With ``writable`` it comes back as it was: what the program could write to it can write to again, for which buffers
     that are read-only are copied. Without, nothing is copied and arrays are read-only (tensors are copied all the
-    same, since they cannot be). ``met`` gets every object under the number that ``Encoded.met`` gives it.
+    same, since they cannot be). ``met`` gets every object under the number that ``Encoded.met`` gives it. ``assembly``:
+    one of ``assembly_here``, for figures that are here already; the caller then has it ``finish``.
     """
     parsed = Head.parse(head)
     if len(buffers) != len(parsed.buffers):
@@ -49,15 +52,27 @@ def decode(
         memory[one.buffer][one.offset : one.offset + one.length] if one.buffer != NO_BUFFER else memoryview(b"")
         for one in parsed.windows
     )
-    if parsed.splices or met is not None:
-        source = _Spliced(parsed, memory) if parsed.splices else io.BytesIO(parsed.stream)
-        unpickler = _Unpickler(source, buffers=windows)
-        try:
-            return unpickler.load()
-        finally:
-            if met is not None:  # of what cannot be loaded it tells how far it came
-                met.update(unpickler.memo.copy())
-    return pickle.loads(parsed.stream, buffers=windows)  # noqa: S301 - in a guest, or the holder's own process
+    with assembling(assembly_here() if assembly is None else assembly) as figures:
+        if not parsed.splices and met is None:
+            value = pickle.loads(parsed.stream, buffers=windows)  # noqa: S301 - in a guest, or the holder's own process
+        else:
+            source = _Spliced(parsed, memory) if parsed.splices else io.BytesIO(parsed.stream)
+            unpickler = _Unpickler(source, buffers=windows)
+            try:
+                value = unpickler.load()
+            finally:
+                if met is not None:  # of what cannot be loaded it tells how far it came
+                    met.update(unpickler.memo.copy())
+        if assembly is None:
+            figures.finish()
+            if met is not None:
+                met.update(figures.met)
+    return value
+
+
+def assembly_here(find: Callable[[int], Any] | None = None) -> Assembly:
+    """For ``decode``. ``find``: gives the object here under a number of ``Encoded.met``, or None."""
+    return Assembly(lambda stream: _Unpickler(io.BytesIO(stream)).load(), find)
 
 
 class _Unpickler(pickle.Unpickler):

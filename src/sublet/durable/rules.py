@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import Any, ClassVar, Final, Literal
 
-from sublet.durable import rebuild
+from sublet.durable import figures, rebuild
 from sublet.durable.away import devices_are_away
 from sublet.durable.memory import address_of, memory_at
 
@@ -76,11 +76,17 @@ class Rules:
         """Ids of variables around functions that are encoded: what they hold goes with the functions."""
         self._storages: dict[int, Any] = {}
         self._blocks: set[int] = set()
+        self.figures: dict[int, figures.Unit] = {}
+        """Figures that were pickled, by id; ``anew`` hands them on, for encodings of the same values."""
+        self.units: list[figures.Unit] = []
+        """Those of this encoding, in its order."""
         self._helper: Any = None
 
     def anew(self, compact: frozenset[int] = frozenset()) -> Rules:
         """The same rules for another encoding."""
-        return type(self)(gpu=self.gpu, compact=compact)
+        found = type(self)(gpu=self.gpu, compact=compact)
+        found.figures = self.figures
+        return found
 
     @property
     def was_asked(self) -> bool:
@@ -133,6 +139,8 @@ class Rules:
                 return self._storage
             if kind is torch.Tensor or kind is torch.nn.Parameter:
                 return self._tensor
+        if "matplotlib.figure" in sys.modules and figures.is_part_kind(kind):
+            return self._plotted
         if (internals := sys.modules.get("pandas._libs.internals")) is not None and issubclass(kind, internals.Block):
             return self._pandas_block
         return None
@@ -326,6 +334,29 @@ class Rules:
         length = value.nbytes()
         view = memory_at(value.data_ptr(), length) if length else memoryview(b"")
         return rebuild.torch_storage, (PickleBuffer(view), device)
+
+    # ---- matplotlib ----
+
+    def _plotted(self, value: Any) -> Any:
+        """A figure is one unit, and an object of it is known by its number there."""
+        figure = figures.figure_of(value)
+        if figure is None:
+            figure = next((one for one in self.figures.values() if one.number_of(value) is not None), None)
+            figure = None if figure is None else figure.parts[0]
+        if figure is None:
+            return NotImplemented
+        try:
+            unit = figures.unit_of(figure, self.figures, self._rule_for)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:
+            raise Refused(f"a figure that cannot be pickled ({error})") from error
+        if value is figure:
+            if unit not in self.units:
+                self.units.append(unit)
+            return figures.figure, (type(value),), unit.state, None, None, figures.fill_figure
+        number = unit.number_of(value)
+        return NotImplemented if number is None else (figures.part_of, (figure, type(value), number))
 
     # ---- pandas ----
 

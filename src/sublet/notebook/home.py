@@ -47,7 +47,9 @@ class HomeRules(Rules):
 
     def anew(self, compact: frozenset[int] = frozenset()) -> HomeRules:
         """For another part of the same values: what is noted is noted together."""
-        return type(self)(gpu=self.gpu, compact=compact, needs=self.needs, opaque=self.opaque)
+        found = type(self)(gpu=self.gpu, compact=compact, needs=self.needs, opaque=self.opaque)
+        found.figures = self.figures
+        return found
 
     def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
         make, arguments, (attributes, slots) = super()._parts(value)

@@ -13,9 +13,10 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from sublet.durable.figures import Assembly
 from sublet.durable.rebuild import ClassState
 from sublet.notebook.memories import Window, is_memory, overlapping, view_of, windows_of
-from sublet.notebook.operations import Operation, apply
+from sublet.notebook.operations import FigureContents, Operation, apply
 from sublet.notebook.untouchable import Untouchable
 from sublet.notebook.ways import can_change, can_take_over, can_wait, is_as_it_was, way_of
 from sublet.notebook.writing import ATOMS, Way
@@ -34,12 +35,13 @@ def merge(
     originals: Mapping[int, Any],
     met: Iterable[Any] = (),
     classes: Mapping[type, ClassState] = NO_CLASSES,
+    figures: Assembly | None = None,
 ) -> tuple[dict[str, Any], dict[int, Any]]:
     """What each name stands for from now on, and what each new object stands for (by its id).
 
     ``originals``: by the id of an object that came, the one here whose copy it is; ``met``: all objects that came;
-    ``classes``: what came for classes that are here. First everything is planned, then checked, then written. An error
-    (``Unpicklable``) leaves every object as it was.
+    ``classes``: what came for classes that are here; ``figures``: those that came. First everything is planned, then
+    checked, then written. An error (``Unpicklable``) leaves every object as it was.
     """
     untouchable = Untouchable()
     refused: frozenset[int] = frozenset()
@@ -47,12 +49,14 @@ def merge(
     came = frozenset(map(id, met))
     while True:
         plan = _Plan(originals, refused, views, came, classes, untouchable)
-        plan.choose_all((*news.values(), *classes))
+        plan.choose_all((*news.values(), *classes, *(() if figures is None else figures.beside)))
         crossed, within = plan.overlaps()
         if crossed <= refused and within.keys() == views.keys():
             break
         refused |= crossed
         views = {key: view_of(*both) for key, both in within.items() if not crossed}
+    if figures is not None and figures.beside:
+        plan.write(FigureContents(figures))
     plan.apply()
     return {name: plan.stands_for(new) for name, new in news.items()}, plan.chosen
 

@@ -18,6 +18,7 @@ from operator import is_
 from typing import Any, Final, Protocol
 
 from sublet.durable.codec import ATOMS
+from sublet.durable.figures import Assembly
 from sublet.errors import Unpicklable
 from sublet.notebook.memories import move_array
 from sublet.notebook.untouchable import Untouchable
@@ -29,6 +30,7 @@ __all__ = [
     "DequeContents",
     "DictContents",
     "DictEntries",
+    "FigureContents",
     "ListContents",
     "ObjectArray",
     "Operation",
@@ -125,6 +127,29 @@ def _hashable(keys: Iterable[Any]) -> None:
 
 def _resolved(items: list[Any], stands_for: StandsFor) -> list[Any]:
     return items if ATOMS.issuperset(map(type, items)) else list(map(stands_for, items))
+
+
+class FigureContents:
+    """All figures of a transfer, which their own classes put together."""
+
+    phase = KEYED
+    __slots__ = ("target",)
+
+    def __init__(self, target: Assembly) -> None:
+        self.target = target
+
+    def resolve(self, stands_for: StandsFor) -> None:
+        for beside in self.target.beside:
+            beside[:] = map(stands_for, beside)
+
+    def check(self) -> None:
+        """Nothing is known before they are loaded."""
+
+    def apply(self) -> None:
+        self.target.finish()
+
+    def undo(self) -> None:
+        self.target.undo()
 
 
 class ListContents:

@@ -10,7 +10,7 @@ from pickle import PickleBuffer
 from typing import Any, Final
 
 from sublet.durable.codec import with_identity
-from sublet.durable.loading import decode
+from sublet.durable.loading import assembly_here, decode
 from sublet.durable.rebuild import ClassState, leaving_classes
 from sublet.durable.roots import Group, met_by_name
 from sublet.notebook.identity import Tag
@@ -127,8 +127,12 @@ class Taken:
 class Came:
     """A parcel, unpacked."""
 
-    def __init__(self, parcel: Parcel, view: Callable[[Lodged], memoryview]) -> None:
+    def __init__(
+        self, parcel: Parcel, view: Callable[[Lodged], memoryview], find: Callable[[Tag], Any] = lambda _: None
+    ) -> None:
+        """``find``: the object here that both sides call so, or None."""
         self.parcel = parcel
+        self.figures = assembly_here(lambda n: find(parcel.known[n]) if n in parcel.known else None)
         self.met: dict[int, Any] = {}
         self.values: dict[str, Any] = {}
         self.broken: dict[str, str] = {}
@@ -142,7 +146,7 @@ class Came:
         met: dict[int, Any] = {}
         try:
             with leaving_classes() as self.classes:
-                self.values = decode(parcel.head, views, met=met)
+                self.values = decode(parcel.head, views, met=met, assembly=self.figures)
         except Exception as error:  # noqa: BLE001 - whatever an object's own methods raise
             self.broken = self._broken(met, f"{type(error).__name__}: {error}")
         self.met = with_identity(met.items())

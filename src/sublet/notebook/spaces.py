@@ -20,6 +20,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from sublet.durable.changes import ChangeFinder
 from sublet.durable.codec import can_travel, encode
 from sublet.durable.encoded import Buffer, BufferKind, Encoded
+from sublet.durable.figures import is_part_kind
 from sublet.durable.roots import Group, Order, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.blame import blamed
@@ -55,6 +56,14 @@ ROUNDS_MAX: Final = 64
 
 def _at_once(job: Job) -> None:
     job()
+
+
+def _sendable(values: list[Any]) -> list[Any]:
+    """Those of these values that can be encoded, found by halves: mostly it is all of them or all but a few."""
+    if not values or can_travel(values, HomeRules()):
+        return values
+    half = len(values) // 2
+    return [*_sendable(values[:half]), *_sendable(values[half:])] if half else []
 
 
 def _without_collections(method: Callable[P, T]) -> Callable[P, T]:
@@ -250,7 +259,7 @@ class Space:
                 idle.add(parcel.names)
                 changed += names
                 continue
-            came = Came(parcel, self._lodging.view)
+            came = Came(parcel, self._lodging.view, self._identities.find)
             if came.broken:
                 broken |= came.broken
                 continue
@@ -360,10 +369,10 @@ class Space:
         met = {id(value) for group in groups for value in (group.plain or group.encoded.met or {}).values()}
         held = {id(held) for value in came if (held := getattr(value, "__dict__", None)) is not None}
         known = met | held
-        lost = [value for value in came if id(value) not in known and can_change(value)]
-        found = [value for value in lost if not self._is_untouched(value)]
-        if not can_travel(found, HomeRules()):  # what cannot is nobody's question any more
-            found = [value for value in found if can_travel(value, HomeRules())]
+        lost = [
+            value for value in came if id(value) not in known and can_change(value) and not is_part_kind(type(value))
+        ]
+        found = _sendable([value for value in lost if not self._is_untouched(value)])
         return {LOST: found} if found else {}  # one by one each would have to say again what they share
 
     def _is_untouched(self, value: Any) -> bool:

@@ -16,16 +16,18 @@ def taken_over(names: dict[str, Any], identities: Identities, came: Came) -> tup
     known, met = came.parcel.known, came.met
     originals = {id(met[n]): identities.find(tag) for n, tag in known.items() if n in met}
     if not came.classes and not any(old is not None for old in originals.values()):  # all is new: nothing to write into
+        came.figures.finish()
         names.update({name: value for name, value in came.values.items() if not name.startswith(LOST)})
-        return met, []
+        return met | came.figures.met, []
     lost_last = sorted(came.values, key=lambda name: name.startswith(LOST))  # what has a name says what it holds
-    merged, chosen = merge({name: came.values[name] for name in lost_last}, originals, met.values(), came.classes)
+    news = {name: came.values[name] for name in lost_last}
+    merged, chosen = merge(news, originals, met.values(), came.classes, came.figures)
     rebound = []
     for key, old in originals.items():
         if old is not None and chosen.get(key, old) is not old:
             rebound += _rebound(names, old, chosen[key])
     names.update({name: value for name, value in merged.items() if not name.startswith(LOST)})
-    return {n: chosen.get(id(value), value) for n, value in met.items()}, rebound
+    return {n: chosen.get(id(value), value) for n, value in met.items()} | came.figures.met, rebound
 
 
 def _rebound(names: dict[str, Any], old: Any, new: Any) -> list[str]:

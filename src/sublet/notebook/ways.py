@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sublet.durable.codec import encode
+from sublet.durable.figures import figure_of, is_part_kind
 from sublet.durable.roots import IDENTITY_FREE
 from sublet.durable.rules import OWNERS, owner_of
 from sublet.errors import SubletError
@@ -39,6 +40,8 @@ def way_of(new: Any) -> Way | None:
         return found
     if is_frame(new):
         return writing.into_frame
+    if is_part_kind(kind) and figure_of(new) is not None:
+        return None  # figures are put together in their own objects
     if isinstance(new, type):
         return writing.into_class if new.__module__ == "__main__" else None
     if isinstance(new, types.ModuleType):
@@ -73,6 +76,8 @@ def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
         return True
     if isinstance(old, types.ModuleType):
         return sys.modules.get(old.__name__) is not old
+    if is_part_kind(kind) and figure_of(new) is not None:
+        return False
     if core is None:
         return (
             (is_array(old) and same_array(old, new) and _of_one_owner(plan, old, new))
