@@ -58,7 +58,7 @@ fmt: $(READY) ## put the code into its form
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
 
-wheel: $(READY) ## build the wheel, install it where the source is not, and run it there
+wheel: $(READY) ## build the wheel, install it where the source is not, run it there; the other ways to install
 	@sh tools/check_wheel.sh
 
 check: lint types test wheel ## all that CI does

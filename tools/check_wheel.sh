@@ -40,3 +40,4 @@ END
 alone sublet --version
 alone sublet demo
 echo "the wheel works alone"
+sh "$source/tools/check_install.sh" "$wheel"

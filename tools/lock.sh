@@ -6,9 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-UV_VERSION=0.13.8    # pinned, so that two people get the same file
-
-.venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check "uv==$UV_VERSION"
+# Which uv is in the lock as well, so that two people get the same file.
 .venv/bin/uv pip compile --quiet --universal --generate-hashes --extra dev --extra kernels --extra gpu --extra notebook --extra s3 \
     --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
     ${UPGRADE:+--upgrade} --output-file requirements.lock pyproject.toml
