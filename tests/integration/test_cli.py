@@ -92,6 +92,18 @@ def sublet(office: Shell) -> Iterator[Shell]:
     release_all(office.home)
 
 
+def test_config_shows_what_holds_and_where_it_is_from_and_needs_no_office(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "none")
+    assert {row["source"] for row in shell("config", "--json").json} == {"default"}
+    assert not (tmp_path / "none").exists()
+    path = str(tmp_path / "none" / "config.toml")
+    assert shell("config", "path").out == f"{path}\n"
+    assert shell("config", "set", "vram", "8GiB").out == f"vram is 8GiB now, in {path}.\n"
+    assert shell("config", "show", "vram").out.splitlines()[1].split()[:3] == ["vram", "8GiB", f"{path}:1"]
+    assert shell("config", "unset", "vram").out == "vram is not set any more: the default is 1GiB.\n"
+    assert shell("status").status == 1, "no office was started"
+
+
 # ---- the office ----
 
 
@@ -442,6 +454,13 @@ NONSENSE = [
     ["up", "--host-gpus", "many"],
     ["down", "--now", "--keep"],
     ["frobnicate"],
+    ["config", "set", "vram", "8"],
+    ["config", "set", "vram"],
+    ["config", "set", "colour", "red"],
+    ["config", "unset", "colour"],
+    ["config", "unset", "vram", "8GiB"],
+    ["config", "path", "vram"],
+    ["config", "vram"],
 ]
 
 

@@ -164,9 +164,39 @@ def test_a_command_that_looks_for_a_gpu_on_a_host_device_is_told_what_that_is(su
     assert "host device" not in done.err, "nobody asked for a GPU"
 
 
+def test_defaults_of_config_toml_hold_where_nothing_is_said(sublet: Shell) -> None:
+    """What is set is asked for; an option overrides it; a mistake in the file is told with its line."""
+    say = ["sh", "-c", 'sublet=$1; shift; "$sublet" -m sublet lease show --json "$SUBLET_LEASE"', "sh", PYTHON]
+    config = sublet.home / "config.toml"
+    config.write_text('vram = "128MiB"\nttl = "77s"\ntier = "spot"\nshared = true\nwait = "30s"\n')
+    try:
+        view = json.loads(sublet("run", "--gpus", "1", "--", *say).out)
+        (part,) = view["parts"]
+        assert (part["amount"], view["ttl"], view["tier"]) == (128 << 20, 77.0, "spot")
+        assert view["wants"][0]["exclusivity"] == "shared"
+        said = ("--gpu", "64MiB", "--exclusive", "--ttl", "50s", "--tier", "batch")
+        view = json.loads(sublet("run", *said, "--", *say).out)
+        (part,) = view["parts"]
+        assert part["amount"] > 64 << 20, "the whole device"
+        assert (view["ttl"], view["tier"], view["wants"][0]["exclusivity"]) == (50.0, "batch", None)
+        view = json.loads(sublet("run", "--", *say).out)
+        assert [part["kind"] for part in view["parts"]] == ["cpu"], "a default is no request for a GPU"
+        config.write_text('tier = "spot"\nttl = 5 minutes\n')
+        done = sublet("run", "--", "true")
+        assert done.status == 2
+        assert "config.toml is not TOML" in done.err
+        assert "line 2" in done.err
+        config.write_text('tier = "spot"\n\nvram = 8\n')
+        assert "config.toml:3: the vram 8 has no unit" in sublet("run", "--", "true").err
+    finally:
+        config.unlink()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["run", "--shared", "--exclusive", "--gpu", "1GiB", "--", "true"], "contradict"),
+        (["run", "--shared", "--", "true"], "--shared needs --gpu size as well"),
         (["run"], "missing argument"),
         (["run", "--"], "missing argument"),
         (["run", "--gpus", "2", "--", "true"], "--gpus"),

@@ -1,4 +1,4 @@
-"""``sublet kernelspec``: kernels whose cells run on a leased device, in the menu of Jupyter."""
+"""``sublet kernelspec``: Jupyter kernels whose cells run on a leased device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["install", "uninstall"]
 
 Name = Annotated[
     str | None,
-    Opt("--name", metavar="NAME", help="What Jupyter calls it; `sublet` if left out."),
+    Opt("--name", metavar="NAME", help="Name of the kernelspec (default: sublet)."),
 ]
-User = Annotated[bool, Opt("--user", help="For you alone, in whatever environment Jupyter runs.")]
+User = Annotated[bool, Opt("--user", help="Install for the current user, for every environment.")]
 Prefix = Annotated[
-    str | None, Opt("--prefix", metavar="FOLDER", help="Below this folder, such as that of another environment.")
+    str | None, Opt("--prefix", metavar="FOLDER", help="Install below this folder, such as another environment.")
 ]
 
 DEFAULT = "sublet"
@@ -26,28 +26,35 @@ def install(
     *,
     vram: Annotated[
         str | None,
-        Opt("--vram", "--gpu", metavar="SIZE", help="Memory of the device; 1GiB if left out."),
+        Opt("--vram", "--gpu", metavar="SIZE", help="GPU memory (default: 1GiB)."),
     ] = None,
-    gpus: Annotated[str | None, Opt("--gpus", metavar="N", help="So many devices, all or none.")] = None,
-    ttl: Annotated[str | None, Opt("--ttl", metavar="DURATION", help="How long it is lent at a time.")] = None,
+    gpus: Annotated[
+        str | None, Opt("--gpus", metavar="N", help="Number of GPUs, all on one machine (default: 1).")
+    ] = None,
+    ttl: Annotated[str | None, Opt("--ttl", metavar="DURATION", help="Time to live of a lease (default: 5m).")] = None,
     tier: Annotated[
-        str | None, Opt("--tier", choices=[t.value for t in Tier], help="Who goes first; interactive if left out.")
+        str | None, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive).")
     ] = None,
-    waiting: Annotated[str | None, Opt("--wait", metavar="DURATION", help="The longest to wait in line.")] = None,
+    shared: Annotated[
+        bool, Opt("--shared", help="Share the GPU with your other leases, each within its --vram.")
+    ] = False,
+    waiting: Annotated[
+        str | None, Opt("--wait", metavar="DURATION", help="Longest wait in the queue (default: no limit).")
+    ] = None,
     name: Name = None,
     user: User = False,
     prefix: Prefix = None,
 ) -> int:
-    """Add a kernel to Jupyter whose every cell runs on a leased device.
+    """Add a kernel to Jupyter that runs every cell on a leased device.
 
-    A notebook with this kernel needs no `%%gpu`; a cell that begins with `%%cpu` stays where the notebook is. Nothing
-    is leased until a cell runs. It is put where this Python's environment has its kernels, or where --user or --prefix
-    say; one of ours that is there already is replaced.
+    A notebook with this kernel needs no `%%gpu`; a cell that begins with `%%cpu` runs where the notebook is. Nothing is
+    leased until a cell runs. Options that are left out are taken from `sublet config`. The kernelspec is installed in
+    this Python's environment unless --user or --prefix is given; an earlier one of Sublet's is replaced.
     """
     from sublet.notebook import kernelspec
 
     asked = (("--vram", vram), ("--gpus", gpus), ("--ttl", ttl), ("--tier", tier), ("--wait", waiting))
-    words = [word for flag, value in asked if value is not None for word in (flag, value)]
+    words = [word for flag, value in asked if value is not None for word in (flag, value)] + ["--shared"] * shared
     called = name or DEFAULT
     folder = kernelspec.install(called, words, user=user, prefix=prefix)
     print(f"The kernel is there: “{kernelspec.kernel_json(words)['display_name']}”, in {folder}.")
@@ -56,7 +63,7 @@ def install(
 
 
 def uninstall(*, name: Name = None, user: User = False, prefix: Prefix = None) -> int:
-    """Take such a kernel out of Jupyter again."""
+    """Remove such a kernel from Jupyter."""
     from sublet.notebook import kernelspec
 
     folder = kernelspec.uninstall(name or DEFAULT, user=user, prefix=prefix)

@@ -26,8 +26,9 @@ from sublet.cli.parsing import FOREVER, count, duration, label, labels, size, vr
 from sublet.cli.parsing import name as valid
 from sublet.cli.show import visible
 from sublet.cli.taking import Taken, take
+from sublet.client.home import home_text
 from sublet.errors import Disconnected, LeaseNotActive, SubletError
-from sublet.values import Kind, RenewMode, Tier
+from sublet.values import Exclusivity, Kind, RenewMode, Tier
 
 if TYPE_CHECKING:
     from sublet.cli.attend import Attendance
@@ -51,7 +52,9 @@ def run(
     block: Annotated[
         int | None, Opt("--block", metavar="SIZE", parse=size, help="Storage that outlives the process.")
     ] = None,
-    smaller_ok: Annotated[bool, Opt("--smaller-ok", help="Take less where less is free.")] = False,
+    smaller_ok: Annotated[bool, Opt("--smaller-ok", help="Accept less if no more is free.")] = False,
+    shared: Annotated[bool, Opt("--shared", help="Share the GPU with your other leases.")] = False,
+    exclusive: Annotated[bool, Opt("--exclusive", help="Reserve the GPU whole (default).")] = False,
     ttl: Annotated[
         float | None,
         Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live: without a renewal it ends after this."),
@@ -113,12 +116,23 @@ def run(
             say_error(failed, as_json=False)
             return failed.exit_code
         words = [python, *words]
+    if shared and exclusive:
+        raise UsageError("--shared and --exclusive contradict each other", do="Give one of them.")
+    if shared and gpu is None and gpus is None:
+        raise UsageError("--shared needs --gpu SIZE as well", do="Say how much memory: --gpu 8GiB --shared.")
+    mine = _configured()
+    if gpus is not None and gpu is None:
+        gpu = mine.get("vram")
     request = {
         "request_id": f"cli-{os.urandom(12).hex()}",
-        "wants": _wants(gpu, gpus, cpu, memory, block, smaller_ok=smaller_ok),
-        "ttl": ttl,
-        "tier": _tier(tier, spot=spot),
-        "wait": _patience(waiting, no_wait=no_wait),
+        "wants": _wants(
+            *(gpu, gpus, cpu, memory, block),
+            smaller_ok=smaller_ok or (gpu is not None and mine.get("smaller_ok", False)),
+            shared=shared or (mine.get("shared", False) and not exclusive),
+        ),
+        "ttl": mine.get("ttl") if ttl is None else ttl,
+        "tier": _tier(tier, spot=spot) or mine.get("tier"),
+        "wait": _patience(mine.get("wait") if waiting is None and not no_wait else waiting, no_wait=no_wait),
         "renew": renew or RenewMode.WHILE_BUSY.value,
         "name": None if name is None else valid(name),
         "labels": labels(label_pairs),
@@ -202,6 +216,19 @@ def _say(sentence: str, do: str) -> None:
         sys.stderr.write(f"  {visible(do)}\n")
 
 
+def _configured() -> dict[str, Any]:
+    """What `sublet config` set, as the options would mean it. --python is for cells: here it says what runs."""
+    if not os.path.exists(f"{home_text()}/config.toml"):  # nothing is loaded to see that nothing is set
+        return {}
+    from sublet.client.config import read_config
+
+    found: dict[str, Any] = {name: setting.value for name, setting in read_config().items()}
+    for name, parse in (("vram", vram), ("ttl", duration), ("wait", wait)):
+        if name in found:
+            found[name] = parse(found[name])
+    return found
+
+
 def _tier(tier: str | None, *, spot: bool) -> str | None:
     if spot and tier not in (None, Tier.SPOT):
         raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
@@ -217,7 +244,14 @@ def _patience(waiting: float | None, *, no_wait: bool) -> float | None:
 
 
 def _wants(
-    gpu: int | None, gpus: int | None, cpu: int | None, memory: int | None, block: int | None, *, smaller_ok: bool
+    gpu: int | None,
+    gpus: int | None,
+    cpu: int | None,
+    memory: int | None,
+    block: int | None,
+    *,
+    smaller_ok: bool,
+    shared: bool,
 ) -> list[dict[str, Any]]:
     if gpus is not None and gpu is None:
         raise UsageError(
@@ -231,6 +265,8 @@ def _wants(
     ]
     for want in wants:
         want["count"] = gpus or 1 if want["kind"] == Kind.GPU else 1
+        if shared and want["kind"] == Kind.GPU:
+            want["exclusivity"] = Exclusivity.SHARED.value
         if smaller_ok:
             want["least"] = 1
     return wants

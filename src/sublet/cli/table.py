@@ -55,18 +55,19 @@ COMMANDS: Final[dict[str, str]] = {
     "audit verify": "upkeep:audit_verify",
     "backup": "upkeep:backup",
     "restore": "upkeep:restore",
+    "config": "config:config",
     "completion": "completion:completion",
 }
 """The words of a command → module and function in this package, in the order the help shows them."""
 
 GROUPS: Final[dict[str, str]] = {
     "nb": "Run whole notebooks, now or in the background.",
-    "lease": "Ask for hardware, see who holds what, give it back.",
-    "kernelspec": "Kernels whose cells run on a leased device, in the menu of Jupyter.",
-    "volume": "What is kept under names: see it, check it, copy it, give it up.",
-    "tenant": "Who may ask, and how much each may have at once.",
-    "fence": "Hardware that did not come clean after its last lease.",
-    "audit": "The record of everything that was decided.",
+    "lease": "Acquire, list, renew and release leases.",
+    "kernelspec": "Install Jupyter kernels whose cells run on a leased device.",
+    "volume": "List, verify, copy and remove named volumes.",
+    "tenant": "Manage tenants, their tokens and limits.",
+    "fence": "List or clear quarantined devices.",
+    "audit": "Read and verify the audit log.",
 }
 
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -76,7 +77,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Notebooks": ("nb", "lab", "kernelspec"),
     "Leases": ("lease", "volume", "bill"),
     "For the operator": ("tenant", "fence", "drain", "audit", "backup", "restore"),
-    "The shell": ("completion",),
+    "This installation": ("config", "completion"),
 }
 """How the help groups the words that can come first."""
 

@@ -59,7 +59,7 @@ def quiet(lease: Lease) -> Lease:
 
 def fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:
     """Whether a lease that is there will do."""
-    if len(lease.devices) != wants.gpus or had.python != wants.python:
+    if len(lease.devices) != wants.gpus or had.python != wants.python or had.shared != wants.shared:
         return False
     return wants.vram_bytes is None or all(device.amount >= wants.vram_bytes for device in lease.devices)
 

@@ -36,7 +36,7 @@ from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Starting, Waiting
 from sublet.notebook.traffic import Traffic, fates_text, number_of
 from sublet.notebook.whereabouts import Whereabouts
-from sublet.values import GIB, NS_PER_S, Tier
+from sublet.values import GIB, NS_PER_S, Exclusivity, Tier
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -250,6 +250,7 @@ class Cells:
             lease = fabric.gpu(
                 min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
                 count=options.gpus,
+                exclusivity=Exclusivity.SHARED if options.shared else None,
                 tier=options.tier or Tier.INTERACTIVE,
                 wait=wait,
                 or_smaller=options.smaller_ok,

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sublet.notebook.options import CellOptions, parse_line
+from sublet.notebook.options import parse_line
 from sublet.notebook.plain import said_plainly
 from sublet.notebook.routing import MAGIC, routed
 
@@ -36,12 +36,12 @@ __all__ = ["KernelMode", "main"]
 class KernelMode:
     """One shell in which every cell of the user's is for the device."""
 
-    def __init__(self, shell: Any, magics: GpuMagics, options: CellOptions) -> None:
+    def __init__(self, shell: Any, magics: GpuMagics, line: str) -> None:
         self.is_users = False
         """Whether what is read next is a cell of the user's, and not something that a front end or a magic runs."""
         self._cells = magics.cells
-        self._options = options
-        magics.defaults = options
+        self._options = magics.options
+        magics.defaults = line
         shell.register_magic_function(self._run, "cell", MAGIC)
         shell.input_transformers_cleanup.insert(0, self._read)
         shell.events.register("pre_run_cell", self._begun)
@@ -54,7 +54,7 @@ class KernelMode:
 
     def _run(self, line: str, cell: str) -> None:
         with said_plainly():
-            self._cells.run(cell, self._options, is_whole=True)
+            self._cells.run(cell, self._options(""), is_whole=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -66,7 +66,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
     said = list(sys.argv[1:] if words is None else words)
     at = said.index("--") if "--" in said else len(said)
-    options = parse_line(shlex.join(said[at + 1 :]))
+    line = shlex.join(said[at + 1 :])
+    options = parse_line(line)
 
     class LeasedKernel(kernel_class()):  # type: ignore[misc]  # one that is made when it is wanted
         mode: KernelMode
@@ -90,7 +91,7 @@ def main(words: Sequence[str] | None = None) -> None:
     app.initialize(said[:at])
     magics = GpuMagics(app.shell)
     app.shell.register_magics(magics)
-    app.kernel.mode = KernelMode(app.shell, magics, options)
+    app.kernel.mode = KernelMode(app.shell, magics, line)
     app.start()
 
 

@@ -11,7 +11,7 @@ from sublet.errors import InvalidRequest
 from sublet.notebook.cells import Cells
 from sublet.notebook.commands import completions, run_command
 from sublet.notebook.commands import help_text as commands_text
-from sublet.notebook.options import CellOptions, help_text, parse_line
+from sublet.notebook.options import CellOptions, configured, help_text, parse_line
 from sublet.notebook.plain import said_plainly
 
 __all__ = ["GpuMagics", "load", "with_a_body"]
@@ -30,8 +30,8 @@ class GpuMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.cells = Cells(shell, sublet.connect)
-        self.defaults = CellOptions()
-        """Of every ``%%gpu`` that does not say otherwise."""
+        self.defaults = ""
+        """Options of the kernelspec or the job, as one line: they go before those of ``sublet config``."""
 
     @cell_magic
     def gpu(self, line: str, cell: str) -> None:
@@ -43,10 +43,14 @@ class GpuMagics(Magics):
             if line.strip() == "explain":
                 print(self.cells.explained(cell))  # noqa: T201
                 return
-            options = parse_line(line, self.defaults)
+            options = self.options(line)
             if not cell.strip():
                 raise InvalidRequest("there is no code below %%gpu", do=EMPTY_DO)
             self.cells.run(cell, options)
+
+    def options(self, line: str) -> CellOptions:
+        """Of a cell with this line: its own, else the kernelspec's, else those of ``sublet config``."""
+        return parse_line(line, parse_line(self.defaults, configured()))
 
     @line_magic("gpu")  # type: ignore[arg-type]  # IPython takes a name as well
     def gpu_line(self, line: str) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, NoReturn
 
+from sublet.client.config import KEYS, read_config
 from sublet.errors import InvalidRequest
 from sublet.values import GIB, MIB, Tier, format_duration, format_size, parse_duration_ns, parse_size
 
-__all__ = ["CellOptions", "help_text", "parse_line"]
+__all__ = ["CellOptions", "configured", "help_text", "parse_line"]
 
 ROOM_BYTES: Final = 4 * GIB
 GPUS_MAX: Final = 64
@@ -38,6 +39,8 @@ class CellOptions:
     wait_ns: int | None = None
     """None: as long as it takes; 0: not at all."""
     smaller_ok: bool = False
+    shared: bool = False
+    """With neighbours on the device, each with the VRAM that it asked for; else the device is reserved whole."""
     python: str = ""
     paths: tuple[str, ...] = ()
     """Folders and files of one's own that the cell imports from."""
@@ -52,6 +55,7 @@ class CellOptions:
             None if self.gpus == 1 else f"{self.gpus} devices",
             None if self.ttl_ns is None else f"for {format_duration(self.ttl_ns)}",
             None if self.tier is None else f"tier {self.tier}",
+            "shared" if self.shared else None,
         ]
         return ", ".join(one for one in said if one) or "a device"
 
@@ -118,6 +122,8 @@ OPTIONS: Final = (
     ),
     _Option("--no-wait", "", lambda _: {"wait_ns": 0}, "fail at once if nothing is free"),
     _Option("--smaller-ok", "", lambda _: {"smaller_ok": True}, "accept less memory if no more is free"),
+    _Option("--shared", "", lambda _: {"shared": True}, "share the GPU with your other leases, each within its --vram"),
+    _Option("--exclusive", "", lambda _: {"shared": False}, "reserve the GPU whole (default)"),
     _Option("--python", "PATH", lambda v: {"python": _path(v)}, "Python interpreter (default: the notebook's)"),
     _Option(
         "--stay-over",
@@ -129,13 +135,14 @@ OPTIONS: Final = (
     _Option("--with", "PATH", lambda v: {"paths": (_path(v),)}, "folder or file to import from. Repeatable"),
 )
 _BY_FLAG: Final = {flag: option for option in OPTIONS for flag in (option.flag, option.also) if flag}
-_ONCE: Final = {"--wait": "--no-wait", "--no-wait": "--wait", "--tier": "--spot", "--spot": "--tier"}
+_ONCE: Final = {"--wait": "--no-wait", "--tier": "--spot", "--shared": "--exclusive"}
 """Options that exclude each other."""
 _ELSEWHERE: Final = {
     **dict.fromkeys(("--time", "--timeout", "--duration"), "--ttl"),
     **dict.fromkeys(("-g", "-gpu", "--mem", "--memory", "--min-vram", "--min_vram"), "--vram"),
     **dict.fromkeys(("--count", "--num-gpus", "-n"), "--gpus"),
     **dict.fromkeys(("--priority", "--partition", "--queue"), "--tier"),
+    **dict.fromkeys(("--share", "--oversubscribe"), "--shared"),
 }
 """Names that other tools have for these options."""
 
@@ -147,14 +154,26 @@ def parse_line(line: str, base: CellOptions | None = None) -> CellOptions:
         flag = option.flag
         if flag in seen and flag != "--with":
             raise InvalidRequest(f"{flag} is given twice", do="Give it once.")
-        if _ONCE.get(flag) in seen:
-            raise InvalidRequest(f"{flag} and {_ONCE[flag]} contradict each other", do="Give one of them.")
+        other = next((two if one == flag else one for one, two in _ONCE.items() if flag in (one, two)), "")
+        if other in seen:
+            raise InvalidRequest(f"{flag} and {other} contradict each other", do="Give one of them.")
         seen.add(flag)
         change = option.read(value)
         if flag == "--with":
             change = {"paths": (*options.paths, *change["paths"])}
         options = replace(options, **change)
     return options
+
+
+def configured() -> CellOptions:
+    """What `sublet config` set for all cells. Raises ``InvalidRequest`` for a file with a mistake."""
+    words = []
+    for name, setting in read_config().items():
+        if setting.value is True:
+            words.append(KEYS[name].flag)
+        elif setting.value is not False:
+            words += [KEYS[name].flag, str(setting.value)]
+    return parse_line(shlex.join(words))
 
 
 def help_text() -> str:

@@ -59,9 +59,7 @@ def begin(folder: str, checkpoint: int, cell_options: str, label: str, parent: i
         load(shell)
     magics = shell.magics_manager.registry["GpuMagics"]
     if cell_options or label:
-        from sublet.notebook.options import parse_line
-
-        magics.defaults = parse_line(cell_options)
+        magics.defaults = cell_options
         magics.cells.labels["job"] = label
         magics.cells.connect = functools.partial(connect, bound=bound)
     _store, _saver = FolderStore(folder) if folder else _own_volume(), Saver()
