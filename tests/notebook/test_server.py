@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,11 @@ from sublet.client.office import ensure_office
 from sublet.notebook import kernelspec
 from tests.notebook.served import PATIENCE_S, Kernel, Message, Server, serving
 from tests.traces import until
+
+GRACE_S = 5.0
+"""What a guest has to save, from the end of its lease on."""
+START_S = 10.0
+"""A new guest on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -370,3 +377,28 @@ def test_in_kernel_mode_a_cell_may_say_its_own_options(leased: Kernel, fabric: s
     leased.run("%%gpu --tier spot\n1")
     [lease] = live(fabric)
     assert (lease.tier, lease.ttl) == ("spot", 60.0)
+
+
+def test_a_killed_kernel_keeps_no_device_from_the_next_notebook(
+    kernel: Kernel, server: Server, fabric: sublet.Fabric
+) -> None:
+    """SIGKILL in the middle of a cell that has five minutes: the lease ends with the kernel, and the next notebook has
+    the device after the grace at the latest. What the dead kernel's guest did is stopped with it."""
+    kernel.run("%gpu release")
+    with server.kernel() as dying:
+        dying.run("%load_ext sublet")
+        pid = int(dying.run("import os; print(os.getpid())").text())
+        dying.start("%%gpu --ttl 5m --vram 2GiB\nimport time\nwhile True: time.sleep(0.01)")
+        until("the cell", lambda: any(lease.bound_to == pid and not lease.idle for lease in live(fabric)))
+        [lease] = live(fabric)
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        cell = kernel.run("%%gpu --vram 2GiB\nprint('mine')")
+        assert time.monotonic() - killed < GRACE_S + START_S
+        assert cell.text() == "mine\n"
+    end = fabric.lease(lease.id).end
+    assert end is not None
+    assert (end.reason, end.detail) == ("holder_gone", f"its process {pid} has ended")
+    until(
+        "the end of all that the dead kernel had", lambda: not [one for one in fabric.leases() if one.bound_to == pid]
+    )
