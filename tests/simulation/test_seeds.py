@@ -26,6 +26,8 @@ def test_a_thousand_seeds_break_no_rule_and_leave_no_fault_untried() -> None:
     assert not coverage.missing(tally.met), f"never met: {coverage.missing(tally.met)}\n{coverage.table(tally.met)}"
     assert tally.seen["effect taken"] > 50 * SEEDS
     assert tally.seen["effect refused"] > SEEDS
+    assert tally.seen["ended with its process"] > SEEDS // 10
+    assert tally.seen["parked, and ended with its process"]
 
 
 def test_a_seed_always_tells_the_same_story() -> None:

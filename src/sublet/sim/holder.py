@@ -6,12 +6,13 @@ repeats requests whose answers were lost, and sometimes just stops.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker.records import Want
+from sublet.broker.records import ProcessRecord, Want
 from sublet.errors import LeaseEnded, NotFound, StaleEpoch
 from sublet.lease.holder import HELD_STATES, Holder
 from sublet.lease.policy import RenewalPolicy
@@ -49,6 +50,9 @@ class HolderProcess(AskingProcess):
         self.parked: Parking | None = None
         """Where the guests of its last lease live on, as it was told."""
         self._requests = 0
+        self.is_bound = world.scenario.bound and random.Random(f"{world.scenario.seed}/{name}").random() < 0.7
+        self.process: ProcessRecord | None = None
+        """What its leases are bound to, if they are."""
         self._forget()
 
     def _forget(self) -> None:
@@ -65,6 +69,8 @@ class HolderProcess(AskingProcess):
     def begin(self) -> None:
         super().begin()
         self._forget()
+        if self.is_bound:
+            self.process = self.world.programs.began(int(self.name[1:]), self.boot, self.clock.domain)
         self.asked_at_true = None
         self.after(int(self.world.random.random() * 10 * _S), self._want)
 
@@ -72,6 +78,11 @@ class HolderProcess(AskingProcess):
         if self.holder is not None:
             self.world.in_jeopardy.discard(self.holder.lease)
         super().crash()
+        if self.process is not None:
+            process, self.process = self.process, None
+            self.world.programs.ended(process, self.world.now)
+            office = self.world.office
+            self.world.push(self.world.now, office, office.process_ended, (process,))
 
     # ---- asking ----
 
@@ -124,6 +135,7 @@ class HolderProcess(AskingProcess):
                 name=job.name if job.resume is None else None,
                 resume=job.resume,
                 resume_epoch=job.resume_epoch,
+                process=self.process,
             ),
             self._acquired,
         )
@@ -138,7 +150,7 @@ class HolderProcess(AskingProcess):
             self.ask(cmd.Release(tenant=self.tenant, lease=parked.lease), lambda _: None)
         if 0.6 < fate < 0.8:
             again = RequestId(f"{self.name}-{self.boot}-{self._requests}-over")
-            command = cmd.Attach(tenant=self.tenant, lease=parked.lease, request_id=again)
+            command = cmd.Attach(tenant=self.tenant, lease=parked.lease, request_id=again, process=self.process)
             self.post(self.open_request(lambda _: None, None), command)
 
     def _acquired(self, reply: Reply) -> None:
@@ -185,7 +197,8 @@ class HolderProcess(AskingProcess):
 
     def _claim(self, epoch: Epoch | None) -> None:
         if self.lease is not None and self.holder is None:
-            self.ask(cmd.Claim(tenant=self.tenant, lease=self.lease, epoch=epoch), self._claimed)
+            claim = cmd.Claim(tenant=self.tenant, lease=self.lease, epoch=epoch, process=self.process)
+            self.ask(claim, self._claimed)
 
     def _claimed(self, reply: Reply) -> None:
         if reply.kind == "error" and not reply.ended and isinstance(reply.error, StaleEpoch | LeaseEnded):
@@ -274,7 +287,8 @@ class HolderProcess(AskingProcess):
     def _attach(self) -> None:
         if self.lease is not None:
             request = RequestId(f"{self.name}-{self.boot}-{self._requests}-again")
-            self.ask(cmd.Attach(tenant=self.tenant, lease=self.lease, request_id=request), self._attached)
+            attach = cmd.Attach(tenant=self.tenant, lease=self.lease, request_id=request, process=self.process)
+            self.ask(attach, self._attached)
 
     def _attached(self, reply: Reply) -> None:
         holder = self.holder

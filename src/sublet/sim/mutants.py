@@ -1,8 +1,9 @@
 """Known bugs of other systems, put into the real parts while a seed runs, to see that the seeds would find them.
 
-Z1 to Z22, and G1 to G7 of parked guests; each says whose bug it was, or of which kind. Nothing of it is in the product:
-a mutant replaces one method or function of a part for as long as its context lasts. Where the bug needs machinery that
-this design does not have, the nearest thing that could happen here stands for it, and says so.
+Z1 to Z22, G1 to G7 of parked guests, K1 to K4 of volumes, B1 of leases that are bound to a process; each says whose bug
+it was, or of which kind. Nothing of it is in the product: a mutant replaces one method or function of a part for as
+long as its context lasts. Where the bug needs machinery that this design does not have, the nearest thing that could
+happen here stands for it, and says so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker import promises
 from sublet.broker.answers import Granted, Outcome
+from sublet.broker.bound import BoundLeases
 from sublet.broker.ledger import Ledger
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.schedule import Schedule
@@ -48,6 +50,16 @@ _S: Final = 1_000_000_000
 def switched_on(name: str | None) -> AbstractContextManager[None]:
     """The mutant of this name is in force; None changes nothing."""
     return in_force(MUTANTS[name].changes if name is not None else ())
+
+
+# ---- the processes of holders ----
+
+
+def _not_restored(_original: Any) -> Any:
+    def restored(self: BoundLeases, lease: LeaseRecord) -> None:
+        return
+
+    return restored
 
 
 # ---- the fence and the epochs ----
@@ -376,4 +388,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     **PARKING,
     **VOLUMES,
+    "B1": Mutant(
+        "an office that came back does not look again at the processes that leases are bound to",
+        "watches that end with the process that set them",
+        ((BoundLeases, "restored", _not_restored),),
+    ),
 }

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Outcome
+from sublet.broker.bound import BoundLeases
 from sublet.broker.ledger import Ledger
 from sublet.broker.presence import Presence
-from sublet.broker.records import LeaseRecord, Now
+from sublet.broker.records import LeaseRecord, Now, ProcessRecord
 from sublet.errors import Disconnected, LeaseNotActive
 from sublet.lease.states import LIVE_STATES
 from sublet.sim.process import MachineClock, Process
@@ -77,6 +78,7 @@ class OfficeProcess(Process):
 
     def _reset(self) -> None:
         self.presence = Presence()
+        self.bound = BoundLeases()
         self._pending: list[_Asked] = []
         self._waiting: dict[LeaseId, list[_Asked]] = {}
         self._listeners: dict[LeaseId, HolderProcess] = {}
@@ -130,6 +132,9 @@ class OfficeProcess(Process):
         assert self.ledger is not None
         for lease in self.ledger.state.leases.values():
             self.presence.restored(lease, self.clock.now_ns())
+            self.bound.restored(lease)
+        for process in list(self.bound):
+            self.process_ended(process)
         self.world.watch.opened(self)
         if self.agent is not None:
             self.submit(cmd.NodeUp(inventory=self.agent.inventory), None)
@@ -184,6 +189,12 @@ class OfficeProcess(Process):
         self.world.watch.promised(self, reply, lease.deadline_ns or 0)
         if holder.boot == boot:
             self.world.net.send(self, holder, holder.answered, token, reply, lease=lease_id)
+
+    def process_ended(self, process: ProcessRecord) -> None:
+        """Look whether it has: the kernel says so, or something is bound to it now."""
+        leases = self.bound.of(process)
+        if leases and self.opened and not self.world.programs.lives(process):
+            self.submit(cmd.HolderGone(process=process, leases=leases), None)
 
     def hello(self, node: NodeProcess, boot: int, inventory: Inventory) -> None:
         """An agent reports in."""
@@ -284,6 +295,8 @@ class OfficeProcess(Process):
             self.disk.compact(self.ledger.state.snapshot())
         self._carry_out(batch)
         self.presence.note(events, self.clock.now_ns())
+        for process in self.bound.note(events):
+            self.process_ended(process)
         self._tell(events, now)
         self._arm()
         self._plan_flush()

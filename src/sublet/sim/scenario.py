@@ -108,6 +108,8 @@ class Scenario:
     )
     volumes: bool = False
     """Nodes have disks, and some of the work leaves something there under a name."""
+    bound: bool = False
+    """Holders are on the office's machine, and most bind their leases to their process."""
     slow_disk_until: int = 0
     ttl_asked_ns: int = 0
 
@@ -191,6 +193,7 @@ def draw(seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
     ability = source.choice((Suspend.NONE, Suspend.SAME_DEVICE, Suspend.SAME_TYPE, Suspend.SAME_TYPE))
     scenario.inventories = tuple(_with_ability(found, ability) for found in scenario.inventories)
     scenario.volumes = random.Random(f"volumes/{mode}/{seed}").random() < 0.35
+    scenario.bound = scenario.embedded and random.Random(f"bound/{mode}/{seed}").random() < 0.5
     if scenario.volumes:
         scenario.inventories = tuple(_with_disk(found) for found in scenario.inventories)
     return scenario, source

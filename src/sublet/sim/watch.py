@@ -16,6 +16,7 @@ from sublet.errors import LeaseExpired, SubletError
 from sublet.lease.fence import is_exclusive
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.sim.account import audit
+from sublet.sim.bound import BoundRules
 from sublet.sim.idle_hands import IdleHands
 from sublet.sim.kept import KeptRules
 from sublet.sim.parked import ParkedRules
@@ -79,6 +80,7 @@ class Watch:
         self._supervised = SupervisedRules(self.fail)
         self.parked = ParkedRules(self.fail, world)
         self._kept = KeptRules(self.fail, world)
+        self._bound = BoundRules(self.fail, world)
         self._entry_before: Live | None = None
         self._at_crash: bytes | None = None
         self._left_at_crash: dict[LeaseId, int] = {}
@@ -108,6 +110,7 @@ class Watch:
         if answered and isinstance(command, cmd.Renew):
             self._renewed_rightly(state, command, now)
         self.parked.decided(state, command, outcome)
+        self._bound.decided(state, command, outcome)
         for event in outcome.events:
             self._event(office, state, event, now)
         self._heard(state, outcome)
@@ -402,6 +405,7 @@ class Watch:
                     late_s = (now_ns - due_ns) / _S
                     self.fail("L5", f"the time of {lease.id} ({lease.status}) was over {late_s:.1f} s ago")
             self._idle_hands.look(office.ledger.state, now_ns)
+            self._bound.look(office.ledger.state, max(office.awake_since_true, office.paused_until))
         else:
             self._idle_hands.forget()
         for node in world.nodes:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sublet.broker import commands as cmd
+from sublet.sim.bound import Programs
 from sublet.sim.coverage import Coverage
 from sublet.sim.disk import Disk
 from sublet.sim.faults import FaultPlan
@@ -42,6 +43,7 @@ class World:
         self._heap: list[tuple[int, int, Process | None, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self.in_jeopardy: set[LeaseId] = set()
+        self.programs = Programs()
         self.coverage = Coverage(self)
         self.watch = Watch(self)
         self.net = Network(self)
