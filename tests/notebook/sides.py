@@ -14,7 +14,8 @@ from typing import Any
 
 from sublet.errors import SubletError
 from sublet.notebook import guest_side
-from sublet.notebook.namespace import Told
+from sublet.notebook.lookups import looked_up
+from sublet.notebook.namespace import Steady, Told
 from sublet.notebook.reading import read_cell
 from sublet.notebook.spaces import BESIDE, NOTEBOOK, Outgoing, Space
 from tests.notebook.module_digest import digest
@@ -105,6 +106,8 @@ class Notebook:
         self.space = Space(self.names, NOTEBOOK)
         self._other = other
         self._told = Told()
+        self._steady = Steady()
+        self._staying: set[str] = set()
         other.ask("new")
 
     @contextlib.contextmanager
@@ -126,18 +129,24 @@ class Notebook:
         with self.at_home():
             reading = read_cell(source)
             reads = self.space.visible() if reading.opaque else reading.reads
-            self.sent = self.space.outgoing(reads, must=True, asked=None if reading.opaque else reading.reads)
+            maybe = frozenset() if reading.opaque else looked_up(reading.lookups, reads, self.names)
+            self.sent = self.space.outgoing(
+                reads, must=True, asked=None if reading.opaque else reading.reads, maybe=maybe
+            )
             parcels = self.sent.parcels
             try:
                 said = self._told.say(self.sent.names, self._other)
                 deletes = frozenset(self.space.named(reading.deletes) - set(reads))
-                rest: tuple[Any, ...] = 0, {}, None, None, self.sent.word, False, deletes
+                handles = {name: name for name in self._staying if reading.opaque or name in reading.reads}
+                steady = self._steady.current(self.names)
+                rest: tuple[Any, ...] = 0, handles, None, None, self.sent.word, False, deletes, steady
                 self._other.ask("place", parcels, self.sent.gone, said, reading.binds, *rest)
             except BaseException:
                 self.space.disagree(self.sent.names)
                 self._told.forget()
                 raise
             self.space.sent(self.sent)
+            self._steady.crossed(self.sent.names, self.names)
             raised: str | None = self._other.ask("run", source)
             self.came: Outgoing = self._other.ask("collect", only)
             self.taken = self.space.take(self.came.parcels, self.came.gone)
@@ -146,6 +155,8 @@ class Notebook:
                 more: Outgoing = self._other.ask("again", beside, stuck)
                 self.came.stays |= stuck | more.stays | self.space.take(more.parcels).broken
             self.came.stays |= {name: why for name, why in self.taken.broken.items() if name not in beside}
+            self._steady.crossed((name for one in self.came.parcels for name in one.names), self.names)
+            self._staying = (self._staying | self.came.stays.keys()) - self.names.keys()
             if only is not None:
                 self.space.disagree(self.sent.names - self.came.names)
             return raised

@@ -77,7 +77,7 @@ def test_what_a_cell_reads_and_binds(source: str, reads: str, binds: str | None)
 @pytest.mark.parametrize(
     "source",
     [
-        "exec('x')",
+        "exec(t)",
         "y = eval(t)",
         "globals()['x']",
         "locals()",
@@ -87,7 +87,7 @@ def test_what_a_cell_reads_and_binds(source: str, reads: str, binds: str | None)
         "get_ipython().run_line_magic('run', 'other.py')",
         "get_ipython().run_cell_magic('mine', '', 'x')",
         "get_ipython().run_line_magic('who', '')",
-        "f = lambda: eval('x')",
+        "f = lambda: eval(t)",
         "[eval(x) for x in xs]",
     ],
 )

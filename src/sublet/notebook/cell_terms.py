@@ -33,6 +33,8 @@ class Ran(NamedTuple):
     """What of its variables is worth a word."""
     failed: CheckpointFailed | None
     """What stays on the device could not be saved."""
+    sent: frozenset[str]
+    """Names that the cell could see."""
 
 
 def as_numbered(source: str) -> str:

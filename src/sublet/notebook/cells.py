@@ -27,7 +27,8 @@ from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
 from sublet.notebook.kernel_line import LOOK_S, KernelLine, Message
 from sublet.notebook.lending import Lender
-from sublet.notebook.news import RERUN, process_lost, session_ended, what_ended
+from sublet.notebook.lookups import looked_up
+from sublet.notebook.news import RERUN, process_lost, session_ended, unnamed, what_ended
 from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
@@ -153,7 +154,7 @@ class Cells:
             print(fates_text(self.traffic.report()))  # noqa: T201
         self._front.take_payload(ran.reply["content"].get("payload") or [])
         if ran.reply["content"]["status"] == "error":
-            raise failed_cell(ran.reply["content"])
+            raise failed_cell(ran.reply["content"], unnamed(ran.reply["content"], self._space.visible(), ran.sent))
         if ran.failed is not None:
             raise ran.failed
 
@@ -210,7 +211,9 @@ class Cells:
         space = self._space
         reads = space.visible() | space.results(found.reads) if found.opaque else space.named(found.reads)
         deletes = frozenset(space.named(found.deletes) - reads)
-        return replace(found, reads=frozenset(reads), deletes=deletes, asked=None if found.opaque else found.reads)
+        maybe = frozenset() if found.opaque else looked_up(found.lookups, reads, space.names) - reads
+        asked = None if found.opaque else found.reads
+        return replace(found, reads=frozenset(reads), deletes=deletes, maybe=maybe, asked=asked)
 
     def explained(self, source: str) -> str:
         """What would travel with this cell, what stays, and why."""
@@ -368,7 +371,7 @@ class Cells:
         said = came.text if failed is None else f"{came.text}; NOT SAVED: {failed.message}".lstrip("; ")
         if came.let_go:
             said = "; ".join(filter(None, (said, self.owner.tight())))
-        return Ran(reply, bill, said, failed)
+        return Ran(reply, bill, said, failed, sent.names)
 
     def _get_away(self) -> None:
         """Somebody insists, and nobody knows now what the other side has: that is let go of."""

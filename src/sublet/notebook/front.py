@@ -61,12 +61,15 @@ def number_of_cell(shell: Any) -> int:
     return len(shell.history_manager.input_hist_parsed) - 1
 
 
-def failed_cell(content: dict[str, Any]) -> CellFailed:
+def failed_cell(content: dict[str, Any], note: str = "") -> CellFailed:
     """The error of a reply, under the name that the cell's own exception has, so that front ends and nbclient show it
-    as what it was."""
+    as what it was. ``note``: stands below its traceback."""
     name = str(content.get("ename", "Exception"))
     kind = type(name, (CellFailed,), {"__module__": "builtins"})
     failed: CellFailed = kind(name, str(content.get("evalue", "")), list(content.get("traceback", ())))
+    if note:
+        failed.add_note(note)
+        failed.traceback.append(note)
     return failed
 
 

@@ -16,7 +16,9 @@ from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding
 from sublet.notebook.home import HomeRules
+from sublet.notebook.in_use import CALLBACK, TASK, THREAD, in_use
 from sublet.notebook.lodging import Lodged, Word
+from sublet.notebook.merging import can_change
 from sublet.notebook.namespace import Bound, Heard, Said, visible_among
 from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
@@ -29,6 +31,7 @@ RESULT_BYTES: Final = 1 << 20
 RESULT: Final = re.compile(r"_\d+")
 TO_DELETE: Final = object()
 """Stands for what a cell may only delete."""
+IN_USE: Final = frozenset({THREAD, TASK, CALLBACK})
 NO_HANDLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -37,8 +40,8 @@ class _Before(NamedTuple):
 
     reads: frozenset[str]
     aside: dict[str, Any]
-    """What an earlier cell left under names that this one may bind and does not read: the notebook may have something
-    newer. It is put back where the cell binds nothing in its place."""
+    """What an earlier cell left under names that this one does not read: the notebook may have something newer. It is
+    put back where the cell binds nothing in its place."""
     number: int = 0
     """Of the cell."""
     deletes: frozenset[str] = frozenset()
@@ -51,7 +54,7 @@ _space: Space | None = None
 _before = _Before(frozenset(), {})
 _bound = Bound({})
 """What each name had before it."""
-_heard = Heard()
+_heard, _heard_steady = Heard(), Heard()
 
 
 def soon() -> None:
@@ -70,12 +73,17 @@ def place(
     word: Word = NO_WORD,
     is_quiet: bool = False,
     deletes: frozenset[str] = frozenset(),
+    steady: frozenset[str] | Said = frozenset(),
 ) -> Taken:
     """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
     ``number``: that of the cell, which tracebacks name; ``handles``, ``alive``, ``room``: of what is and will be here
     (``holding``); ``word``: of memory that was lent (``lodging``); ``is_quiet``: its last line's value is not shown;
     ``deletes``: names that the notebook has and that the cell may delete without reading them. They are not sent: what
-    an earlier cell left under one stays, so that deleting it frees its memory at once, else a placeholder is bound."""
+    an earlier cell left under one stays, so that deleting it frees its memory at once, else a placeholder is bound;
+    ``steady``: names that have no old value here.
+
+    Every other name of the notebook that is here may have an old value, and is set aside until the cell is over, unless
+    something that runs on uses it (``in_use``)."""
     global _before
     space = seen()
     if _before.is_open:  # it was given up, and never collected: what it bound is nobody's news
@@ -88,7 +96,10 @@ def place(
     _check(taken)
     _bound.noted(space.names, holding.prepare(space, handles, alive))
     reads = reads | handles.keys() if handles else reads
-    aside = {name: space.names.pop(name) for name in binds - reads - deletes if name in space.names}
+    steady = _heard_steady.hear(steady) if isinstance(steady, Said) else steady
+    hidden = (space.visible() - reads - steady) | (binds - reads)
+    hidden -= deletes | in_use(space.names, can_change).names.keys()
+    aside = {name: space.names.pop(name) for name in list(space.names) if name in hidden} if hidden else {}
     space.names.update(dict.fromkeys(deletes - space.names.keys(), TO_DELETE))
     _before = _Before(reads, aside, number, deletes, is_open=True)
     _bound.noted(space.names, (*aside, *deletes))
@@ -152,8 +163,17 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
         found.gone = ()
         holding.finish(space, found.stays, found.names)
         return found
-    stuck = {name: why for name, why in holding.stuck().items() if name not in rebound}
-    found = space.outgoing(_before.reads | rebound, lost_of=_before.reads, new=rebound, room=room, stuck=stuck)
+    used = in_use(space.names, can_change).changing
+    back = {name for name, why in holding.whys().items() if why in IN_USE and name not in used}
+    stuck = {name: why for name, why in holding.stuck().items() if name not in rebound | back}
+    rebound |= back & space.names.keys()
+    wanted = _before.reads | rebound
+    running = {name: why for name, why in used.items() if name in wanted or name in holding.whys()}
+    lost_of = _before.reads - running.keys()
+    found = space.outgoing(
+        wanted - running.keys(), lost_of=lost_of, new=rebound - running.keys(), room=room, stuck=stuck
+    )
+    found.stays |= running
     found.gone = tuple(sorted({*found.gone, *gone}))
     holding.finish(space, found.stays, {*found.names, *found.gone})
     space.sent(found)

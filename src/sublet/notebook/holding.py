@@ -53,6 +53,7 @@ __all__ = [
     "stuck",
     "taken",
     "use",
+    "whys",
 ]
 
 _DEVICE: Final = f"{Part.DEVICE}:"
@@ -168,6 +169,11 @@ def stuck() -> dict[str, str]:
     """What could travel and stays all the same, and why: because it is large. Until it is bound anew, or fetched."""
     elsewhere = _state.elsewhere
     return {n: one.why for n, one in _state.held.items() if n not in _state.lost and not elsewhere.get(n)}
+
+
+def whys() -> dict[str, str]:
+    """Why each name that stays here does."""
+    return {name: about.why for name, about in _state.held.items()}
 
 
 def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> None:

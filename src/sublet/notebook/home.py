@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sublet.durable import rebuild
 from sublet.durable.rules import MAINS, GpuRule, Refused, Rules, loaded
+from sublet.notebook.lookups import words_of_annotations, words_of_code
 from sublet.notebook.reading import names_of
 
 __all__ = ["HomeRules"]
@@ -22,6 +23,7 @@ __all__ = ["HomeRules"]
 CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSet)
 """What pickle has a form for and nobody a use: the number of a file of another process, and what nobody there holds."""
 NAMED: Final = {"Connection": "an end of a pipe", "WeakSet": "a set of weak references"}
+READ_ANY: Final = frozenset({"eval", "exec", "globals"})
 _GLOBALS = 1
 """Where cloudpickle puts the globals among the arguments that make a function."""
 
@@ -38,16 +40,25 @@ class HomeRules(Rules):
         compact: frozenset[int] = frozenset(),
         needs: set[str] | None = None,
         opaque: set[str] | None = None,
+        maybe: set[str] | None = None,
     ) -> None:
         super().__init__(gpu=gpu, compact=compact)
         self.needs: set[str] = set() if needs is None else needs
         """Global names that functions among the values read."""
         self.opaque: set[str] = set() if opaque is None else opaque
         """Functions that may read any."""
+        self.maybe: set[str] = set() if maybe is None else maybe
+        """Words in strings of functions and in type hints, which may be names that they look up."""
+
+    @property
+    def reads_any(self) -> bool:
+        """Whether a function among the values may look up any name as it runs."""
+        return not self.needs.isdisjoint(READ_ANY)
 
     def anew(self, compact: frozenset[int] = frozenset()) -> HomeRules:
         """For another part of the same values: what is noted is noted together."""
-        found = type(self)(gpu=self.gpu, compact=compact, needs=self.needs, opaque=self.opaque)
+        more: Any = {"needs": self.needs, "opaque": self.opaque, "maybe": self.maybe}
+        found = type(self)(gpu=self.gpu, compact=compact, **more)
         found.figures = self.figures
         return found
 
@@ -57,6 +68,7 @@ class HomeRules(Rules):
             return make, *_of_its_module(value, arguments, (attributes, slots))
         names, is_opaque = names_of(value.__code__)
         self.needs |= names
+        self.maybe |= words_of_code(value.__code__) | words_of_annotations(value)
         if is_opaque:
             self.opaque.add(value.__qualname__)
         arguments = (*arguments[:_GLOBALS], _HOME, *arguments[_GLOBALS + 1 :])
@@ -88,6 +100,8 @@ class HomeRules(Rules):
     def _class(self, value: type) -> Any:
         """With what it has lost since it was there last."""
         reduced = super()._class(value)
+        if isinstance(reduced, tuple):
+            self.maybe |= words_of_annotations(value)
         if not isinstance(reduced, tuple) or len(reduced) < 6:
             return reduced
         return (*reduced[:5], rebuild.set_class)

@@ -8,13 +8,26 @@ so a namespace that begins with the names it had has lost none of them.
 from __future__ import annotations
 
 import re
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress
 from operator import is_not
 from typing import Any, Final, NamedTuple
 
-__all__ = ["HIDDEN", "Bound", "Growth", "Heard", "Said", "Shared", "Told", "results", "visible", "visible_among"]
+__all__ = [
+    "HIDDEN",
+    "Bound",
+    "Growth",
+    "Heard",
+    "Said",
+    "Shared",
+    "Steady",
+    "Told",
+    "results",
+    "visible",
+    "visible_among",
+]
 
 HIDDEN: Final = frozenset(
     {"In", "Out", "get_ipython", "exit", "quit", "open", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
@@ -24,6 +37,11 @@ RESULTS: Final = frozenset({"In", "Out", "_", "__", "___", "_i", "_ii", "_iii"})
 RESULT: Final = re.compile(r"_i?\d+")
 OF_VSCODE: Final = re.compile(r"_{1,2}vsc(ode)?_", re.IGNORECASE)
 """So begins what VS Code binds for itself before the first cell: where the notebook lies, the kernel's ``input``."""
+CONSTANTS: Final = frozenset(
+    {types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type}
+    | {type(None), bool, int, float, complex, str, bytes}
+)
+TEXT_MAX: Final = 1000
 FEW: Final = 64
 """Names that are said whole, whatever was said before."""
 
@@ -228,6 +246,31 @@ class Growth:
             return False
         before, self._count = self._count, count
         return last is not None and count - more == before
+
+
+class Steady:
+    """Names that stand for the very object that crossed under them last, if it is one that hardly changes: a module, a
+    function, a class, a number, a short text. Of these the other side has no old value."""
+
+    def __init__(self) -> None:
+        self._crossed: dict[str, object] = {}
+
+    def crossed(self, some: Iterable[str], names: Mapping[str, object]) -> None:
+        """Both sides have these now."""
+        for name in some:
+            value = names.get(name, _GONE)
+            if type(value) in CONSTANTS and not (type(value) in (str, bytes) and len(value) > TEXT_MAX):  # type: ignore[arg-type]
+                self._crossed[name] = value
+            else:
+                self._crossed.pop(name, None)
+
+    def current(self, names: Mapping[str, object]) -> frozenset[str]:
+        """Those that still do."""
+        return frozenset(name for name, value in self._crossed.items() if names.get(name, _GONE) is value)
+
+    def forget(self) -> None:
+        """The other side may have bound any of them otherwise."""
+        self._crossed.clear()
 
 
 class Said(NamedTuple):

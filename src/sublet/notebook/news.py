@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import GpuSessionEnded, LeaseEnded, OutOfMemory, SubletError, Unpicklable, WorkerLost
 from sublet.notebook.probing import MODULE
@@ -15,7 +15,7 @@ from sublet.values import EndReason
 if TYPE_CHECKING:
     from sublet.notebook.shelf import About
 
-__all__ = ["RERUN", "cannot_travel", "process_lost", "session_ended", "what_ended"]
+__all__ = ["RERUN", "cannot_travel", "process_lost", "session_ended", "unnamed", "what_ended"]
 
 RERUN = "Rerun this cell to reacquire."
 ONE_DO = "Make it anew in the cell, or leave it out of what the cell reads."
@@ -24,6 +24,9 @@ NAMED_MAX: Final = 8
 WHAT_MAX: Final = 100
 """Letters of what something is, where a library said it."""
 _NAME: Final = re.compile(r"\w+")
+_QUOTED: Final = re.compile(r"'([^\W\d]\w*)'")
+NO_SUCH_NAME: Final = ("NameError", "UndefinedVariableError", "KeyError", "AttributeError", "CatalogException")
+"""Ends of the names of errors that may mean that a name was looked up and not found."""
 WHYS = {
     EndReason.EXPIRED: "its time ran out and nobody renewed it",
     EndReason.IDLE: "nothing ran under it, so it was not renewed",
@@ -49,6 +52,22 @@ def what_ended(error: LeaseEnded) -> str:
         return f"the GPU session ended: {error.message}"
     why = end.detail or WHYS.get(end.reason, "")
     return f"the GPU session ended{_local(end.at)}: {end.reason}{f' ({why})' if why else ''}"
+
+
+def unnamed(content: Mapping[str, Any], visible: Collection[str], sent: Collection[str]) -> str:
+    """Of the error of a cell that found no such name: what to do, if the notebook has it and the cell does not name it;
+    else nothing."""
+    if not str(content.get("ename", "")).endswith(NO_SUCH_NAME):
+        return ""
+    for name in _QUOTED.findall(str(content.get("evalue", ""))):
+        if name in visible and name not in sent:
+            every = ",".join(sorted({name, *(one for one in sent if one in visible)}))
+            many = len(sent) > NAMED_MAX
+            add = f"--in with {name} and all other names it needs" if many else f"--in {every}"
+            return (
+                f"{name} is defined in the notebook but this cell does not name it; name it in the cell, or add {add}"
+            )
+    return ""
 
 
 def session_ended(error: LeaseEnded, handles: Mapping[str, Stays], inside: Mapping[str, About]) -> GpuSessionEnded:

@@ -84,6 +84,8 @@ class Outgoing:
     parcels: list[Parcel] = field(default_factory=list)
     names: frozenset[str] = frozenset()
     """Everything the other side will have as it is here, sent now or before."""
+    looked_up: frozenset[str] = frozenset()
+    """Of these names those that nothing reads by name, but that stand in strings."""
     stays: dict[str, str] = field(default_factory=dict)
     """Names that cannot travel, and why."""
     opaque: tuple[str, ...] = ()

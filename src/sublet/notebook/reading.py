@@ -21,9 +21,10 @@ from functools import partial
 from types import CodeType
 from typing import Final
 
-from sublet.notebook.scopes import Opaque, Scope, magic_of, outside, stored
+from sublet.notebook.lookups import NO_LOOKUPS, Lookups, lookups_of
+from sublet.notebook.scopes import Opaque, Scope, code_of, magic_of, outside, stored
 
-__all__ = ["Opaque", "Reading", "names_of", "read_cell"]
+__all__ = ["Opaque", "Reading", "names_of", "names_set_by", "read_cell"]
 
 OF_ALL: Final = frozenset({"exec", "eval", "globals", "locals"})
 """Calls that can look up or bind any name."""
@@ -91,6 +92,10 @@ class Reading:
     deletes: frozenset[str] = frozenset()
     """May be deleted by it and are not read, so that it does not matter what they have."""
     opaque: tuple[Opaque, ...] = ()
+    lookups: Lookups = NO_LOOKUPS
+    """Functions that it calls which look names up in strings."""
+    maybe: frozenset[str] = frozenset()
+    """Names that stand in strings, and that are there: sent if they can be."""
     asked: frozenset[str] | None = None
     """Where ``reads`` has only names that are there: those that are not as well; None: any may be."""
     is_quiet: bool = False
@@ -109,6 +114,7 @@ def read_cell(source: str) -> Reading:
         binds=frozenset(reader.binds),
         deletes=frozenset(reader.deletes - reader.reads),
         opaque=tuple(reader.opaque),
+        lookups=lookups_of(tree).joined(reader.lookups),
         is_quiet=_ends_quietly(source),
     )
 
@@ -131,6 +137,17 @@ def names_of(code: CodeType) -> tuple[frozenset[str], bool]:
     return frozenset(found), not found.isdisjoint(OF_ALL | {"get_ipython"})
 
 
+def names_set_by(code: CodeType) -> frozenset[str]:
+    """The global names that a function or a function within it binds or deletes."""
+    found = {
+        str(instruction.argval)
+        for one in _codes(code)
+        for instruction in dis.get_instructions(one)
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+    }
+    return frozenset(found)
+
+
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
@@ -146,6 +163,8 @@ class _Reader(ast.NodeVisitor):
         self.binds: set[str] = set()
         self.deletes: set[str] = set()
         self.opaque: list[Opaque] = []
+        self.lookups: list[Lookups] = []
+        """Of texts within it that are run."""
         self._bound: set[str] = set()
         self._is_class = is_class
         """The names of a class's body are not seen by the functions in it."""
@@ -342,6 +361,7 @@ class _Reader(ast.NodeVisitor):
         for name in inner.reads:
             self._read(name)
         self.opaque += inner.opaque
+        self.lookups += inner.lookups
         self._bind(node.name)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
@@ -362,6 +382,8 @@ class _Reader(ast.NodeVisitor):
         magic = magic_of(node)
         if magic is not None:
             self._magic(*magic, node.lineno)
+        elif (text := code_of(node)) is not None:
+            self._code(text, node.lineno)
         elif isinstance(node.func, ast.Name) and node.func.id in (OF_ALL if node.args else OF_ALL | OF_NONE):
             self.opaque.append(Opaque(f"{node.func.id}()", node.lineno))
 
@@ -395,6 +417,7 @@ class _Reader(ast.NodeVisitor):
         self.binds |= reading.binds
         self.deletes |= reading.deletes
         self.opaque += reading.opaque
+        self.lookups.append(reading.lookups)
 
     def _expanded(self, text: str) -> None:
         for braces, word in _EXPANDED.findall(text):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from typing import NamedTuple
 
-__all__ = ["Opaque", "Scope", "magic_of", "outside", "stored"]
+__all__ = ["Opaque", "Scope", "code_of", "magic_of", "outside", "stored"]
 
 
 class Opaque(NamedTuple):
@@ -131,6 +132,9 @@ class Scope(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if magic_of(node) is not None:
             self.opaque.append(Opaque("a magic within a function", node.lineno))
+        elif (text := code_of(node)) is not None:
+            with contextlib.suppress(SyntaxError):
+                self.visit(ast.parse(text))
         elif isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval", "globals"):
             self.opaque.append(Opaque(f"{node.func.id}()", node.lineno))
         self.generic_visit(node)
@@ -139,6 +143,14 @@ class Scope(ast.NodeVisitor):
         self._inner |= inner.free
         self.globals_bound |= inner.globals_bound
         self.opaque += inner.opaque
+
+
+def code_of(node: ast.Call) -> str | None:
+    """The text of ``eval("x + 1")``: a constant, run in the namespace where the call stands."""
+    if not (isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec") and len(node.args) == 1):
+        return None
+    text = node.args[0]
+    return text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) and not node.keywords else None
 
 
 def outside(arguments: ast.arguments) -> list[ast.expr | None]:

@@ -33,6 +33,7 @@ from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.merging import can_change
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
 from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
+from sublet.notebook.stays import Stays
 from sublet.notebook.taking import taken_over
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
@@ -133,6 +134,7 @@ class Space:
         stuck: Mapping[str, str] = NO_WHYS,
         asked: Iterable[str] | None = None,
         late: bool = False,
+        maybe: frozenset[str] | None = None,
     ) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
@@ -142,7 +144,8 @@ class Space:
         agreed on before: the other side may have bound them otherwise since. ``room``: bytes; what has more stays,
         unless the other side has it already, and so does what is ``stuck``, which stayed before, and why. ``asked``:
         all names, there or not, that somebody is going to ask for; None: any. That others are gone may be told later.
-        ``late``: who asks is going to ask for ``changed_late`` as well.
+        ``late``: who asks is going to ask for ``changed_late`` as well. ``maybe``: words that may be names which are
+        looked up; with those that stand in functions they are sent if they can be. None: nobody looks any up.
         """
         self._remember_owed()
         found = Outgoing()
@@ -157,6 +160,8 @@ class Space:
             if not more:
                 break
             names |= more
+        if maybe is not None:
+            groups, rules = self._with_looked_up(names, maybe, groups, rules, found, must=must)
         lost = self._lost(groups, lost_of)
         if lost:
             groups = self._encoded(names, rules, found, must=must, beside=lost)
@@ -176,6 +181,35 @@ class Space:
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
         self._fill(found, [(group.remembering(rules), hashes) for group, _, hashes in changed])
         return found
+
+    def _with_looked_up(
+        self,
+        names: set[str],
+        maybe: frozenset[str],
+        groups: list[Group],
+        rules: HomeRules,
+        found: Outgoing,
+        *,
+        must: bool,
+    ) -> tuple[list[Group], HomeRules]:
+        """The same with names that may be looked up, and with what functions among those read. None of them keeps the
+        others from being sent."""
+        strict = frozenset(names)
+        words = self.visible() if rules.reads_any else visible_among(self.names, maybe | rules.maybe)
+        more = {
+            name for name in words - names if not (type(self.names[name]) is Stays and not self.names[name].is_live)
+        }
+        more = without_handles(self.names, more, found)
+        while more:
+            names |= more
+            rules = HomeRules()
+            groups = self._encoded(names, rules, found, must=must, strict=strict)
+            more = without_handles(self.names, rules.needs - HIDDEN, found) - names - found.stays.keys()
+        if must:
+            names -= found.stays.keys()
+            found.stays.clear()
+        found.looked_up = frozenset(names - strict)
+        return groups, rules
 
     def changed_late(self, what: Outgoing) -> list[Found]:
         """Of what may have changed in its memory alone what has: to look at that takes time, in which the other side
@@ -385,8 +419,16 @@ class Space:
         return not any(self._compared(((LOST,), 0), one)[0] for one in buffers)
 
     def _encoded(
-        self, names: set[str], rules: HomeRules, found: Outgoing, *, must: bool, beside: Mapping[str, Any] = NOTHING
+        self,
+        names: set[str],
+        rules: HomeRules,
+        found: Outgoing,
+        *,
+        must: bool,
+        beside: Mapping[str, Any] = NOTHING,
+        strict: frozenset[str] | None = None,
     ) -> list[Group]:
+        """``must``: names that cannot be sent are an error; of these only, where they are said to be ``strict``."""
         left = names - found.stays.keys() if found.stays else names
         few = len(left) < ORDERED_MIN
         here: dict[str, Any] = {name: self.names[name] for name in left} if few else self.names.copy()
@@ -402,7 +444,7 @@ class Space:
                 return groups
             except Unpicklable as error:
                 name, error = blamed(error, {name: here[name] for name in line})
-                if must and name != LOST:
+                if must and name != LOST and (strict is None or name in strict):
                     raise error from None
                 if name != LOST:
                     found.stays[name] = error.what or error.message

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sublet.errors import LeaseEnded, SubletError, Unpicklable
 from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
-from sublet.notebook.namespace import Told
+from sublet.notebook.namespace import Steady, Told
 from sublet.notebook.news import cannot_travel
 from sublet.notebook.spaces import BESIDE, Outgoing, Parcel, Taken
 from sublet.notebook.stays import Stays, again, clock_time
@@ -81,6 +81,9 @@ class Traffic:
     """Of every name that cells on devices have left."""
     told: Told = field(default_factory=Told)
     """What was said of names that cells read."""
+    steady: Steady = field(default_factory=Steady)
+    steady_told: Told = field(default_factory=Told)
+    """What was said of names that stand for the same constant on both sides."""
 
     def send(
         self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int
@@ -89,7 +92,8 @@ class Traffic:
         wanted = reading.reads if options.takes is None else frozenset(options.takes)
         asked = reading.asked if options.takes is None else None
         try:
-            sent = self.space.outgoing(wanted, must=True, asked=asked, late=True)
+            maybe = reading.maybe if options.takes is None else frozenset()
+            sent = self.space.outgoing(wanted, must=True, asked=asked, late=True, maybe=maybe)
         except Unpicklable as error:
             raise cannot_travel(error, is_any=bool(reading.opaque) and options.takes is None) from None
         try:
@@ -98,15 +102,19 @@ class Traffic:
             reads = self.told.say(sent.names, kernel)
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
             _lend(kernel, sent)
-            more = sent.word, reading.is_quiet, reading.deletes
+            steady = self.steady_told.say(self.steady.current(self.space.names), kernel)
+            more = sent.word, reading.is_quiet, reading.deletes, steady
             pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, *more)
             changed = self.space.changed_late(sent)
             placed: Taken = kernel.result(pending)
         except BaseException:
             self.space.disagree(sent.names)
             self.told.forget()
+            self.steady_told.forget()
+            self.steady.forget()
             raise
         self.space.sent(sent)
+        self.steady.crossed(sent.names, self.space.names)
         self.space.freed(placed.freed)
         if changed:
             sent.parcels += self._send_late(kernel, self.space.parcels_of(changed))
@@ -137,7 +145,12 @@ class Traffic:
             broken = self._merged(kernel, options, out)
         except BaseException:  # an interrupt: what the cell changed is there and not here, and must not be gone on from
             self.space.disagree(sent.names)
+            self.steady.forget()
             raise
+        if only is None:
+            self.steady.crossed((name for parcel in out.parcels for name in parcel.names), self.space.names)
+        else:  # the device may have bound others
+            self.steady.forget()
         if any(f"_{number}" in parcel.names for parcel in out.parcels):
             _keep_result(self.space.names, number)
         if only is not None:
