@@ -17,7 +17,7 @@ __all__ = ["explain"]
 def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
     """In lines, for people. Looks with a fresh eye: nothing of it counts as sent. ``is_there``: a guest that has what
     was sent before."""
-    found = Space(space.names, NOTEBOOK).outgoing(reading.reads)
+    found = Space(space.names, NOTEBOOK).outgoing(reading.reads, maybe=reading.maybe)
     agreed = space.unchanged([parcel.names for parcel in found.parcels]) if is_there else set()
     lines = []
     total = 0
@@ -33,6 +33,8 @@ def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
     lines += [f"{name}: {_handle(handle)}" for name, handle in found.handles.items()]
     lines += [f"line {one.line}: {one.what} can reach any name, so all of them travel" for one in reading.opaque]
     lines += [f"{name}() can reach any name of the namespace it runs in" for name in found.opaque]
+    if found.looked_up:
+        lines.append(f"found in strings: {', '.join(sorted(found.looked_up))}")
     if reading.binds:
         lines.append(f"may come back: {', '.join(sorted(reading.binds))}")
     if not found.parcels and not lines:

@@ -169,11 +169,9 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
     rebound |= back & space.names.keys()
     wanted = _before.reads | rebound
     running = {name: why for name, why in used.items() if name in wanted or name in holding.whys()}
-    lost_of = _before.reads - running.keys()
     found = space.outgoing(
-        wanted - running.keys(), lost_of=lost_of, new=rebound - running.keys(), room=room, stuck=stuck
+        wanted, lost_of=_before.reads - running.keys(), new=rebound, room=room, stuck=stuck, staying=running
     )
-    found.stays |= running
     found.gone = tuple(sorted({*found.gone, *gone}))
     holding.finish(space, found.stays, {*found.names, *found.gone})
     space.sent(found)

@@ -135,6 +135,7 @@ class Space:
         asked: Iterable[str] | None = None,
         late: bool = False,
         maybe: frozenset[str] | None = None,
+        staying: Mapping[str, str] = NO_WHYS,
     ) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
@@ -146,9 +147,10 @@ class Space:
         all names, there or not, that somebody is going to ask for; None: any. That others are gone may be told later.
         ``late``: who asks is going to ask for ``changed_late`` as well. ``maybe``: words that may be names which are
         looked up; with those that stand in functions they are sent if they can be. None: nobody looks any up.
+        ``staying``: names that are not sent, whoever reads them, and why.
         """
         self._remember_owed()
-        found = Outgoing()
+        found = Outgoing(stays=dict(staying))
         names = without_handles(self.names, wanted, found)
         rules = HomeRules()
         groups: list[Group] = []

@@ -1,0 +1,164 @@
+"""Names in strings are found, and what a cell does not name is not visible to it with an old value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sublet.notebook.explain import explain
+from sublet.notebook.lookups import looked_up
+from sublet.notebook.news import unnamed
+from sublet.notebook.reading import read_cell
+from sublet.notebook.spaces import NOTEBOOK, Space
+from tests.notebook.sides import Notebook, Other
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HERE: dict[str, Any] = {"x": 1, "y": 2, "df": 3, "q": "a > @x", "n": 0}
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ('df.query("a > @x")', "x"),
+        ("df.query(q)", "x"),
+        ('df.query(f"a > @x and {n}")', "x"),
+        ('pd.eval("x + y")', "x y"),
+        ('ne.evaluate("y * 2")', "y"),
+        ('duckdb.sql("select sum(a) from df")', "df"),
+        ("con.execute('select * from df join y')", "df y"),
+        ("import __main__\n__main__.y", "y"),
+        ("import sys\nsys.modules['__main__'].y", "y"),
+        ("getattr(__main__, 'x')", "x"),
+        ("from __main__ import x", "x"),
+        ("timeit.timeit('x + 1', setup='y')", "x y"),
+        ("def f(a: 'df'): pass", "df"),
+        ("print('x and y')", ""),
+        ("df.sort('x')", ""),
+    ],
+)
+def test_names_in_strings(source: str, names: str) -> None:
+    reading = read_cell(source)
+    assert looked_up(reading.lookups, reading.reads, HERE) - reading.reads == frozenset(names.split())
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [("eval('x + 1')", "eval x"), ("exec('y = x')", "exec x"), ("def f():\n    return eval('x')", "eval x")],
+)
+def test_code_in_a_constant_is_read(source: str, reads: str) -> None:
+    reading = read_cell(source)
+    assert not reading.opaque
+    assert reading.reads == frozenset(reads.split())
+
+
+def test_explain_lists_names_found_in_strings() -> None:
+    reading = read_cell('df.query("a > @x")')
+    space = Space({"df": [1], "x": 2}, NOTEBOOK)
+    from dataclasses import replace
+
+    reading = replace(reading, maybe=looked_up(reading.lookups, reading.reads, space.names))
+    assert "found in strings: x" in explain(space, reading, is_there=False)
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Other]:
+    made = Other()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nb(other: Other) -> Notebook:
+    return Notebook(other)
+
+
+def test_a_name_in_a_string_has_todays_value(nb: Notebook) -> None:
+    nb.here("import pandas as pd\ndf = pd.DataFrame({'a': [1, 2, 3]})\nx = 1\nq = 'a > @x'")
+    assert nb.there("first = len(df.query('a > @x')), x") is None
+    nb.here("x = 2")
+    assert nb.there("second = len(df.query('a > @x'))") is None
+    nb.here("x = 0")
+    assert nb.there("third = len(df.query(q))") is None
+    assert (nb.names["first"], nb.names["second"], nb.names["third"]) == ((2, 1), 1, 3)
+
+
+def test_a_name_that_is_not_read_is_not_there(nb: Notebook) -> None:
+    nb.here("held = [1]\nnumber = 1\nimport math\nkey = 'held'")
+    assert nb.there("held, number, math") is None
+    nb.here("held.append(2)\nnumber = 2")
+    assert nb.there("import sys\nseen = key in vars(sys.modules['__' + 'main' + '__'])") is None
+    assert not nb.names["seen"]
+    assert nb.there("seen = held, number") is None
+    assert nb.names["seen"] == ([1, 2], 2)
+    assert nb.names["held"] == [1, 2]
+
+
+def test_a_function_that_looks_names_up_has_them(nb: Notebook) -> None:
+    nb.here("limit = 1\ndef f():\n    return eval('limit')\ndef g(df):\n    return len(df.query('a > @limit'))")
+    nb.there("f()")
+    nb.here("limit = 2\nimport pandas as pd\ntable = pd.DataFrame({'a': [1, 2, 3]})")
+    assert nb.there("found = f(), g(table)") is None
+    assert nb.names["found"] == (2, 1)
+
+
+def test_what_cannot_be_sent_and_stands_in_a_string_keeps_no_cell_from_running(nb: Notebook) -> None:
+    nb.here("import pandas as pd, threading\na = threading.Lock()\ndf = pd.DataFrame({'a': [1, 2]})")
+    assert nb.there("found = len(df.query('a > 1'))") is None
+    assert nb.names["found"] == 1
+
+
+def test_doctests_find_the_notebooks_functions(nb: Notebook) -> None:
+    nb.here("factor = 2\ndef double(n):\n    '''\n    >>> double(factor)\n    4\n    '''\n    return n * factor")
+    assert nb.there("import doctest\nran = doctest.testmod()") is None
+    assert tuple(nb.names["ran"]) == (0, 1)
+
+
+def test_a_pickle_of_a_class_that_the_cell_does_not_name(nb: Notebook) -> None:
+    nb.here("import pickle\nclass C:\n    n = 3\nblob = pickle.dumps(C())")
+    assert nb.there("found = pickle.loads(blob).n") is None
+    assert nb.names["found"] == 3
+
+
+def test_type_hints_in_strings(nb: Notebook) -> None:
+    nb.here("import typing\nclass Later:\n    pass\ndef f(x: 'Later'):\n    pass")
+    assert nb.there("found = typing.get_type_hints(f)['x'] is not None") is None
+    assert nb.names["found"] is True
+
+
+FILL = (
+    "import threading, time\nresults = []\ngo = threading.Event()\n"
+    "def fill():\n    while not go.wait(0.01):\n        results.append(1)\n"
+    "thread = threading.Thread(target=fill, daemon=True)\nthread.start()"
+)
+
+
+def test_what_a_thread_uses_stays_until_it_ends(nb: Notebook) -> None:
+    nb.here("number = 1")
+    assert nb.there(FILL) is None
+    assert nb.came.stays["results"] == "in use by a running thread"
+    assert "results" not in nb.names
+    assert nb.there("while len(results) < 3: time.sleep(0.01)\nmany = len(results)") is None
+    assert nb.names["many"] >= 3
+    assert nb.there("go.set()\nthread.join()") is None
+    assert nb.there("number") is None
+    assert len(nb.names["results"]) >= 3
+
+
+def test_a_thread_sees_its_names_while_another_cell_runs(nb: Notebook) -> None:
+    assert nb.there(FILL) is None
+    assert nb.there("import time\ntime.sleep(0.1)") is None
+    assert nb.there("alive = thread.is_alive()\ngo.set()\nthread.join()") is None
+    assert nb.names["alive"] is True
+
+
+def test_the_note_names_all_that_the_cell_needs() -> None:
+    error = {"ename": "UndefinedVariableError", "evalue": "local variable 'x' is not defined"}
+    said = unnamed(error, {"x", "df"}, {"df"})
+    assert said == (
+        "x is defined in the notebook but this cell does not name it; name it in the cell, or add --in df,x"
+    )
+    assert unnamed(error, {"df"}, {"df"}) == ""
+    assert unnamed({"ename": "ValueError", "evalue": "'x'"}, {"x"}, ()) == ""
