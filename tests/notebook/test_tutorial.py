@@ -10,13 +10,11 @@ from typing import Any
 
 import nbformat
 
-from sublet.cli.table import COMMANDS
 from sublet.notebook.batch.page import first_line
 from sublet.notebook.example import png
 
 ROOT = Path(__file__).parents[2]
 CELL = re.compile(r"^```python cell\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
-SHELL = re.compile(r"^```sh\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 
 
 def example() -> Any:
@@ -33,15 +31,6 @@ def test_every_cell_of_the_tutorial_is_one_of_the_notebook_that_the_demo_runs() 
         assert text in cells, f"not in the notebook: {first_line(text)}"
         assert cells.index(text) > at, "in the order of the notebook"
         at = cells.index(text)
-
-
-def test_commands_of_the_pages_about_notebooks_are_there() -> None:
-    for page in ("tutorial.md", "notebook-jobs.md"):
-        lines = [line for block in SHELL.findall((ROOT / "docs" / page).read_text()) for line in block.splitlines()]
-        for line in lines:
-            words = line.split()
-            if words and words[0] == "sublet":
-                assert words[1] in COMMANDS or " ".join(words[1:3]) in COMMANDS, line
 
 
 def test_the_example_is_handed_out_clean_and_says_no_more_than_it_needs() -> None:
