@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -170,10 +171,63 @@ def test_a_cell_is_in_the_notebooks_folder_and_environment_as_they_are_now(nb: N
     nb.run(looks)
     nb.run(f"import os; was = os.getcwd(); os.chdir({str(tmp_path)!r}); os.environ['SAID_LATER'] = 'yes'")
     assert text(nb.run(looks)) == f"{tmp_path} yes\n"
-    nb.run("%%gpu\nos.chdir('/')")
-    assert text(nb.run(looks)) == "/ yes\n"  # of its own doing, and the notebook has not moved since
+    nb.run("%%gpu\nos.chdir('/'); os.environ['SAID_LATER'] = 'there'")
+    assert text(nb.run(looks)) == "/ there\n"
+    assert text(nb.run("print(os.getcwd(), os.environ['SAID_LATER'])")) == "/ there\n"
     nb.run("os.chdir(was); del os.environ['SAID_LATER']")
     assert text(nb.run(looks)).endswith(" None\n")
+
+
+def test_numbers_and_settings_are_those_of_one_process(nb: Notebook) -> None:
+    """Also of libraries that are imported later on one side, and of cells that fail or wait."""
+    np: Any = pytest.importorskip("numpy")
+    chance = np.random.RandomState(5)
+    nb.run("import random; random.seed(1); import decimal; decimal.getcontext().prec = 4")
+    expected = random.Random(1)
+    assert text(nb.run("%%gpu --vram 64MiB\nprint(random.random())")) == f"{expected.random()}\n"
+    assert text(nb.run("print(random.random())")) == f"{expected.random()}\n"
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        nb.run("%%gpu\nimport numpy as np\nnp.random.seed(5); np.random.rand(); random.random()\n1/0")
+    expected.random()
+    chance.rand()
+    assert text(nb.run("import numpy as np\nprint(np.random.rand(), random.random())")) == (
+        f"{chance.rand()} {expected.random()}\n"
+    )
+    nb.run("np.seterr(all='raise'); np.set_printoptions(precision=2); get_ipython().ast_node_interactivity = 'all'")
+    outputs = nb.run("%%gpu\n1\nprint(np.geterr()['over'], np.random.rand(1), decimal.Decimal(1) / 3)\n2")
+    assert text(outputs) == f"raise [{chance.rand():.2f}] 0.3333\n"
+    assert [one["data"]["text/plain"] for one in outputs if one["output_type"] == "execute_result"] == ["1", "2"]
+    nb.run(
+        "%%gpu\nimport asyncio; await asyncio.sleep(0)\n"
+        "np.seterr(all='ignore'); get_ipython().ast_node_interactivity = 'last_expr'"
+    )
+    ways = "np.geterr()['over'], get_ipython().ast_node_interactivity"
+    plain = "raise last_expr\n"  # a cell with await has a context of its own, also in a plain kernel
+    assert text(nb.run(f"print(*({ways}))")) == plain
+    assert text(nb.run(f"%%gpu\nprint(*({ways}))")) == plain
+    nb.run("np.seterr(all='warn')")
+    assert text(nb.run("%%gpu\nprint(np.geterr()['over']); decimal.getcontext().prec = 9")) == "warn\n"
+    assert text(nb.run("print(decimal.Decimal(1) / 3)")) == "0.333333333\n"
+
+
+def test_a_module_of_the_notebooks_own_folder_is_imported_on_the_device(nb: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "own_module.py").write_text("class Thing:\n    size = 3\n")
+    nb.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import own_module; thing = own_module.Thing()")
+    assert text(nb.run("%%gpu\nprint(thing.size, own_module.Thing.size)")) == "3 3\n"
+    nb.run(f"sys.path.remove({str(tmp_path)!r})")
+    assert text(nb.run(f"%%gpu\nimport sys; print({str(tmp_path)!r} in sys.path)")) == "False\n"
+    nb.run("%gpu release\nother = own_module.Thing()")
+    with pytest.raises(CellExecutionError, match=r"cannot import own_module.*--with FOLDER"):
+        nb.run("%%gpu\nother")
+
+
+def test_a_library_function_that_the_notebook_replaced_is_named(nb: Notebook) -> None:
+    nb.run("import textwrap; before = textwrap.dedent\ndef mine(text):\n    return 'mine'\ntextwrap.dedent = mine")
+    outputs = nb.run("%%gpu\nprint(textwrap.dedent(' a'))")
+    assert text(outputs) == "a\n"
+    assert "textwrap.dedent was set in the notebook (mine of the notebook)" in status(outputs)
+    assert "textwrap" not in status(nb.run("%%gpu\n1"))
+    nb.run("textwrap.dedent = before")
 
 
 def test_a_bad_option_says_which_was_meant(nb: Notebook) -> None:

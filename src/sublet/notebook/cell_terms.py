@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sublet.errors import CapacityExceeded, CheckpointFailed, InvalidRequest, SubletError
 from sublet.notebook.kernel_line import Message
 from sublet.notebook.options import CellOptions
+from sublet.notebook.settings import own_paths
 from sublet.notebook.status import CellBill, Running, coarse
 from sublet.values import Kind, format_size
 
@@ -101,4 +102,5 @@ def look_in(paths: tuple[str, ...]) -> None:
     for path in reversed(paths):
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         if folder not in sys.path:
+            own_paths.add(folder)
             sys.path.insert(0, folder)

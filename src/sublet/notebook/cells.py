@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.compute.kernel_guest import KernelGuest
+from sublet.compute.shown import sees_our_folders
 from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, OutOfMemory, SubletError, WorkerLost
 from sublet.notebook import guest_side
 from sublet.notebook.ahead import Ahead
@@ -33,10 +34,11 @@ from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
 from sublet.notebook.reading import Reading, read_cell
+from sublet.notebook.replaced import ReplacedAttributes
 from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Starting, Waiting
+from sublet.notebook.surroundings import Surroundings
 from sublet.notebook.traffic import Traffic, fates_text, number_of
-from sublet.notebook.whereabouts import Whereabouts
 from sublet.values import GIB, NS_PER_S, Exclusivity, Tier
 
 if TYPE_CHECKING:
@@ -80,11 +82,13 @@ class Cells:
         self._behind = ""
         """The lease of the guest before this one, if that may still be saving."""
         self._line: KernelLine | None = None
-        self._where = Whereabouts()
+        self.surroundings = Surroundings(is_notebook=True)
+        """Settings and random states of this process."""
+        self._replaced = ReplacedAttributes(shell.user_ns, self.surroundings.assigned)
         self._space = Space(shell.user_ns, NOTEBOOK, lender=Lender())
         self.handles = Handles(shell.user_ns)
         self.owner = Owner(shell.user_ns)
-        self.traffic = Traffic(self._space, self.handles)
+        self.traffic = Traffic(self._space, self.handles, surroundings=self.surroundings)
         self.reports = False
         """Whether the report is shown after every cell."""
         self._asked = CellOptions()
@@ -282,7 +286,9 @@ class Cells:
     def _begun(self, lease: Lease, options: CellOptions, status: StatusLine) -> tuple[KernelGuest, KernelLine]:
         self._let_go()
         status.show(Starting(device=lease.devices[0].id, host=lease.devices[0].host), quiet=True)
-        volume, self._where = self.owner.take(self.fabric()), Whereabouts()
+        volume = self.owner.take(self.fabric())
+        self.surroundings.begin(sees_files=sees_our_folders(lease))
+        self._replaced.begin()
         kernel = self._kernel = KernelGuest(
             lease,
             python=options.python,
@@ -331,9 +337,11 @@ class Cells:
         kernel, line = self._ready(lease, options, status)
         try:
             self._tell(self.handles.go_on())
-            self._where.tell(kernel, lease)
+            for one in self._replaced.news(self._shell.history_manager.input_hist_parsed, python):
+                say(self._shell, str(one))
             sent, restored = self.traffic.send(kernel, self.reading(python), options, number)
             self._tell(restored)
+            self._tell_problems()
             if self._interrupts.are_waiting:
                 status.leave(Ended(message="interrupted before its first line", do="Rerun this cell."))
                 self.traffic.take(kernel, options, sent, number)  # as of any cell that has ended
@@ -345,6 +353,7 @@ class Cells:
             lease = self.lease or lease  # another one, if it was suspended
             self._ahead.settle()
             came = self.traffic.take(kernel, options, sent, number)
+            self._tell_problems()
         except _Early:
             raise KeyboardInterrupt from None
         except KeyboardInterrupt:
@@ -384,6 +393,13 @@ class Cells:
         """One line for what came back."""
         if restored.names:
             say(self._shell, str(restored))
+
+    def _tell_problems(self) -> None:
+        """One line for each setting that could not be carried."""
+        problems = self.traffic.problems
+        for what, why in problems.items():
+            say(self._shell, f"{what} is not the same in the notebook and on the device: {why}")
+        problems.clear()
 
     def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:
         error = kernel.why_lost()

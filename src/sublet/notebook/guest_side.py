@@ -22,12 +22,14 @@ from sublet.notebook.merging import can_change
 from sublet.notebook.namespace import Bound, Heard, Said, visible_among
 from sublet.notebook.parcels import NO_WORD
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
+from sublet.notebook.surroundings import Changes, Surroundings
 
 __all__ = ["NotKept", "again", "collect", "given_up", "keep", "place", "place_late", "seen", "soon"]
 
 
 RESULT_BYTES: Final = 1 << 20
 """A result with more is not taken along for the shell's sake alone."""
+NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")
 RESULT: Final = re.compile(r"_\d+")
 TO_DELETE: Final = object()
 """Stands for what a cell may only delete."""
@@ -55,6 +57,7 @@ _before = _Before(frozenset(), {})
 _bound = Bound({})
 """What each name had before it."""
 _heard, _heard_steady = Heard(), Heard()
+_surroundings: Surroundings | None = None
 
 
 def soon() -> None:
@@ -74,18 +77,22 @@ def place(
     is_quiet: bool = False,
     deletes: frozenset[str] = frozenset(),
     steady: frozenset[str] | Said = frozenset(),
+    surroundings: Changes | None = None,
 ) -> Taken:
     """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
     ``number``: that of the cell, which tracebacks name; ``handles``, ``alive``, ``room``: of what is and will be here
     (``holding``); ``word``: of memory that was lent (``lodging``); ``is_quiet``: its last line's value is not shown;
     ``deletes``: names that the notebook has and that the cell may delete without reading them. They are not sent: what
     an earlier cell left under one stays, so that deleting it frees its memory at once, else a placeholder is bound;
-    ``steady``: names that have no old value here.
+    ``steady``: names that have no old value here; ``surroundings``: random states and settings that the notebook has
+    changed.
 
     Every other name of the notebook that is here may have an old value, and is set aside until the cell is over, unless
     something that runs on uses it (``in_use``)."""
     global _before
-    space = seen()
+    space, around = seen(), surroundings_here()
+    if surroundings is not None:
+        around.apply(surroundings, files=True)
     if _before.is_open:  # it was given up, and never collected: what it bound is nobody's news
         _put_back(space)
         _bound.noted(space.names, _bound.rebound(space.names))
@@ -108,6 +115,9 @@ def place(
     if shell is not None:
         shell.execution_count = number
         shell.displayhook.quiet = lambda: is_quiet  # IPython looks at its history, and a cell has none here
+    if surroundings is not None:  # last, so that nothing that arrived has drawn a number since
+        around.apply(surroundings, files=False)
+    taken.problems = around.problems()
     return taken
 
 
@@ -135,7 +145,21 @@ def given_up() -> None:
 def _check(taken: Taken) -> None:
     for name, why in taken.broken.items():
         if why != BESIDE:
-            raise Unpicklable(f"{name} cannot be put together on the device: {why}", path=name, what=why)
+            raise Unpicklable(
+                f"{name} cannot be put together on the device: {why}", path=name, what=why, do=_way_out(why)
+            )
+
+
+def _way_out(why: str) -> str | None:
+    """Where a module is missing: how the device gets it. Else what is said of any such object."""
+    missing = NO_MODULE.search(why)
+    if missing is None:
+        return None
+    library = missing[1].partition(".")[0]
+    return (
+        f"The device cannot import {library}. If it is yours, name its folder: %%gpu --with FOLDER; "
+        f"else install it there: {sys.executable} -m pip install {library}"
+    )
 
 
 def keep(lent: list[Lodged]) -> None:
@@ -147,9 +171,12 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     """What the cell changed: of what it read, and of whatever is bound anew; or ``only`` these names. What is new there
     and has more bytes than there is ``room`` for stays here."""
     space = seen()
+    changes = surroundings_here().changes()  # first, before anything that is sent can draw a number
     every = _bound.rebound(space.names)
     try:
-        return _collected(space, set(every), only, room)
+        found = _collected(space, set(every), only, room)
+        found.surroundings = changes
+        return found
     finally:
         _bound.noted(space.names, (*every, f"_{_before.number}"))
 
@@ -224,6 +251,19 @@ class NotKept:
 
     def __repr__(self) -> str:
         return f"<the result of cell {self.cell} stayed on the device and was not kept; give it a name>"
+
+
+def surroundings_here() -> Surroundings:
+    """The settings and random states of this kernel; first looked at when they are first asked for."""
+    global _surroundings
+    if _surroundings is None:
+        interpreter = sys.modules.get("IPython")
+        shell = None if interpreter is None else interpreter.get_ipython()
+        _surroundings = Surroundings(is_notebook=False, in_cells=shell is not None)
+        if shell is not None:
+            shell.events.register("pre_run_cell", lambda _: surroundings_here().enter())
+            shell.events.register("post_run_cell", lambda _: surroundings_here().leave())
+    return _surroundings
 
 
 def seen() -> Space:

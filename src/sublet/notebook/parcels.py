@@ -16,6 +16,7 @@ from sublet.durable.roots import Group, met_by_name
 from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word
 from sublet.notebook.stays import Stays
+from sublet.notebook.surroundings import Changes
 
 __all__ = [
     "BESIDE",
@@ -102,6 +103,8 @@ class Outgoing:
     """Of that what is not used any more."""
     late: list[Group] = field(default_factory=list)
     """What may have changed and is not looked at yet."""
+    surroundings: Changes | None = None
+    """Random states and settings that have changed."""
 
     @property
     def nbytes(self) -> int:
@@ -124,6 +127,8 @@ class Taken:
     """Groups that might have changed and had not, so that nothing was taken."""
     freed: Freed = NOTHING_FREED
     """Memory that was lent and is not used any more."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Settings that could not be set there, and why."""
 
 
 class Came:

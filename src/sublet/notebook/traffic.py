@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sublet.notebook.options import CellOptions
     from sublet.notebook.reading import Reading
     from sublet.notebook.spaces import Space
+    from sublet.notebook.surroundings import Surroundings
 
 __all__ = ["Came", "Fate", "Traffic", "fates_text"]
 
@@ -84,6 +85,10 @@ class Traffic:
     steady: Steady = field(default_factory=Steady)
     steady_told: Told = field(default_factory=Told)
     """What was said of names that stand for the same constant on both sides."""
+    surroundings: Surroundings | None = None
+    """The notebook's settings and random states."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Settings that do not cross, and why, until they are shown."""
 
     def send(
         self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int
@@ -91,10 +96,14 @@ class Traffic:
         """What a cell reads, and what stood for it on an earlier device, to this one."""
         wanted = reading.reads if options.takes is None else frozenset(options.takes)
         asked = reading.asked if options.takes is None else None
+        around = None if self.surroundings is None else self.surroundings.changes()
         try:
             maybe = reading.maybe if options.takes is None else frozenset()
             sent = self.space.outgoing(wanted, must=True, asked=asked, late=True, maybe=maybe)
-        except Unpicklable as error:
+        except BaseException as error:
+            self._surroundings_unsure()
+            if not isinstance(error, Unpicklable):
+                raise
             raise cannot_travel(error, is_any=bool(reading.opaque) and options.takes is None) from None
         try:
             handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
@@ -103,7 +112,7 @@ class Traffic:
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
             _lend(kernel, sent)
             steady = self.steady_told.say(self.steady.current(self.space.names), kernel)
-            more = sent.word, reading.is_quiet, reading.deletes, steady
+            more = sent.word, reading.is_quiet, reading.deletes, steady, around
             pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, *more)
             changed = self.space.changed_late(sent)
             placed: Taken = kernel.result(pending)
@@ -112,7 +121,10 @@ class Traffic:
             self.told.forget()
             self.steady_told.forget()
             self.steady.forget()
+            self._surroundings_unsure()
             raise
+        self.problems |= placed.problems
+        self.problems |= {} if around is None else around.problems
         self.space.sent(sent)
         self.steady.crossed(sent.names, self.space.names)
         self.space.freed(placed.freed)
@@ -143,9 +155,11 @@ class Traffic:
             if out.stays or sent.handles:
                 news, interrupted = _saved(kernel, self.handles, options)
             broken = self._merged(kernel, options, out)
+            self._settle(out)
         except BaseException:  # an interrupt: what the cell changed is there and not here, and must not be gone on from
             self.space.disagree(sent.names)
             self.steady.forget()
+            self._surroundings_unsure()
             raise
         if only is None:
             self.steady.crossed((name for parcel in out.parcels for name in parcel.names), self.space.names)
@@ -176,6 +190,8 @@ class Traffic:
     def _merged(self, kernel: KernelGuest, options: CellOptions, out: Outgoing) -> dict[str, str]:
         """Take it in; what could not be put together here, and why. From here on the cell has finished, whatever
         becomes of its lease."""
+        if self.surroundings is not None and out.surroundings is not None:
+            self.surroundings.apply(out.surroundings, files=True)
         taken = self.space.take(out.parcels, out.gone)
         self.space.freed(out.freed)
         self.space.tidy()
@@ -193,6 +209,17 @@ class Traffic:
             out.parcels += more.parcels
         out.stays |= broken
         return broken
+
+    def _settle(self, out: Outgoing) -> None:
+        """Set what the cell has changed beside variables, after everything that could draw a random number."""
+        if self.surroundings is None or out.surroundings is None:
+            return
+        self.surroundings.apply(out.surroundings, files=False)
+        self.problems |= out.surroundings.problems | self.surroundings.problems()
+
+    def _surroundings_unsure(self) -> None:
+        if self.surroundings is not None:
+            self.surroundings.unsure()
 
     def report(self) -> dict[str, tuple[Fate, str]]:
         """How every name stands that cells on devices have left: here, saved, to be recomputed, or lost."""

@@ -3,7 +3,7 @@
 The variables are saved with the rules of the notebook (``home``): functions and classes live in the namespace they
 came from, so two functions that share a counter still do when they are restored. A variable that cannot be saved is
 named with the reason, never left out in silence; and beside the variables goes what a program would miss without
-asking for it by name: the state of the random numbers, the working folder, and which extensions were loaded.
+asking for it by name: random states and settings (``surroundings``), and which extensions were loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import ctypes
 import functools
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -31,6 +30,7 @@ from sublet.notebook.home import HomeRules
 from sublet.notebook.namespace import HIDDEN
 from sublet.notebook.ownership import Owner
 from sublet.notebook.spaces import NOTEBOOK, Space
+from sublet.notebook.surroundings import Surroundings
 
 __all__ = ["begin", "bill", "give_back", "go_on", "save", "why"]
 
@@ -207,29 +207,28 @@ def _restored_from_volume(name: str, number: int) -> list[str]:
 
 
 def _beside() -> dict[str, Any]:
-    numpy = sys.modules.get("numpy")
-    return {
-        "cwd": os.getcwd(),
-        "path": list(sys.path),
-        "random": random.getstate(),
-        "numpy": None if numpy is None else numpy.random.get_state(),
-        "extensions": sorted(_shell().extension_manager.loaded),
-    }
+    return {"surroundings": _surroundings().whole(), "extensions": sorted(_shell().extension_manager.loaded)}
 
 
 def _put_beside(beside: Mapping[str, Any]) -> None:
-    shell = _shell()
-    if os.path.isdir(beside["cwd"]):
-        os.chdir(beside["cwd"])
-    sys.path += [one for one in _strings(beside["path"]) if one not in sys.path]
-    random.setstate(beside["random"])
-    if beside["numpy"] is not None:
-        import numpy as np
-
-        np.random.set_state(beside["numpy"])
+    shell, around = _shell(), _surroundings()
     for name in _strings(beside["extensions"]):
         if name not in shell.extension_manager.loaded:
             shell.extension_manager.load_extension(name)
+    around.restore(beside["surroundings"])
+    problems = around.problems()
+    problems.pop("working folder", None)  # that of a tenant's job went with its lease
+    for what, why in problems.items():
+        print(f"sublet: {what} could not be restored: {why}", file=sys.stderr)  # noqa: T201
+
+
+def _surroundings() -> Surroundings:
+    """Those that ``%%gpu`` keeps as well; or, where that is not loaded, of this moment."""
+    magics = _shell().magics_manager.registry.get("GpuMagics")
+    if magics is None:
+        return Surroundings(is_notebook=True)
+    found: Surroundings = magics.cells.surroundings
+    return found
 
 
 def _strings(values: Iterable[Any]) -> list[str]:

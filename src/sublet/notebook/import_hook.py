@@ -1,0 +1,101 @@
+"""Calls back when a module has just been imported, before the code that imported it goes on.
+
+A library that only the notebook has imported gets its settings on the device at the end of its import there. The hook
+costs one look into a dictionary for each new module. It changes neither the module nor its spec.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["ImportHook", "is_imported"]
+
+Callback = Callable[[str], object]
+
+
+class ImportHook:
+    """A finder that finds nothing by itself. It stands first in ``sys.meta_path`` from ``install`` to ``remove``."""
+
+    def __init__(self, called: Callback) -> None:
+        """``called`` is a method, and the hook does not keep its object alive."""
+        self._called = weakref.WeakMethod(called)
+        self._watched: set[str] = set()
+        self._asking: set[tuple[int, str]] = set()
+
+    def install(self) -> None:
+        """From now on."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """No longer."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def watch(self, module: str) -> None:
+        """Call back when this is imported."""
+        self._watched.add(module)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As importlib calls it."""
+        if name not in self._watched:
+            return None
+        if self._called() is None:
+            self.remove()
+            return None
+        found = self._asked_of_others(name, path, target)
+        if found is not None:
+            self._follow(found)
+        return found
+
+    def _asked_of_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """Another finder of this kind asks all others as well: it is answered "nothing" then."""
+        asking = threading.get_ident(), name
+        if asking in self._asking:
+            return None
+        self._asking.add(asking)
+        try:
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
+                if spec is not None:
+                    return spec
+            return None
+        finally:
+            self._asking.discard(asking)
+
+    def _follow(self, spec: ModuleSpec) -> None:
+        """Its loader is told to call back after this one run, by an attribute that the run itself takes away."""
+        loader: Any = spec.loader
+        run = getattr(loader, "exec_module", None)
+        if run is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            run(module)
+            called = self._called()
+            if called is not None:
+                called(spec.name)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader without attributes: the next crossing sees that the module is there
+            return
+
+
+def is_imported(name: str) -> bool:
+    """Whether it is there and whole: one that is being imported just now is not."""
+    module = sys.modules.get(name)
+    if module is None:
+        return False
+    spec = getattr(module, "__spec__", None)
+    return not getattr(spec, "_initializing", False)

@@ -1,0 +1,875 @@
+"""The table of settings that notebook and device keep alike: what each is, and how its library reads and sets it.
+
+One row for each setting. A row names the module it belongs to: nothing is read or set before that is imported. What a
+row reads is plain data or something that can be pickled; what it writes goes through the library's own setter. The
+rows of docs/notebook.md are compared with these by a test.
+
+Libraries add rows of their own through the entry-point group ``sublet.settings``. The entry point's object has
+``settings`` and ``generators``, or one of them: each maps a key to a pair of functions, one that returns the present
+value and one that sets it. They are looked for when this module is imported, which warm interpreters have done.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import os
+import re
+import site
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sublet.notebook.random_state import (
+    CudaGenerators,
+    NumpyGenerator,
+    read_python,
+    read_torch,
+    write_python,
+    write_torch,
+)
+
+__all__ = ["Kind", "Setting", "documented", "library_settings", "own_paths", "table", "written"]
+
+Entries = Mapping[str, Any]
+ENTRY_POINTS: Final = "sublet.settings"
+ALL: Final = ""
+"""The one entry of a setting that is a single value."""
+OF_THE_LEASE: Final = ("SUBLET_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "MPLBACKEND")
+"""Variables that belong to a side: those of its lease, and its plotting backend."""
+RECURSION_DEFAULT: Final = 1000
+TORCH_PRINT: Final = {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None}
+
+
+class Kind:
+    """When and where a setting is set."""
+
+    GLOBAL: Final = "global"
+    LOCAL: Final = "local"
+    """It belongs to a thread or a context, and is set in that of the cell."""
+    FILES: Final = "files"
+    """It names files and folders: it is set before anything else, and not for a guest that does not see ours."""
+    GENERATOR: Final = "generator"
+    """The state of a random generator: it is set last, and always sent to a new device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One row."""
+
+    key: str
+    about: str
+    """For the docs."""
+    read: Callable[[], Entries]
+    """Its entries; a single value has one, named ``ALL``. The same object as before is known to be unchanged."""
+    write: Callable[[Entries, tuple[str, ...]], object]
+    """Set these entries and take those away."""
+    module: str = ""
+    """Empty: it is always there."""
+    default: Callable[[], Entries] | None = None
+    """What a fresh device has; None: what the notebook had when it was first looked at."""
+    kind: str = Kind.GLOBAL
+    starts_alike: bool = False
+    """A new device begins with what the notebook has at that moment."""
+    stored: tuple[str, ...] = ()
+    """Where the library keeps it: the only things outside of the notebook's own objects that a transfer changes."""
+    assigned: tuple[str, ...] = ()
+    """``library:attribute`` of assignments that this row carries, so that they are no replaced attributes."""
+
+
+def _value(
+    key: str,
+    about: str,
+    get: Callable[[], Any],
+    put: Callable[[Any], object],
+    *,
+    module: str = "",
+    default: Callable[[], Any] | None = None,
+    **more: Any,
+) -> Setting:
+    """A setting of one value. None is "not set": it is not written."""
+
+    def read() -> Entries:
+        found = get()
+        return {} if found is None else {ALL: found}
+
+    def write(values: Entries, gone: tuple[str, ...]) -> None:
+        if ALL in values:
+            put(values[ALL])
+
+    first = None if default is None else lambda: {ALL: default()}
+    return Setting(key=key, about=about, read=read, write=write, module=module, default=first, **more)
+
+
+def _nothing() -> Entries:
+    return {}
+
+
+def table(*, is_notebook: bool) -> tuple[Setting, ...]:
+    """The rows of one side, in the order in which they are set."""
+    settings = (*_of_python(is_notebook), *_of_libraries(), *_of_ipython(), *library_settings())
+    return (*settings, *_warnings(), *_generators(is_notebook))  # a filter must not meet what a setter warns of
+
+
+# ------------------------------------------------------------------------------------------------- Python's own
+
+
+def _of_python(is_notebook: bool) -> Iterable[Setting]:
+    environment, search_path = _Environment(), _SearchPath(is_notebook=is_notebook)
+    yield _value("working folder", "`os.chdir`, `%cd`", _folder, os.chdir, kind=Kind.FILES, starts_alike=True)
+    yield Setting(
+        key="environment",
+        about="`os.environ`, `%env`; not the lease's variables and not `MPLBACKEND`",
+        read=environment.read,
+        write=environment.write,
+        kind=Kind.FILES,
+        starts_alike=True,
+        stored=("os.environ",),
+    )
+    yield _value(
+        "sys.path",
+        "`sys.path`; the folders of each side's own installation stay",
+        search_path.read,
+        search_path.write,
+        default=lambda: ((), ()),
+        kind=Kind.FILES,
+        stored=("sys.path", "sys.path_importer_cache"),
+        assigned=("sys:path",),
+    )
+    yield _value(
+        "recursion limit",
+        "`sys.setrecursionlimit`",
+        sys.getrecursionlimit,
+        sys.setrecursionlimit,
+        default=lambda: RECURSION_DEFAULT,
+    )
+    yield Setting(
+        key="logging",
+        about="`setLevel` of loggers, `logging.disable`",
+        read=_levels,
+        write=_set_levels,
+        default=lambda: {"root": logging.WARNING},
+        stored=("logging.root", "logging.Logger.manager"),
+    )
+    yield Setting(
+        key="decimal",
+        about="`decimal.getcontext()`: precision, rounding, traps, limits",
+        read=_decimal,
+        write=_set_decimal,
+        module="decimal",
+        default=lambda: _FRESH_DECIMAL,
+        kind=Kind.LOCAL,
+    )
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return None
+
+
+class _Environment:
+    """The environment, but what belongs to a side."""
+
+    def __init__(self) -> None:
+        self._raw: object = None
+        self._entries: Entries = {}
+
+    def read(self) -> Entries:
+        raw: dict[Any, Any] = getattr(os.environ, "_data", {})  # 80 µs less than to decode it each time
+        if not raw or raw != self._raw:
+            self._raw = dict(raw)
+            self._entries = {name: one for name, one in os.environ.items() if not name.startswith(OF_THE_LEASE)}
+        return self._entries
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        os.environ.update({name: one for name, one in values.items() if not name.startswith(OF_THE_LEASE)})
+        for name in gone:
+            if not name.startswith(OF_THE_LEASE):
+                os.environ.pop(name, None)
+
+
+own_paths: Final[set[str]] = set()
+"""Folders of ``sys.path`` that this side was given for itself (``--with``)."""
+Path2 = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+class _SearchPath:
+    """What stands in ``sys.path`` before and after the folders of this side's own installation."""
+
+    def __init__(self, *, is_notebook: bool) -> None:
+        is_installed: Callable[[str], bool] = _installed() if is_notebook else set(_texts(sys.path)).__contains__
+        self._is_own: Callable[[str], bool] = lambda one: one in own_paths or is_installed(one)
+        self._was: list[str] = []
+        self._value: Path2 = ((), ())
+
+    def read(self) -> Path2:
+        if sys.path != self._was:
+            path = _texts(sys.path)
+            own = [n for n, one in enumerate(path) if self._is_own(one)]
+            first = own[0] if own else len(path)
+            foreign = [(n, one) for n, one in enumerate(path) if not self._is_own(one)]
+            self._value = tuple(one for n, one in foreign if n < first), tuple(one for n, one in foreign if n > first)
+            self._was = list(sys.path)
+        return self._value
+
+    def write(self, value: Path2) -> None:
+        before, after = value
+        common = {*before, *after}
+        is_own = self._is_own
+        self._is_own = lambda one: one not in common and is_own(one)
+        own = [one for one in _texts(sys.path) if self._is_own(one)]
+        sys.path[:] = [*before, *own, *after]
+        self._was = []
+        importlib.invalidate_caches()
+
+
+def _texts(path: Iterable[object]) -> list[str]:
+    return [one for one in path if isinstance(one, str)]
+
+
+def _installed() -> Callable[[str], bool]:
+    """Tells the folders that this interpreter has in ``sys.path`` by itself."""
+    library = os.path.dirname(os.__file__)
+    sites = [*site.getsitepackages(), site.getusersitepackages()]
+    name = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    own = {library, *sites, *(os.path.join(prefix, "lib", name) for prefix in (sys.prefix, sys.base_prefix))}
+    for folder in sites:
+        own.update(_listed_in(folder))
+    below = (library + os.sep, *(one + os.sep for one in sites))
+    return lambda one: one in own or one.startswith(below) or os.path.normpath(one) in own
+
+
+def _listed_in(folder: str) -> Iterable[str]:
+    """The folders that ``.pth`` files there add."""
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".pth")]
+    except OSError:
+        return
+    for name in names:
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if line.strip() and not line.startswith(("#", "import ", "import\t")):
+                yield os.path.normpath(os.path.join(folder, line.strip()))
+
+
+def _warnings() -> Iterable[Setting]:
+    filters = _WarningFilters()
+    yield _value(
+        "warnings",
+        "`warnings.filterwarnings`, `simplefilter`",
+        filters.read,
+        filters.write,
+        default=tuple,
+        stored=("warnings.filters",),
+        assigned=("warnings:filters",),
+    )
+
+
+Filter = tuple[str, tuple[str, int] | None, tuple[str, str], tuple[str, int] | None, int]
+"""Action, message as a pattern with its flags, module and name of the category, module as a pattern, line."""
+
+
+class _WarningFilters:
+    """``warnings.filters`` as data. A filter for a category of a module that is not imported here waits for it."""
+
+    def __init__(self) -> None:
+        self._was: list[Any] = []
+        self._value: tuple[Filter, ...] = ()
+        self._known: frozenset[Filter] = frozenset()
+        """What both sides had when this side was last told."""
+        self._own: frozenset[Filter] | None = None
+        """What only this side had when it was first told: it stays."""
+        self._waiting: tuple[Filter, ...] = ()
+
+    def read(self) -> tuple[Filter, ...]:
+        now: list[Any] = list(warnings.filters)
+        if self._waiting and any(one[2][0] in sys.modules for one in self._waiting):
+            self.write(self._value)
+            now = list(warnings.filters)
+        if now != self._was:
+            self._was = now
+            self._value = tuple(filter(None, map(_as_data, now))) + self._waiting
+            self._known = frozenset(self._value)
+        return self._value
+
+    def write(self, value: tuple[Filter, ...]) -> None:
+        here = [(_as_data(one), one) for one in warnings.filters]
+        if self._own is None:
+            self._own = frozenset(data for data, _ in here if data is not None)
+        news = frozenset(value)
+        self._own -= news
+        left = [(data, one) for data, one in here if data not in news]
+        added = [one for data, one in left if data is None or (data not in self._known and data not in self._own)]
+        kept = [one for data, one in left if data in self._own]
+        found = [(data, _as_filter(data)) for data in value]
+        self._waiting = tuple(data for data, one in found if one is None)
+        warnings.resetwarnings()  # which makes Python look at the new ones
+        warnings.filters.extend([*added, *(one for _, one in found if one is not None), *kept])  # type: ignore[attr-defined]
+        self._was = list(warnings.filters)
+        self._value = tuple(filter(None, map(_as_data, self._was))) + self._waiting
+        self._known = frozenset(value)
+
+
+def _as_data(one: Any) -> Filter | None:
+    action, message, category, module, line = one
+    if not isinstance(category, type):
+        return None
+    name = (category.__module__, category.__qualname__)
+    if "__main__" in name or "<locals>" in category.__qualname__:
+        return None
+    return action, _pattern(message), name, _pattern(module), line
+
+
+def _pattern(one: Any) -> tuple[str, int] | None:
+    if one is None:
+        return None
+    return (one, -1) if isinstance(one, str) else (one.pattern, one.flags)
+
+
+def _as_filter(data: Filter) -> Any:
+    action, message, (module, name), where, line = data
+    category: Any = sys.modules.get(module)
+    for part in name.split("."):
+        category = getattr(category, part, None)
+    if not isinstance(category, type):
+        return None
+    return action, _compiled(message), category, _compiled(where), line
+
+
+def _compiled(one: tuple[str, int] | None) -> Any:
+    if one is None:
+        return None
+    return one[0] if one[1] < 0 else re.compile(one[0], one[1] & ~re.UNICODE)
+
+
+DISABLED: Final = "\0disabled"
+
+
+def _levels() -> Entries:
+    loggers: dict[str, Any] = logging.root.manager.loggerDict.copy()
+    found = {name: one.level for name, one in loggers.items() if type(one) is not logging.PlaceHolder and one.level}
+    found["root"] = logging.root.level
+    if logging.root.manager.disable:
+        found[DISABLED] = logging.root.manager.disable
+    return found
+
+
+def _set_levels(values: Entries, gone: tuple[str, ...]) -> None:
+    for name, level in {**values, **dict.fromkeys(gone, logging.NOTSET)}.items():
+        if name == DISABLED:
+            logging.disable(level)
+        else:
+            logging.getLogger(None if name == "root" else name).setLevel(level)
+
+
+_FRESH_DECIMAL: Final[Entries] = {
+    "prec": 28,
+    "rounding": "ROUND_HALF_EVEN",
+    "Emin": -999999,
+    "Emax": 999999,
+    "capitals": 1,
+    "clamp": 0,
+    "traps": ("DivisionByZero", "InvalidOperation", "Overflow"),
+}
+
+
+def _decimal() -> Entries:
+    decimal = sys.modules["decimal"]
+    context = decimal.getcontext()
+    found = {name: getattr(context, name) for name in _FRESH_DECIMAL if name != "traps"}
+    found["traps"] = tuple(sorted(one.__name__ for one, is_set in context.traps.items() if is_set))
+    return found
+
+
+def _set_decimal(values: Entries, gone: tuple[str, ...]) -> None:
+    decimal = sys.modules["decimal"]
+    context = decimal.getcontext()
+    for name, value in values.items():
+        if name == "traps":
+            for signal in context.traps:
+                context.traps[signal] = signal.__name__ in value
+        else:
+            setattr(context, name, value)
+
+
+# ------------------------------------------------------------------------------------------------ of libraries
+
+
+def _call(name: str) -> Callable[..., Any]:
+    """The function of that name in a module, looked up when it is called."""
+    module, _, function = name.rpartition(".")
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        return getattr(sys.modules[module], function)(*args, **keywords)
+
+    return call
+
+
+def _of_libraries() -> Iterable[Setting]:
+    torch = "torch"
+    yield _value(
+        "torch default dtype",
+        "`torch.set_default_dtype`",
+        lambda: str(sys.modules[torch].get_default_dtype()).removeprefix("torch."),
+        lambda name: sys.modules[torch].set_default_dtype(getattr(sys.modules[torch], name)),
+        module=torch,
+        default=lambda: "float32",
+    )
+    yield _value(
+        "torch gradients",
+        "`torch.set_grad_enabled`",
+        _call("torch.is_grad_enabled"),
+        _call("torch.set_grad_enabled"),
+        module=torch,
+        default=lambda: True,
+        kind=Kind.LOCAL,
+    )
+    yield _value(
+        "torch anomaly detection",
+        "`torch.autograd.set_detect_anomaly`",
+        lambda: (torch_module().is_anomaly_enabled(), torch_module().is_anomaly_check_nan_enabled()),
+        lambda both: torch_module().autograd.set_detect_anomaly(both[0], check_nan=both[1]),
+        module=torch,
+        default=lambda: (False, True),
+    )
+    yield _value(
+        "torch determinism",
+        "`torch.use_deterministic_algorithms`",
+        lambda: (
+            torch_module().are_deterministic_algorithms_enabled(),
+            torch_module().is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda both: torch_module().use_deterministic_algorithms(both[0], warn_only=both[1]),
+        module=torch,
+        default=lambda: (False, False),
+    )
+    cudnn = ("deterministic", "benchmark")
+    yield Setting(
+        key="torch cudnn",
+        about="`torch.backends.cudnn.deterministic`, `benchmark`",
+        read=lambda: {name: getattr(torch_module().backends.cudnn, name) for name in cudnn},
+        write=_set_cudnn,
+        module=torch,
+        default=lambda: dict.fromkeys(cudnn, False),
+        assigned=tuple(f"torch:{name}" for name in cudnn),
+    )
+    yield _value(
+        "torch matmul precision",
+        "`torch.set_float32_matmul_precision`",
+        _call("torch.get_float32_matmul_precision"),
+        _call("torch.set_float32_matmul_precision"),
+        module=torch,
+        default=lambda: "highest",
+    )
+    yield _value(
+        "torch threads",
+        "`torch.set_num_threads`",
+        _call("torch.get_num_threads"),
+        _call("torch.set_num_threads"),
+        module=torch,
+    )
+    yield Setting(
+        key="torch print options",
+        about="`torch.set_printoptions`",
+        read=_torch_print,
+        write=lambda values, gone: torch_module().set_printoptions(**{**_torch_print(), **values}),
+        module=torch,
+        default=lambda: TORCH_PRINT,
+        stored=("torch._tensor_str.PRINT_OPTS",),
+    )
+    yield Setting(
+        key="NumPy errors",
+        about="`numpy.seterr`",
+        read=_call("numpy.geterr"),
+        write=lambda values, gone: sys.modules["numpy"].seterr(**values),
+        module="numpy",
+        default=lambda: {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
+        kind=Kind.LOCAL,
+    )
+    yield Setting(
+        key="NumPy print options",
+        about="`numpy.set_printoptions`",
+        read=_call("numpy.get_printoptions"),
+        write=_set_numpy_print,
+        module="numpy",
+        default=lambda: _FRESH_NUMPY_PRINT,
+        kind=Kind.LOCAL,
+    )
+    pandas = _PandasOptions()
+    yield Setting(
+        key="pandas options",
+        about="`pandas.set_option`, `pandas.options`",
+        read=pandas.read,
+        write=pandas.write,
+        module="pandas",
+        default=pandas.default,
+        stored=("pandas._config.config._global_config",),
+    )
+    parameters = _RcParams()
+    yield Setting(
+        key="matplotlib parameters",
+        about="`rcParams`, `plt.rc`, `plt.style.use`; not the backend",
+        read=parameters.read,
+        write=parameters.write,
+        module="matplotlib",
+        default=parameters.default,
+        stored=("matplotlib.rcParams",),
+        assigned=("matplotlib:rcParams",),
+    )
+    yield Setting(
+        key="scikit-learn",
+        about="`sklearn.set_config`",
+        read=_call("sklearn.get_config"),
+        write=lambda values, gone: sys.modules["sklearn"].set_config(**values),
+        module="sklearn",
+        default=lambda: _FRESH_SKLEARN,
+        kind=Kind.LOCAL,
+    )
+
+
+def torch_module() -> Any:
+    """torch, which is imported."""
+    return sys.modules["torch"]
+
+
+def _set_cudnn(values: Entries, gone: tuple[str, ...]) -> None:
+    for name, value in values.items():
+        setattr(torch_module().backends.cudnn, name, value)
+
+
+def _torch_print() -> Entries:
+    options = sys.modules["torch._tensor_str"].PRINT_OPTS  # torch has no public way to read them
+    return {name: getattr(options, name) for name in TORCH_PRINT}
+
+
+def _set_numpy_print(values: Entries, gone: tuple[str, ...]) -> None:
+    sys.modules["numpy"].set_printoptions(**values)
+
+
+_FRESH_NUMPY_PRINT: Final[Entries] = {
+    "edgeitems": 3,
+    "threshold": 1000,
+    "floatmode": "maxprec",
+    "precision": 8,
+    "suppress": False,
+    "linewidth": 75,
+    "nanstr": "nan",
+    "infstr": "inf",
+    "sign": "-",
+    "formatter": None,
+    "legacy": False,
+}
+_FRESH_SKLEARN: Final[Entries] = {
+    "assume_finite": False,
+    "working_memory": 1024,
+    "print_changed_only": True,
+    "display": "diagram",
+    "pairwise_dist_chunk_size": 256,
+    "enable_cython_pairwise_dist": True,
+    "array_api_dispatch": False,
+    "transform_output": "default",
+    "enable_metadata_routing": False,
+    "skip_parameter_validation": False,
+}
+
+
+class _PandasOptions:
+    """Every option, by its full name."""
+
+    def __init__(self) -> None:
+        self._was: Any = None
+        self._entries: Entries = {}
+
+    def read(self) -> Entries:
+        now = sys.modules["pandas"].options.d
+        if now != self._was:
+            self._entries = _flat(now)
+            self._was = {group: _copied(one) for group, one in now.items()}
+        return self._entries
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        for name, value in values.items():
+            sys.modules["pandas"].set_option(name, value)
+
+    def default(self) -> Entries:
+        known = getattr(sys.modules.get("pandas._config.config"), "_registered_options", {})
+        return {name: known[name].defval if name in known else one for name, one in self.read().items()}
+
+
+def _flat(options: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, one in options.items():
+        if isinstance(one, dict):
+            found |= _flat(one, f"{before}{name}.")
+        else:
+            found[before + name] = one
+    return found
+
+
+def _copied(options: Any) -> Any:
+    return {name: _copied(one) for name, one in options.items()} if isinstance(options, dict) else options
+
+
+class _RcParams:
+    """Of 340 parameters some are lists, which can be changed in place: those are compared with copies."""
+
+    OF_THE_SIDE: Final = frozenset({"backend", "backend_fallback", "interactive", "webagg.address", "webagg.port"})
+
+    def __init__(self) -> None:
+        self._was: dict[str, Any] = {}
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._entries: Entries = {}
+
+    def read(self) -> Entries:
+        parameters: Any = sys.modules["matplotlib"].rcParams
+        is_same = dict.__eq__(parameters, self._was)
+        if is_same is not True or any(one != copy for one, copy in self._lists):
+            self._was = dict(dict.items(parameters))
+            self._lists = [(one, list(one)) for one in self._was.values() if type(one) is list]
+            self._entries = {name: _own(one) for name, one in self._was.items() if name not in self.OF_THE_SIDE}
+        return self._entries
+
+    def write(self, values: Entries, gone: tuple[str, ...]) -> None:
+        parameters: Any = sys.modules["matplotlib"].rcParams
+        with (
+            warnings.catch_warnings()
+        ):  # of parameters that are deprecated and have been set by the program all the same
+            warnings.simplefilter("ignore")
+            for name, value in values.items():
+                if name not in self.OF_THE_SIDE:
+                    parameters[name] = value
+
+    def default(self) -> Entries:
+        found: Any = getattr(sys.modules["matplotlib"], "rcParamsOrig", None)
+        if found is None:
+            return self.read()
+        return {name: _own(one) for name, one in dict.items(found) if name not in self.OF_THE_SIDE}
+
+
+def _own(one: Any) -> Any:
+    return list(one) if type(one) is list else one
+
+
+# ------------------------------------------------------------------------------------------------- of IPython
+
+
+def _of_ipython() -> Iterable[Setting]:
+    yield Setting(
+        key="IPython display",
+        about="`%precision`, `%pprint`, `%xmode`, `InteractiveShell.ast_node_interactivity`",
+        read=_shell_settings,
+        write=_set_shell_settings,
+        module="IPython",
+        default=lambda: _FRESH_SHELL,
+        assigned=("IPython:ast_node_interactivity",),
+    )
+    yield Setting(
+        key="inline figures",
+        about="`%config InlineBackend.figure_format` and its `rc`, `close_figures`; `set_matplotlib_formats`",
+        read=_inline_settings,
+        write=_set_inline_settings,
+        module="IPython",
+        default=lambda: _FRESH_INLINE,
+    )
+
+
+_FRESH_SHELL: Final[Entries] = {
+    "ast_node_interactivity": "last_expr",
+    "sphinxify_docstring": False,
+    "show_rewritten_input": True,
+    "text.pprint": True,
+    "text.max_width": 79,
+    "text.max_seq_length": 1000,
+    "text.verbose": False,
+    "text.float_format": "%r",
+    "xmode": "Context",
+}
+_FRESH_INLINE: Final[Entries] = {
+    "figure_formats": ("png",),
+    "rc": {},
+    "print_figure_kwargs": {"bbox_inches": "tight"},
+    "close_figures": True,
+}
+_INLINE: Final = ("rc", "print_figure_kwargs", "close_figures")
+
+
+def _shell() -> Any:
+    return sys.modules["IPython"].get_ipython()
+
+
+def _shell_settings() -> Entries:
+    shell = _shell()
+    if shell is None:
+        return {}
+    text = shell.display_formatter.formatters["text/plain"]
+    found = {name: getattr(*_place_of(name, shell, text)) for name in _FRESH_SHELL if name != "xmode"}
+    return found | {"xmode": shell.InteractiveTB.mode}
+
+
+def _place_of(name: str, shell: Any, text: Any) -> tuple[Any, str]:
+    return (text, name.removeprefix("text.")) if name.startswith("text.") else (shell, name)
+
+
+def _set_shell_settings(values: Entries, gone: tuple[str, ...]) -> None:
+    shell = _shell()
+    if shell is None:
+        return
+    text = shell.display_formatter.formatters["text/plain"]
+    for name, value in values.items():
+        if name == "xmode":
+            shell.InteractiveTB.set_mode(value)
+        elif name == "text.float_format":
+            _set_float_format(text, value)
+        else:
+            setattr(*_place_of(name, shell, text), value)
+
+
+def _set_float_format(text: Any, value: str) -> None:
+    """Not by ``%precision``, which sets NumPy's print options as well: they have a row of their own."""
+    numpy: Any = sys.modules.get("numpy")
+    options = None if numpy is None else numpy.get_printoptions()
+    text.float_precision = value if value != "%r" else ""
+    if options is not None:
+        numpy.set_printoptions(precision=options["precision"])
+
+
+def _inline_settings() -> Entries:
+    """Of the backend's configuration; before there is one, what ``%config`` has noted for it."""
+    shell = _shell()
+    if shell is None:
+        return {}
+    backend = getattr(sys.modules.get("matplotlib_inline.config"), "InlineBackend", None)
+    if backend is not None and backend.initialized():
+        one = backend.instance()
+        return {"figure_formats": _figure_formats(one), **{name: _own_dict(getattr(one, name)) for name in _INLINE}}
+    noted = shell.config.get("InlineBackend", {})
+    found = {**_FRESH_INLINE, **{name: noted[name] for name in _FRESH_INLINE if name in noted}}
+    if noted.get("figure_format"):
+        found["figure_formats"] = (noted["figure_format"],)
+    return {**found, "figure_formats": tuple(sorted(found["figure_formats"]))}
+
+
+def _own_dict(one: Any) -> Any:
+    return dict(one) if isinstance(one, dict) else one
+
+
+_FORMATS: Final = {"image/png": "png", "image/jpeg": "jpeg", "image/svg+xml": "svg", "application/pdf": "pdf"}
+
+
+def _figure_formats(backend: Any) -> tuple[str, ...]:
+    """Those that figures are shown in: ``set_matplotlib_formats`` changes them behind the back of the configuration."""
+    figure, shell = getattr(sys.modules.get("matplotlib.figure"), "Figure", None), _shell()
+    found = []
+    if figure is not None and shell is not None:
+        for mime, name in _FORMATS.items():
+            printer = shell.display_formatter.formatters[mime].type_printers.get(figure)
+            if printer is not None:
+                called = getattr(getattr(printer, "func", printer), "__name__", "")
+                found.append("retina" if called == "retina_figure" else name)
+    return tuple(sorted(found or backend.figure_formats))
+
+
+def _set_inline_settings(values: Entries, gone: tuple[str, ...]) -> None:
+    """Until matplotlib is imported the backend knows no shell, and takes this up when it is."""
+    shell = _shell()
+    if shell is None:
+        return
+    backend = importlib.import_module("matplotlib_inline.config").InlineBackend.instance(parent=shell)
+    for name in _INLINE:
+        if name in values:
+            setattr(backend, name, values[name])
+    if "figure_formats" in values:
+        backend.figure_formats = set(values["figure_formats"])
+        if backend.shell is not None:  # the formats may have been changed without the configuration
+            select = importlib.import_module("IPython.core.pylabtools").select_figure_formats
+            select(shell, backend.figure_formats, **backend.print_figure_kwargs)
+
+
+# ------------------------------------------------------------------------------------------- random generators
+
+
+def _generators(is_notebook: bool) -> Iterable[Setting]:
+    numpy, cuda = NumpyGenerator(), CudaGenerators(is_notebook=is_notebook)
+    rows = (
+        ("random", "`random.seed`", "", read_python, write_python, "random._inst"),
+        ("numpy.random", "`numpy.random.seed`", "numpy.random", numpy.read, numpy.write, "numpy.random.mtrand._rand"),
+        (
+            "torch generator",
+            "`torch.manual_seed`, on the CPU",
+            "torch",
+            read_torch,
+            write_torch,
+            "torch.default_generator",
+        ),
+        ("torch CUDA generators", "`torch.manual_seed`, `torch.cuda.manual_seed`", "torch", cuda.read, cuda.write, ""),
+    )
+    for key, about, module, get, put, stored in rows:
+        yield _value(
+            key,
+            about,
+            get,
+            put,
+            module=module,
+            kind=Kind.GENERATOR,
+            stored=(stored,) if stored else (),
+        )
+
+
+# ------------------------------------------------------------------------------------------- libraries' own rows
+
+_DECLARED: Final = tuple(importlib.metadata.entry_points(group=ENTRY_POINTS))
+
+
+def library_settings(declared: Iterable[importlib.metadata.EntryPoint] = _DECLARED) -> Iterable[Setting]:
+    """The rows that installed libraries add. Each is read when its library has been imported, and not before."""
+    for one in declared:
+        yield from (_of_library(one, kind) for kind in (Kind.GLOBAL, Kind.GENERATOR))
+
+
+def _of_library(declared: importlib.metadata.EntryPoint, kind: str) -> Setting:
+    attribute = "generators" if kind == Kind.GENERATOR else "settings"
+
+    def pairs() -> Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
+        found: Any = getattr(declared.load(), attribute, {})
+        return found if isinstance(found, Mapping) else {}
+
+    def read() -> Entries:
+        return {key: get() for key, (get, _) in pairs().items()}
+
+    def write(values: Entries, gone: tuple[str, ...]) -> None:
+        known = pairs()
+        for key, value in values.items():
+            if key in known:
+                known[key][1](value)
+
+    return Setting(
+        key=f"{declared.name} {attribute}",
+        about=f"declared by {declared.name}",
+        read=read,
+        write=write,
+        module=declared.value.partition(":")[0].partition(".")[0],
+        kind=kind,
+    )
+
+
+# --------------------------------------------------------------------------------------------------- the table
+
+
+def written(rows: Iterable[Setting]) -> frozenset[str]:
+    """Everything outside of the notebook's own objects that setting these rows may change."""
+    return frozenset(name for row in rows for name in row.stored) | {"sys.meta_path"}
+
+
+def documented(rows: Iterable[Setting]) -> str:
+    """The table for docs/notebook.md."""
+    lines = ["| setting | what sets it |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {row.key} | {row.about} |" for row in rows)])

@@ -1,0 +1,356 @@
+"""The rows of the table one by one: what they read, what they set, and what stays with its side."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet.notebook import settings
+from sublet.notebook.import_hook import ImportHook
+from sublet.notebook.settings import Kind, Setting, documented, library_settings, table, written
+from sublet.notebook.surroundings import Surroundings
+from tests.notebook.crossing import crossed
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def row(key: str, *, is_notebook: bool = True) -> Setting:
+    return next(one for one in table(is_notebook=is_notebook) if one.key == key)
+
+
+def test_the_docs_show_the_table() -> None:
+    text = (DOCS / "notebook.md").read_text()
+    assert documented(table(is_notebook=True)) in text, "put what settings.documented() gives into docs/notebook.md"
+
+
+def test_rows_have_keys_of_their_own_and_what_they_change_is_known() -> None:
+    rows = table(is_notebook=True)
+    assert len({one.key for one in rows}) == len(rows)
+    assert {"sys.path", "os.environ", "warnings.filters", "matplotlib.rcParams", "sys.meta_path"} <= written(rows)
+    for name in written(rows):
+        assert re.fullmatch(r"[A-Za-z_][\w.]*", name)
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return sys.path
+
+
+def test_the_search_path_keeps_each_sides_own_installation(path: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = row("sys.path")
+    installed = [one for one in path if one.startswith(os.path.dirname(os.__file__))]
+    path.insert(0, "/mine")
+    path.append("/last")
+    value = here.read()
+    assert value[""][0][0] == "/mine"
+    assert value[""][1][-1] == "/last"
+    assert not set(installed) & {*value[""][0], *value[""][1]}
+    monkeypatch.setattr(sys, "path", ["/device/lib", "/device/site", "/last"])
+    there = row("sys.path", is_notebook=False)
+    assert there.read() == {"": ((), ())}
+    there.write({"": (("/mine", ""), ("/last",))}, ())
+    assert sys.path == ["/mine", "", "/device/lib", "/device/site", "/last"]
+    assert there.read() == {"": (("/mine", ""), ("/last",))}
+    there.write({"": (("",), ())}, ())
+    assert sys.path == ["", "/device/lib", "/device/site"]
+
+
+def test_a_folder_given_to_one_side_stays_there(path: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    there = row("sys.path", is_notebook=False)
+    monkeypatch.setattr(settings, "own_paths", {"/given"})
+    path.insert(0, "/given")
+    assert there.read() == {"": ((), ())}
+    there.write({"": (("/mine",), ())}, ())
+    assert path[:2] == ["/mine", "/given"]
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SUBLET_LEASE", "MPLBACKEND"])
+def test_what_the_lease_says_crosses_in_neither_direction(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = row("environment")
+    monkeypatch.setenv(name, "9")
+    assert name not in environment.read()
+    environment.write({name: "8"}, (name,))
+    assert os.environ[name] == "9"
+
+
+def test_the_environment_is_compared_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = row("environment")
+    monkeypatch.setenv("TEST_A", "1")
+    monkeypatch.delenv("TEST_B", raising=False)
+    first = environment.read()
+    assert environment.read() is first
+    environment.write({"TEST_B": "2"}, ("TEST_A", "TEST_NONE"))
+    now = environment.read()
+    assert ("TEST_A" in now, now["TEST_B"]) == (False, "2")
+    monkeypatch.delenv("TEST_B")
+
+
+class Two:
+    """Both sides in this process, which is enough for what one of them reads and the other sets."""
+
+    def __init__(self, rows: tuple[Setting, ...], *, sees_files: bool = True) -> None:
+        self.here = Surroundings(is_notebook=True, rows=rows)
+        self.there = Surroundings(is_notebook=False, rows=rows)
+        self.here.begin(sees_files=sees_files)
+
+    def send(self) -> None:
+        changes = crossed(self.here.changes())
+        self.there.apply(changes, files=True)
+        self.there.apply(changes, files=False)
+
+    def close(self) -> None:
+        self.here.close()
+        self.there.close()
+
+
+def test_a_tenants_guest_keeps_its_files_and_gets_the_rest() -> None:
+    values = {"folder": "/mine", "precision": 3}
+    got: dict[str, Any] = {}
+
+    def of(key: str, kind: str) -> Setting:
+        return Setting(
+            key=key,
+            about="",
+            read=lambda: {"": values[key]},
+            write=lambda new, gone: got.update({key: new[""]}),
+            default=lambda: {"": None},
+            kind=kind,
+        )
+
+    two = Two((of("folder", Kind.FILES), of("precision", Kind.GLOBAL)), sees_files=False)
+    try:
+        two.send()
+        assert got == {"precision": 3}
+        values["folder"] = "/other"
+        back = two.there.changes()
+        assert back is None
+    finally:
+        two.close()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    side = Surroundings(is_notebook=False, rows=(row("working folder", is_notebook=False),))
+    other = Surroundings(is_notebook=True, rows=(row("working folder"),))
+    try:
+        (tmp_path / "gone").mkdir()
+        other.begin(sees_files=True)
+        monkeypatch.chdir(tmp_path / "gone")
+        changes = other.changes()
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "gone").rmdir()
+        assert changes is not None
+        side.apply(changes, files=True)
+        assert "FileNotFoundError" in side.problems()["working folder"]
+        assert os.getcwd() == str(tmp_path)
+        assert side.changes() is None, "it is not sent back"
+    finally:
+        side.close()
+        other.close()
+
+
+# ---------------------------------------------------------------------------------------------- warnings, logging
+
+
+@pytest.fixture
+def filters() -> Iterator[None]:
+    with warnings.catch_warnings():
+        yield
+
+
+def told(message: str, category: type[Warning] = UserWarning) -> bool:
+    """Whether it would be shown; asked without a memory of what was shown."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.warn_explicit(message, category, "file.py", 1, registry={})
+    return bool(found)
+
+
+@pytest.mark.usefixtures("filters")
+def test_filters_cross_and_those_that_only_the_other_side_has_stay() -> None:
+    warnings.resetwarnings()
+    here = row("warnings")
+    warnings.filterwarnings("ignore", message="of the notebook")
+    value = here.read()
+    assert here.read()[""] is value[""]
+    warnings.resetwarnings()
+    warnings.filterwarnings("ignore", message="of the device")
+    there = row("warnings", is_notebook=False)
+    there.read()
+    there.write(value, ())
+    assert not told("of the notebook")
+    assert not told("of the device")
+    assert told("of nobody")
+    there.write({"": ()}, ())
+    assert told("of the notebook"), "it was taken away"
+    assert not told("of the device")
+
+
+@pytest.mark.usefixtures("filters")
+def test_a_filter_for_a_category_that_is_not_imported_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("test_late_category")
+    module.Late = type("Late", (UserWarning,), {"__module__": "test_late_category"})  # type: ignore[attr-defined]
+    warnings.resetwarnings()
+    there = row("warnings", is_notebook=False)
+    value = {"": (("ignore", None, ("test_late_category", "Late"), None, 0),)}
+    there.write(value, ())
+    assert there.read() == value
+    monkeypatch.setitem(sys.modules, "test_late_category", module)
+    assert there.read() == value
+    assert not told("x", module.Late)
+    assert told("x", UserWarning)
+
+
+def test_levels_of_loggers() -> None:
+    levels = row("logging")
+    logger = logging.getLogger("test.settings.level")
+    try:
+        logger.setLevel(logging.DEBUG)
+        assert levels.read()[logger.name] == logging.DEBUG
+        levels.write({logger.name: logging.ERROR, "\0disabled": 5}, ())
+        assert (logger.level, logging.root.manager.disable) == (logging.ERROR, 5)
+        levels.write({}, (logger.name, "\0disabled"))
+        assert (logger.level, logging.root.manager.disable) == (0, 0)
+    finally:
+        logger.setLevel(0)
+        logging.disable(0)
+
+
+def test_scikit_learn_is_read_and_set_by_its_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.ModuleType("sklearn")
+    config: dict[str, Any] = {"transform_output": "default", "assume_finite": False}
+    fake.get_config = lambda: dict(config)  # type: ignore[attr-defined]
+    fake.set_config = lambda **new: config.update(new)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sklearn", fake)
+    config["transform_output"] = "pandas"
+    two = Two((row("scikit-learn"),))
+    try:
+        changes = two.here.changes()
+        assert changes is not None
+        assert [one.names for one in changes.rows["scikit-learn"]] == [("transform_output",)]
+        config["transform_output"] = "default"
+        two.there.apply(changes, files=False)
+        assert config == {"transform_output": "pandas", "assume_finite": False}
+    finally:
+        two.close()
+
+
+# ------------------------------------------------------------------------------------------------ libraries' own
+
+LIBRARY = """
+_precision, _state = 3, 10
+
+def draw():
+    global _state
+    _state += 1
+    return _state
+"""
+DECLARED = """
+import rowlib
+
+def _set_precision(value):
+    rowlib._precision = value
+
+def _set_state(value):
+    rowlib._state = value
+
+settings = {"precision": (lambda: rowlib._precision, _set_precision)}
+generators = {"global": (lambda: rowlib._state, _set_state)}
+"""
+
+
+def test_a_library_declares_settings_and_generators(tmp_path: Path, path: list[str]) -> None:
+    """The example of the docs. Nothing of the library is imported before the program does it."""
+    (tmp_path / "rowlib").mkdir()
+    (tmp_path / "rowlib" / "__init__.py").write_text(LIBRARY)
+    (tmp_path / "rowlib" / "for_sublet.py").write_text(DECLARED)
+    path.insert(0, str(tmp_path))
+    declared = EntryPoint("rowlib", "rowlib.for_sublet", settings.ENTRY_POINTS)
+    two = Two(tuple(library_settings([declared])))
+    try:
+        assert "rowlib" not in sys.modules
+        library: Any = importlib.import_module("rowlib")
+        library._precision = 5
+        library.draw()
+        changes = crossed(two.here.changes())
+        assert set(changes.rows) == {"rowlib settings", "rowlib generators"}
+        library._precision, library._state = 0, 0
+        two.there.apply(changes, files=False)
+        assert (library._precision, library.draw()) == (5, 12)
+    finally:
+        two.close()
+        for name in ("rowlib", "rowlib.for_sublet"):
+            sys.modules.pop(name, None)
+
+
+def test_entry_points_of_installed_packages_are_found(tmp_path: Path) -> None:
+    package = tmp_path / "rowlib-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: rowlib\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[sublet.settings]\nrowlib = rowlib.for_sublet\n")
+    asked = "from sublet.notebook.settings import library_settings; print([row.key for row in library_settings()])"
+    said = subprocess.run(
+        [sys.executable, "-c", asked],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "['rowlib settings', 'rowlib generators']\n"
+
+
+# ---------------------------------------------------------------------------------------------------- the hook
+
+
+class Called:
+    def __init__(self) -> None:
+        self.names: list[tuple[str, object]] = []
+
+    def imported(self, name: str) -> None:
+        self.names.append((name, getattr(sys.modules[name], "done", None)))
+
+
+def test_the_hook_is_called_at_the_end_of_an_import_and_leaves_no_trace(tmp_path: Path, path: list[str]) -> None:
+    (tmp_path / "hooked.py").write_text("from __future__ import annotations\ndone = True\n")
+    (tmp_path / "failing.py").write_text("1 / 0\n")
+    path.insert(0, str(tmp_path))
+    called = Called()
+    hook = ImportHook(called.imported)
+    for name in ("hooked", "failing", "nowhere"):
+        hook.watch(name)
+    hook.install()
+    try:
+        module = importlib.import_module("hooked")
+        assert called.names == [("hooked", True)]
+        loader: Any = module.__spec__.loader if module.__spec__ is not None else None
+        assert type(loader).__name__ == "SourceFileLoader"
+        assert "exec_module" not in vars(loader)
+        importlib.reload(module)
+        assert len(called.names) == 2
+        with pytest.raises(ZeroDivisionError):
+            importlib.import_module("failing")
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("nowhere")
+        assert len(called.names) == 2
+        del called
+        sys.modules.pop("hooked")
+        importlib.import_module("hooked")
+        assert hook not in sys.meta_path, "whom it called is gone"
+    finally:
+        hook.remove()
+        sys.modules.pop("hooked", None)
