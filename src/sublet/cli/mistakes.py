@@ -33,6 +33,8 @@ ELSEWHERE: Final[dict[str, str]] = {
     **dict.fromkeys(("monitor", "watch", "htop"), "`sublet top` shows devices, leases and the queue live."),
     **dict.fromkeys(("check", "health", "diagnose"), "`sublet doctor` checks this machine."),
     **dict.fromkeys(("login", "auth"), "Set SUBLET_URL to the office's address and SUBLET_TOKEN to your access token."),
+    **dict.fromkeys(("uninstall", "reset", "clean", "prune"), "`sublet purge` removes the office and its state."),
+    **dict.fromkeys(("configure", "settings", "set"), "`sublet config set KEY VALUE` sets a default."),
     "version": "`sublet --version` prints the version.",
     "help": "`sublet --help` lists the commands.",
 }
@@ -51,7 +53,7 @@ SYNONYMS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("--max-wait", "--queue-time"), ("--wait",)),
     **dict.fromkeys(("--immediate", "--now", "-I"), ("--no-wait",)),
     **dict.fromkeys(("--interactive", "--pty", "-it", "-i"), ("--tty",)),
-    **dict.fromkeys(("--force", "-f"), ("--now",)),
+    **dict.fromkeys(("--force", "-f"), ("--now", "--yes")),
     **dict.fromkeys(("--environment", "-e"), ("--env",)),
     **dict.fromkeys(("--interpreter",), ("--python",)),
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sublet.agent.inventory import HostGpus
     from sublet.cli.call import Office
 
-__all__ = ["OfficeDiffers", "OfficeInUse", "down", "up"]
+__all__ = ["OfficeDiffers", "OfficeInUse", "down", "end_office", "up"]
 
 GONE_S: Final = 90.0
 """How long `down` waits for the process to end. Draining takes the longest notice, half a minute."""
@@ -136,7 +136,7 @@ def down(
         else:
             print("No office is running.")
         return DONE
-    answer = _end(office, running, given[0] if given else "idle")
+    answer = end_office(office, running, given[0] if given else "idle")
     if as_json:
         document({"pid": running["pid"], "leases": answer["leases"]})
     else:
@@ -214,10 +214,10 @@ def _replace(office: Office, running: Json) -> None:
             "and is in use now",
             do="Try again when its leases have ended, or end it with `sublet down --drain`.",
         )
-    _end(office, running, "idle")
+    end_office(office, running, "idle")
 
 
-def _end(office: Office, running: Json, how: str) -> Json:
+def end_office(office: Office, running: Json, how: str) -> Json:
     """End it and see it gone: then its journal is closed, and another office may open it."""
     pid: int = running["pid"]
     with _watched(office, pid) as gone:

@@ -56,6 +56,7 @@ COMMANDS: Final[dict[str, str]] = {
     "backup": "upkeep:backup",
     "restore": "upkeep:restore",
     "config": "config:config",
+    "purge": "purge:purge",
     "completion": "completion:completion",
 }
 """The words of a command → module and function in this package, in the order the help shows them."""
@@ -77,7 +78,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Notebooks": ("nb", "lab", "kernelspec"),
     "Leases": ("lease", "volume", "bill"),
     "For the operator": ("tenant", "fence", "drain", "audit", "backup", "restore"),
-    "This installation": ("config", "completion"),
+    "This installation": ("config", "purge", "completion"),
 }
 """How the help groups the words that can come first."""
 

@@ -1,0 +1,139 @@
+"""`sublet purge` on real offices: with live leases, mounted volumes, jobs that run, and processes that were killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sublet.client.home import runtime_dir
+from tests.integration.test_cli import Shell, runs
+
+
+@pytest.fixture
+def sublet(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path / "home")
+    yield shell
+    shell.end()
+
+
+def mounted(folder: Path) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line.split()[4] for line in lines if line.split()[4].startswith(f"{folder}/")]
+
+
+@pytest.fixture
+def sleeper(sublet: Shell) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that has a volume, which is mounted where that is allowed."""
+    words = ["run", "--block", "64MiB", "--name", "results", "--", "sh", "-c", 'echo x > "$SUBLET_BLOCK/x"; sleep 600']
+    with subprocess.Popen(sublet.command(*words), env=sublet.env, stderr=subprocess.DEVNULL) as process:
+        try:
+            until = time.monotonic() + 30
+            while not list((sublet.home / "blocks").glob("**/x")) and time.monotonic() < until:
+                time.sleep(0.05)
+            yield process
+        finally:
+            process.kill()
+
+
+def supervisor_of(home: Path) -> int:
+    """By its command line, which names the runtime folder."""
+    name = str(runtime_dir(home)).encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"sublet.supervisor" in command and name in command:
+                return int(entry.name)
+    raise AssertionError("there is no supervisor")
+
+
+def test_live_leases_are_not_ended_unless_that_is_said(sublet: Shell, sleeper: subprocess.Popen[bytes]) -> None:
+    """And then all goes: office, supervisor, what runs, volumes with their mounts, and both folders."""
+    (guest,) = sublet("ps", "--json").json
+    office, supervisor = sublet("status", "--json").json["pid"], supervisor_of(sublet.home)
+    refused = sublet("purge", "--yes")
+    assert refused.status == 1
+    assert "1 lease is live or in the queue" in refused.err
+    assert "--now" in refused.err
+    assert runs(office)
+    assert sublet("volume", "ls", "--json").json
+    done = sublet("purge", "--yes", "--now")
+    assert (done.status, done.err) == (0, ""), done
+    assert "volumes and checkpoints" in done.out
+    assert "with 1 live lease" in done.out
+    assert not sublet.home.exists()
+    assert not runtime_dir(sublet.home).exists()
+    assert mounted(sublet.home) == []
+    assert not [pid for pid in (office, supervisor, guest["pid"]) if runs(pid)]
+    assert sleeper.wait(20) != 0
+
+
+def test_after_kills_what_stayed_mounted_is_removed(sublet: Shell, sleeper: subprocess.Popen[bytes]) -> None:
+    """`rm -rf` says "Device or resource busy" of such a folder."""
+    left = mounted(sublet.home)
+    supervisor = supervisor_of(sublet.home)
+    os.kill(sublet("status", "--json").json["pid"], signal.SIGKILL)
+    sleeper.kill()  # it would start another office
+    refused = sublet("purge", "--yes")
+    assert refused.status == 1
+    assert "leases of an earlier one may go on" in refused.err
+    os.kill(supervisor, signal.SIGKILL)
+    until = time.monotonic() + 10
+    while runs(supervisor) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert mounted(sublet.home) == left
+    done = sublet("purge", "--yes")
+    assert (done.status, done.err) == (0, ""), done
+    assert ("unmounted first" in done.out) is bool(left)
+    assert not sublet.home.exists()
+    assert mounted(sublet.home) == []
+
+
+def test_a_supervisor_without_an_office_is_ended_with_now(sublet: Shell) -> None:
+    assert sublet("lease", "acquire", "--cpu", "1", "--ttl", "5m").status == 0
+    supervisor = supervisor_of(sublet.home)
+    assert sublet("down", "--keep").status == 0
+    done = sublet("purge", "--yes", "--now")
+    assert (done.status, done.err) == (0, ""), done
+    assert not runs(supervisor)
+    assert not sublet.home.exists()
+
+
+RUNNER = """
+import fcntl, os, sys, time
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(fd, fcntl.LOCK_EX)
+os.pwrite(fd, str(os.getpid()).encode(), 0)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_notebook_in_the_background_is_not_ended_unless_that_is_said(sublet: Shell) -> None:
+    job = sublet.home / "jobs" / "1"
+    job.mkdir(parents=True, mode=0o700)
+    (sublet.home / "config.toml").touch()
+    (job / "record.json").touch()
+    with subprocess.Popen([sys.executable, "-c", RUNNER, str(job / "lock")], stdout=subprocess.PIPE) as runner:
+        try:
+            assert runner.stdout is not None
+            assert runner.stdout.readline() == b"ready\n"
+            refused = sublet("purge", "--yes")
+            assert refused.status == 1
+            assert "1 notebook runs in the background" in refused.err
+            assert runner.poll() is None
+            done = sublet("purge", "--yes", "--now")
+            assert (done.status, done.err) == (0, ""), done
+            assert runner.wait(10) == -signal.SIGKILL
+            assert not sublet.home.exists()
+        finally:
+            runner.kill()
