@@ -54,6 +54,11 @@ class Shell:
         found: dict[str, Any] = json.loads(line)
         return found
 
+    def has_answered(self) -> bool:
+        """Whether there is an answer: ``answer`` would not wait."""
+        assert self.process.stdout is not None
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
+
     def run(self, source: str, *, step: str = "", waits: bool = False, how: str = "") -> dict[str, Any]:
         self.ask(source, step=step, waits=waits, how=how)
         return self.answer()

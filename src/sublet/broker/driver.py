@@ -186,12 +186,14 @@ class Driver:
 
     def report(self, report: Report) -> None:
         """The sink of the agents."""
-        if type(report) is Held:  # no decision, so it is taken at once
+        if type(report) is Held:  # hardly ever a decision, so it is taken at once
             self._vigil.passes()
-            self.ledger.confirm(report)
+            is_waited_for = self.ledger.confirm(report)
             if not report.told:
                 for held in self._holds.take(report.lease, report.number):
                     held.answer()
+            if is_waited_for:
+                self.post(AgentReport(report=report))
             return
         self._pending.append(Waiting(AgentReport(report=report)))
         if type(report) is NotHeld or self.ledger.state.queued_count:

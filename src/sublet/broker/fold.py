@@ -348,7 +348,9 @@ def _cleared(state: State, event: ev.Cleared, now: Now) -> None:
 
 
 def _parked(state: State, event: ev.Parked, now: Now) -> None:
-    _change_parks(state, event.lease, holds=True)
+    ended = state.leases[event.of].end if event.of in state.leases else None
+    took_ns = max(0, now.ns - ended.at_ns) if ended is not None else 0
+    _change_parks(state, event.lease, holds=True, took_ns=took_ns)
     state.capacity_version += 1  # somebody may wait to go on with it
 
 
@@ -361,7 +363,10 @@ def _parking_denied(state: State, event: ev.ParkingDenied, now: Now) -> None:
 
 
 def _resumed(state: State, event: ev.Resumed, now: Now) -> None:
-    state.leases[event.lease].resumed = True
+    lease, under = state.leases[event.lease], state.leases.get(event.under)
+    lease.resumed = True
+    took_ns = 0 if under is None or under.parks is None else under.parks.took_ns
+    lease.moving_ns = took_ns + max(0, now.ns - (lease.claimed_at_ns or now.ns))
 
 
 def _change_parks(state: State, lease_id: LeaseId, **changes: Any) -> None:

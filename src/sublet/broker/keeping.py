@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from sublet.broker import admission
+from sublet.broker import admission, parking
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted
@@ -57,6 +57,8 @@ def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
     )
     step.orders.append(extend_order(lease, now.ns, max(0, min(command.lead_ns, ttl_ns))))
     step.hold = (lease.id, lease.number)
+    if command.active:
+        parking.holder_is_back(step, lease)
     return Granted(lease=lease)
 
 
@@ -66,6 +68,10 @@ def note_activity(step: Step, schedule: Schedule, command: cmd.NoteActivity) -> 
     if command.busy_ns < 0:
         raise InvalidRequest("busy time cannot be negative")
     step.emit(activity(step, lease, command.busy_ns, idle=not command.active))
+    if command.active:
+        parking.holder_is_back(step, lease)
+    else:
+        schedule.will_yield(step.state, lease)
     return Done(lease=lease)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from sublet.broker import bound, holders, keeping, operators, reports, volumes
+from sublet.broker import bound, holders, keeping, operators, parking, reports, volumes
 from sublet.broker import commands as cmd
 from sublet.broker.answers import Answer, Done, Outcome, Place
 from sublet.broker.policy import Policy
@@ -40,14 +40,14 @@ class Ledger:
 
     def handle(self, command: cmd.Command, now: Now) -> Outcome:
         """Carry out one command."""
-        step = Step(self.state, self.policy, now, command.actor)
+        step = Step(self.state, self.policy, now, command.actor, self._unconfirmed.holds)
         answer: Answer | SubletError
+        if type(command) is cmd.AgentReport and type(command.report) is Held:
+            self._unconfirmed.confirm(command.report)
         try:
             answer = _HANDLERS[type(command)](step, self._schedule, command)
         except SubletError as error:
             answer = error
-        if type(command) is cmd.AgentReport and type(command.report) is Held:
-            self._unconfirmed.confirm(command.report)
         step.as_office()
         self._schedule.settle(step)
         if type(command) in _BRINGS_AGENTS:
@@ -55,10 +55,11 @@ class Ledger:
         to_send = self._unconfirmed.add(step.orders, now.ns)
         return Outcome(answer=answer, events=tuple(step.events), orders=to_send, hold=step.hold)
 
-    def confirm(self, report: Held) -> None:
-        """The same as handling it, for who has nothing else to decide: the list of unconfirmed orders is all that it
-        changes."""
+    def confirm(self, report: Held) -> bool:
+        """Take the confirmation for what it changes at once, the list of unconfirmed orders. Returns whether something
+        is to be decided because of it: then the report is to be handled as a command as well."""
         self._unconfirmed.confirm(report)
+        return parking.waited_for(self.state, report) is not None
 
     def next_wake_ns(self) -> int | None:
         """When a ``Tick`` will have something to do, if no command comes before."""
@@ -82,7 +83,7 @@ class Ledger:
 
     def save_ns(self, lease: LeaseId) -> int:
         """How long the last save under it took, as its agent said; 0 if it said nothing."""
-        return self._unconfirmed.saves.get(lease, 0)
+        return self.state.saves.get(lease, 0)
 
     def place_of(self, lease_id: LeaseId, now: Now) -> Place | None:
         """The place of a waiting lease as of now."""

@@ -3,7 +3,10 @@
 1. A lease has notice, and its agent says what its guests would need (``Parkable``). A *parking lease* is set aside
    for them there and then: a lease of memory of the same tenant, in its quota and on its bill, on the same node.
 2. The notice is due. If the parking lease is there the device is taken by ``End`` with ``park``; if none was to be had
-   the lease ends like any other, and the record of its end says that nothing was saved, and why.
+   the lease ends like any other, and the record of its end says that nothing was saved, and why. A notice of an idle
+   holder (``when_safe``) is due as soon as the agent holds the parking lease, or says that there are no guests; if they
+   cannot be parked they have the time to save that the notice leaves. The same notice is given to an idle holder whose
+   time runs out, when its agent asks for it.
 3. The agent reports ``TornDown`` and whether the guests live. If they do not, the parking lease goes, too.
 4. A request names the parking lease (and its epoch) as what it wants to go on with. It waits in line like any other,
    and while it does the parking lease is kept. Its grant names both; the agent hands over in one step.
@@ -24,6 +27,7 @@ from sublet.broker import events as ev
 from sublet.broker.placement import fit_on_node
 from sublet.broker.records import LeaseRecord, NoticeRecord, Parks, Want
 from sublet.lease.parking import NOT_PARKED_FOR
+from sublet.lease.policy import lead_ns
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import (
     EndReason,
@@ -36,14 +40,27 @@ from sublet.values import (
     Way,
     format_size,
 )
-from sublet.wire.orders import Parkable, Parking, Resumed
+from sublet.wire.orders import Held, Parkable, Parking, Resumed
 
 if TYPE_CHECKING:
     from sublet.broker.schedule import Schedule
     from sublet.broker.state import State
     from sublet.broker.step import Step
 
-__all__ = ["after_end", "keep", "not_needed", "parkable", "resumed", "take", "torn_down"]
+__all__ = [
+    "after_end",
+    "bound_ns",
+    "give_way_early",
+    "held",
+    "holder_is_back",
+    "keep",
+    "not_needed",
+    "parkable",
+    "resumed",
+    "take",
+    "torn_down",
+    "waited_for",
+]
 
 _KINDS: Final = frozenset({Kind.GPU, Kind.CPU})
 """What a lease may have whose guests are parked: memory and disk of its own end with it."""
@@ -55,27 +72,41 @@ _WAITS: Final = frozenset({LeaseStatus.QUEUED, LeaseStatus.GRANTED})
 
 
 def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
-    """An agent says what the guests of a lease that has notice would need. It says so again, so nothing is lost by
-    answering no now."""
+    """An agent says what the guests of a lease that has notice, or runs out, would need. It says so again, so nothing
+    is lost by answering no now."""
     lease = step.state.leases.get(report.lease)
-    if lease is None or lease.epoch != report.epoch or _under(step.state, lease) is not None:
+    if lease is None or lease.epoch != report.epoch or lease.status not in LIVE_STATES:
+        return
+    runs_out = report.expiring and lease.idle_since_ns is not None
+    if lease.notice is None and not runs_out:
+        return
+    if _under(step.state, lease) is not None:
+        _give_way(step, lease, is_idle=runs_out)
         return
     ability = _ability(step.state, lease)
-    if ability is Suspend.NONE:
+    if report.amount < 1 and not report.why:
+        _without_parking(step, lease, nothing_there=True)
         return
-    if report.why or report.amount < 1:
-        _deny(step, lease, report.why or "nothing of it can be parked")
+    if ability is Suspend.NONE or report.why:
+        if report.why or (lease.notice is not None and lease.notice.when_safe):
+            _deny(step, lease, report.why or "a lease like this one is never parked")
+        _without_parking(step, lease)
         return
-    parking = _record(step, lease, report.amount, ability)
+    parking = _record(step, lease, report, ability)
     over = admission.over_quota(parking.wants, step.state.tenants[lease.tenant].quota, step.state.held_by(lease.tenant))
     here = schedule.rooms_for(step.state, parking).get(lease.node, ()) if lease.node is not None else ()
     parts = None if over else fit_on_node(parking.wants, lease.tenant, here, mix=True)
     if parts is None:
         needed = format_size(report.amount)
         _deny(step, lease, over or f"{needed} of memory would be needed for it on its machine, and are not free")
+        _without_parking(step, lease)
         return
     assert lease.node is not None
     hold = step.hold
+    if lease.notice is None:
+        assert lease.deadline_ns is not None
+        left_ns, detail = max(0, lease.deadline_ns - step.now.ns), "nothing runs under it, and its time runs out"
+        step.notice(lease, EndReason.IDLE, left_ns, detail, when_safe=True)
     step.emit(ev.Queued(lease=parking))
     parking = step.state.leases[parking.id]
     step.grant(parking, lease.node, parts)
@@ -83,10 +114,81 @@ def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
     step.hold = hold  # nobody waits for an answer
 
 
+def waited_for(state: State, report: Held) -> LeaseRecord | None:
+    """The lease that ends because its agent holds the parking lease now; None if there is none."""
+    under = None if report.told else state.leases.get(report.lease)
+    if under is None or under.parks is None or under.parks.holds or under.epoch != report.epoch:
+        return None
+    lease = state.leases.get(under.parks.of)
+    if lease is None or lease.status is not LeaseStatus.NOTICED or lease.notice is None or not lease.notice.when_safe:
+        return None
+    return lease if under.status is LeaseStatus.ACTIVE else None
+
+
+def held(step: Step, report: Held) -> None:
+    """The agent holds a parking lease: from now on nothing is lost by taking its guests off their devices."""
+    lease = waited_for(step.state, report)
+    if lease is not None:
+        _give_way(step, lease)
+
+
+def holder_is_back(step: Step, lease: LeaseRecord) -> None:
+    """Something runs again under a lease that was to end for want of work. It stays where nobody else wants it, and
+    where what runs would be lost; what can be parked waits for a device like any other request."""
+    notice = lease.notice
+    if lease.status is not LeaseStatus.NOTICED or notice is None or not notice.when_safe:
+        return
+    if notice.beneficiary is None or (lease.unsaved and _under(step.state, lease) is None):
+        _stays(step, lease, notice)
+
+
+def give_way_early(step: Step, lease: LeaseRecord) -> None:
+    """Its holder has become idle while it has notice: if its guests can be parked, nobody has to wait any longer."""
+    if lease.status is LeaseStatus.NOTICED and lease.notice is not None and lease.notice.beneficiary is not None:
+        _give_way(step, lease, is_idle=True)
+
+
+def bound_ns(step: Step, lease: LeaseRecord) -> int:
+    """How long an idle holder's lease may still last where its guests cannot be parked: at least the grace, and one and
+    a half times what their last save took."""
+    return lead_ns(step.policy.grace_ns(lease.ttl_ns), step.state.saves.get(lease.id, 0))
+
+
+def _give_way(step: Step, lease: LeaseRecord, *, is_idle: bool = False) -> None:
+    """Take a lease whose parking lease is held by its agent, if it is one that ends as soon as that is so."""
+    notice, under = lease.notice, _under(step.state, lease)
+    if notice is None or under is None or under.status is not LeaseStatus.ACTIVE or not step.is_held(under.id):
+        return
+    is_whole = under.parks is None or not under.parks.partial
+    if is_whole and (is_idle or notice.when_safe):
+        take(step, lease, notice)
+
+
+def _without_parking(step: Step, lease: LeaseRecord, *, nothing_there: bool = False) -> None:
+    """Nobody of an idle lease will be parked. Without guests it ends now; else they have until the bound to save. If
+    something runs again meanwhile, that would be lost, and the lease stays."""
+    notice = lease.notice
+    if notice is None or not notice.when_safe:
+        return
+    if lease.idle_since_ns is None:
+        _stays(step, lease, notice)
+    elif nothing_there:
+        step.end(lease, notice.reason, notice.detail)
+
+
+def _stays(step: Step, lease: LeaseRecord, notice: NoticeRecord) -> None:
+    """It is not taken; the request that was to have it waits for another."""
+    waiting = None if notice.beneficiary is None else step.state.leases.get(notice.beneficiary)
+    if waiting is not None and waiting.promise:
+        step.drop_promise(waiting)
+    else:
+        step.spare(lease)
+
+
 def _ability(state: State, lease: LeaseRecord) -> Suspend:
     """Whether the guests of this lease may be parked at all, and where they could go on."""
     notice = lease.notice
-    if lease.status is not LeaseStatus.NOTICED or notice is None or notice.reason in NOT_PARKED_FOR:
+    if lease.status not in LIVE_STATES or (notice is not None and notice.reason in NOT_PARKED_FOR):
         return Suspend.NONE
     if not {part.kind for part in lease.parts} <= _KINDS:
         return Suspend.NONE
@@ -97,7 +199,7 @@ def _ability(state: State, lease: LeaseRecord) -> Suspend:
     return next(one for one in Suspend if one in able)  # the least of them
 
 
-def _record(step: Step, lease: LeaseRecord, amount: int, ability: Suspend) -> LeaseRecord:
+def _record(step: Step, lease: LeaseRecord, report: Parkable, ability: Suspend) -> LeaseRecord:
     arrival = step.state.books.next_arrival
     id_ = LeaseId(f"{lease.id}-p{arrival}")
     return LeaseRecord(
@@ -105,7 +207,7 @@ def _record(step: Step, lease: LeaseRecord, amount: int, ability: Suspend) -> Le
         tenant=lease.tenant,
         request_id=RequestId(f"parking\n{id_}"),  # not printable, so no request of a holder's
         fingerprint="",
-        wants=(Want(kind=Kind.MEMORY, amount=amount),),
+        wants=(Want(kind=Kind.MEMORY, amount=report.amount),),
         ttl_ns=step.policy.ttl_parking_ns,
         tier=lease.tier,
         arrival=arrival,
@@ -116,7 +218,7 @@ def _record(step: Step, lease: LeaseRecord, amount: int, ability: Suspend) -> Le
         labels=lease.labels,
         holder=lease.holder,
         process=lease.process,
-        parks=Parks(of=lease.id, wants=_wants_of(lease), parts=lease.parts, ability=ability),
+        parks=Parks(of=lease.id, wants=_wants_of(lease), parts=lease.parts, ability=ability, partial=not report.whole),
     )
 
 

@@ -42,6 +42,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """After this long in line, nobody of the same or a lower tier is let past to what the head could use."""
     held_counts_as_ns: int = _MIN_NS
     """In the order of the queue, what a tenant holds counts as if it had been used for this long already."""
+    idle_least_ns: int = NS_PER_S // 5
+    """An idle holder yields to a waiting request once it has been idle for so long, or for as long as its guests' last
+    move (suspend and resume, or save and restore) took, if that is longer: so moving costs at most half of the time."""
+    idle_most_ns: int = 5 * NS_PER_S
+    """The most that is waited for that reason."""
     replan_every_ns: int = NS_PER_S
     """While requests wait, preemption is looked at again this often, as holders pass their minimum run."""
     resend_every_ns: int = 2 * NS_PER_S
@@ -70,6 +75,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             ("cool_down_ns", "max_hold_ns"),
             ("retain_ns", "retain_max_ns"),
             ("notice_ns", "max_hold_ns"),
+            ("idle_least_ns", "idle_most_ns"),
         ):
             if getattr(self, low) > getattr(self, high):
                 raise InvalidRequest(f"the policy has {low} above {high}", do="Make the first at most the second.")
@@ -90,6 +96,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def notice_for_ns(self, tier: Tier) -> int:
         """How long before it is taken a lease of this tier is told."""
         return self.notice_spot_ns if tier is Tier.SPOT else self.notice_ns
+
+    def idle_before_yielding_ns(self, moving_ns: int, save_ns: int) -> int:
+        """How long a holder must have been idle before its lease is taken for a waiting request. ``moving_ns``: what
+        its last suspend and resume took; where it has had none, saving and restoring count, both as the last save."""
+        return min(self.idle_most_ns, max(self.idle_least_ns, moving_ns or 2 * save_ns))
 
     def grace_ns(self, ttl_ns: int) -> int:
         """How long guests may take to end: min(5 s, 10 % of the TTL)."""

@@ -5,7 +5,7 @@ take from leases of *lower* standing:
 
 =====================================  =======================================
 a request                              its tier: spot 1, batch 2, interactive 3
-an idle holder                         0, whatever its tier
+an idle holder (see below)             0, whatever its tier
 held beyond the maximum, others wait   one below its tier
 spot                                   1
 batch, after its minimum run           2
@@ -18,6 +18,10 @@ smaller ones, so the sum falls strictly, and no sequence of preemptions in one i
 Time can raise a standing again (a new lease of the same tenant is neither idle nor over-held), but only after it ran
 for its minimum or maximum: then it is taking turns, which is what is wanted. The cool-down keeps a victim's tenant from
 taking its device straight back from the tenant that got it.
+
+**Idle.** A holder counts as idle only after a rest that is as long as its guests' last move took (``Policy``). A new
+lease is not idle, so a device that two holders share is busy, or at rest, for at least as long as it changes hands. For
+that reason the cool-down does not protect an idle holder.
 
 Eviction and admission are one step: the same command notices the victims and *promises* their parts to the request.
 Nobody else is let into a promised part, so the device cannot go to a third party (or back to the victim) on the way.
@@ -39,7 +43,7 @@ from sublet.lease.states import LeaseStatus, SliceState
 from sublet.values import EndReason, Kind, LeaseId, NodeId, ResourceId, Tier
 from sublet.wire.orders import Part
 
-__all__ = ["Plan", "Victim", "plan", "standing_of_request", "victim", "weight"]
+__all__ = ["Plan", "Victim", "is_at_rest", "plan", "standing_of_request", "victim", "weight"]
 
 VICTIMS_MAX = 64
 """Leases that one request may take on one node."""
@@ -53,6 +57,7 @@ class Victim:
     standing: int
     reason: EndReason
     ran_ns: int
+    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +87,28 @@ def victim(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, 
         return None
     if any(part.kind is Kind.BLOCK for part in lease.parts):  # a volume keeps its bytes, so nothing would come free
         return None
-    if state.is_cooling(request.tenant, lease.tenant, now_ns):
+    is_idle = is_at_rest(lease, state, now_ns, policy)
+    if not is_idle and state.is_cooling(request.tenant, lease.tenant, now_ns):
         return None
     ran_ns = now_ns - lease.claimed_at_ns
     standing, reason = standing_of_request(lease.tier), EndReason.PREEMPTED
-    if lease.idle_since_ns is not None:
+    if is_idle:
         standing = 0
     elif ran_ns >= policy.max_hold_ns and lease.tenant != request.tenant:
         standing, reason = standing - 1, EndReason.FAIR_SHARE
     elif lease.tier is Tier.INTERACTIVE or (lease.tier is Tier.BATCH and ran_ns < policy.min_run_batch_ns):
         return None
-    return Victim(lease, standing, reason, ran_ns) if standing < standing_of_request(request.tier) else None
+    if standing >= standing_of_request(request.tier):
+        return None
+    return Victim(lease, standing, reason, ran_ns, is_idle)
+
+
+def is_at_rest(lease: LeaseRecord, state: State, now_ns: int, policy: Policy) -> bool:
+    """Whether its holder has been idle for long enough to yield to any request."""
+    since_ns = lease.idle_since_ns
+    if since_ns is None:
+        return False
+    return now_ns >= since_ns + policy.idle_before_yielding_ns(lease.moving_ns, state.saves.get(lease.id, 0))
 
 
 def plan(request: LeaseRecord, rooms: RoomsByNode, state: State, now_ns: int, policy: Policy) -> Plan | None:

@@ -112,6 +112,8 @@ class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):
     take_at_ns: int
     detail: str = ""
     beneficiary: LeaseId | None = None
+    when_safe: bool = False
+    """It ends as soon as nothing of it would be lost; ``take_at_ns`` is only the bound."""
 
 
 class EndRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +147,10 @@ class Parks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether they are parked there; before that it was set aside for them."""
     resumed_by: LeaseId | None = None
     """The request, or the lease, that goes on with them."""
+    partial: bool = False
+    """Parking does not keep all that they have."""
+    took_ns: int = 0
+    """How long it took to take them off their devices."""
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +241,8 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """It was asked for to go on with what is parked there, under that epoch."""
     resumed: bool = False
     """They go on under it."""
+    moving_ns: int = 0
+    """How long its guests' last suspend and resume took together; 0 if they were never parked."""
 
     # volume
     retain_ns: int | None = None

@@ -22,8 +22,8 @@ __all__ = ["agent_report", "node_gone", "node_up"]
 def agent_report(step: Step, schedule: Schedule, command: cmd.AgentReport) -> Answer:
     """Take one report for what it is worth now."""
     match command.report:
-        case orders.Held():
-            pass  # the ledger's list of unconfirmed orders is all it changes
+        case orders.Held() as report:
+            parking.held(step, report)
         case orders.NotHeld() as report:
             _over(step, report.lease, report.epoch, report.reason, report.detail or "the agent no longer knew it")
         case orders.EndedHere() as report:

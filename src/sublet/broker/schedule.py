@@ -7,6 +7,7 @@ tried again in the same walk for a request of the same shape, so a long line of 
 from __future__ import annotations
 
 from copy import copy
+from heapq import heappop, heappush
 from itertools import islice, takewhile
 
 from sublet.broker import admission, parking, preemption, promises, volumes
@@ -32,6 +33,8 @@ nobody is out of sight for ever behind requests for which there are no victims."
 WALK_MAX = 500
 """Waiting requests that are looked at when something came free; once in every interval all of them are. So a long line
 makes no release slow, and costs whoever stands far back and would fit at most that interval."""
+PLAN_AGAIN_NS = 50_000_000
+"""Holders that become idle are looked at for waiting requests at most this often, however many there are."""
 FORGET_AT_ONCE = 100
 """Ended leases are forgotten in groups of at least so many, unless they are old."""
 
@@ -43,6 +46,9 @@ class Schedule:
         self._policy = policy
         self._settled_at_version = -1
         self._replan_at_ns = 0
+        self._yields: list[tuple[int, LeaseId]] = []
+        """Heap of idle holders' leases, by the moment from which on they may be taken."""
+        self._planned_at_ns = 0
         self._turn = 0
         """How far the looks in turn have come."""
         self._guarded: dict[tuple[NodeId, Kind], tuple[int, LeaseId]] = {}
@@ -53,6 +59,8 @@ class Schedule:
         wake_ns = _sooner(state.next_timer_ns(), state.next_volume_ns())
         if state.queued_count:
             wake_ns = _sooner(wake_ns, self._replan_at_ns)
+            if self._yields:
+                wake_ns = _sooner(wake_ns, max(self._yields[0][0], self._planned_at_ns + PLAN_AGAIN_NS))
         if state.ended:
             wake_ns = _sooner(wake_ns, _ended_at(state.leases[state.ended[0]]) + self._policy.ended_keep_ns)
         return wake_ns
@@ -119,19 +127,43 @@ class Schedule:
     def settle(self, step: Step) -> None:
         """Let in whoever can go in now, and look for victims for those who cannot, if it is time to."""
         state, now_ns = step.state, step.now.ns
-        due = now_ns >= self._replan_at_ns
-        if state.capacity_version == self._settled_at_version and not due and not self._guards_nobody(state):
+        due, yields = now_ns >= self._replan_at_ns, self._holders_yield(step)
+        changed = state.capacity_version != self._settled_at_version
+        if not (changed or due or yields or self._guards_nobody(state)):
             return
         if state.queued_count:
             self._keep_promises(step)
             self._admit(step, None if due else WALK_MAX)
         else:
             self._guarded = {}
-        if due and state.queued_count:
+        if (due or yields) and state.queued_count:
             for lease in self._to_plan_for(state, now_ns):
                 self._make_room(step, lease)
-            self._replan_at_ns = now_ns + self._policy.replan_every_ns
+            self._planned_at_ns = now_ns
+            if due:
+                self._replan_at_ns = now_ns + self._policy.replan_every_ns
         self._settled_at_version = state.capacity_version
+
+    def will_yield(self, state: State, lease: LeaseRecord) -> None:
+        """Its holder is idle. If it still is when it has been for long enough, a waiting request may have the lease."""
+        if lease.idle_since_ns is not None:
+            save_ns = state.saves.get(lease.id, 0)
+            rest_ns = self._policy.idle_before_yielding_ns(lease.moving_ns, save_ns)
+            heappush(self._yields, (lease.idle_since_ns + rest_ns, lease.id))
+
+    def _holders_yield(self, step: Step) -> bool:
+        """Whether waiting requests may take from holders that are idle for long enough since the last look. One that
+        has notice already does not wait for its moment."""
+        state, now_ns = step.state, step.now.ns
+        if not self._yields or self._yields[0][0] > now_ns:
+            return False
+        if state.queued_count and now_ns < self._planned_at_ns + PLAN_AGAIN_NS:
+            return False
+        while self._yields and self._yields[0][0] <= now_ns:
+            lease = state.leases.get(heappop(self._yields)[1])
+            if lease is not None and preemption.is_at_rest(lease, state, now_ns, self._policy):
+                parking.give_way_early(step, lease)
+        return state.queued_count > 0
 
     def make_room_if_next(self, step: Step, lease: LeaseRecord) -> None:
         """Look for victims at once for a newcomer; behind others it has to wait until they have had their look."""
@@ -160,12 +192,16 @@ class Schedule:
         victims = tuple(v.lease.id for v in plan.victims)
         step.emit(ev.Promised(lease=lease.id, node=plan.node, parts=plan.parts, victims=victims))
         for victim in plan.victims:
+            notice_ns = (
+                parking.bound_ns(step, victim.lease) if victim.is_idle else policy.notice_for_ns(victim.lease.tier)
+            )
             step.notice(
                 victim.lease,
                 victim.reason,
-                policy.notice_for_ns(victim.lease.tier),
+                notice_ns,
                 _why_taken(victim, lease),
                 beneficiary=lease.id,
+                when_safe=victim.is_idle,
             )
 
     def _keep_promises(self, step: Step) -> None:
@@ -246,7 +282,7 @@ def _own_limit(step: Step, lease: LeaseRecord, *, with_promises: bool = False) -
 
 
 def _why_taken(victim: preemption.Victim, request: LeaseRecord) -> str:
-    if victim.lease.idle_since_ns is not None:
+    if victim.is_idle:
         return f"idle, and a request of tier {request.tier} waits"
     if victim.reason is EndReason.FAIR_SHARE:
         return "held for longer than the maximum while others wait"

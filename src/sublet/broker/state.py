@@ -132,6 +132,9 @@ class State:
         """Rises whenever something may fit that did not fit before."""
         self.timers: list[tuple[int, LeaseId]] = []
         self.armed: dict[LeaseId, int] = {}
+        self.saves: dict[LeaseId, int] = {}
+        """How long the last save under a live lease took, as its agent said with its last confirmation. Told with the
+        next one, it need not be in the journal."""
         self.volume_timers: list[tuple[int, str]] = []
         """When volumes are to be removed. Entries that the books have otherwise are stale."""
         self._rebuild()

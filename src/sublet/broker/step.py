@@ -6,7 +6,7 @@ the consequences for others. The handlers (``holders``, ``operators``, ``reports
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -27,7 +27,14 @@ __all__ = ["Step"]
 class Step:
     """The state, the moment, and what came of the command."""
 
-    def __init__(self, state: State, policy: Policy, now: Now, by: str = OFFICE) -> None:
+    def __init__(
+        self,
+        state: State,
+        policy: Policy,
+        now: Now,
+        by: str = OFFICE,
+        is_held: Callable[[LeaseId], bool] = lambda _: False,
+    ) -> None:
         self.state, self.policy, self.now = state, policy, now
         self.by = by
         """Whose doing it is."""
@@ -35,6 +42,8 @@ class Step:
         self.orders: list[Order] = []
         self.hold: tuple[str, int] | None = None
         """(lease, number) that an agent must hold before the answer is given."""
+        self.is_held = is_held
+        """Whether the agent has confirmed the deadline of a lease, as the books had it before this command."""
 
     def emit(self, event: ev.Event) -> None:
         """Take a fact into the state and into the journal."""
@@ -140,7 +149,10 @@ class Step:
     def expire(self, lease: LeaseRecord) -> None:
         """The deadline came. Whoever was idle, or was refused a renewal, ends for that reason."""
         idle = EndReason.IDLE if lease.idle_since_ns is not None else EndReason.EXPIRED
-        self.end(lease, lease.fate or idle, "its time ran out without a renewal", grace_ns=0)
+        why, way = "its time ran out without a renewal", None
+        if idle is EndReason.IDLE and lease.unsaved:
+            why, way = f"{why}; not parked: {lease.unsaved}", Way.NOT_SAVED
+        self.end(lease, lease.fate or idle, why, grace_ns=0, way=way)
 
     def end_when_due(self, lease: LeaseRecord) -> None:
         """Time alone ends a live lease: by its notice or by its deadline, whichever was first."""
@@ -168,10 +180,13 @@ class Step:
         detail: str = "",
         *,
         beneficiary: LeaseId | None = None,
+        when_safe: bool = False,
     ) -> None:
-        """Announce that the lease will be taken."""
+        """Announce that the lease will be taken; ``when_safe``: as soon as nothing would be lost by it."""
         take_at_ns = self.now.ns + notice_ns
-        notice = NoticeRecord(reason=reason, take_at_ns=take_at_ns, detail=detail, beneficiary=beneficiary)
+        notice = NoticeRecord(
+            reason=reason, take_at_ns=take_at_ns, detail=detail, beneficiary=beneficiary, when_safe=when_safe
+        )
         self.emit(ev.Noticed(lease=lease.id, notice=notice, number=lease.number + 1))
         self.orders.append(notify_order(lease))
 

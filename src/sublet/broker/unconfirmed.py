@@ -35,9 +35,6 @@ class Unconfirmed:
         self._due_at: dict[_Key, int] = {}
         self._due: list[tuple[int, _Key]] = []
         """Entries that ``_due_at`` does not know are stale."""
-        self.saves: dict[LeaseId, int] = {}
-        """How long the last save under a live lease took, as its agent said with its last confirmation. Told with the
-        next, it need not be in the journal."""
 
     def add(self, new: Iterable[Order], now_ns: int) -> tuple[Order, ...]:
         """Note new orders; returns them as they are to be sent now."""
@@ -51,7 +48,7 @@ class Unconfirmed:
             if isinstance(order, orders.End):
                 self._outdate((order.lease, "hold"), order.epoch)
                 self._outdate((order.lease, "told"), order.epoch)
-                self.saves.pop(order.lease, None)
+                self._state.saves.pop(order.lease, None)
             if key not in self._orders:
                 self._set_due(key, now_ns)
             self._orders[key] = order
@@ -62,7 +59,7 @@ class Unconfirmed:
         """The agent holds the deadline, or the notice, up to this number; the one says nothing of the other."""
         key = (report.lease, "told" if report.told else "hold")
         if report.save_ns and not report.told and report.lease in self._state.leases:
-            self.saves[report.lease] = report.save_ns
+            self._state.saves[report.lease] = report.save_ns
         order = self._orders.get(key)
         if order is None or isinstance(order, orders.Verify | orders.RemoveVolume):
             return

@@ -31,7 +31,7 @@ from sublet.wire.http import LeaseView, News
 
 __all__ = ["IDLE_SAID_AFTER_NS", "SAY_AGAIN_AFTER_NS", "Book"]
 
-IDLE_SAID_AFTER_NS: Final = NS_PER_S
+IDLE_SAID_AFTER_NS: Final = NS_PER_S // 5
 """A lease under which nothing has run for so long is told to be idle. Less would tell of every pause between cells."""
 SAY_AGAIN_AFTER_NS: Final = 5 * NS_PER_S
 """A word that the office did not hear is repeated after so long."""
@@ -261,7 +261,8 @@ class Book:
         held.notice = Notice(reason=reason, in_seconds=notice.in_seconds, at=notice.at, detail=notice.detail)
         held.holder.notice(now_ns, reason=reason, in_ns=_ns(notice.in_seconds), since_ns=since_ns, detail=notice.detail)
         self.look_again(held)
-        _log.warning(
+        _log.log(
+            _loudness(held),
             "lease %s will be taken in %s: %s%s",
             *(held.id, format_duration(_ns(notice.in_seconds)), reason, f" ({notice.detail})" if notice.detail else ""),
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.client.guests import environment, start_spec
 from sublet.client.line import open_line
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from sublet.client.volume_line import HasVolume
 
 __all__ = ["KernelGuest"]
+
+LOOK_NS: Final = 100_000_000
 
 
 class KernelGuest:
@@ -57,6 +60,8 @@ class KernelGuest:
             patient=patient,
         )
         self.lease = lease
+        self.when_parked: Callable[[], object] = lambda: None
+        """Called, now and then, while a call waits for an answer and the kernel is parked."""
         self.guest = start_spec(lease, spec, busy=False, volume=volume)
         try:
             self.channels: Conversation = open_line(lease, self.guest.id, Service.JUPYTER)
@@ -100,7 +105,9 @@ class KernelGuest:
 
     def result(self, pending: Pending) -> Any:
         """Wait for what came of a call. Raises what it raised."""
-        self._worker.exchange.wait(pending)
+        while not self._worker.exchange.wait(pending, _in_a_moment()):
+            if self.lease.end is not None and self.lease.end.parked:
+                self.when_parked()
         if pending.came is None:
             raise self._worker.why_lost(self.lease)
         return read(pending.came, self.lease.id)
@@ -114,3 +121,9 @@ class KernelGuest:
         self.channels.close()
         self._worker.close()
         self.guest.close()
+
+
+def _in_a_moment() -> Callable[[], int]:
+    """When a call that waits looks whether its kernel was parked (CLOCK_MONOTONIC)."""
+    until_ns = time.monotonic_ns() + LOOK_NS
+    return lambda: until_ns

@@ -4,6 +4,9 @@ Saving needs no office. At the deadline everything is killed, so what is to be s
 the grace, or one and a half times what the last save took. If the deadline is moved after all, the lease is spared, and
 may be warned again.
 
+Parking does need the office, which sets memory aside for it. So it is asked earlier, by half of the lead. If it has not
+taken the lease by the time of the warning, guests are warned as ever.
+
 A renewal in time must not come too late for the warning. Its holder plans it when a renewal is answered, and is told
 with that answer how long saving takes; so a save counts from the next move of the deadline on, and not in the time that
 has begun. And a holder whose renewals do not say that he reckons with it may come as late as after 80 % of the time;
@@ -35,12 +38,25 @@ class _Entry:
     """What it takes now."""
     heeded_ns: int = 0
     """The lead that its holder reckons with."""
+    asked: bool = False
     warned: bool = False
 
     @property
     def warn_at_ns(self) -> int:
+        return self.deadline_ns - self._lead_ns()
+
+    @property
+    def ask_at_ns(self) -> int:
+        return self.warn_at_ns - self._lead_ns() // 2
+
+    @property
+    def next_ns(self) -> int | None:
+        """What is to be done next for it, and when."""
+        return None if self.warned else self.warn_at_ns if self.asked else self.ask_at_ns
+
+    def _lead_ns(self) -> int:
         most_ns = max(self.ttl_ns * _UNHEEDED_PERCENT // 100, self.heeded_ns)
-        return self.deadline_ns - max(grace_ns(self.ttl_ns), min(most_ns, lead_ns(0, self.save_ns)))
+        return max(grace_ns(self.ttl_ns), min(most_ns, lead_ns(0, self.save_ns)))
 
 
 class Expiring:
@@ -54,6 +70,11 @@ class Expiring:
         """Whether it was warned, and the warning stands."""
         entry = self._entries.get(lease)  # type: ignore[call-overload]  # any object may be asked for
         return entry is not None and entry.warned
+
+    def is_asked(self, lease: LeaseId) -> bool:
+        """Whether its deadline is so near that the office was asked to park it."""
+        entry = self._entries.get(lease)
+        return entry is not None and entry.asked
 
     def moved(self, lease: LeaseId, deadline_ns: int, ttl_ns: int, now_ns: int, *, heeded_ns: int = 0) -> bool:
         """The lease has this deadline now; ``heeded_ns``: the lead that its holder reckons with. Returns whether it was
@@ -85,21 +106,27 @@ class Expiring:
         """It is over; harmless if it was not known."""
         self._entries.pop(lease, None)
 
-    def due(self, now_ns: int) -> list[LeaseId]:
-        """Whom to warn now; each is named once."""
-        found = []
+    def due(self, now_ns: int) -> tuple[list[LeaseId], list[LeaseId]]:
+        """For whom to ask the office now, and whom to warn; each is named once."""
+        asked, warned = [], []
         while (next_ns := self.next_ns()) is not None and next_ns <= now_ns:
             lease = heapq.heappop(self._moments)[1]
-            self._entries[lease].warned = True
-            found.append(lease)
-        return found
+            entry = self._entries[lease]
+            if entry.asked:
+                entry.warned = True
+                warned.append(lease)
+            else:
+                entry.asked = True
+                asked.append(lease)
+                heapq.heappush(self._moments, (entry.warn_at_ns, lease))
+        return asked, warned
 
     def next_ns(self) -> int | None:
-        """When somebody is to be warned."""
+        """When there is something to do for a lease."""
         while self._moments:
             at_ns, lease = self._moments[0]
             entry = self._entries.get(lease)
-            if entry is not None and not entry.warned and entry.warn_at_ns == at_ns:
+            if entry is not None and entry.next_ns == at_ns:
                 return at_ns
             heapq.heappop(self._moments)
         return None
@@ -108,8 +135,10 @@ class Expiring:
         if entry.warned and now_ns >= entry.warn_at_ns:
             return False  # not moved far enough: the warning stands
         spared, entry.warned = entry.warned, False
-        heapq.heappush(self._moments, (entry.warn_at_ns, lease))
+        entry.asked = entry.asked and now_ns >= entry.ask_at_ns
+        heapq.heappush(self._moments, (entry.warn_at_ns if entry.asked else entry.ask_at_ns, lease))
         if len(self._moments) > 64 + 4 * len(self._entries):  # mostly moments that were moved since
-            self._moments = [(known.warn_at_ns, name) for name, known in self._entries.items() if not known.warned]
+            moments = ((known.next_ns, name) for name, known in self._entries.items())
+            self._moments = [(at_ns, name) for at_ns, name in moments if at_ns is not None]
             heapq.heapify(self._moments)
         return spared

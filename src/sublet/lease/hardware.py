@@ -62,6 +62,10 @@ class Need:
     """Bytes of memory."""
     why_not: str = ""
     """Why it is not possible, in words."""
+    is_whole: bool = True
+    """Whether parking keeps all that they have."""
+    outlives: bool = True
+    """Whether they are to outlive the time of their lease. Workers live as long as it lasts, and no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

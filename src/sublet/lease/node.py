@@ -309,6 +309,8 @@ class Node:
         heeded_ns = order.lead_ns if isinstance(order, Extend) else 0
         if self._expiring.moved(live.lease, live.deadline_ns, order.ttl_ns, now_ns, heeded_ns=heeded_ns):
             self._hardware.spare(live.lease, live.epoch)
+        if not self._expiring.is_asked(live.lease):
+            self._parking.extended(live.lease)
 
     def _notify(self, order: Notify, now_ns: int) -> None:
         news = self.fence.notify(order.lease, order.epoch, (self.incarnation, order.number))
@@ -392,7 +394,10 @@ class Node:
             self._parking.spared(lease)
 
     def _warn_who_expires(self, now_ns: int) -> None:
-        for lease in self._expiring.due(now_ns):
+        asked, warned = self._expiring.due(now_ns)
+        for lease in asked:
+            self._parking.runs_out(lease, now_ns)
+        for lease in warned:
             live = self.fence.get(lease)
             if live is not None:
                 self._hardware.warn(lease, live.epoch, live.deadline_ns)

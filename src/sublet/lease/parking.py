@@ -2,8 +2,8 @@
 
 Four moments, each of which can be met by a restart, a copy of an order or a deadline:
 
-1. *Notice.* The lease will be taken. It is said what its guests would need to be parked (``Parkable``), so that the
-   office can set a lease of memory aside, the parking lease, before anything is taken.
+1. *Notice.* The lease will be taken, or its deadline is near. It is said what its guests would need to be parked
+   (``Parkable``), so that the office can set a lease of memory aside, the parking lease, before anything is taken.
 2. *Suspend.* ``End`` with ``park``: the lease is fenced, its guests stand still, leave the device and count as the
    parking lease's from the moment on at which nothing of them is left there. Only then is the device torn down. If
    that does not come off in time they are told to leave, and end.
@@ -46,20 +46,38 @@ class ParkingLot:
         self._parkable: Repeats[LeaseId] = Repeats()
         self._under: dict[LeaseId, bool] = {}
         """Leases under which somebody is, or may soon be parked; whether somebody was seen there."""
+        self._runs_out: set[LeaseId] = set()
+        """Leases without a notice whose deadline is near, for whose guests it is asked whether they may be parked."""
         self._leaving: dict[LeaseId, int] = {}
         """Those of them whose guests were set going to save and leave, with the deadline for which that was."""
 
     # ---- 1: notice ----
 
     def noticed(self, order: Notify, now_ns: int) -> None:
-        """The lease will be taken. Nothing is said of who has no guests."""
+        """The lease will be taken."""
         live = self._fence.get(order.lease)
         if live is not None and order.reason not in NOT_PARKED_FOR:
+            self._runs_out.discard(order.lease)
             self._parkable.say(order.lease, self._need(live), now_ns)
+
+    def runs_out(self, lease: LeaseId, now_ns: int) -> None:
+        """Its deadline is near and nobody has moved it: the office may have its guests parked, if its holder is idle.
+        Nothing is said of a lease without guests. What is parked already saves when its time runs out."""
+        live = self._fence.get(lease)
+        if live is None or lease in self._under or not self._hardware.need(lease, live.epoch).outlives:
+            return
+        self._runs_out.add(lease)
+        self._parkable.say(lease, self._need(live), now_ns)
+
+    def extended(self, lease: LeaseId) -> None:
+        """Its deadline was moved."""
+        if lease in self._runs_out:
+            self.spared(lease)
 
     def spared(self, lease: LeaseId) -> None:
         """It will not, or it was; harmless if nothing was said."""
         self._parkable.stop(lease)
+        self._runs_out.discard(lease)
 
     def say_again(self, now_ns: int) -> None:
         """To an office that may not have heard."""
@@ -74,7 +92,7 @@ class ParkingLot:
         return [
             report
             for report in self._parkable.due(now_ns)
-            if isinstance(report, Parkable) and (report.amount or report.why)
+            if isinstance(report, Parkable) and (report.amount or report.why or not report.expiring)
         ]
 
     def next_ns(self) -> int | None:
@@ -83,7 +101,15 @@ class ParkingLot:
 
     def _need(self, live: Live) -> Parkable:
         need = self._hardware.need(live.lease, live.epoch)
-        return Parkable(node=self._node, lease=live.lease, epoch=live.epoch, amount=need.amount, why=need.why_not)
+        return Parkable(
+            node=self._node,
+            lease=live.lease,
+            epoch=live.epoch,
+            amount=need.amount,
+            why=need.why_not,
+            expiring=live.lease in self._runs_out,
+            whole=need.is_whole,
+        )
 
     # ---- 2: suspend ----
 

@@ -22,7 +22,7 @@ from sublet.notebook.bill import NotebookBill, bill_in_the_end
 from sublet.notebook.cell_terms import Ran, as_numbered, check_names, fits, look_in, quiet, running, with_what_is_free
 from sublet.notebook.explain import explain
 from sublet.notebook.front import SILENT, Front, StatusLine, failed_cell, say
-from sublet.notebook.going_on import give_up, go_on, is_parked, wait_until_gone
+from sublet.notebook.going_on import GAVE_WAY, give_up, go_on, is_parked, wait_until_gone, wait_until_taken
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
@@ -33,6 +33,7 @@ from sublet.notebook.news import RERUN, process_lost, session_ended, unnamed, wh
 from sublet.notebook.notices import Notices
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
+from sublet.notebook.queued import QueuedCells
 from sublet.notebook.reading import Reading, read_cell
 from sublet.notebook.replaced import ReplacedAttributes
 from sublet.notebook.spaces import NOTEBOOK, Space
@@ -77,6 +78,7 @@ class Cells:
         self._front.answer = self._answer
         self._front.to_guest = self._to_guest
         self._between = Between(shell, self._front.show)
+        self._queued = QueuedCells(shell)
         self._ahead = Ahead()
         self._kernel: KernelGuest | None = None
         self._behind = ""
@@ -98,6 +100,8 @@ class Cells:
         self._notices = Notices() if self._front.kernel is not None else None
         self._interrupts = Interrupts()
         """Of the cell that runs."""
+        self._is_begun = False
+        """Whether its first line may have run."""
         self._activities = contextlib.ExitStack()
         """What keeps the leases of the cell that runs from being idle."""
 
@@ -122,14 +126,15 @@ class Cells:
         began_s, began_wall_ns = time.monotonic(), time.time_ns()
         self._stood_s = 0.0
         try:
-            with status.left_behind(), self._interrupts.open():
-                lease = self._leased(options, status)
-            self._ahead.begin()
-            waited_s = time.monotonic() - began_s - self._stood_s
-            with self._activities:
-                self._activities.enter_context(lease.activity())
-                numbered = source if is_whole else as_numbered(source)
-                ran = self._run(lease, numbered, python, options, status)
+            numbered, ran, waited_s = source if is_whole else as_numbered(source), None, 0.0
+            while ran is None:
+                with status.left_behind(), self._interrupts.open():
+                    lease = self._leased(options, status)
+                self._ahead.begin()
+                waited_s = time.monotonic() - began_s - self._stood_s
+                with self._activities:
+                    self._activities.enter_context(lease.activity())
+                    ran = self._run_unless_taken(lease, numbered, python, options, status)
         except GpuSessionEnded as error:  # what it reads went with an earlier lease; this one is as it was
             status.show(Ended(message=error.message, do=error.do))
             raise
@@ -148,6 +153,7 @@ class Cells:
             status.leave(Ended(message=error.message, do=error.do))
             raise
         lease = self.lease or lease
+        self._queued.keep(lease)
         price = self.bills.price(lease.id, self.fabric())
         cost, currency = price * ran.bill.held_s, self.bills.currency
         bill = replace(ran.bill, waited_s=waited_s if waited_s >= 0.1 else 0.0, cost=cost, currency=currency)
@@ -226,6 +232,7 @@ class Cells:
     def release(self) -> None:
         """Give the lease back. What was only on the device is saved, if it was not and can be; else it is lost."""
         lease, self.lease = self.lease, None
+        self._queued.let_go()
         with contextlib.suppress(SubletError):
             self.handles.save()
         self._let_go()
@@ -239,6 +246,8 @@ class Cells:
 
     def _leased(self, options: CellOptions, status: StatusLine) -> Lease:
         lease = self.lease
+        if lease is not None and lease.end is None and lease.notice is not None:
+            wait_until_taken(lease)
         if lease is not None and is_parked(lease) and self._kernel is not None and not self._kernel.is_lost:
             with contextlib.suppress(LeaseEnded):  # then there is nothing to go on with, and another is asked for
                 lease = self._go_on(lease, self._kernel, options, status)
@@ -332,9 +341,27 @@ class Cells:
             self._behind = kernel.lease.id
             kernel.close()
 
+    def _run_unless_taken(
+        self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine
+    ) -> Ran | None:
+        """Run the cell. None if the lease ended before its first line, because it had been idle: while the cell was on
+        its way here, the office gave the device to a request that waited."""
+        self._is_begun = False
+        try:
+            return self._run(lease, source, python, options, status)
+        except GpuSessionEnded:
+            raise
+        except LeaseEnded as error:
+            if self._is_begun or error.end is None or error.end.reason not in GAVE_WAY:
+                raise
+            self._let_go()
+            self._leave_ended()
+            return None
+
     def _run(self, lease: Lease, source: str, python: str, options: CellOptions, status: StatusLine) -> Ran:
         number = number_of(self._shell)
         kernel, line = self._ready(lease, options, status)
+        kernel.when_parked = lambda: self._stand_still(options, status)
         try:
             self._tell(self.handles.go_on())
             for one in self._replaced.news(self._shell.history_manager.input_hist_parsed, python):
@@ -348,6 +375,7 @@ class Cells:
                 raise _Early
             began_s = time.monotonic()
             stood_s = self._stood_s
+            self._is_begun = True
             reply = self._execute(line, source, options, status)
             busy_s = time.monotonic() - began_s - (self._stood_s - stood_s)
             lease = self.lease or lease  # another one, if it was suspended

@@ -71,7 +71,9 @@ def help_text() -> str:
 
 def _status(cells: Cells, _shell: Any, _rest: str) -> str:
     lease = cells.lease
-    if lease is None or lease.end is not None:
+    if lease is not None and lease.end is not None and lease.end.parked:
+        said = [f"no lease is held ({lease.end.reason}); what is on the device is parked, and the next cell resumes it"]
+    elif lease is None or lease.end is not None:
         said = ["no lease is held"]
     else:
         device = lease.devices[0]

@@ -16,7 +16,7 @@ from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound
 from sublet.lease.states import LeaseStatus
 from sublet.notebook.options import CellOptions
 from sublet.notebook.status import Suspended
-from sublet.values import NS_PER_S, Tier
+from sublet.values import NS_PER_S, EndReason, Tier
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from sublet.client.model import Place
     from sublet.compute.kernel_guest import KernelGuest
 
-__all__ = ["give_up", "go_on", "is_parked", "wait_until_gone"]
+__all__ = ["GAVE_WAY", "give_up", "go_on", "is_parked", "wait_until_gone", "wait_until_taken"]
 
+GAVE_WAY: Final = frozenset({EndReason.PREEMPTED, EndReason.FAIR_SHARE, EndReason.IDLE})
+"""Why a lease ends between two cells for want of work, or for others."""
 GONE_S: Final = 10.0
 """Longer than any grace. A guest that is there still has not saved for want of time."""
 PAUSE_S: Final = 0.02
+TAKEN_S: Final = 3.0
+"""Much longer than it takes to park a kernel."""
 
 
 def is_parked(lease: Lease | None) -> bool:
@@ -72,6 +76,14 @@ def go_on(
         raise LeaseEnded(f"{why}, and it could not be parked after all", end=end) from error  # who waits is not refused
     kernel.now_under(new)
     return new
+
+
+def wait_until_taken(lease: Lease) -> None:
+    """It was announced that the lease will be taken, and nothing runs under it. So it is taken as soon as its guests
+    are parked, and the cell goes on with them; what takes longer than ``TAKEN_S`` is not waited for."""
+    until_s = time.monotonic() + TAKEN_S
+    while lease.end is None and lease.notice is not None and time.monotonic() < until_s:
+        time.sleep(PAUSE_S)
 
 
 def wait_until_gone(fabric: Fabric, lease: str) -> None:

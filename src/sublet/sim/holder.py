@@ -34,6 +34,7 @@ __all__ = ["HolderProcess"]
 
 _S: Final = 1_000_000_000
 LOOK_NS: Final = 4 * _S
+IDLE_SAID_AFTER_NS: Final = _S // 5
 
 
 class HolderProcess(AskingProcess):
@@ -63,6 +64,8 @@ class HolderProcess(AskingProcess):
         self.forget_requests()
         self._wake_ns: int | None = None
         self._working = False
+        self._said_idle = False
+        """Whether the office was told that nothing runs."""
         self.let_go = False
         """Whether it is giving its lease back."""
 
@@ -238,6 +241,8 @@ class HolderProcess(AskingProcess):
             return
         job.rounds -= 1
         self._working = True
+        if self._said_idle:
+            self._say_activity(active=True)
         with self.manager.change(holder.lease) as entry:
             entry.begin(self.clock.now_ns())
         self._effect()
@@ -255,7 +260,23 @@ class HolderProcess(AskingProcess):
             with self.manager.change(holder.lease) as entry:
                 entry.finish(self.clock.now_ns())
             self._look_at_time()
+            self.after(IDLE_SAID_AFTER_NS, self._say_idle, lease)
             self.after(job.idle_ns, self._work, lease)
+
+    def _say_idle(self, lease: LeaseId) -> None:
+        """Nothing has run for a while: the office is told, as the keeper of a program does."""
+        holder = self.holder
+        is_idle = not self._working and not self._said_idle
+        if is_idle and holder is not None and holder.lease == lease and holder.status in HELD_STATES:
+            self._say_activity(active=False)
+
+    def _say_activity(self, *, active: bool) -> None:
+        holder = self.holder
+        if holder is None or holder.epoch is None:
+            return
+        self._said_idle = not active
+        command = cmd.NoteActivity(tenant=self.tenant, lease=holder.lease, epoch=holder.epoch, active=active)
+        self.post(self.open_request(lambda _: None, None), command)
 
     def _effect(self) -> None:
         """One call on the device. The question and the act are apart, as they are in life."""
@@ -324,7 +345,7 @@ class HolderProcess(AskingProcess):
             self.world.in_jeopardy.discard(self.holder.lease)
             self.manager.unregister(self.holder.lease)
         self.holder = self.job = self.lease = None
-        self._working = self.let_go = False
+        self._working = self._said_idle = self.let_go = False
         self.asked_at_true = None
         if self.parked is not None and self.world.random.random() < 0.9:
             self.after(int(self.world.random.random() * 8 * _S), self._want)

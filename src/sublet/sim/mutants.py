@@ -1,6 +1,6 @@
 """Known bugs of other systems, put into the real parts while a seed runs, to see that the seeds would find them.
 
-Z1 to Z22, G1 to G7 of parked guests, K1 to K4 of volumes, B1 of leases that are bound to a process; each says whose bug
+Z1 to Z22, G1 to G9 of parked guests, K1 to K4 of volumes, B1 of leases that are bound to a process; each says whose bug
 it was, or of which kind. Nothing of it is in the product: a mutant replaces one method or function of a part for as
 long as its context lasts. Where the bug needs machinery that this design does not have, the nearest thing that could
 happen here stands for it, and says so.

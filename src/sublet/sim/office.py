@@ -221,9 +221,11 @@ class OfficeProcess(Process):
             self.submit(cmd.AgentReport(report=report), None)
             return
         assert self.ledger is not None
-        self.ledger.confirm(report)
+        is_waited_for = self.ledger.confirm(report)
         if not report.told:
             self._holds(report)
+        if is_waited_for:
+            self.submit(cmd.AgentReport(report=report), None)
 
     def submit(self, command: cmd.Command, answer: Callable[[Reply], None] | None) -> None:
         """Into the next batch."""

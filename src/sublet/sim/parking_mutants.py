@@ -9,8 +9,10 @@ from sublet.agent.machine import Machine
 from sublet.agent.pretended import PretendedHardware
 from sublet.broker import commands as cmd
 from sublet.broker import resuming
+from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.state import State
+from sublet.broker.unconfirmed import Unconfirmed
 from sublet.lease.node import Node
 from sublet.sim.disk import Disk
 from sublet.sim.mutant import Mutant
@@ -69,7 +71,10 @@ def _hands_on_and_keeps(original: Any) -> Any:
 
 def _keeps_its_warning(_original: Any) -> Any:
     def _warn_who_expires(self: Node, now_ns: int) -> None:
-        for lease in self._expiring.due(now_ns):
+        asked, warned = self._expiring.due(now_ns)
+        for lease in asked:
+            self._parking.runs_out(lease, now_ns)
+        for lease in warned:
             live = self.fence.get(lease)
             if live is not None and not self._hardware.parked(lease):
                 self._hardware.warn(lease, live.epoch, live.deadline_ns)
@@ -83,6 +88,20 @@ def _has_no_time_to_save(original: Any) -> Any:
         original(self, replace(order, grace_ns=0) if is_parked else order, now_ns)
 
     return _end
+
+
+def _waits_for_no_agent(_original: Any) -> Any:
+    def holds(self: Unconfirmed, lease: LeaseId) -> bool:
+        return True
+
+    return holds
+
+
+def _needs_no_rest(_original: Any) -> Any:
+    def idle_before_yielding_ns(self: Policy, moving_ns: int, save_ns: int) -> int:
+        return 0
+
+    return idle_before_yielding_ns
 
 
 PARKING: Final[dict[str, Mutant]] = {
@@ -120,5 +139,15 @@ PARKING: Final[dict[str, Mutant]] = {
         "what is parked is killed where it lies when its parking lease ends",
         "schedulers that kill what they had suspended",
         ((Node, "_warn_who_expires", _keeps_its_warning), (Node, "_end", _has_no_time_to_save)),
+    ),
+    "G8": Mutant(
+        "an idle holder yields before its agent holds the parking lease",
+        "state that is promised before it is stored",
+        ((Unconfirmed, "holds", _waits_for_no_agent),),
+    ),
+    "G9": Mutant(
+        "a holder yields in the pause between two cells",
+        "schedulers that thrash",
+        ((Policy, "idle_before_yielding_ns", _needs_no_rest),),
     ),
 }

@@ -26,6 +26,7 @@ RULES: Final[dict[str, str]] = {
     "S6": "an interactive request does not wait behind a spot lease for longer than notice and teardown take",
     "S7": "who may not be preempted (minimum run, interactive) is not",
     "S8": "who is preempted had the notice of the tier, and was not taken before its moment",
+    "S10": "an idle holder yields after a rest, and not before its guests are parked, gone or have the time to save",
     "S9": "what tenants used is what devices were leased, to the nanosecond",
     "P1": "a parked guest has a live parking lease, or is being ended; it acts under no epoch of a device",
     "P2": "what is parked goes on once, under one lease, and for nobody who holds an older epoch of it",

@@ -194,6 +194,8 @@ def draw(seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
     scenario.inventories = tuple(_with_ability(found, ability) for found in scenario.inventories)
     scenario.volumes = random.Random(f"volumes/{mode}/{seed}").random() < 0.35
     scenario.bound = scenario.embedded and random.Random(f"bound/{mode}/{seed}").random() < 0.5
+    park_s = random.Random(f"parking/{mode}/{seed}").choice((0.05, 1, 1, 3, 6))  # the last takes too long
+    scenario.timings = replace(scenario.timings, park_ns=int(park_s * _S))
     if scenario.volumes:
         scenario.inventories = tuple(_with_disk(found) for found in scenario.inventories)
     return scenario, source

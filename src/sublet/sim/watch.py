@@ -21,8 +21,8 @@ from sublet.sim.idle_hands import IdleHands
 from sublet.sim.kept import KeptRules
 from sublet.sim.parked import ParkedRules
 from sublet.sim.supervised import SupervisedRules
-from sublet.values import EndReason, Epoch, Kind, LeaseId, RenewMode, ResourceId, Tier
-from sublet.wire.orders import Held, Order, Report, Resumed, TornDown
+from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, RenewMode, ResourceId, Suspend, Tier
+from sublet.wire.orders import Held, Order, Parkable, Report, Resumed, TornDown
 
 if TYPE_CHECKING:
     from sublet.broker.state import State
@@ -78,6 +78,14 @@ class Watch:
         self._requests: dict[tuple[str, str], LeaseId] = {}
         self._met_incarnation: dict[str, int] = {}
         self._supervised = SupervisedRules(self.fail)
+        self._idle_since_true: dict[LeaseId, int] = {}
+        """Leases of which the office was told that nothing runs, and when."""
+        self._confirmed: set[Epoch] = set()
+        """What agents said that they hold."""
+        self._by_what_is_needed = False
+        """What is decided now follows from what an agent said of the guests of a lease, or of its parking lease."""
+        self._said_empty: set[Epoch] = set()
+        """Of which leases agents said that they have no guests."""
         self.parked = ParkedRules(self.fail, world)
         self._kept = KeptRules(self.fail, world)
         self._bound = BoundRules(self.fail, world)
@@ -111,6 +119,8 @@ class Watch:
             self._renewed_rightly(state, command, now)
         self.parked.decided(state, command, outcome)
         self._bound.decided(state, command, outcome)
+        report = command.report if isinstance(command, cmd.AgentReport) else None
+        self._by_what_is_needed = isinstance(report, Parkable | Held)
         for event in outcome.events:
             self._event(office, state, event, now)
         self._heard(state, outcome)
@@ -134,6 +144,11 @@ class Watch:
                     self.fail("L13", f"{lease.id} was renewed after {held_ns / _S:.0f} s while {other.id} waits")
 
     def _event(self, office: OfficeProcess, state: State, event: ev.Event, now: Now) -> None:
+        if isinstance(event, ev.ActivityNoted | ev.Renewed):
+            if event.idle:
+                self._idle_since_true.setdefault(event.lease, self._world.now)
+            else:
+                self._idle_since_true.pop(event.lease, None)
         match event:
             case ev.Queued():
                 self._once(event.lease)
@@ -143,7 +158,7 @@ class Watch:
             case ev.Noticed():
                 self._notice_allowed(state.leases[event.lease], event, now)
             case ev.Ending():
-                self._ends_rightly(office, state.leases[event.lease], event, now)
+                self._ends_rightly(office, state, state.leases[event.lease], event, now)
             case ev.Ended():
                 before = self._over.get(event.lease)
                 if before is not None and before is not event.end.reason:
@@ -172,6 +187,13 @@ class Watch:
         policy, notice = self._world.scenario.policy, event.notice
         if notice.beneficiary is None or lease.claimed_at_ns is None:
             return
+        if notice.when_safe:
+            rested_ns = self._world.now - self._idle_since_true.get(lease.id, self._world.now)
+            if rested_ns < policy.idle_least_ns * (1 - RHO):
+                self.fail("S10", f"{lease.id} was told to yield after {rested_ns / _S:.2f} s of idleness")
+            if notice.take_at_ns - now.ns < policy.grace_ns(lease.ttl_ns):
+                self.fail("S10", f"{lease.id} had less time to save than its grace")
+            return
         ran_ns = now.ns - lease.claimed_at_ns
         if lease.idle_since_ns is None and lease.tier is Tier.BATCH and ran_ns < policy.min_run_batch_ns:
             self.fail("S7", f"{lease.id} was to be taken after {ran_ns / _S:.1f} s of its minimum run")
@@ -180,12 +202,20 @@ class Watch:
         if notice.take_at_ns - now.ns < policy.notice_for_ns(lease.tier):
             self.fail("S8", f"{lease.id} had less notice than its tier has")
 
-    def _ends_rightly(self, office: OfficeProcess, lease: LeaseRecord, event: ev.Ending, now: Now) -> None:
+    def _ends_rightly(
+        self, office: OfficeProcess, state: State, lease: LeaseRecord, event: ev.Ending, now: Now
+    ) -> None:
         reason = event.end.reason
         if event.lease in self._over:
             self.fail("L12", f"{lease.id} ended twice: {self._over[lease.id]} and {reason}")
         self._over[lease.id] = reason
         notice = lease.notice
+        is_idle = lease.id in self._idle_since_true  # who became so with a notice need not wait for its moment
+        is_early = notice is not None and now.ns < notice.take_at_ns
+        yields = is_idle and event.end.resume is not None
+        if notice is not None and is_early and (yields or (notice.when_safe and self._by_what_is_needed)):
+            self._yields_rightly(state, lease, event)
+            return
         if reason in (EndReason.PREEMPTED, EndReason.DRAINED) and notice is not None and now.ns < notice.take_at_ns:
             self.fail("S8", f"{lease.id} was taken {(notice.take_at_ns - now.ns) / _S:.1f} s before it was announced")
         if reason is EndReason.PREEMPTED and notice is None:
@@ -194,6 +224,18 @@ class Watch:
             early_ns = self._promised_ns.get(lease.id, now.ns) - now.ns
             if early_ns > RHO * lease.ttl_ns and self._world.scenario.true_clocks and office.opened:
                 self.fail("L5", f"{lease.id} ended as {reason} {early_ns / _S:.1f} s before its deadline")
+
+    def _yields_rightly(self, state: State, lease: LeaseRecord, event: ev.Ending) -> None:
+        """S10: an idle holder's lease ends before its bound only when nothing is lost by it: its agent holds the
+        parking lease, or said that there are no guests, or that they cannot be parked; then they have time to save."""
+        self._world.coverage.seen["yielded"] += 1
+        parked = event.end.resume
+        if parked is not None:
+            self._world.coverage.seen["yielded, parked"] += 1
+            if parked.epoch not in self._confirmed:
+                self.fail("S10", f"{lease.id} is taken, and its agent does not hold {parked.lease}")
+        elif not lease.unsaved and lease.epoch not in self._said_empty and _can_be_suspended(state, lease):
+            self.fail("S10", f"{lease.id} is taken from guests that could be parked")
 
     def _was_verified(self, resource: ResourceId, lease: LeaseId, epoch: Epoch) -> None:
         if self._torn.get((lease, resource), Epoch(0, 0)) < epoch:
@@ -226,6 +268,11 @@ class Watch:
             self.fail("fold", "what the journal comes to is not what the office knew when it crashed")
         self._at_crash = None
         self.parked.recovered(state)
+        self._idle_since_true = {  # what it was told last may be lost
+            lease.id: self._idle_since_true.get(lease.id, 0)
+            for lease in state.leases.values()
+            if lease.idle_since_ns is not None
+        }
         for lease_id, epoch in self._told.items():
             lease = state.leases.get(lease_id)
             if lease is None:
@@ -290,8 +337,13 @@ class Watch:
                 self._torn[key] = max(report.epoch, self._torn.get(key, report.epoch))
         elif isinstance(report, Resumed):
             self.parked.resumed(node, report)
-        elif isinstance(report, Held) and node.embedded:
-            self._supervised.held(node, report)
+        elif isinstance(report, Parkable) and report.amount < 1 and not report.why:
+            self._said_empty.add(report.epoch)
+        elif isinstance(report, Held):
+            if not report.told:
+                self._confirmed.add(report.epoch)
+            if node.embedded:
+                self._supervised.held(node, report)
 
     def supervisor_died(self, node: NodeProcess, *, reboot: bool) -> None:
         """Its tables are gone; what they were about may not be."""
@@ -426,3 +478,12 @@ class Watch:
         if office.ledger is not None and not office.is_syncing and office.opened:
             audit(office, self.fail)
             self._kept.finish()
+
+
+def _can_be_suspended(state: State, lease: LeaseRecord) -> bool:
+    """Whether there is a way to keep its guests: devices that suspend, held in a class that allows it, and no more."""
+    gpus = [part for part in lease.parts if part.kind is Kind.GPU]
+    kinds = {part.kind for part in lease.parts}
+    able = all(state.resources[part.resource].device.suspend is not Suspend.NONE for part in gpus)
+    kept = all(part.exclusivity in (Exclusivity.SHARED, Exclusivity.SESSION) for part in gpus)
+    return bool(gpus) and able and kept and kinds <= {Kind.GPU, Kind.CPU}

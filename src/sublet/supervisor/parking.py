@@ -42,7 +42,9 @@ STAND_NS: Final = 5 * NS_PER_S
 SPARE_BYTES: Final = 96 * MIB
 """What they may grow by between the notice and the end, beside an eighth of what they have. A kernel that imports in
 these seconds what its cell needs grows by that much; with 16 MiB one in three of them could not be parked."""
-SERVES_CALLS: Final = frozenset({"sublet.guest.worker:main", "sublet.guest.device_service:main"})
+SESSIONS: Final = "sublet.guest.device_service:main"
+"""The guest of a holder's sessions on a device, which end with the lease."""
+SERVES_CALLS: Final = frozenset({"sublet.guest.worker:main", SESSIONS})
 """Guests that hold a lock on the tally of their lease while they answer a call (``wire.tally``)."""
 
 
@@ -76,7 +78,12 @@ class Parker:
         used = self._used(tenancy)
         if not used:
             return Need()
-        return Need(amount=used + used // 8 + SPARE_BYTES)
+        entries = {guest.spec.entry for guest in tenancy.running()}
+        return Need(
+            amount=used + used // 8 + SPARE_BYTES,
+            is_whole=SESSIONS not in entries,
+            outlives=not entries <= SERVES_CALLS,
+        )
 
     def park(
         self,

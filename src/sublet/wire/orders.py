@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, NodeId, ResourceId, Suspend, TenantId
+from sublet.wire.later import later
 
 __all__ = [
     "Device",
@@ -370,8 +371,8 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parkable:
-    """What the guests of a lease that has notice would need to be parked. Said again, at growing intervals, until the
-    lease is over or spared; the newest counts."""
+    """What the guests of a lease that has notice, or runs out, would need to be parked. Said again, at growing
+    intervals, until the lease is over or spared; the newest counts."""
 
     node: NodeId
     lease: LeaseId
@@ -379,7 +380,11 @@ class Parkable:
     amount: int
     """Bytes of memory: what they have resident, and what they have on their devices. 0: see ``why``."""
     why: str = ""
-    """Why they cannot be parked, in words."""
+    """Why they cannot be parked, in words. Empty with an amount of 0: there are none."""
+    expiring: bool = later(False)
+    """The lease has had no notice; its deadline is near and nobody has moved it."""
+    whole: bool = later(True)
+    """Whether everything they have is kept by parking them. It is not where a holder has a session on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

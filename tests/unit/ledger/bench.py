@@ -6,7 +6,7 @@ After every command the books are checked, and every event is kept with its mome
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from sublet.broker import commands as cmd
@@ -42,6 +42,7 @@ from sublet.wire.orders import (
     Inventory,
     Notify,
     Order,
+    Parkable,
     Parking,
     RemoveVolume,
     Report,
@@ -118,6 +119,8 @@ class Bench:
         """The agent carries out each order at once; a test may take this back."""
         self.keeps = True
         """Guests leave something in every volume."""
+        self.is_empty = True
+        """No lease has guests: the agent says so when one has notice."""
         self.checked = True
         """The books are walked after every command; a test with thousands of leases may do without."""
         self._numbers = itertools.count(1)
@@ -168,10 +171,14 @@ class Bench:
             self.obey()
         return outcome
 
-    def obey(self) -> None:
+    def obey_until(self, kind: type[Order]) -> None:
+        """The same, up to the first order of this kind."""
+        self.obey(lambda order: not isinstance(order, kind))
+
+    def obey(self, goes_on: Callable[[Order], bool] = lambda _: True) -> None:
         """The agent carries out what it was ordered so far, and all that follows from it."""
-        while self.unsent:
-            for report in answers_to(self.unsent.pop(0), self._node_of, kept=self.keeps):
+        while self.unsent and goes_on(self.unsent[0]):
+            for report in answers_to(self.unsent.pop(0), self._node_of, kept=self.keeps, empty=self.is_empty):
                 outcome = self.ledger.handle(cmd.AgentReport(report=report), self.now)
                 if self.checked:
                     self.state.check()
@@ -282,8 +289,8 @@ def folded(history: Iterable[tuple[Now, tuple[ev.Event, ...]]], policy: Policy) 
     return state
 
 
-def answers_to(order: Order, node_of: object, *, kept: bool = True) -> list[Report]:
-    """What an agent says that does as it is told."""
+def answers_to(order: Order, node_of: object, *, kept: bool = True, empty: bool = True) -> list[Report]:
+    """What an agent says that does as it is told. ``empty``: no lease has guests, and it says so at a notice."""
     assert callable(node_of)
     node = node_of(order)
     if node is None:
@@ -295,7 +302,10 @@ def answers_to(order: Order, node_of: object, *, kept: bool = True) -> list[Repo
         case Grant() | Extend():
             return [Held(node=node, lease=order.lease, epoch=order.epoch, number=order.number)]
         case Notify():
-            return [Held(node=node, lease=order.lease, epoch=order.epoch, number=order.number, told=True)]
+            told = Held(node=node, lease=order.lease, epoch=order.epoch, number=order.number, told=True)
+            if order.take_at_ns is None or not empty:
+                return [told]
+            return [told, Parkable(node=node, lease=order.lease, epoch=order.epoch, amount=0)]
         case End() | Verify():
             resources = tuple(part.resource for part in order.parts)
             parked = isinstance(order, End) and order.park is not None

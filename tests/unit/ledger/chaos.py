@@ -479,7 +479,9 @@ class Chaos:
         said = self.disk.obey(order, node, writes=self.rng.random() < 0.7)
         if said is not None:
             return [said]
-        return [self.disk.told(report, order, node) for report in answers_to(order, self.bench.ledger.node_of)]
+        empty = self.rng.random() < 0.3
+        said_all = answers_to(order, self.bench.ledger.node_of, empty=empty)
+        return [self.disk.told(report, order, node) for report in said_all]
 
     def _says_need(self, lease: LeaseRecord) -> bool:
         return lease.status is LeaseStatus.NOTICED and self.rng.random() < 0.5

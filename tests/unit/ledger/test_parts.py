@@ -220,6 +220,9 @@ def test_a_request_takes_only_from_lower_standing(
     bench.now_ns += seconds(ran_s)
     if idle:
         bench.idle(lease)
+        before = victim(lease, request, bench.state, bench.now_ns + seconds(0.19), bench.policy)
+        assert before is None or not before.is_idle, "a pause between two cells is no rest"
+        bench.now_ns += seconds(0.2)
     found = victim(lease, request, bench.state, bench.now_ns, bench.policy)
     assert (None if found is None else (found.standing, found.reason)) == (
         None if standing is None else (standing, reason)

@@ -26,7 +26,7 @@ from sublet.errors import (
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, TenantId, Tier
-from sublet.wire.orders import EndedHere, Failed, Fault, NotHeld, Resumed, TornDown
+from sublet.wire.orders import EndedHere, Failed, Fault, Held, NotHeld, Parkable, Resumed, TornDown
 from tests.unit.ledger.bench import Bench
 
 __all__ = ["OF_ITSELF", "Watch"]
@@ -48,6 +48,8 @@ class Note:
     claim_by_ns: int = 0
     wait_until_ns: int | None = None
     take_at_ns: int | None = None
+    when_safe: bool = False
+    idle_since_ns: int | None = None
     notices: int = 0
     ended: bool = False
     ending: bool = False
@@ -65,10 +67,14 @@ class Watch:
     """Tenant, thousandths, from, until."""
     last_epoch: Epoch | None = None
     met: Counter[str] = field(default_factory=Counter)
+    confirmed: set[Epoch] = field(default_factory=set)
+    """What an agent said that it holds."""
 
     def see(self, command: cmd.Command, outcome: Outcome, bench: Bench) -> None:
         state, now_ns = bench.state, bench.now_ns
         self._answer(command, outcome)
+        if isinstance(command, cmd.AgentReport) and isinstance(command.report, Held) and not command.report.told:
+            self.confirmed.add(command.report.epoch)
         for event in outcome.events:
             self.met[type(event).__name__] += 1
             self._event(event, command, state, now_ns)
@@ -123,10 +129,17 @@ class Watch:
                 note = self.notes[event.lease]
                 assert event.deadline_ns >= note.deadline_ns, "a promise was cut short"
                 note.deadline_ns = event.deadline_ns
+                if isinstance(event, ev.Renewed):
+                    self._is_idle(note, now_ns, idle=event.idle)
+            case ev.ActivityNoted():
+                self._is_idle(self.notes[event.lease], now_ns, idle=event.idle)
             case ev.Noticed():
                 note = self.notes[event.lease]
                 assert note.take_at_ns is None, f"S7: {event.lease} has notice already"
                 note.take_at_ns, note.notices = event.notice.take_at_ns, note.notices + 1
+                note.when_safe = event.notice.when_safe
+                if note.when_safe:
+                    self._was_at_rest(event, note, now_ns)
             case ev.Spared():
                 note = self.notes[event.lease]
                 assert note.take_at_ns is not None, f"{event.lease} was spared without a notice"
@@ -153,6 +166,16 @@ class Watch:
             case _:
                 pass
 
+    def _is_idle(self, note: Note, now_ns: int, *, idle: bool) -> None:
+        note.idle_since_ns = None if not idle else now_ns if note.idle_since_ns is None else note.idle_since_ns
+
+    def _was_at_rest(self, event: ev.Noticed, note: Note, now_ns: int) -> None:
+        """S10: a pause between two cells is no rest; and the bound is the grace at least."""
+        assert note.idle_since_ns is not None, f"S10: {event.lease} was told to yield, and something runs under it"
+        if event.notice.beneficiary is not None:
+            rested_ns = now_ns - note.idle_since_ns
+            assert rested_ns >= self.policy.idle_least_ns, f"S10: {event.lease} has rested for {rested_ns} ns"
+
     def _epoch(self, epoch: Epoch) -> None:
         assert self.last_epoch is None or epoch > self.last_epoch, f"L2: epoch {epoch} after {self.last_epoch}"
         self.last_epoch = epoch
@@ -160,6 +183,14 @@ class Watch:
     def _reason(self, event: ev.Ending, note: Note, command: cmd.Command, lease: LeaseRecord, now_ns: int) -> None:
         reason = event.end.reason
         self.met[f"end {reason}"] += 1
+        if note.idle_since_ns is not None and note.take_at_ns is not None and event.end.resume is not None:
+            self.met["yielded, parked"] += 1
+            if min(note.take_at_ns, note.deadline_ns) > now_ns:
+                assert event.end.resume.epoch in self.confirmed, f"S10: {event.lease} ends before it is safe"
+            return
+        if note.when_safe and isinstance(command, cmd.AgentReport) and isinstance(command.report, Held | Parkable):
+            self.met["yielded"] += 1
+            return
         agent = isinstance(command, cmd.AgentReport) and isinstance(command.report, BY_THE_AGENT)
         opening = isinstance(command, cmd.OpenOffice)
         if agent or opening or isinstance(command, cmd.NodeGone | cmd.Revoke):
@@ -188,8 +219,11 @@ class Watch:
     def _standing(self, lease: LeaseRecord, request: LeaseRecord, now_ns: int) -> int:
         assert lease.claimed_at_ns is not None
         ran_ns, own = now_ns - lease.claimed_at_ns, lease.tier.rank + 1
-        if lease.idle_since_ns is not None:
+        since_ns = self.notes[lease.id].idle_since_ns
+        if since_ns is not None and now_ns - since_ns >= self.policy.idle_most_ns:
             return 0
+        if since_ns is not None and lease.notice is not None and lease.notice.when_safe:
+            return 0  # it has rested for as long as its guests need to move
         if ran_ns >= self.policy.max_hold_ns and lease.tenant != request.tenant:
             return own - 1
         assert lease.tier is not Tier.INTERACTIVE, "S7: a busy interactive lease was taken"
@@ -205,6 +239,8 @@ class Watch:
                 note.since_ns += shift_ns
             if note.take_at_ns is not None:
                 note.take_at_ns += shift_ns
+            if note.idle_since_ns is not None:
+                note.idle_since_ns += shift_ns
             if note.wait_until_ns is not None:
                 note.wait_until_ns += shift_ns
 
