@@ -209,15 +209,46 @@ def test_a_plan_that_cannot_work_is_refused_before_its_first_write() -> None:
     came_numbers, came_line = np.ones(3), [2]
     from sublet.notebook import operations
 
-    made: list[Any] = [operations.ListContents(line, came_line), operations.ArrayMemory(numbers, came_numbers)]
+    def old(one: Any) -> Any:
+        one.is_fresh = False
+        return one
+
+    def listed(target: Any, items: Any) -> Any:
+        return old(operations.ListContents(target, items))
+
+    made: list[Any] = [listed(line, came_line), old(operations.ArrayMemory(numbers, came_numbers))]
     numbers.flags.writeable = False
     with pytest.raises(Unpicklable, match="read-only"):
         operations.apply(made, Untouchable(), lambda one: one)
     assert line == [1]
-    made = [operations.ListContents(line, came_line), operations.ListContents(sys.path, [])]
+    made = [listed(line, came_line), listed(sys.path, [])]
     with pytest.raises(Unpicklable, match="belongs to Python"):
         operations.apply(made, Untouchable(), lambda one: one)
     assert line == [1]
+
+
+def test_a_logger_crosses_by_name_and_its_handlers_are_left_alone(other: Other) -> None:
+    """They were rewritten with what they had held a moment before, and the notebook's output stopped."""
+    nb = Notebook(other)
+    source = "import logging, sys\nlogging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)\n"
+    assert nb.there(source + "log = logging.getLogger('study')\nheld = [log, log.root.handlers]") is None
+    import logging
+
+    assert nb.names["log"] is logging.getLogger("study")
+    live = library.Accessor([1])
+    came = {"name": live, "copy": [2]}
+    original = [1]
+
+    class Changing(list):  # type: ignore[type-arg]
+        """Another thread changes it while a transfer is planned."""
+
+    live.memo["events"] = Changing([1])
+    from sublet.notebook import merging
+
+    plan = merging.merge
+    assert plan({"it": came}, {id(came["copy"]): original})[0]["it"] is came
+    assert came["copy"] is original
+    assert live.memo["events"] == [1]
 
 
 def test_what_cannot_be_written_here_stays_there_by_name(other: Other) -> None:

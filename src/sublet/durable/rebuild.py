@@ -26,15 +26,19 @@ __all__ = [
     "cell",
     "file_map",
     "fill_cell",
+    "fill_dispatch",
     "fill_function",
     "function",
     "gone_from",
     "home",
     "itself",
     "leaving_classes",
+    "make_class",
+    "make_enum",
     "map_view",
     "memory_view",
     "memory_view_on",
+    "mock_call",
     "module_globals",
     "new_type",
     "object_view",
@@ -44,8 +48,10 @@ __all__ = [
     "set_chain",
     "set_class",
     "set_grad",
+    "single_dispatch",
     "torch_storage",
     "torch_typed_storage",
+    "type_var",
 ]
 
 
@@ -201,6 +207,90 @@ def new_type(name: str, of: Any, module: str) -> Any:
     made = typing.NewType(name, of)  # type: ignore[misc]
     made.__module__ = module
     return made
+
+
+def make_class(
+    kind: type, name: str, bases: tuple[Any, ...], attributes: dict[str, Any], tracker: str | None, extra: Any
+) -> type:
+    """A class, as yet without its attributes; the one that is here where it came before.
+
+    No code of the program runs that made it: neither its metaclass's, if that is the program's own, nor what a class
+    does when it gets a subclass. They did what they had to when the class statement ran.
+    """
+    from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as TRACKED
+    from cloudpickle.cloudpickle import _lookup_class_or_track
+
+    if tracker is not None and (here := TRACKED.get(tracker)) is not None:
+        return here  # type: ignore[no-any-return]
+    names = {sys.intern(key): value for key, value in attributes.items()}
+    with _without_init_subclass(types.resolve_bases(bases)):
+        if kind.__module__ in _MAINS:
+            library: Any = next(one for one in kind.__mro__ if one.__module__ not in _MAINS)
+            resolved = types.resolve_bases(bases)
+            if resolved != bases:
+                names["__orig_bases__"] = bases
+            made = library.__new__(kind, name, resolved, names)
+        else:
+            made = types.new_class(name, bases, {"metaclass": kind}, lambda space: space.update(names))
+    return _lookup_class_or_track(tracker, made)  # type: ignore[no-any-return]
+
+
+def make_enum(bases: Any, name: str, qualname: str, members: Any, module: str, tracker: str | None, extra: Any) -> type:
+    """An enumeration; the one that is here where it came before."""
+    from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as TRACKED
+    from cloudpickle.cloudpickle import _make_skeleton_enum
+
+    if tracker is not None and (here := TRACKED.get(tracker)) is not None:
+        return here  # type: ignore[no-any-return]
+    return _make_skeleton_enum(bases, name, qualname, members, module, tracker, extra)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _without_init_subclass(bases: tuple[Any, ...]) -> Iterator[None]:
+    """Classes of the program do nothing when they get a subclass."""
+    kinds = {one for base in bases if isinstance(base, type) for one in base.__mro__ if one.__module__ in _MAINS}
+    held = {one: vars(one)["__init_subclass__"] for one in kinds if "__init_subclass__" in vars(one)}
+    for one in held:
+        type.__setattr__(one, "__init_subclass__", classmethod(_nothing))
+    try:
+        yield
+    finally:
+        for one, method in held.items():
+            type.__setattr__(one, "__init_subclass__", method)
+
+
+def _nothing(kind: type, /, **named: Any) -> None:
+    """In place of ``__init_subclass__``."""
+
+
+_MAINS = ("__main__", "__mp_main__")
+
+
+def type_var(make: Any, arguments: tuple[Any, ...], module: str) -> Any:
+    """A type variable, of the module that it was made in."""
+    made = make(*arguments)
+    made.__module__ = module
+    return made
+
+
+def mock_call(parts: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+    """A call that a mock has noted."""
+    from unittest import mock
+
+    made: Any = tuple.__new__(mock._Call, parts)
+    object.__getattribute__(made, "__dict__").update(attributes)
+    return made
+
+
+def single_dispatch(default: Any) -> Any:
+    """What ``functools.singledispatch`` makes of a function."""
+    return functools.singledispatch(default)
+
+
+def fill_dispatch(function: Any, registry: dict[type, Any]) -> None:
+    """The functions for other types."""
+    for kind, one in registry.items():
+        function.register(kind, one)
 
 
 class ClassState(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import enum
 import functools
 import importlib
 import sys
@@ -47,6 +48,10 @@ OWNERS: Final = (bytearray, array.array)
 """Who looks at their memory does so after loading as well, if they travel along."""
 HEAP_TYPE: Final = 1 << 9
 """The flag of classes that were made while the program ran."""
+
+
+SINGLE_DISPATCH: Final = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
+"""Of the function that ``functools.singledispatch`` makes: around it are weak references, which it can do without."""
 
 
 class Refused(TypeError):
@@ -123,6 +128,10 @@ class Rules:
             return self._cached_property
         if kind is typing.NewType:
             return self._new_type
+        if kind is typing.TypeVar:
+            return self._type_var
+        if kind.__module__ == "unittest.mock" and kind.__qualname__ == "_Call":
+            return self._mock_call
         if issubclass(kind, BY_CLOUDPICKLE) or kind.__module__ == "typing":
             return self._by_table(kind)
         if (numpy := loaded("numpy")) is not None:
@@ -151,10 +160,28 @@ class Rules:
         if found_by_name(value) or (not value.__flags__ & HEAP_TYPE and value not in UNNAMED):
             return NotImplemented  # what is defined in C, pickle finds or refuses
         reduced = self._cloudpickle().reducer_override(value)
-        if len(reduced) < 6 or not vars(value).get("__slots__"):
+        if len(reduced) < 6:
             return reduced
-        make, (kind, name, bases, attributes, *rest), *others = reduced  # cloudpickle makes one without slots of it
-        return make, (kind, name, bases, {**attributes, "__slots__": value.__dict__["__slots__"]}, *rest), *others
+        _, arguments, (attributes, slots), *others = reduced
+        if isinstance(value, enum.EnumMeta):
+            return rebuild.make_enum, arguments, (attributes, slots), *others
+        kind, name, bases, given, *rest = arguments
+        if vars(value).get("__slots__"):  # cloudpickle makes one without slots of it
+            given = {**given, "__slots__": value.__dict__["__slots__"]}
+        return rebuild.make_class, (kind, name, bases, given, *rest), (_whole(value, attributes), slots), *others
+
+    def _type_var(self, value: typing.TypeVar) -> Any:
+        if found_by_name(value):
+            return NotImplemented
+        rule = self._by_table(typing.TypeVar)
+        reduced = NotImplemented if rule is None else rule(value)
+        if not isinstance(reduced, tuple):
+            return reduced
+        return rebuild.type_var, (reduced[0], reduced[1], value.__module__)
+
+    def _mock_call(self, value: Any) -> Any:
+        """A call that a mock has noted: any attribute of one is another call, so pickle cannot ask it for its state."""
+        return rebuild.mock_call, (tuple(tuple.__iter__(value)), dict(object.__getattribute__(value, "__dict__")))
 
     def _function(self, value: types.FunctionType) -> Any:
         """As cloudpickle does it, but variables around it stay what they are: shared by the functions that share them.
@@ -163,6 +190,9 @@ class Rules:
         """
         if found_by_name(value):
             return NotImplemented
+        if value.__code__ is SINGLE_DISPATCH and callable(getattr(value, "dispatch", None)):
+            found = dict(value.registry)  # type: ignore[attr-defined]
+            return rebuild.single_dispatch, (found.pop(object),), found, None, None, rebuild.fill_dispatch
         make, arguments, state = self._parts(value)
         cells = value.__closure__ or ()
         self._cells.update(map(id, cells))
@@ -381,6 +411,23 @@ class Rules:
         self.private.add(id(buffer))
         self.keep.append(buffer)
         return maker, (_Made(reduced), *rest)
+
+
+def _whole(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a class in their order, with those that are just what a base has: the base may change.
+
+    cloudpickle leaves these out, and sorts. As it does, each name is a new string, so that the pickle of a class does
+    not depend on which strings happen to be one object."""
+    descriptors = types.GetSetDescriptorType | types.MemberDescriptorType
+    own = {
+        "".join(name): value
+        for name, value in vars(kind).items()
+        if name in attributes or not (name in _NOT_SENT or name.startswith("_abc_") or isinstance(value, descriptors))
+    }
+    return {**own, **{name: value for name, value in attributes.items() if name not in own or name == "_abc_impl"}}
+
+
+_NOT_SENT: Final = frozenset({"__dict__", "__weakref__", "__annotate_func__", "__static_attributes__"})
 
 
 class _Made:

@@ -221,7 +221,7 @@ def again(names: frozenset[str], stuck: Mapping[str, str], room: int | None = No
     """These came with something that could not be put together in the notebook: once more, without that."""
     space = seen()
     space.disagree(names)
-    found = space.outgoing(names, new=names, room=room, stuck=stuck)
+    found = space.outgoing(names - stuck.keys(), new=names, room=room, stuck=stuck, staying=stuck)
     found.gone = ()
     space.sent(found)
     return found

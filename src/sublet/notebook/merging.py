@@ -56,7 +56,7 @@ def merge(
         refused |= crossed
         views = {key: view_of(*both) for key, both in within.items() if not crossed}
     if figures is not None and figures.beside:
-        plan.write(FigureContents(figures))
+        plan.write(FigureContents(figures), is_fresh=False)
     plan.apply()
     return {name: plan.stands_for(new) for name, new in news.items()}, plan.chosen
 
@@ -154,8 +154,9 @@ class _Plan:
         """What came for a class that is here."""
         return self._classes.get(kind)
 
-    def write(self, operation: Operation) -> None:
+    def write(self, operation: Operation, *, is_fresh: bool) -> None:
         """To be done by ``apply``."""
+        operation.is_fresh = is_fresh
         self._operations.append(operation)
 
     def overlaps(self) -> tuple[frozenset[int], dict[int, tuple[Any, Any, Any]]]:

@@ -53,14 +53,23 @@ _VALUES: Final = frozenset({bool, int, float, complex, str, bytes})
 _PARTIAL: Final[Any] = functools.partial
 
 
+class _Write:
+    """What all operations have."""
+
+    __slots__ = ("is_fresh",)
+    is_fresh: bool
+
+
 class Operation(Protocol):
     """One write."""
 
     target: Any
     phase: int
+    is_fresh: bool
+    """The target is not one that was here before, and its parts are those that are given."""
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        """Everything is planned: look up what stands for each value."""
+    def resolve(self, stands_for: StandsFor) -> bool:
+        """Everything is planned: look up what stands for each value. False: each stands for itself."""
 
     def check(self) -> None:
         """Raise ``TypeError`` or ``ValueError`` if it cannot be applied. Changes nothing."""
@@ -72,10 +81,9 @@ class Operation(Protocol):
         """Write that back."""
 
 
-def apply(operations: Sequence[Operation], untouchable: Untouchable, stands_for: StandsFor) -> None:
+def apply(planned: Sequence[Operation], untouchable: Untouchable, stands_for: StandsFor) -> None:
     """Check all operations, then make them all. An error leaves every object as it was (``Unpicklable``)."""
-    for one in operations:
-        one.resolve(stands_for)
+    operations = [one for one in planned if one.resolve(stands_for) or not one.is_fresh]
     for one in operations:
         if untouchable.has(one.target):
             raise _refused(one, "it belongs to Python, to a library or to the shell")
@@ -119,6 +127,11 @@ def _same_value(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and type(one) in _VALUES and repr(one) == repr(other))
 
 
+def _parts_of(state: tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]) -> list[Any]:
+    function, arguments, named, attributes = state
+    return [function, *arguments, *named.values(), *attributes.values()]
+
+
 def _hashable(keys: Iterable[Any]) -> None:
     for kind in set(map(type, keys)):
         if kind.__hash__ is None:
@@ -129,7 +142,7 @@ def _resolved(items: list[Any], stands_for: StandsFor) -> list[Any]:
     return items if ATOMS.issuperset(map(type, items)) else list(map(stands_for, items))
 
 
-class FigureContents:
+class FigureContents(_Write):
     """All figures of a transfer, which their own classes put together."""
 
     phase = KEYED
@@ -138,9 +151,10 @@ class FigureContents:
     def __init__(self, target: Assembly) -> None:
         self.target = target
 
-    def resolve(self, stands_for: StandsFor) -> None:
+    def resolve(self, stands_for: StandsFor) -> bool:
         for beside in self.target.beside:
             beside[:] = map(stands_for, beside)
+        return True
 
     def check(self) -> None:
         """Nothing is known before they are loaded."""
@@ -152,7 +166,7 @@ class FigureContents:
         self.target.undo()
 
 
-class ListContents:
+class ListContents(_Write):
     """All items of a list."""
 
     phase = OBJECTS
@@ -162,8 +176,9 @@ class ListContents:
         self.target, self.items = target, items
         self._before: list[Any] | None = None
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        self.items = _resolved(self.items, stands_for)
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came, self.items = self.items, _resolved(self.items, stands_for)
+        return not _same(came, self.items)
 
     def check(self) -> None:
         list.__len__(self.target)
@@ -179,7 +194,7 @@ class ListContents:
             list.__setitem__(self.target, slice(None), self._before)
 
 
-class DequeContents:
+class DequeContents(_Write):
     """All items of a deque."""
 
     phase = OBJECTS
@@ -189,8 +204,9 @@ class DequeContents:
         self.target, self.items = target, items
         self._before: list[Any] | None = None
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        self.items = _resolved(self.items, stands_for)
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came, self.items = self.items, _resolved(self.items, stands_for)
+        return not _same(came, self.items)
 
     def check(self) -> None:
         deque.__len__(self.target)
@@ -210,7 +226,7 @@ class DequeContents:
         deque.extend(self.target, items)
 
 
-class DictContents:
+class DictContents(_Write):
     """All items of a dict, in their order."""
 
     __slots__ = ("_before", "_core", "keys", "phase", "target", "values")
@@ -222,9 +238,10 @@ class DictContents:
         self._core: Any = OrderedDict if isinstance(target, OrderedDict) else dict
         self._before: dict[Any, Any] | None = None
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        self.keys = _resolved(self.keys, stands_for)
-        self.values = _resolved(self.values, stands_for)
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came = self.keys, self.values
+        self.keys, self.values = (_resolved(items, stands_for) for items in came)
+        return not (_same(came[0], self.keys) and _same(came[1], self.values))
 
     def check(self) -> None:
         dict.__len__(self.target)
@@ -254,7 +271,7 @@ class DictContents:
             OrderedDict.__setitem__(self.target, key, value)
 
 
-class DictEntries:
+class DictEntries(_Write):
     """Some entries of a dict whose keys are names; the others are left alone."""
 
     phase = OBJECTS
@@ -264,8 +281,10 @@ class DictEntries:
         self.target, self.entries, self._removed = target, dict(entries), list(removed)
         self._before: dict[str, Any] | None = None
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        self.entries = {name: stands_for(value) for name, value in self.entries.items()}
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came = self.entries
+        self.entries = {name: stands_for(value) for name, value in came.items()}
+        return not _same(list(came.values()), list(self.entries.values()))
 
     def check(self) -> None:
         dict.__len__(self.target)
@@ -284,7 +303,7 @@ class DictEntries:
             dict.update(self.target, self._before)
 
 
-class SetContents:
+class SetContents(_Write):
     """All elements of a set."""
 
     phase = KEYED
@@ -294,8 +313,9 @@ class SetContents:
         self.target, self.items = target, items
         self._before: set[Any] | None = None
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        self.items = _resolved(self.items, stands_for)
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came, self.items = self.items, _resolved(self.items, stands_for)
+        return not _same(came, self.items)
 
     def check(self) -> None:
         set.__len__(self.target)
@@ -317,7 +337,7 @@ class SetContents:
         set.update(self.target, found)
 
 
-class BufferContents:
+class BufferContents(_Write):
     """All bytes of a byte array, of one of the array module, or of a memoryview."""
 
     phase = OBJECTS
@@ -327,8 +347,8 @@ class BufferContents:
         self.target, self.value = target, value
         self._before: Any = None
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        return
+    def resolve(self, stands_for: StandsFor) -> bool:
+        return False
 
     def check(self) -> None:
         view = self.target if isinstance(self.target, memoryview) else None
@@ -355,7 +375,7 @@ class BufferContents:
         return bytearray if isinstance(self.target, bytearray) else array.array
 
 
-class Part:
+class Part(_Write):
     """One attribute that a descriptor of the type holds: of a function, a cell, an exception, a slot."""
 
     phase = OBJECTS
@@ -366,8 +386,9 @@ class Part:
         self._before: Any = MISSING
         self._is_done = False
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        self.value = stands_for(self.value)
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came, self.value = self.value, stands_for(self.value)
+        return self.value is not came
 
     def check(self) -> None:
         of = self._descriptor.__objclass__
@@ -391,7 +412,7 @@ class Part:
                 self._descriptor.__set__(self.target, self._before)
 
 
-class SlotEmptied:
+class SlotEmptied(_Write):
     """A slot that has no value any more."""
 
     phase = OBJECTS
@@ -401,8 +422,8 @@ class SlotEmptied:
         self.target, self._slot = target, slot
         self._before: Any = MISSING
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        return
+    def resolve(self, stands_for: StandsFor) -> bool:
+        return False
 
     def check(self) -> None:
         if not isinstance(self.target, self._slot.__objclass__):
@@ -418,7 +439,7 @@ class SlotEmptied:
             self._slot.__set__(self.target, self._before)
 
 
-class ClassParts:
+class ClassParts(_Write):
     """Attributes of a class of the notebook. Its metaclass is not asked."""
 
     phase = OBJECTS
@@ -432,8 +453,10 @@ class ClassParts:
         self.subclasses = list(subclasses)
         self._before: dict[str, Any] = {}
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        self.parts = {name: stands_for(value) for name, value in self.parts.items()}
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came = self.parts
+        self.parts = {name: stands_for(value) for name, value in came.items()}
+        return not _same(list(came.values()), list(self.parts.values()))
 
     def check(self) -> None:
         if self.target.__module__ != "__main__":
@@ -462,7 +485,7 @@ class ClassParts:
                 type.__delattr__(self.target, name)
 
 
-class PartialState:
+class PartialState(_Write):
     """Function and arguments of a ``functools.partial``."""
 
     phase = OBJECTS
@@ -472,14 +495,15 @@ class PartialState:
         self.target, self.state = target, state
         self._before: Any = None
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        function, arguments, named, attributes = self.state
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came = function, arguments, named, attributes = self.state
         self.state = (
             stands_for(function),
             tuple(map(stands_for, arguments)),
             {name: stands_for(value) for name, value in named.items()},
             {name: stands_for(value) for name, value in attributes.items()},
         )
+        return not _same(_parts_of(came), _parts_of(self.state))
 
     def check(self) -> None:
         if not callable(self.state[0]):
@@ -494,7 +518,7 @@ class PartialState:
             _PARTIAL.__setstate__(self.target, self._before)
 
 
-class State:
+class State(_Write):
     """All of an object that is written in C and says what its state is."""
 
     phase = OBJECTS
@@ -504,8 +528,8 @@ class State:
         self.target, self._get, self._set, self.state = target, get, set_, state
         self._before: Any = MISSING
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        return
+    def resolve(self, stands_for: StandsFor) -> bool:
+        return False
 
     def check(self) -> None:
         return
@@ -519,7 +543,7 @@ class State:
             self._set(self.target, self._before)
 
 
-class ObjectArray:
+class ObjectArray(_Write):
     """All elements of an array of objects."""
 
     phase = OBJECTS
@@ -530,8 +554,9 @@ class ObjectArray:
         self.target, self.items = target, items
         self._before: Any = None
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        self.items = _resolved(self.items, stands_for)
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came, self.items = self.items, _resolved(self.items, stands_for)
+        return not _same(came, self.items)
 
     def check(self) -> None:
         if self.target.size != len(self.items):
@@ -557,7 +582,7 @@ class ObjectArray:
         self.target[...] = line.reshape(self.target.shape)
 
 
-class ArrayMemory:
+class ArrayMemory(_Write):
     """All numbers of an array."""
 
     phase = MEMORY
@@ -566,8 +591,8 @@ class ArrayMemory:
     def __init__(self, target: Any, new: Any) -> None:
         self.target, self.new = target, new
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        return
+    def resolve(self, stands_for: StandsFor) -> bool:
+        return False
 
     def check(self) -> None:
         if not self.target.flags.writeable:
@@ -582,7 +607,7 @@ class ArrayMemory:
         return  # it comes last, and what can be wrong with it was looked for
 
 
-class TensorMemory:
+class TensorMemory(_Write):
     """All numbers of a tensor, and its gradient."""
 
     phase = MEMORY
@@ -592,8 +617,9 @@ class TensorMemory:
         self.target, self.new, self.grad = target, new, grad
         self._grad: Any = MISSING
 
-    def resolve(self, stands_for: StandsFor) -> None:
-        self.grad = stands_for(self.grad)
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came, self.grad = self.grad, stands_for(self.grad)
+        return self.grad is not came
 
     def check(self) -> None:
         if self.target.is_inference():

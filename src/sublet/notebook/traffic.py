@@ -28,6 +28,8 @@ __all__ = ["Came", "Fate", "Traffic", "fates_text"]
 
 LENT_MAX: Final = 8
 """Files handed over at a time: each takes a descriptor along."""
+BROKEN_MAX: Final = 16
+"""Times that a cell's results are sent again, without those that could not be loaded in the notebook."""
 _OWN: Final = re.compile(r"_\d+|_exit_code")
 """Names that IPython gives: of no interest as long as what they name is here."""
 
@@ -197,16 +199,21 @@ class Traffic:
         self.space.tidy()
         out.parcels = [parcel for parcel in out.parcels if parcel.names not in taken.idle]
         broken = taken.broken
-        beside = frozenset(name for name, why in broken.items() if why == BESIDE)
-        if beside:
+        for _ in range(BROKEN_MAX):
+            beside = frozenset(name for name, why in broken.items() if why == BESIDE)
+            if not beside:
+                break
             stuck = {name: why for name, why in broken.items() if name not in beside}
             try:
                 more: Outgoing = kernel.call(guest_side.again, beside, stuck, options.room_bytes)
             except LeaseEnded:
-                out.stays |= broken
-                return broken
+                break
             broken = stuck | more.stays | self.space.take(more.parcels).broken
             out.parcels += more.parcels
+        broken = {
+            name: "it holds something that cannot be loaded here" if why == BESIDE else why
+            for name, why in broken.items()
+        }
         out.stays |= broken
         return broken
 

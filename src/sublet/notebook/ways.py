@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import functools
+import logging
 import struct
 import sys
 import types
@@ -40,6 +41,8 @@ def way_of(new: Any) -> Way | None:
         return found
     if is_frame(new):
         return writing.into_frame
+    if isinstance(new, logging.Logger):
+        return None  # each process has its own, by its name
     if is_part_kind(kind) and figure_of(new) is not None:
         return None  # figures are put together in their own objects
     if isinstance(new, type):
@@ -180,7 +183,7 @@ def _stated(plan: Plan, target: Any, new: Any) -> Any:
     found = _by_state(type(new))
     if target is not new and found is not None:
         get, set_ = found
-        plan.write(State(target, get, set_, get(new)))
+        plan.write(State(target, get, set_, get(new)), is_fresh=target is new)
     return writing.into_attributes(plan, target, new) if type(new).__module__ == "__main__" else target
 
 

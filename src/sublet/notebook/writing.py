@@ -102,8 +102,10 @@ class Plan(Protocol):
     def class_state(self, kind: type) -> ClassState | None:
         """What came for a class that was here before; None: the class is new here."""
 
-    def write(self, operation: Operation) -> None:
-        """To be applied with all others once everything is chosen."""
+    def write(self, operation: Operation, *, is_fresh: bool) -> None:
+        """To be applied with all others once everything is chosen. ``is_fresh``: its target is what came, not one that
+        was here; then it is written to only where something else stands for a part of it. What came may hold objects
+        of this very process that were found by name, such as a logger and its handlers: of these no part does."""
 
 
 Way = Callable[[Plan, Any, Any], Any]
@@ -113,38 +115,38 @@ Way = Callable[[Plan, Any, Any], Any]
 
 
 def into_list(plan: Plan, target: Any, new: Any) -> Any:
-    plan.write(ListContents(target, _chosen(plan, list.__iter__(new))))
+    plan.write(ListContents(target, _chosen(plan, list.__iter__(new))), is_fresh=target is new)
     return target
 
 
 def into_deque(plan: Plan, target: Any, new: Any) -> Any:
-    plan.write(DequeContents(target, _chosen(plan, deque.__iter__(new))))
+    plan.write(DequeContents(target, _chosen(plan, deque.__iter__(new))), is_fresh=target is new)
     return target
 
 
 def into_dict(plan: Plan, target: Any, new: Any) -> Any:
     kind: Any = OrderedDict if isinstance(new, OrderedDict) else dict
     keys, values = _chosen(plan, kind.keys(new)), _chosen(plan, kind.values(new))
-    plan.write(DictContents(target, keys, values))
+    plan.write(DictContents(target, keys, values), is_fresh=target is new)
     return target
 
 
 def into_defaultdict(plan: Plan, target: Any, new: Any) -> Any:
     factory = new.default_factory
     plan.choose(factory)
-    plan.write(Part(target, _DEFAULT_FACTORY, factory))
+    plan.write(Part(target, _DEFAULT_FACTORY, factory), is_fresh=target is new)
     return into_dict(plan, target, new)
 
 
 def into_set(plan: Plan, target: Any, new: Any) -> Any:
-    plan.write(SetContents(target, _chosen(plan, set.__iter__(new))))
+    plan.write(SetContents(target, _chosen(plan, set.__iter__(new))), is_fresh=target is new)
     return target
 
 
 def into_bytes(plan: Plan, target: Any, new: Any) -> Any:
     """A byte array, or one of the array module."""
     if target is not new:
-        plan.write(BufferContents(target, new))
+        plan.write(BufferContents(target, new), is_fresh=target is new)
     return target
 
 
@@ -199,12 +201,12 @@ def into_function(plan: Plan, target: Any, new: Any) -> Any:
     for descriptor in _FUNCTION_PARTS:
         value = descriptor.__get__(new)
         plan.choose(value)
-        plan.write(Part(target, descriptor, value))
+        plan.write(Part(target, descriptor, value), is_fresh=target is new)
     if is_own_namespace(new):
         names = {name: value for name, value in new.__globals__.items() if name != "__builtins__"}
         for value in names.values():
             plan.choose(value)
-        plan.write(DictEntries(target.__globals__, names))
+        plan.write(DictEntries(target.__globals__, names), is_fresh=target is new)
     return into_attributes(plan, target, new)
 
 
@@ -212,7 +214,7 @@ def into_cell(plan: Plan, target: Any, new: Any) -> Any:
     with contextlib.suppress(ValueError):  # an empty one
         value = new.cell_contents
         plan.choose(value)
-        plan.write(Part(target, _CELL_CONTENTS, value))
+        plan.write(Part(target, _CELL_CONTENTS, value), is_fresh=target is new)
     return target
 
 
@@ -248,7 +250,7 @@ def into_property(plan: Plan, target: Any, new: Any) -> Any:
 def into_partial(plan: Plan, target: Any, new: Any) -> Any:
     state = new.func, new.args, dict(new.keywords), dict(new.__dict__)
     _chosen(plan, (new.func, *new.args, *new.keywords.values(), *new.__dict__.values()))
-    plan.write(PartialState(target, state))
+    plan.write(PartialState(target, state), is_fresh=target is new)
     return target
 
 
@@ -257,7 +259,7 @@ def into_remembering(plan: Plan, target: Any, new: Any) -> Any:
     old, function = plan.original(new), plan.choose(new.__wrapped__)
     same = type(old) is type(new) and old.__wrapped__ is function and old.cache_parameters() == new.cache_parameters()
     found = old if same else new
-    plan.write(DictEntries(found.__dict__, {"__wrapped__": new.__wrapped__}))
+    plan.write(DictEntries(found.__dict__, {"__wrapped__": new.__wrapped__}), is_fresh=found is new)
     return found
 
 
@@ -265,7 +267,9 @@ def into_module(plan: Plan, target: Any, new: Any) -> Any:
     """One that was made by hand, and is not among Python's modules. What Python itself keeps in it is left alone."""
     came = {name: value for name, value in vars(new).items() if name != "__builtins__"}
     _chosen(plan, came.values())
-    plan.write(DictEntries(vars(target), came, vars(target).keys() - came.keys() - {"__builtins__"}))
+    plan.write(
+        DictEntries(vars(target), came, vars(target).keys() - came.keys() - {"__builtins__"}), is_fresh=target is new
+    )
     return target
 
 
@@ -281,7 +285,7 @@ def into_class(plan: Plan, target: Any, new: Any) -> Any:
         parts["__doc__"] = state.attributes.get("__doc__")
     _chosen(plan, parts.values())
     removed = () if state is None or isinstance(new, enum.EnumMeta) else gone_from(new, state)
-    plan.write(ClassParts(target, parts, removed, () if state is None else state.subclasses))
+    plan.write(ClassParts(target, parts, removed, () if state is None else state.subclasses), is_fresh=state is None)
     return target
 
 
@@ -289,7 +293,9 @@ def into_attributes(plan: Plan, target: Any, new: Any) -> Any:
     if hasattr(new, "__dict__"):
         values = _chosen(plan, new.__dict__.values())
         plan.claim(new.__dict__, target.__dict__)
-        plan.write(DictContents(target.__dict__, list(new.__dict__), values, is_attributes=True))
+        plan.write(
+            DictContents(target.__dict__, list(new.__dict__), values, is_attributes=True), is_fresh=target is new
+        )
     for slot in _slots_of(type(new)):
         _slot(plan, target, new, slot)
     return target
@@ -315,10 +321,10 @@ def _slot(plan: Plan, target: Any, new: Any, slot: Any) -> None:
         value = slot.__get__(new)
     except AttributeError:
         if target is not new:
-            plan.write(SlotEmptied(target, slot))
+            plan.write(SlotEmptied(target, slot), is_fresh=target is new)
         return
     plan.choose(value)
-    plan.write(Part(target, slot, value))
+    plan.write(Part(target, slot, value), is_fresh=target is new)
 
 
 def into_exception(plan: Plan, target: Any, new: Any) -> Any:
@@ -326,7 +332,7 @@ def into_exception(plan: Plan, target: Any, new: Any) -> Any:
     for descriptor in _EXCEPTION_PARTS:
         value = descriptor.__get__(new)
         plan.choose(value)
-        plan.write(Part(target, descriptor, value))
+        plan.write(Part(target, descriptor, value), is_fresh=target is new)
     return target
 
 
@@ -344,7 +350,7 @@ def into_memoryview(plan: Plan, target: Any, new: Any) -> Any:
     """One that has an original is a window on what that looks at; a new one on a byte array is one on what that is."""
     if target is not new:
         if not target.readonly:
-            plan.write(BufferContents(target, new))
+            plan.write(BufferContents(target, new), is_fresh=target is new)
         return target
     held = new.obj
     if not plan.travels(held) or plan.choose(held) is held:
@@ -384,7 +390,7 @@ def into_array(plan: Plan, target: Any, new: Any) -> Any:
     if new.dtype.hasobject:
         _objects(plan, target, new)
     elif target is not new and not is_settled(target):
-        plan.write(ArrayMemory(target, new))
+        plan.write(ArrayMemory(target, new), is_fresh=target is new)
     return into_attributes(plan, target, new) if type(new) is not sys.modules["numpy"].ndarray else target
 
 
@@ -400,9 +406,9 @@ def _objects(plan: Plan, target: Any, new: Any) -> None:
             if field.dtype.hasobject:
                 _objects(plan, into, field)
             elif target is not new:
-                plan.write(ArrayMemory(into, field))
+                plan.write(ArrayMemory(into, field), is_fresh=target is new)
         return
-    plan.write(ObjectArray(_plain(target), _chosen(plan, _plain(new).reshape(-1).tolist())))
+    plan.write(ObjectArray(_plain(target), _chosen(plan, _plain(new).reshape(-1).tolist())), is_fresh=target is new)
 
 
 def into_tensor(plan: Plan, target: Any, new: Any) -> Any:
@@ -410,7 +416,7 @@ def into_tensor(plan: Plan, target: Any, new: Any) -> Any:
         return target
     if new.grad is not None:
         plan.choose(new.grad)
-    plan.write(TensorMemory(target, new, new.grad))
+    plan.write(TensorMemory(target, new, new.grad), is_fresh=target is new)
     return target
 
 
@@ -421,7 +427,7 @@ def into_frame(plan: Plan, target: Any, new: Any) -> Any:
             _objects(plan, block.values, block.values)
     if target is not new:
         named = {name: value for name, value in new.__dict__.items() if name in ("_mgr", "_name", "_attrs", "_flags")}
-        plan.write(DictEntries(target.__dict__, named, ("_item_cache",)))
+        plan.write(DictEntries(target.__dict__, named, ("_item_cache",)), is_fresh=target is new)
     return target
 
 

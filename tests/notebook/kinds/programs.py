@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.notebook.kinds.kind import Kind, anew, refused, travels
+from tests.notebook.kinds.kind import Kind, anew, travels
 
 __all__ = ["FUNCTIONS", "RELATIONS"]
 
@@ -89,11 +89,38 @@ FUNCTIONS: list[Kind] = [
         "x.f.append(2)",
         "x.f == [1, 2]",
     ),
-    refused(
+    travels(
         "a function of many kinds",
         "import functools\n@functools.singledispatch\ndef x(v): return 'any'\n@x.register\ndef _(v: int): return 'int'",
-        "a weak reference",
-        "x(1) == 'int'",
+        "x(1) == 'int' and x('a') == 'any'",
+    ),
+    travels(
+        "a mock and its calls",
+        "from unittest import mock\nx = mock.MagicMock(return_value=3); x.a.b(1, k=2)",
+        "x() == 3 and x.a.b.call_args == mock.call(1, k=2)",
+    ),
+    travels(
+        "a class with an attribute that equals its base's",
+        "class B:\n    n = 1\nclass C(B):\n    n = 1\nx = C",
+        "'n' in vars(x)",
+        "B.n = 5",
+        "x.n == 1",
+    ),
+    travels(
+        "a class that registers subclasses",
+        "made = []\nclass B:\n    def __init_subclass__(cls):\n        made.append(cls)\nclass x(B):\n    pass",
+        "made == [x] and issubclass(x, B)",
+    ),
+    travels(
+        "a class of a class that registers",
+        "made = []\nclass M(type):\n    def __new__(m, *a, **k):\n        made.append(a[0])\n"
+        "        return super().__new__(m, *a, **k)\nclass x(metaclass=M):\n    pass",
+        "made == ['x'] and type(x) is M",
+    ),
+    travels(
+        "a type variable",
+        "import typing\nx = typing.TypeVar('x')",
+        "x.__module__ == '__main__'",
     ),
     travels(
         "a partial function",
