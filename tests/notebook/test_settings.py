@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from sublet.notebook import settings
-from sublet.notebook.import_hook import ImportHook
+from sublet.notebook.import_hook import ImportHook, is_imported
 from sublet.notebook.settings import Kind, Setting, documented, library_settings, table, written
 from sublet.notebook.surroundings import Surroundings
 from tests.notebook.crossing import crossed
@@ -231,6 +231,25 @@ def test_levels_of_loggers() -> None:
         logging.disable(0)
 
 
+def test_what_the_root_logger_writes_to_a_stream_is_the_same_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    output = row("logging output")
+    logging.basicConfig(stream=sys.stderr, format="{message}!", style="{", datefmt="%H")
+    other = logging.Handler()
+    logging.root.addHandler(other)
+    value = output.read()
+    assert value == {"": (("stderr", 0, ("{message}!", "%H", "{")),)}
+    monkeypatch.setattr(logging.root, "handlers", [other, logging.StreamHandler(sys.stdout)])
+    output.write(value, ())
+    assert output.read() == value
+    assert len(logging.root.handlers) == 2
+    assert logging.root.handlers[0] is other, "one that is no plain text stream stays"
+    record = logging.LogRecord("x", 20, "f", 1, "text", (), None)
+    assert logging.root.handlers[1].format(record) == "text!"
+    output.write({"": ()}, ())
+    assert logging.root.handlers == [other]
+
+
 def test_scikit_learn_is_read_and_set_by_its_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = types.ModuleType("sklearn")
     config: dict[str, Any] = {"transform_output": "default", "assume_finite": False}
@@ -315,6 +334,18 @@ def test_entry_points_of_installed_packages_are_found(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the hook
+
+
+def test_what_stands_for_a_module_is_none() -> None:
+    before = sys.modules.get("test_stand_in")
+    assert before is None
+    sys.modules["test_stand_in"] = object()  # type: ignore[assignment]
+    try:
+        assert not is_imported("test_stand_in")
+    finally:
+        del sys.modules["test_stand_in"]
+    assert is_imported("os")
+    assert not is_imported("no_such_module")
 
 
 class Called:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import pickle
 import random
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,67 @@ def test_what_the_device_set_waits_in_the_notebook_and_goes_to_the_next_device(s
         assert there.values["late"] == {"a": 8}
     sides.library(sides.here, "late_library")
     assert sides.here.values["late"] == {"a": 8}
+
+
+def test_a_setting_of_a_thread_waits_for_the_main_thread(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library is imported on another thread: what belongs to the main thread is set when the cell is over."""
+    for world in (sides.here, sides.there):
+        world.rows = tuple(replace(one, kind=Kind.LOCAL) for one in world.rows)
+    sides.notebook = sides._side(sides.here, is_notebook=True)
+    sides.new_device()
+    with sides.cell() as there:
+        sides.library(there, "late_library")
+        there.values["late"]["a"] = 5
+    importing = threading.Thread(target=sides.library, args=(sides.here, "late_library"))
+    importing.start()
+    importing.join()
+    assert sides.here.values["late"] == {"a": 0}
+    sides.notebook.settle()
+    assert sides.here.values["late"] == {"a": 5}
+
+
+def test_what_belongs_to_the_context_of_cells_is_set_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is told outside of cells; each cell begins with what is agreed, whatever its context has."""
+    value: contextvars.ContextVar[int] = contextvars.ContextVar("value", default=0)
+    setting = Setting(
+        key="local",
+        about="",
+        read=lambda: {"": value.get()},
+        write=lambda new, gone: value.set(new[""]),
+        kind=Kind.LOCAL,
+    )
+    here = Surroundings(is_notebook=True, rows=(setting,))
+    there = Surroundings(is_notebook=False, rows=(setting,), in_cells=True)
+    cells, between = contextvars.copy_context(), contextvars.copy_context()
+
+    def cell(context: contextvars.Context, sets: int | None = None) -> int:
+        context.run(there.enter)
+        found = context.run(value.get)
+        if sets is not None:
+            context.run(value.set, sets)
+        return found
+
+    try:
+        here.begin(sees_files=True)
+        value.set(3)
+        changes = crossed(here.changes())
+        between.run(there.apply, changes, files=False)
+        assert cells.run(value.get) == 0
+        assert cell(cells) == 3
+        cells.run(there.leave)
+        assert between.run(there.changes) is None
+        assert cell(cells, sets=4) == 3
+        cells.run(there.leave)
+        back = crossed(between.run(there.changes))
+        here.apply(back, files=False)
+        assert value.get() == 4
+        assert cell(cells.copy(), sets=5) == 4  # a cell with await has a copy, and is over outside of it
+        cells.run(there.leave)
+        assert between.run(there.changes) is None
+        assert cell(cells) == 4
+    finally:
+        here.close()
+        there.close()
 
 
 def test_after_an_exchange_that_failed_both_sides_have_what_the_notebook_has(sides: Sides) -> None:

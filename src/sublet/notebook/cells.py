@@ -426,7 +426,7 @@ class Cells:
         """One line for each setting that could not be carried."""
         problems = self.traffic.problems
         for what, why in problems.items():
-            say(self._shell, f"{what} is not the same in the notebook and on the device: {why}")
+            say(self._shell, f"{what} is not the same in the notebook and on the device ({why}); set it on both")
         problems.clear()
 
     def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:

@@ -12,10 +12,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["ImportHook", "is_imported"]
 
+LAZY: Final = "_LazyModule"
+"""The type that ``importlib.util.LazyLoader`` gives a module until something of it is used."""
 Callback = Callable[[str], object]
 
 
@@ -93,9 +95,9 @@ class ImportHook:
 
 
 def is_imported(name: str) -> bool:
-    """Whether it is there and whole: one that is being imported just now is not."""
+    """Whether it is there and whole: one that is just being imported is not, nor one that is loaded when it is used,
+    nor what a program has put in a module's place."""
     module = sys.modules.get(name)
-    if module is None:
+    if not isinstance(module, ModuleType) or type(module).__name__ == LAZY:
         return False
-    spec = getattr(module, "__spec__", None)
-    return not getattr(spec, "_initializing", False)
+    return not getattr(module.__spec__, "_initializing", False)

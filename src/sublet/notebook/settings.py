@@ -146,6 +146,13 @@ def _of_python(is_notebook: bool) -> Iterable[Setting]:
         sys.setrecursionlimit,
         default=lambda: RECURSION_DEFAULT,
     )
+    yield _value(
+        "digits of integers",
+        "`sys.set_int_max_str_digits`",
+        sys.get_int_max_str_digits,
+        sys.set_int_max_str_digits,
+        default=lambda: sys.int_info.default_max_str_digits,
+    )
     yield Setting(
         key="logging",
         about="`setLevel` of loggers, `logging.disable`",
@@ -153,6 +160,14 @@ def _of_python(is_notebook: bool) -> Iterable[Setting]:
         write=_set_levels,
         default=lambda: {"root": logging.WARNING},
         stored=("logging.root", "logging.Logger.manager"),
+    )
+    yield _value(
+        "logging output",
+        "`logging.basicConfig`: what the root logger writes to stdout and stderr",
+        _stream_handlers,
+        _set_stream_handlers,
+        default=tuple,
+        stored=("logging.root",),
     )
     yield Setting(
         key="decimal",
@@ -369,6 +384,38 @@ def _set_levels(values: Entries, gone: tuple[str, ...]) -> None:
             logging.disable(level)
         else:
             logging.getLogger(None if name == "root" else name).setLevel(level)
+
+
+StreamHandler = tuple[str, int, tuple[str | None, str | None, str]]
+"""The name of a stream in ``sys``, a level, and a format: of messages, of dates, and its style."""
+_STYLES: Final = {"PercentStyle": "%", "StrFormatStyle": "{", "StringTemplateStyle": "$"}
+
+
+def _stream_handlers() -> tuple[StreamHandler, ...]:
+    return tuple(data for one in logging.root.handlers if (data := _handler_data(one)) is not None)
+
+
+def _handler_data(handler: logging.Handler) -> StreamHandler | None:
+    """None: it writes somewhere else, or is more than its stream and its format tell."""
+    if type(handler) is not logging.StreamHandler or handler.filters:
+        return None
+    stream = next((name for name in ("stderr", "stdout") if handler.stream is getattr(sys, name)), "")
+    formatter: Any = handler.formatter or logging.Formatter()
+    style = _STYLES.get(type(formatter._style).__name__, "")
+    if not stream or not style or type(formatter) is not logging.Formatter:
+        return None
+    return stream, handler.level, (formatter._fmt, formatter.datefmt, style)
+
+
+def _set_stream_handlers(value: tuple[StreamHandler, ...]) -> None:
+    for handler in [one for one in logging.root.handlers if _handler_data(one) is not None]:
+        logging.root.removeHandler(handler)
+    for stream, level, (text, date, style) in value:
+        handler = logging.StreamHandler(getattr(sys, stream))
+        handler.setLevel(level)
+        kinds: Any = style
+        handler.setFormatter(logging.Formatter(text, date, kinds))
+        logging.root.addHandler(handler)
 
 
 _FRESH_DECIMAL: Final[Entries] = {

@@ -214,6 +214,13 @@ class Surroundings:
                 if track_or_none is not None and (track_or_none.row.kind == Kind.FILES) == files:
                     self._take(track_or_none, packed)
 
+    def settle(self) -> None:
+        """A cell is over: what waited for a library that another thread has imported meanwhile is set."""
+        with self._lock:
+            for track in self._tracks.values():
+                if track.waiting and self._is_ready(track.row):
+                    self._set_waiting(track)
+
     def restore(self, kept: Changes) -> None:
         """Set what was kept. A device that is there gets it with the next cell."""
         self.apply(kept, files=True)

@@ -219,10 +219,13 @@ class Traffic:
 
     def _settle(self, out: Outgoing) -> None:
         """Set what the cell has changed beside variables, after everything that could draw a random number."""
-        if self.surroundings is None or out.surroundings is None:
+        if self.surroundings is None:
             return
-        self.surroundings.apply(out.surroundings, files=False)
-        self.problems |= out.surroundings.problems | self.surroundings.problems()
+        if out.surroundings is not None:
+            self.surroundings.apply(out.surroundings, files=False)
+            self.problems |= out.surroundings.problems
+        self.surroundings.settle()
+        self.problems |= self.surroundings.problems()
 
     def _surroundings_unsure(self) -> None:
         if self.surroundings is not None:
