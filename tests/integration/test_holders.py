@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +18,7 @@ import pytest
 
 import sublet
 from sublet import aio
+from sublet.client.home import socket_path
 from sublet.wire.http import LeaseView
 from tests.integration.test_client import home as home
 from tests.integration.test_client import shared_home as shared_home
@@ -239,6 +242,21 @@ def test_what_cannot_be_seen_is_bound_to_nothing(fabric: sublet.Fabric, shared_h
         lease = fabric.request("POST", "/v1/leases", body, shape=dict)["lease"]
         assert lease["bound_to"] is None
         fabric.attach(lease["id"]).release()
+
+
+@pytest.mark.parametrize("how", ["keep-alive", "close"])
+def test_plain_http_may_ask_for_it(fabric: sublet.Fabric, shared_home: Path, how: str) -> None:
+    """By its own pid, on either way through the office's server."""
+    wants = [{"kind": "memory", "amount": 1 << 20}]
+    body = json.dumps({"request_id": os.urandom(4).hex(), "wants": wants, "holder_pid": os.getpid()}).encode()
+    head = f"POST /v1/leases HTTP/1.1\r\nhost: o\r\nconnection: {how}\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(socket_path(shared_home)))
+        sock.sendall(head.encode() + body)
+        lease = json.loads(sock.recv(1 << 16).partition(b"\r\n\r\n")[2])["lease"]
+    assert lease["bound_to"] == os.getpid()
+    assert goes_on(fabric, lease["id"]), "the process is what counts, and not the connection"
+    fabric.attach(lease["id"]).release()
 
 
 def test_a_process_that_runs_another_program_is_the_same_holder(fabric: sublet.Fabric, begin: Begin) -> None:

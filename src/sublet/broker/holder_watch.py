@@ -72,9 +72,14 @@ class HolderWatch:
     def _watch(self, process: ProcessRecord) -> None:
         found = self._processes.open(process)
         if isinstance(found, int):
+            try:
+                self._loop.add_reader(found, self._ended, process)
+            except OSError:  # the user has no more watches (epoll)
+                os.close(found)
+                found = Fate.ALIVE
+        if isinstance(found, int):
             self._looked_at.discard(process)
             self._pidfds[process] = found
-            self._loop.add_reader(found, self._ended, process)
         elif found is Fate.ALIVE:
             self._looked_at.add(process)
             if self._timer is None:

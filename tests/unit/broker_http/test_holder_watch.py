@@ -208,6 +208,31 @@ def test_without_pidfds_processes_are_looked_at(programs: Programs, monkeypatch:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_without_watches_processes_are_looked_at(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel lets a user watch so many files and no more."""
+    monkeypatch.setattr(holder_watch, "LOOK_EVERY_S", 0.02)
+
+    async def main() -> None:
+        program, one = programs.start()
+        office = Office(processes=programs.processes)
+        office.watch.start()
+        before = descriptors()
+
+        def refused(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", refused)
+        office.tell(queued("L1", one))
+        await asyncio.sleep(0.1)
+        assert descriptors() == before
+        assert not office.posted
+        program.kill()
+        assert await office.hears() == HolderGone(process=one, leases=(LeaseId("L1"),))
+        office.watch.close()
+
+    asyncio.run(main())
+
+
 def test_programs_that_take_one_lease_after_the_other_are_watched_on(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
