@@ -89,7 +89,7 @@ def until(holds: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"nothing came of: {what}")
 
 
-def job_of(folder: Path, *cells: str, lease: str = "cells", **asked: Any) -> Job:
+def job_of(folder: Path, *cells: str, lease: str = "cells", background: bool = False, **asked: Any) -> Job:
     path = write(folder / "work.ipynb", *cells)
     spec = JobSpec(
         notebook=str(path),
@@ -98,6 +98,7 @@ def job_of(folder: Path, *cells: str, lease: str = "cells", **asked: Any) -> Job
         lease=lease,
         asked=asked,
         label=f"nb-{os.urandom(4).hex()}",
+        waits_its_turn=background,
     )
     return make_job(spec, path.read_bytes(), len(cells), wall_ns=0)
 
@@ -299,6 +300,7 @@ with sublet.connect() as fabric:
         time.sleep(0.05)
     for lease in fabric.leases():
         if lease.status == "active" and lease.wants[0].kind == "gpu":
+            Path(sys.argv[1]).with_name("bound").write_text(str(lease.bound_to))
             fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {}, shape=dict)
 """
 LOSES = (
@@ -311,11 +313,14 @@ LOSES = (
 )
 
 
-@pytest.mark.parametrize("lease", ["cells", "whole"])
-def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_left(tmp_path: Path, lease: str) -> None:
-    """In a guest of one lease as in an ordinary kernel whose cells have their own."""
+@pytest.mark.parametrize(("lease", "background"), [("cells", True), ("whole", False)])
+def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_left(
+    tmp_path: Path, lease: str, background: bool
+) -> None:
+    """In a guest of one lease as in an ordinary kernel whose cells have their own. The leases of a job in the
+    background are bound to no process, since it goes on under another one; those of a job in the foreground are."""
     cells = [cell.format(gpu="%%gpu\n" if lease == "cells" else "") for cell in LOSES]
-    job = job_of(tmp_path, *cells, lease=lease, vram_bytes=256 << 20, ttl_ns=10 * NS_PER_S)
+    job = job_of(tmp_path, *cells, lease=lease, background=background, vram_bytes=256 << 20, ttl_ns=10 * NS_PER_S)
     taking = Taking(2, tmp_path / "mark")
     record = Runner(job, taking).run()
     taking.other.wait(PATIENCE_S)
@@ -323,6 +328,7 @@ def test_a_cell_that_loses_its_lease_is_run_again_from_what_the_one_before_it_le
     assert texts(job.executed)[2] == "[1, 2]"
     assert "operator" in taking.told[1]
     assert "2 leases" in job.page.read_text()
+    assert (tmp_path / "bound").read_text() == ("None" if background else str(os.getpid()))
     with sublet.connect() as fabric:
         until(lambda: not fabric.leases(), "nothing is held any more")
 
