@@ -44,6 +44,12 @@ for way in checkout wheel uv; do
             exit 1
         }
         sublet=$(command -v "$PWD/.venv/bin/sublet" || command -v sublet)
+        if [ $way = wheel ]; then    # without the extra: the command that is printed brings it
+            echo '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}' >empty.ipynb
+            "$sublet" nb run empty.ipynb 2>"$scratch/needs.err" && { echo "the extra is there already" >&2; exit 1; }
+            sh -eu -c "$(sed -n 's/.*`\(.*\)`.*/\1/p' "$scratch/needs.err")" || { cat "$scratch/needs.err" >&2; exit 1; }
+            .venv/bin/python -c 'import ipykernel, nbclient, nbconvert'
+        fi
         "$sublet" down --now >/dev/null
     )
     expected="sublet $(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/sublet/__init__.py)"

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Final
 
-__all__ = ["program", "typeable", "typed"]
+__all__ = ["installing", "program", "typeable", "typed"]
 
 _NAME: Final = "sublet"
 
@@ -43,6 +43,55 @@ def typeable(text: str) -> str:
         return text
     words = program()
     return text.replace(f"`{_NAME} ", f"`{words} ").replace(f"`{_NAME}`", f"`{words}`")
+
+
+def installing(*needs: str) -> str:
+    """The command that installs these packages beside this Sublet: ``installing("jupyterlab", "sublet[notebook]")``.
+
+    An extra of ours is taken from where this installation came from (a clone, a wheel), as its metadata tell (PEP 610):
+    by its name alone an index need not have it.
+    """
+    import shlex
+
+    words = [word for need in needs for word in _requirement(need)]
+    python = sys.executable or "python3"
+    if _has_pip():
+        return shlex.join([python, "-m", "pip", "install", *words])
+    return shlex.join(["uv", "pip", "install", "--python", python, *words])
+
+
+def _requirement(need: str) -> list[str]:
+    """What is written behind `pip install`."""
+    name, bracket, extras = need.partition("[")
+    if name != _NAME:
+        return [need]
+    url, is_folder, is_editable = _origin()
+    if not url:
+        return [need]
+    if not is_folder:
+        return [f"{need} @ {url}"]
+    from urllib.parse import unquote, urlsplit
+
+    path = unquote(urlsplit(url).path) + bracket + extras
+    return ["--editable", path] if is_editable else [path]
+
+
+def _origin() -> tuple[str, bool, bool]:
+    """The URL of what was installed, whether it is a folder, and whether that is used in place."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        told = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
+        return str(told.get("url", "")), "dir_info" in told, bool(told.get("dir_info", {}).get("editable"))
+    except (PackageNotFoundError, ValueError, AttributeError):
+        return "", False, False
+
+
+def _has_pip() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("pip") is not None
 
 
 def _script() -> str:

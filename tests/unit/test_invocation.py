@@ -21,7 +21,7 @@ import pytest
 import sublet
 from sublet.cli.table import COMMANDS, GROUPS
 from sublet.errors import NotFound
-from sublet.invocation import program, typeable, typed
+from sublet.invocation import installing, program, typeable, typed
 
 SOURCE: Final = Path(sublet.__file__).parent
 FIRST_WORDS: Final = sorted({*GROUPS, *(path.split()[0] for path in COMMANDS)})
@@ -110,6 +110,34 @@ def test_every_command_in_backticks_is_rendered_and_nothing_else(here: Path) -> 
         typed("ls")
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ('{"url": "file:///a%20clone", "dir_info": {}}', "'/a clone[notebook]'"),
+        ('{"url": "file:///clone", "dir_info": {"editable": true}}', "--editable '/clone[notebook]'"),
+        (
+            '{"url": "file:///w/sublet-1-py3-none-any.whl", "archive_info": {}}',
+            "'sublet[notebook] @ file:///w/sublet-1-py3-none-any.whl'",
+        ),
+        (None, "'sublet[notebook]'"),
+        ("not json", "'sublet[notebook]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_this_installation_came_from(
+    told: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Told:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return told
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Told())
+    python = shlex.quote(sys.executable)
+    assert installing("jupyterlab", "sublet[notebook]") == f"{python} -m pip install jupyterlab {words}"
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert installing("jupyterlab") == f"uv pip install --python {python} jupyterlab"
+
+
 # --------------------------------------------------------------------------------------------------- the whole source
 
 
@@ -148,6 +176,17 @@ def _text_of(node: ast.AST) -> str:
             return "".join(_text_of(part) or "…" for part in parts)
         case _:
             return ""
+
+
+def test_no_message_installs_an_extra_of_ours_by_its_name_alone() -> None:
+    """No index need have it: ``installing`` knows where it came from."""
+    wrong = [
+        f"{path.relative_to(SOURCE)}: {line.strip()}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.search(r"install[^(]*sublet\[", line, re.IGNORECASE) and "installing(" not in line
+    ]
+    assert [line for line in wrong if "where that kernel is" not in line and "newer" not in line] == []
 
 
 def test_every_message_names_commands_so_that_they_can_be_rendered() -> None:

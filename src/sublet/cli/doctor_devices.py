@@ -12,6 +12,7 @@ from sublet.agent.limits import memory_bytes, usable_cores
 from sublet.agent.nvml import Library, Nvml, NvmlFailed, Reading, Survey, survey
 from sublet.cli.show import plural
 from sublet.devices.cuda_driver import has_bindings
+from sublet.invocation import installing
 from sublet.supervisor.locks import all_held, lock_folder
 from sublet.values import format_size
 
@@ -56,7 +57,11 @@ def device_checks(library: Library | None = None, root: str = "/") -> dict[str, 
 def _libraries() -> Said:
     if has_bindings():
         return "ok", "the bindings for CUDA are installed"
-    return "note", f"{NO_BINDINGS}; commands and frameworks run without it", "Install sublet[gpu]."
+    return (
+        "note",
+        f"{NO_BINDINGS}; commands and frameworks run without it",
+        f"Install them: `{installing('sublet[gpu]')}`.",
+    )
 
 
 def nvidia_cards_on_the_bus(root: str = "/") -> int:

@@ -22,7 +22,7 @@ from sublet.cli.exits import DONE, FAILED
 from sublet.cli.parsing import count
 from sublet.cli.show import plural, visible
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
-from sublet.invocation import typeable
+from sublet.invocation import installing, typeable
 from sublet.supervisor.prctl import set_pdeathsig
 from sublet.values import Kind
 
@@ -36,7 +36,7 @@ STOP_S: Final = 15.0
 """It ends its kernels first, and they give back their leases."""
 GIVEN_BACK_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.05
-_NEEDED: Final = {"jupyterlab": "jupyterlab", "ipykernel": "'sublet[notebook]'"}
+_NEEDED: Final = {"jupyterlab": "jupyterlab", "ipykernel": "sublet[notebook]"}
 """Module → what brings it."""
 
 
@@ -65,7 +65,7 @@ def _check_installed() -> None:
     if missing:
         raise Unsupported(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed beside this Sublet",
-            do=f"{sys.executable} -m pip install {' '.join(_NEEDED[name] for name in missing)}",
+            do=f"Install it: `{installing(*(_NEEDED[name] for name in missing))}`.",
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sublet.cli.declare import UsageError
 from sublet.cli.show import visible
 from sublet.errors import Unsupported
+from sublet.invocation import installing
 from sublet.values import NS_PER_S, Tier
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _needs_the_extra() -> None:
     missing = [name for name in ("ipykernel", "nbclient", "nbconvert") if find_spec(name) is None]
     if missing:
         raise Unsupported(
-            f"notebooks cannot be run: there is no {missing[0]}", do='Install it: pip install "sublet[notebook]".'
+            f"notebooks cannot be run: there is no {missing[0]}", do=f"Install it: `{installing('sublet[notebook]')}`."
         )
 
 

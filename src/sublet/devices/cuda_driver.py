@@ -11,6 +11,7 @@ import importlib.util
 from typing import Any, Final
 
 from sublet.errors import GpuError, OutOfMemory, SubletError, Unsupported
+from sublet.invocation import installing
 
 __all__ = ["ContextLost", "CudaDriver", "has_bindings", "open_driver"]
 
@@ -99,7 +100,9 @@ def open_driver() -> CudaDriver:
     try:
         module = importlib.import_module("cuda.bindings.driver")
     except ImportError:
-        raise Unsupported("this Python has no bindings for CUDA", do="Install sublet[gpu].") from None
+        raise Unsupported(
+            "this Python has no bindings for CUDA", do=f"Install them: `{installing('sublet[gpu]')}`."
+        ) from None
     driver = CudaDriver(module)
     try:
         driver("open", "cuInit", 0)

@@ -112,7 +112,7 @@ def _check(kind: ModuleKind, data: bytes) -> str:
     match kind:
         case ModuleKind.CUDA:
             if not nvrtc.has_nvrtc():
-                return "not checked: there is no compiler for CUDA here, install sublet[gpu] to have one"
+                return "not checked: there is no compiler for CUDA here; the extra sublet[gpu] has one"
             nvrtc.compile_cuda(data, nvrtc.CHECK_ARCH)
             return f"the CUDA source compiles for sm_{nvrtc.CHECK_ARCH}"
         case ModuleKind.PTX:

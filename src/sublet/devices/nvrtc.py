@@ -6,6 +6,7 @@ import importlib
 from typing import Any, Final
 
 from sublet.errors import GpuError
+from sublet.invocation import installing
 
 __all__ = ["CHECK_ARCH", "compile_cuda", "has_nvrtc"]
 
@@ -27,7 +28,7 @@ def compile_cuda(source: bytes, arch: int, *, ptx: bool = False) -> bytes:
         raise GpuError(
             "module_load: CUDA C++ cannot be compiled, there is no NVRTC",
             call="module_load",
-            do="Install sublet[gpu], or give the module as PTX or cubin.",
+            do=f"Install it: `{installing('sublet[gpu]')}`; or give the module as PTX or cubin.",
         )
     program = _ok(nvrtc, nvrtc.nvrtcCreateProgram(source, b"module.cu", 0, [], []))
     try:

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from sublet.devices.signature import Parameter, Signature, Takes
 from sublet.errors import GpuError, InvalidRequest, Unsupported
+from sublet.invocation import installing
 
 __all__ = ["WarpModule", "drop_warp", "has_warp", "load_warp", "warp"]
 
@@ -60,7 +61,7 @@ def warp(cache: str) -> Any:
     if _is_ready:
         return sys.modules["warp"]
     if not has_warp():
-        raise Unsupported("there is no Warp in this Python", do="Install sublet[kernels].")
+        raise Unsupported("there is no Warp in this Python", do=f"Install it: `{installing('sublet[kernels]')}`.")
     make_private(cache)
     with _without_the_driver_line():
         wp = importlib.import_module("warp")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest, NotFound, Unsupported
+from sublet.invocation import installing
 from sublet.notebook.options import parse_line
 
 __all__ = ["MODULE", "folder_of", "install", "kernel_json", "uninstall"]
@@ -107,7 +108,7 @@ def _users_folder() -> Path:
 def _needs(module: str) -> Unsupported:
     return Unsupported(
         f"{sys.executable} has no {module}, which a kernel needs",
-        do=f"{sys.executable} -m pip install 'sublet[notebook]'",
+        do=f"Install it: `{installing('sublet[notebook]')}`.",
     )
 
 

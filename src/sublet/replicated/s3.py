@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from blake3 import blake3
 
 from sublet.errors import InvalidRequest, Unsupported
+from sublet.invocation import installing
 from sublet.replicated.ballot import NONCE_BYTES, Garbled, Stamp, take
 from sublet.replicated.cell import (
     EMPTY,
@@ -114,7 +115,7 @@ class S3Replica:
             from obstore.store import S3Store
         except ImportError as error:
             raise Unsupported(
-                "replicas in object stores need the extra s3", do="Install it: `pip install sublet[s3]`."
+                "replicas in object stores need the extra s3", do=f"Install it: `{installing('sublet[s3]')}`."
             ) from error
         given = {
             "endpoint": endpoint,

@@ -275,7 +275,7 @@ def test_without_the_bindings_it_says_what_to_install(monkeypatch: pytest.Monkey
         raise ImportError(name)
 
     monkeypatch.setattr(cuda_driver, "importlib", SimpleNamespace(import_module=missing))
-    with pytest.raises(Unsupported, match=r"sublet\[gpu\]"):
+    with pytest.raises(Unsupported, match=r"Install them: .* install .*\[gpu\]"):
         open_driver()
 
 

@@ -27,6 +27,7 @@ from sublet.client.lease import Lease
 from sublet.client.model import Notice, Offer, Place
 from sublet.client.office import answers
 from sublet.errors import LeaseEnded, NotFound
+from sublet.invocation import installing
 from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason, format_size
 
@@ -58,7 +59,7 @@ def play(out: str, *, verbose: bool) -> None:
     with Report(STEPS + with_notebook + with_training, verbose=verbose) as report:
         report.open(ABOUT)
         if place is None:
-            report.open('(The step with a notebook is left out: it needs pip install "sublet[notebook]".)')
+            report.open(f"(The step with a notebook is left out. It needs `{installing('sublet[notebook]')}`.)")
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sublet-demo-")))
             if place is not None:

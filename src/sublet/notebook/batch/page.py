@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sublet.errors import Unsupported
+from sublet.invocation import installing
 from sublet.notebook.batch.jobs import JobSpec
 from sublet.notebook.batch.law import JobRecord, JobState
 from sublet.notebook.batch.preparing import code_cells
@@ -90,7 +91,7 @@ def page_of(notebook: Any, spec: JobSpec, record: JobRecord, bill: JobBill | Non
         from nbconvert import HTMLExporter
     except ImportError as error:
         raise Unsupported(
-            f"the HTML page cannot be made: {error}", do='Install it: pip install "sublet[notebook]".'
+            f"the HTML page cannot be made: {error}", do=f"Install it: `{installing('sublet[notebook]')}`."
         ) from error
     shown = copy.deepcopy(notebook)
     # Formulas are the one thing that is set by a script from elsewhere; without it they are shown as they are written.
