@@ -6,7 +6,8 @@ A test that needs a program says so, and is left out where the program is missin
     def test_a_kill_at_any_system_call_of_a_grant_loses_nothing() -> None: ...
 
 The run then closes with one plain line per missing program and the tests it cost. With ``SUBLET_REQUIRE_ALL=1``, as CI
-sets it, anything left out but GPU tests fails the run, so a missing program cannot pass for a green suite.
+sets it, anything left out but GPU tests and tests on other people's material fails the run, so a missing program cannot
+pass for a green suite.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 NEED: Final = "sublet-need"
 """The key under which a left-out test's report carries what it needed; such properties survive pytest-xdist."""
 
+MAY_BE_LEFT_OUT: Final = frozenset(("gpu", "material"))
+"""Needs that no set-up of ours can meet; each test on other people's material has a twin that always runs."""
+
 DEBIAN_PACKAGE: Final = {"etcd": "etcd-server", "strace": "strace", "chromium": "chromium", "wrk": "wrk"}
 """Where a program comes from when its package has another name, for the closing line."""
 
@@ -42,6 +46,11 @@ def _has_gpu() -> bool:
 
 def _has_warp() -> bool:
     return importlib.util.find_spec("warp") is not None
+
+
+def _has_material() -> bool:
+    """Other people's notebooks, which are no part of the project."""
+    return os.path.isdir(os.path.join(os.environ.get("SUBLET_MATERIAL", "/nowhere"), "data", "notebooks"))
 
 
 def _has_torch() -> bool:
@@ -57,6 +66,7 @@ def _has_tracer() -> bool:
 CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {
     "gpu": _has_gpu,
     "warp": _has_warp,
+    "material": _has_material,
     "torch": _has_torch,
     "tracer": _has_tracer,
 }
@@ -114,7 +124,7 @@ class LeftOut:
 
     @property
     def breaks_the_promise(self) -> bool:
-        return self.require_all and bool(self.unexplained or self.by_need.keys() - {"gpu"})
+        return self.require_all and bool(self.unexplained or self.by_need.keys() - MAY_BE_LEFT_OUT)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -132,7 +142,10 @@ class LeftOut:
         if self.unexplained:
             yield f"left out: {_tests(len(self.unexplained))} for a reason of their own ({', '.join(self.unexplained)})"
         if self.breaks_the_promise:
-            yield "SUBLET_REQUIRE_ALL is set, so this run FAILS: only GPU tests may be left out."
+            yield (
+                "SUBLET_REQUIRE_ALL is set, so this run FAILS: only GPU tests and tests on other people's material "
+                "may be left out."
+            )
 
 
 def _tests(count: int) -> str:
@@ -142,6 +155,8 @@ def _tests(count: int) -> str:
 def _named(need: str) -> str:
     if need == "gpu":
         return "a GPU"
+    if need == "material":
+        return "other people's notebooks, in the folder that SUBLET_MATERIAL names"
     if need == "warp":
         return "Warp, which sublet[kernels] brings"
     if need == "torch":

@@ -14,7 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-__all__ = ["ALL", "MATERIAL", "OWN", "OWN_NAMES", "Mode", "Notebook", "choose_cells", "find", "material_folder"]
+__all__ = [
+    "ALL",
+    "LIGHT",
+    "MATERIAL",
+    "OWN_NAMES",
+    "TWINS",
+    "Mode",
+    "Notebook",
+    "choose_cells",
+    "find",
+    "material_folder",
+]
 
 FOLDER: Final = Path(__file__).parent / "notebooks"
 Mode = Literal["plain", "all", "half", "rest"]
@@ -31,6 +42,8 @@ class Notebook:
     """Generators that are seeded before its first cell, besides Python's own, where it draws without a seed."""
     files: tuple[tuple[str, str], ...] = ()
     """Source beside the notebook, and where it goes, from the working folder of the run."""
+    once: str = ""
+    """Why a cell of it cannot be run a second time as if the first had not been; empty where it can."""
     cells: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,12 +79,25 @@ def material_folder() -> Path | None:
     return folder if named and folder.is_dir() else None
 
 
-def _own(name: str, **more: Any) -> Notebook:
-    return Notebook(name=name, path=FOLDER / f"{name}.ipynb", **more)
-
-
 OWN_NAMES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.ipynb")))
-OWN: Final = tuple(_own(name) for name in OWN_NAMES)
+TWINS: Final = {
+    "rasbt_bpe": "byte_pairs",
+    "rasbt_appA": "torch_intro",
+    "micrograd_demo": "scalar_autograd",
+    "karpathy_mm1": "bigrams",
+    "karpathy_mm4": "backprop",
+    "ageron_pandas": "frames",
+    "norvig_prob": "text_statistics",
+    "ageron_trees": "trees",
+}
+"""Of each of other people's notebooks the one of our own that stands in for it."""
+ONCE: Final = {
+    "display": "its cells name earlier results by number",
+    "environment": "its cells change files and folders",
+    "generators_threads": "its generators live on the device and end with the lease",
+}
+LIGHT: Final = ("byte_pairs", "classes", "errors", "generators_threads", "linked", "testing_tools", "text_statistics")
+"""Of our own those that load no large library."""
 
 MATERIAL: Final[dict[str, dict[str, Any]]] = {
     "rasbt_bpe": {"files": (("the-verdict.txt", "../01_main-chapter-code/the-verdict.txt"),)},
@@ -91,7 +117,7 @@ ALL: Final = (*OWN_NAMES, *MATERIAL)
 def find(name: str) -> Notebook | None:
     """The notebook of this name, or None where it is other people's and not on this machine."""
     if name in OWN_NAMES:
-        return _own(name)
+        return Notebook(name=name, path=FOLDER / f"{name}.ipynb", once=ONCE.get(name, ""))
     folder = material_folder()
     return None if folder is None else Notebook(name=name, path=folder / f"{name}.ipynb", **MATERIAL[name])
 

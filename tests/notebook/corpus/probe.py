@@ -98,6 +98,9 @@ class Digest:
         if kind in SAME_AS_TYPE:
             self._say(kind.__name__, value)
             return []
+        if kind is types.CodeType:  # a value: whether two functions share it makes no difference
+            self._say("code", code_digest(value))
+            return []
         if kind is not tuple:
             if id(value) in self._seen:
                 self._say("seen", self._seen[id(value)])
@@ -122,8 +125,6 @@ class Digest:
             return []
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
-        if isinstance(value, types.CodeType):
-            return self._of_code(value)
         match value:
             case types.MethodType():
                 return [value.__self__, value.__func__]
@@ -210,9 +211,6 @@ class Digest:
         cells = [_cell(one) for one in value.__closure__ or ()]
         return [value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, *cells, dict(vars(value))]
 
-    def _of_code(self, code: types.CodeType) -> list[Any]:
-        return [code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_consts]
-
     def _of_class(self, value: type) -> list[Any]:
         self._say(value.__module__, value.__qualname__)
         if value.__module__ != "__main__":
@@ -232,6 +230,13 @@ class Digest:
                 if found is not None:
                     return (found,)
         return None
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Of a function's code, without the places of its lines."""
+    consts = [code_digest(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
+    parts = (code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    return Digest().of([*parts, consts])
 
 
 def _of_numpy(np: Any, value: Any, kind: type) -> list[Any] | None:
@@ -262,6 +267,8 @@ def _of_torch(torch: Any, value: Any, kind: type) -> list[Any] | None:
         found = [str(value.dtype), tuple(value.shape), str(value.device), content]
         # How it was computed is looked at apart: the graph behind a result stays in the process that computed it.
         return [*found, "leaf", value.grad] if value.is_leaf and value.requires_grad else found
+    if isinstance(value, torch.optim.Optimizer):  # as it saves itself; the rest is notes to itself
+        return [value.defaults, dict(value.state), value.param_groups]
     if isinstance(value, torch.Generator):
         return [value.get_state()]
     if isinstance(value, (torch.dtype, torch.device, torch.Size)):

@@ -1,4 +1,4 @@
-"""Why a leased run may differ from a plain one: a table. What is not in it is a failure."""
+"""Why a leased run may differ from a plain one: two tables. What is in neither is a failure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["REASONS", "Difference", "Facet", "Reason", "find_reason"]
+__all__ = ["FAULTS", "REASONS", "Difference", "Facet", "Reason", "find_reason"]
 
 Facet = Literal["stream", "shown", "error", "pager", "name", "setting", "run"]
 
@@ -82,14 +82,24 @@ REASONS: Final = (
         name="stays on the device",
         why="A generator, file, thread or lock lives in the process that made it; the notebook has a remote value.",
         facet="name",
-        plain=r"(builtins\.generator|_io\.\w+|threading\.\w+|_thread\.\w+|builtins\.(list|tuple|dict|map|zip)\w*iterator)",
+        plain=r"(builtins\.generator|_io\.\w+|threading\.\w+|_thread\.\w+|concurrent\.futures\.thread\.\w+"
+        r"|builtins\.(list|tuple|dict|map|zip)\w*iterator)",
         leased=r"remote value|not there",
     ),
 )
+FAULTS: Final = (
+    Reason(
+        name="open: order of a class's attributes",
+        why="A class that crosses is rebuilt with its attributes in the order of the alphabet.",
+        facet="name",
+        key=r".*: order of attributes",
+    ),
+)
+"""Known faults that are not mended yet. A whole run fails where one of them is not met any more: its row goes then."""
 
 
 def find_reason(found: Difference, *, is_own: bool) -> Reason | None:
     """The first that explains it."""
     if is_own:
         return OWN
-    return next((one for one in REASONS if one.explains(found)), None)
+    return next((one for one in (*REASONS, *FAULTS) if one.explains(found)), None)

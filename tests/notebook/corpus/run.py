@@ -18,7 +18,7 @@ from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
 from tests.notebook.corpus.notebooks import Mode, Notebook, choose_cells
 
-__all__ = ["Cell", "Kernel", "KernelDied", "Run", "office_on", "run_notebook", "with_gpu"]
+__all__ = ["Cell", "Kernel", "KernelDied", "Run", "kernel_on", "office_on", "run_notebook", "with_gpu"]
 
 PATIENCE_S: Final = 300.0
 """For one cell."""
