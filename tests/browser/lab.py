@@ -20,7 +20,7 @@ import nbformat
 import sublet
 from tests.traces import plain_env
 
-__all__ = ["Page", "lab", "notebook", "opened"]
+__all__ = ["Page", "cells_in", "lab", "notebook", "opened"]
 
 PICTURES = os.environ.get("SUBLET_PICTURES", "")
 """A folder: what is seen is kept there, for people to look at, and for the docs."""
@@ -30,6 +30,16 @@ QUIET = {
     "notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
     "themes": {"adaptive-theme": False},
 }
+
+
+def cells_in(path: Path, *cells: str) -> Path:
+    """A notebook with these code cells."""
+    made: Any = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
+    made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    for source in cells:
+        made.cells.append(nbformat.v4.new_code_cell(source))  # type: ignore[no-untyped-call]
+    nbformat.write(made, path)  # type: ignore[no-untyped-call]
+    return path
 
 
 def notebook(path: Path, *cells: str) -> Path:
@@ -101,7 +111,7 @@ def opened(address: str, *, width: int = 1000, height: int = 3400) -> Iterator[P
             executable_path=shutil.which("chromium"),
             args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
         )
-        page = browser.new_page(viewport={"width": width, "height": height})
+        page = browser.new_context(viewport={"width": width, "height": height}).new_page()
         try:
             yield Page(page, address)
         except BaseException:
@@ -117,10 +127,27 @@ class Page:
 
     def __init__(self, page: Any, address: str) -> None:
         self.page = page
+        self._address = address
         page.set_default_timeout(PATIENCE_MS)
         page.goto(address)
         page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
         page.get_by_text("| Idle").first.wait_for()  # a cell that is run before asks which kernel is meant
+
+    def beside(self, path: str) -> Page:
+        """Another notebook of the same server, in a tab of its own."""
+        page = self.page.context.new_page()
+        found = re.match(r"(https?://[^/]+/)\S*?tree/[^?]*(\?\S*)?$", self._address)
+        assert found is not None, self._address
+        return Page(page, f"{found[1]}lab/workspaces/beside/tree/{path}{found[2] or ''}")
+
+    def menu(self, name: str, entry: str) -> None:
+        """Choose an entry of a menu."""
+        self.page.locator(".lm-MenuBar-item", has_text=re.compile(f"^{name}$")).click()
+        self.page.locator(".lm-Menu-item", has_text=re.compile(f"^{entry}")).first.click()
+
+    def agree(self) -> None:
+        """Press the button that a dialog recommends."""
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
 
     def cell(self, number: int) -> Any:
         """A code cell, counted from 0."""
@@ -138,6 +165,14 @@ class Page:
     def wait_said(self, number: int, text: str) -> str:
         """Until this stands there."""
         self.cell(number).locator(".jp-Cell-outputArea", has_text=re.compile(text)).wait_for()
+        return self.said(number)
+
+    def wait_seen_again(self, number: int, text: str, *, unlike: str) -> str:
+        """Until this stands below a cell, in another way than before."""
+        wanted = "([number, pattern, before]) => { const said = document.querySelectorAll('.jp-Notebook .jp-CodeCell')"
+        wanted += "[number].querySelector('.jp-Cell-outputArea').innerText;"
+        wanted += " return said !== before && new RegExp(pattern).test(said) }"
+        self.page.wait_for_function(wanted, arg=[number, text, unlike])
         return self.said(number)
 
     def watch(self, number: int) -> None:

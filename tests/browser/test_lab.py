@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,7 +15,7 @@ import pytest
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
-from tests.browser.lab import PICTURES, Page, lab, notebook, opened
+from tests.browser.lab import PICTURES, Page, cells_in, lab, notebook, opened
 
 pytestmark = pytest.mark.warm
 
@@ -90,3 +92,64 @@ def test_a_notebook_loses_its_device_and_goes_on(home: Path, tmp_path: Path) -> 
         page.run(SUM)
         page.wait_said(SUM, "suspended")
         picture(page, "notebook-ended", SHOWS, SUM)
+
+
+FIRST: Final = (
+    "%load_ext sublet\nimport random; random.seed(3)",
+    (
+        "%%gpu --vram 600MiB --ttl 1m\nimport os\nnumbers = [random.random() for _ in range(3)]\n"
+        "print('on', os.environ['SUBLET_DEVICES'])"
+    ),
+    "print('drawn', len(numbers), round(random.random(), 3)); print('pid', os.getpid())",
+    "%%gpu --vram 600MiB --ttl 1m\nimport time\nprint('working', flush=True)\ntime.sleep(120)",
+)
+SECOND: Final = ("%load_ext sublet", "%%gpu --vram 600MiB --ttl 1m\nprint('it is mine now')")
+BEGUN, LEASED, HERE, LONG = range(4)
+
+
+@pytest.mark.needs("chromium")
+@pytest.mark.browser
+@pytest.mark.slow
+def test_run_all_restart_two_notebooks_and_a_killed_kernel(home: Path, tmp_path: Path) -> None:
+    """Two notebooks share one device by turns. A kernel that is restarted or killed holds nothing back."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    made = cells_in(folder / "first.ipynb", *FIRST)
+    cells_in(folder / "second.ipynb", *SECOND)
+    with lab(home, made, dark=DARK) as address, opened(address, height=1400) as page:
+        page.menu("Run", "Run All Cells")
+        page.wait_said(LONG, "working")
+        assert "on local/gpu0" in page.said(LEASED)
+        drawn = page.said(HERE)
+        picture(page, "lab-run-all", BEGUN, LONG)
+
+        page.menu("Kernel", "Restart Kernel…")
+        page.agree()
+        page.page.get_by_text("| Idle").first.wait_for()
+        page.menu("Run", "Run All Cells")
+        page.wait_seen_again(HERE, r"pid \d+", unlike=drawn)
+        page.wait_said(LONG, "working")
+        again = page.said(HERE)
+        assert again.partition("pid")[0] == drawn.partition("pid")[0], "the seed holds again, on both sides"
+
+        second = page.beside("second.ipynb")
+        second.watch(1)
+        second.run(0)
+        second.run(1)
+        said = second.wait_seen("waiting, place 1")
+        assert "Traceback" not in said
+        picture(second, "lab-second-waits", 0, 1)
+
+        found = re.search(r"pid (\d+)", again)
+        assert found is not None
+        os.kill(int(found[1]), signal.SIGKILL)
+        second.wait_said(1, "it is mine now")
+        picture(second, "lab-second-runs", 0, 1)
+        page.page.locator(".jp-Dialog", has_text="died").first.wait_for()
+        if PICTURES:
+            page.page.screenshot(path=Path(PICTURES) / "lab-killed.png")
+        page.agree()
+        page.page.get_by_text("| Idle").first.wait_for()
+        page.run(BEGUN)
+        page.run(LEASED)
+        page.wait_said(LEASED, "on local/gpu0")

@@ -101,7 +101,7 @@ LIGHT: Final = ("byte_pairs", "classes", "errors", "generators_threads", "linked
 
 MATERIAL: Final[dict[str, dict[str, Any]]] = {
     "rasbt_bpe": {"files": (("the-verdict.txt", "../01_main-chapter-code/the-verdict.txt"),)},
-    "rasbt_appA": {"seed_modules": ("torch",)},
+    "rasbt_appA": {"seed_modules": ("numpy", "torch")},
     "micrograd_demo": {},
     "karpathy_mm1": {"files": (("names.txt", "names.txt"),), "seed_modules": ("torch",)},
     "karpathy_mm4": {"files": (("names.txt", "names.txt"),), "seed_modules": ("torch",)},
