@@ -96,6 +96,11 @@ ONCE: Final = {
     "environment": "its cells change files and folders",
     "generators_threads": "its generators live on the device and end with the lease",
 }
+SEEDED: Final = {
+    **dict.fromkeys(("display", "frames", "figures", "trees"), ("numpy",)),
+    **dict.fromkeys(("backprop", "bigrams", "torch_intro"), ("numpy", "torch")),
+}
+"""Our own that load a library and leave its generator as they find it."""
 LIGHT: Final = ("byte_pairs", "classes", "errors", "generators_threads", "linked", "testing_tools", "text_statistics")
 """Of our own those that load no large library."""
 
@@ -117,7 +122,9 @@ ALL: Final = (*OWN_NAMES, *MATERIAL)
 def find(name: str) -> Notebook | None:
     """The notebook of this name, or None where it is other people's and not on this machine."""
     if name in OWN_NAMES:
-        return Notebook(name=name, path=FOLDER / f"{name}.ipynb", once=ONCE.get(name, ""))
+        return Notebook(
+            name=name, path=FOLDER / f"{name}.ipynb", once=ONCE.get(name, ""), seed_modules=SEEDED.get(name, ())
+        )
     folder = material_folder()
     return None if folder is None else Notebook(name=name, path=folder / f"{name}.ipynb", **MATERIAL[name])
 

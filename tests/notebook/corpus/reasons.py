@@ -72,6 +72,13 @@ REASONS: Final = (
         key=r"matplotlib: interactive",
     ),
     Reason(
+        name="Python's builtins belong to a side",
+        why="What a library adds to them there (doctest the name `_`) is not written here: they are untouchable.",
+        facet="setting",
+        key=r"builtins: .*",
+        leased="-",
+    ),
+    Reason(
         name="an autograd graph stays on the device",
         why="The notebook has the numbers of a result; its graph stays with the tensor on the device, for cells there.",
         facet="name",
