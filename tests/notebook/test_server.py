@@ -278,6 +278,14 @@ def test_a_device_that_is_taken_between_cells_leaves_what_was_on_it(kernel: Kern
     assert values[0].replace("(0,", "(1,") == values[1], second.messages
 
 
+def test_a_library_that_comes_with_an_object_is_imported_as_in_a_cell(kernel: Kernel) -> None:
+    """Pandas asks once, on import, whether it is in a notebook."""
+    kernel.run("%gpu release")
+    kernel.run("import pandas as pd\nframe = pd.DataFrame({'a': [1]})")
+    cell = kernel.run("%%gpu\nprint(frame.shape, __import__('pandas').get_option('display.max_columns'))")
+    assert cell.text() == "(1, 1) 20\n", cell.messages
+
+
 LISTENS = """
 import logging
 heard, ear = [], logging.Handler(logging.WARNING)

@@ -44,7 +44,7 @@ def main() -> None:
     plot_where_told(app.shell)
     page = PageReader(os.environ[PAGE_VARIABLE])
     app.shell.events.register("post_run_cell", lambda _: _leave_if_over(page))
-    worker = Worker(_Desk(page), page, Speech(), SpokenRecords(sys.stderr))
+    worker = Worker(_Desk(page, app.shell), page, Speech(), SpokenRecords(sys.stderr))
 
     def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
         Bridge(conversation, app.context, app.addresses).run()
@@ -74,10 +74,11 @@ class _Desk(Desk):
     What is printed meanwhile is the kernel's, and nothing is interrupted: that is for cells.
     """
 
-    def __init__(self, page: PageReader) -> None:
+    def __init__(self, page: PageReader, shell: Any) -> None:
         super().__init__()
         self._loop = _loop()
         self._page = page
+        self._shell = shell
 
     def put(self, job: Callable[[], None]) -> None:
         def done() -> None:
@@ -90,9 +91,13 @@ class _Desk(Desk):
 
     def execute(self, work: Callable[[], T]) -> T:
         """The end of the lease is raised wherever the kernel is. In the middle of a function it is no mistake of the
-        function's."""
+        function's.
+
+        A library that is imported meanwhile, for an object that came, finds ``get_ipython`` as in a cell. Pandas looks
+        for it once, on import, and sets its widths for a terminal where there is none."""
         try:
-            return super().execute(work)
+            with self._shell.builtin_trap:
+                return super().execute(work)
         except BaseException as error:
             cause = getattr(error, "error", error)  # as the calls wrap it
             if isinstance(cause, LeaseInterrupt):
