@@ -32,9 +32,8 @@ WHOLE: Final = os.environ.get("SUBLET_CORPUS") == "all"
 SEED: Final = int(os.environ.get("SUBLET_CORPUS_SEED", "1"))
 LEASED: Final[tuple[Mode, ...]] = ("all", "half", "rest")
 HEAVY: Final = (
-    ("frames", "settings", "seeds"),
-    ("figures", "trees", "scalar_autograd"),
-    ("torch_intro", "backprop", "bigrams"),
+    ("frames", "figures", "trees", "scalar_autograd"),
+    ("torch_intro", "backprop", "bigrams", "seeds", "settings"),
 )
 """Notebooks that load large libraries, by kind: one of each in a short run."""
 ALWAYS: Final = ("environment", "display")

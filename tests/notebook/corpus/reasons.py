@@ -104,18 +104,6 @@ REASONS: Final = (
 )
 FAULTS: Final = (
     Reason(
-        name="open: order of a class's attributes",
-        why="A class that crosses is rebuilt with its attributes in the order of the alphabet.",
-        facet="name",
-        key=r".*: order of attributes",
-    ),
-    Reason(
-        name="open: classes that are rebuilt",
-        why="What equals the inherited value is dropped, metaclasses run again, a singledispatch function stays.",
-        facet="name",
-        notebook="classes",
-    ),
-    Reason(
         name="open: long linked lists",
         why="A list of 3,000 linked nodes stays on the device.",
         facet=".*",

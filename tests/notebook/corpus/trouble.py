@@ -160,7 +160,7 @@ def _struck(
         planned.wait()
         raise
     planned.wait()
+    story.met.add((trouble, False))
     if trouble == "kernel":  # the cell was quicker
         raise KernelDied
-    story.met.add((trouble, False))
     return cell
