@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import threading
@@ -201,7 +202,8 @@ def test_the_end_of_a_lease_in_a_function_is_the_leases(monkeypatch: pytest.Monk
         return work
 
     monkeypatch.setattr(kernel, "_loop", SimpleNamespace)
-    desk = kernel._Desk(SimpleNamespace())  # type: ignore[arg-type]
+    shell = SimpleNamespace(builtin_trap=contextlib.nullcontext())
+    desk = kernel._Desk(SimpleNamespace(), shell)  # type: ignore[arg-type]
     with pytest.raises(LeaseInterrupt):
         desk.execute(raises(Wrapped()))
     with pytest.raises(ValueError, match="mine"):
