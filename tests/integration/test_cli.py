@@ -158,7 +158,7 @@ def test_no_office_is_started_to_say_that_there_is_nothing(tmp_path: Path) -> No
         done = shell(*words)
         assert (done.status, done.err) == (0, ""), words
         assert shell(*words, "--json").json == []
-    assert "Nothing runs under a lease" in shell("ps").out
+    assert "nothing runs under a lease" in shell("ps").out
     assert not (tmp_path / "none").exists()
 
 
@@ -231,7 +231,7 @@ def test_a_lease_from_request_to_end(sublet: Shell) -> None:
 
 def test_the_answer_for_people_says_what_to_do_next(sublet: Shell) -> None:
     said = sublet("lease", "acquire", "--gpu", "1GiB", "--ttl", "1m").out
-    lease = re.search(r"Lease (\S+) is yours for 1m", said)
+    lease = re.search(r"Lease (\S+) was granted for 1m", said)
     assert lease is not None, said
     assert "host device, no GPU" in said
     assert f"sublet lease release {lease[1]}" in said
@@ -259,7 +259,7 @@ def test_what_is_not_free_is_exit_status_75_at_once_or_after_the_wait(sublet: Sh
     assert at_once.err.startswith("sublet: GPU unavailable")
     waited = sublet("lease", "acquire", "--gpu", "1GiB", "--wait", "1s")
     assert waited.status == 75
-    assert "waiting, place 1" in waited.err
+    assert "queued, place 1" in waited.err
     assert sublet("lease", "acquire", "--gpu", "1GiB", "--wait", "1s", "--json").status == 75
     assert len(sublet("lease", "ls", "--json").json) == 1
 
@@ -301,13 +301,13 @@ def test_on_a_terminal_the_place_in_the_queue_keeps_counting(sublet: Shell) -> N
     waiting = subprocess.Popen(words, env=sublet.env | {"TERM": "xterm"}, stderr=terminal, stdout=subprocess.PIPE)
     os.close(terminal)
     with os.fdopen(screen, "rb", buffering=0) as painting:
-        painted = _read(painting, lambda painted: painted.count(b"waiting, place 1") >= 3)
+        painted = _read(painting, lambda painted: painted.count(b"queued, place 1") >= 3)
         assert sublet("lease", "release", holder["id"]).status == 0
         out, _ = waiting.communicate(timeout=30)
         painted += _read(painting, lambda _: False)
     assert waiting.returncode == 0
     assert b"is yours" in out
-    assert painted.count(b"waiting, place 1") >= 3
+    assert painted.count(b"queued, place 1") >= 3
     assert painted.endswith(b"\r\x1b[2K")
 
 

@@ -70,7 +70,7 @@ def test_an_ordinary_user_is_told_what_he_lacks(kind: str) -> None:
     for part in ("userns", "pid", "ipc", "mount", "proc", "net", "uts"):
         [line] = [line for line in found["lines"] if line.startswith(f"{part} ")]
         assert "not active" in line
-        assert "To mend:" in line
+        assert "To fix:" in line
 
 
 @pytest.mark.slow

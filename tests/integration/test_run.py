@@ -554,7 +554,7 @@ def test_who_has_to_wait_is_told_why_and_gets_it(sublet: Shell) -> None:
     held = sublet.json("lease", "acquire", "--gpu", "4GiB")
     process = sublet.start("run", "--gpu", "1GiB", "--", "echo", "mine")
     assert process.stderr is not None
-    assert b"waiting, place 1" in process.stderr.readline()
+    assert b"queued, place 1" in process.stderr.readline()
     sublet("lease", "release", held["id"])
     done = finished(process)
     assert (done.status, done.out) == (0, b"mine\n")
@@ -565,7 +565,7 @@ def test_who_waits_and_is_ended_leaves_the_queue(sublet: Shell) -> None:
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = sublet.start("run", "--gpu", "1GiB", "--", "true")
         assert process.stderr is not None
-        assert b"waiting, place 1" in process.stderr.readline()
+        assert b"queued, place 1" in process.stderr.readline()
         process.send_signal(number)
         assert finished(process).status == status
         assert [lease["id"] for lease in sublet.json("lease", "ls")] == [held["id"]]

@@ -252,12 +252,12 @@ def test_who_waits_sees_his_place_and_may_leave_the_line(kernel: Kernel, fabric:
     with fabric.gpu(min_vram="2GiB", ttl="1m") as other, other.activity("somebody else's"):
 
         def told(message: Message) -> None:
-            if "waiting, place 1" in str(message["content"].get("data", "")):
+            if "queued, place 1" in str(message["content"].get("data", "")):
                 kernel.interrupt()
 
         cell = kernel.run("%%gpu --vram 64MiB\nprint('never')", told)
         assert cell.text() == ""
-        assert any("waiting, place 1" in line for line in cell.status)
+        assert any("queued, place 1" in line for line in cell.status)
         assert "not in line any more" in cell.status[-1]
         [error] = cell.of("error")
         assert (error["ename"], len(error["traceback"])) == ("KeyboardInterrupt", 1)

@@ -23,9 +23,9 @@ BILL = CellBill(held_s=12.0, busy_s=3.21, vram_byte_s=24.0 * GIB, launches=7, by
 LINES: list[tuple[CellStatus, str]] = [
     (
         Waiting(place=2, reason="gpu0 is held by others", estimate_s=90.0),
-        "sublet: waiting, place 2 · about 1m 30s · gpu0 is held by others · interrupt to leave the line",
+        "sublet: queued, place 2 · about 1m 30s · gpu0 is held by others · interrupt to cancel",
     ),
-    (Waiting(place=1, reason="quota"), "sublet: waiting, place 1 · quota · interrupt to leave the line"),
+    (Waiting(place=1, reason="quota"), "sublet: queued, place 1 · quota · interrupt to cancel"),
     (Starting(device="node/gpu0", host=True), "sublet: node/gpu0 (host device, no GPU) · starting"),
     (
         Running(device="node/gpu0", host=False, vram_bytes=GIB, left_s=299.6),

@@ -89,7 +89,7 @@ def check_request(command: Acquire, policy: Policy) -> None:
         _check_want(want, policy)
     if not policy.ttl_min_ns <= command.ttl_ns <= policy.ttl_max_ns:
         raise InvalidRequest(
-            f"a time to live of {format_duration(command.ttl_ns)} cannot be had",
+            f"a time to live of {format_duration(command.ttl_ns)} is out of range",
             do=f"Ask for {format_duration(policy.ttl_min_ns)} to {format_duration(policy.ttl_max_ns)}; "
             "a lease in use is renewed anyway.",
         )

@@ -26,7 +26,7 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import EndReason, NodeId
+from sublet.values import EndReason, Kind, NodeId
 from sublet.wire.orders import Part
 
 __all__ = ["acquire", "answer_now", "attach", "claim", "decline", "release"]
@@ -314,7 +314,8 @@ def _refuse_now(step: Step, lease: LeaseRecord, own_limit: str | None, rooms: Ro
     waits = why_not_yet(step.state, lease)
     if waits is not None:
         return Refusal(code=RefusalCode.CAPACITY, reason=waits, do="Wait in line for it.")
-    said = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else "nothing alike is free"
+    none = "no matching GPU is free" if want.kind is Kind.GPU else "nothing is free"
+    said = f"the largest that is free is {admission.amount_text(want.kind, free)}" if free else none
     return Refusal(
         code=RefusalCode.CAPACITY,
         reason=f"{admission.not_free(lease)}{admission.out_of_service(lease, step.state)}; {said}"

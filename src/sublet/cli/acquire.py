@@ -31,16 +31,19 @@ def acquire(
         Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU with this much memory, such as 8GiB."),
     ] = None,
     gpus: Annotated[
-        int | None, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine, all or none.")
+        int | None, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
     ] = None,
-    cpu: Annotated[int | None, Opt("--cpu", metavar="N", parse=count, help="Cores.")] = None,
-    memory: Annotated[int | None, Opt("--memory", metavar="SIZE", parse=size, help="Memory of the machine.")] = None,
-    block: Annotated[
-        int | None, Opt("--block", metavar="SIZE", parse=size, help="Storage that outlives the process.")
-    ] = None,
+    cpu: Annotated[int | None, Opt("--cpu", metavar="N", parse=count, help="Number of CPU cores.")] = None,
+    memory: Annotated[int | None, Opt("--memory", metavar="SIZE", parse=size, help="Host memory.")] = None,
+    block: Annotated[int | None, Opt("--block", metavar="SIZE", parse=size, help="Storage in a volume.")] = None,
     ttl: Annotated[
         float | None,
-        Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live: without a renewal it ends after this."),
+        Opt(
+            "--ttl",
+            metavar="DURATION",
+            parse=duration,
+            help="Time to live (default: 5m for a GPU, 2m for cores).",
+        ),
     ] = None,
     waiting: Annotated[
         float,
@@ -48,48 +51,48 @@ def acquire(
             "--wait",
             metavar="DURATION",
             parse=wait,
-            help="Wait in the queue for so long, or `forever`. Without this the answer comes at once.",
+            help="Longest wait in the queue, or `forever` (default: 0, no wait).",
         ),
     ] = 0.0,
-    smaller_ok: Annotated[bool, Opt("--smaller-ok", help="Take less where less is free.")] = False,
+    smaller_ok: Annotated[bool, Opt("--smaller-ok", help="Accept less if no more is free.")] = False,
     at_least: Annotated[
         int | None,
-        Opt("--at-least", metavar="SIZE", parse=size, help="With --smaller-ok: the least GPU memory that would do."),
+        Opt("--at-least", metavar="SIZE", parse=size, help="With --smaller-ok: least GPU memory to accept."),
     ] = None,
     tier: Annotated[
         str | None,
-        Opt("--tier", choices=[t.value for t in Tier], help="Who goes first; interactive where it is not said."),
+        Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive)."),
     ] = None,
     spot: Annotated[
-        bool, Opt("--spot", help="Short for --tier spot: takes what is left, yields to anybody at short notice.")
+        bool, Opt("--spot", help="Short for --tier spot: lowest priority, preempted at short notice.")
     ] = False,
     exclusivity: Annotated[
         str | None,
-        Opt("--exclusivity", choices=[e.value for e in Exclusivity], help="How the GPU tolerates neighbours."),
+        Opt("--exclusivity", choices=[e.value for e in Exclusivity], help="How the GPU is shared (default: session)."),
     ] = None,
-    model: Annotated[str | None, Opt("--model", metavar="MODEL", help="Only this model of GPU.")] = None,
+    model: Annotated[str | None, Opt("--model", metavar="MODEL", help="GPU model to require.")] = None,
     resume: Annotated[
         str | None,
-        Opt("--resume", metavar="LEASE[@EPOCH]", help="Go on with what is parked there; it says itself what it needs."),
+        Opt("--resume", metavar="LEASE[@EPOCH]", help="Parked lease to resume, in place of amounts."),
     ] = None,
-    name: Annotated[str | None, Opt("--name", metavar="NAME", parse=valid, help="What to call it in listings.")] = None,
+    name: Annotated[str | None, Opt("--name", metavar="NAME", parse=valid, help="Name in listings.")] = None,
     label_pairs: Annotated[
         list[tuple[str, str]],
-        Opt("--label", metavar="KEY=VALUE", parse=label, help="For bills and listings; may be given again."),
+        Opt("--label", metavar="KEY=VALUE", parse=label, help="Label for bills and listings. Repeatable."),
     ] = [],  # noqa: B006 - never changed; both parsers make their own
     as_json: AsJson = False,
 ) -> int:
-    """Ask for hardware; it is yours until it ends or you release it.
+    """Acquire a lease and keep it until it ends or is released.
 
-    Say at least one of --gpu, --cpu, --memory and --block; several are granted together, on one machine. Nobody renews
-    a lease taken from a shell, so ask for the time you need (--ttl) or use `sublet lease renew`.
+    Give at least one of --gpu, --cpu, --memory and --block; several are granted together, on one machine. A lease that
+    was acquired here is not renewed: set --ttl to the time you need, or use `sublet lease renew`.
 
     Exit status 75: refused, or not granted within the wait.
     """
     if spot and tier not in (None, Tier.SPOT):
         raise UsageError(f"--spot and --tier {tier} contradict each other", do="Give one of them.")
     if resume is not None and any(given is not None for given in (gpu, gpus, cpu, memory, block, exclusivity, model)):
-        raise UsageError("--resume says itself what is needed", do="Leave the amounts out.")
+        raise UsageError("--resume takes its resources from the parked lease", do="Leave the amounts out.")
     wants: list[WantBody] = []
     if resume is None:
         wants = _wants(gpu, gpus, cpu, memory, block, exclusivity, model, smaller_ok=smaller_ok, at_least=at_least)
@@ -137,9 +140,9 @@ def _wants(
                     f"{option} needs --gpu SIZE as well", do=f"Say how much memory each GPU has: --gpu 8GiB {option} …"
                 )
     if at_least is not None and not smaller_ok:
-        raise UsageError("--at-least goes with --smaller-ok", do="Give both, or neither.")
+        raise UsageError("--at-least needs --smaller-ok", do="Give both, or neither.")
     if at_least is not None and gpu is not None and at_least > gpu:
-        raise UsageError("--at-least is more than --gpu asks for", do="Make it at most the same.")
+        raise UsageError("--at-least is more than --gpu", do="Make it at most the same.")
     least = 1 if smaller_ok else None
     wants = [
         WantBody(kind=kind, amount=number, least=least)
@@ -151,7 +154,7 @@ def _wants(
         want.least = least if at_least is None else at_least
         wants.insert(0, want)
     if not wants:
-        raise UsageError("nothing is asked for", do="Say at least one of --gpu, --cpu, --memory and --block.")
+        raise UsageError("no resource was given", do="Give at least one of --gpu, --cpu, --memory and --block.")
     return wants
 
 
@@ -166,20 +169,20 @@ def told(place: Place) -> Callable[[float], str]:
     def text(waited: float) -> str:
         estimate = place.estimate
         about = "" if estimate is None else f", about {seconds(round(max(0.0, estimate - waited)))} to go"
-        return f"waiting, place {place.position}{about}: {place.reason} (Ctrl-C leaves the queue)"
+        return f"queued, place {place.position}{about}: {place.reason} (Ctrl-C leaves the queue)"
 
     return text
 
 
 def offered(line: LiveLine, offer: Offer) -> bool:
-    line.say(f"offered {offer}, and taken")
+    line.say(f"offered {offer}, and accepted")
     return True
 
 
 def _granted_sentence(view: Json) -> str:
     parts = " and ".join(f"{amount(part['kind'], part['amount'])} of {where(part)}" for part in view["parts"])
     return (
-        f"Lease {view['id']} is yours for {seconds(view['remaining'])}: {parts} (epoch {epoch(view['epoch'])}).\n"
-        f"  Prolong it: {typed('sublet lease renew')} {view['id']}\n"
-        f"  Give it back: {typed('sublet lease release')} {view['id']}"
+        f"Lease {view['id']} was granted for {seconds(view['remaining'])}: {parts} (epoch {epoch(view['epoch'])}).\n"
+        f"  Renew it: {typed('sublet lease renew')} {view['id']}\n"
+        f"  Release it: {typed('sublet lease release')} {view['id']}"
     )

@@ -49,25 +49,25 @@ def _by(text: str) -> str:
 def bill(
     *,
     by: Annotated[
-        str, Opt("--by", metavar="lease|tenant|label:KEY", parse=_by, help="One line for each; lease if not said.")
+        str, Opt("--by", metavar="lease|tenant|label:KEY", parse=_by, help="Grouping of the lines (default: lease).")
     ] = "lease",
     since: Annotated[
         str | None,
-        Opt("--since", metavar="WHEN", parse=instant, help="From this moment: 2026-11-21, a time, or 24h ago as 24h."),
+        Opt("--since", metavar="WHEN", parse=instant, help="Start: a date, a time, or how long ago, such as 24h."),
     ] = None,
-    until: Annotated[str | None, Opt("--until", metavar="WHEN", parse=instant, help="Up to this moment.")] = None,
-    as_csv: Annotated[bool, Opt("--csv", help="Comma-separated values with a header line.")] = False,
+    until: Annotated[str | None, Opt("--until", metavar="WHEN", parse=instant, help="End, in the same forms.")] = None,
+    as_csv: Annotated[bool, Opt("--csv", help="Print comma-separated values with a header line.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """What was held and used, and what it costs.
+    """Show what was held and used, and what it costs.
 
-    The sum over tenants is the sum over devices: both are folded from the same record of what happened. Prices, and
-    the currency they are in, are in rates.toml in the office's home; without it they are plain credits.
+    The sum over tenants equals the sum over devices, since both are computed from the same journal. Prices and their
+    currency are in rates.toml in the state folder (default: credits).
     """
     if as_csv and as_json:
         raise UsageError("--csv and --json contradict each other", do="Give one of them.")
     if since and until and since >= until:
-        raise UsageError("--since is not before --until", do="Swap them.")
+        raise UsageError("--since must be before --until", do="Swap them.")
     lines = Office.listing("/v1/bill", by=by, since=since, until=until)
     if as_json:
         document(lines)
@@ -83,7 +83,7 @@ def bill(
 def for_people(by: str, lines: list[Json]) -> str:
     """The bill as a table, with its sum."""
     if not lines:
-        return "Nothing was held in that time."
+        return "Nothing was held in this period."
     first = by.removeprefix("label:").upper()
     cost = cost_head(lines)
     right = ["LEASES", "HELD", "BUSY", "GPU TIME", cost]

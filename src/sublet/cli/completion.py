@@ -13,7 +13,7 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 def completion(
-    *, shell: Annotated[str, Arg("SHELL", choices=_SHELLS, help="bash, zsh or fish; put the output into its start-up.")]
+    *, shell: Annotated[str, Arg("SHELL", choices=_SHELLS, help="Name of the shell: bash, zsh or fish.")]
 ) -> int:
     """Print the completion script of a shell.
 

@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 
 
 def doctor(*, as_json: AsJson = False) -> int:
-    """Check this machine, and say what holds and what does not.
+    """Check what this machine has and allows.
 
     Exit status 1 if something is broken. It changes nothing.
     """
@@ -135,7 +135,7 @@ def _check_home() -> tuple[str, str] | tuple[str, str, str]:
     if stat.S_IMODE(found.st_mode) & 0o022:
         return "broken", f"others may write into {home}", f"Take that right away: chmod go-w {home}"
     if not os.access(home, os.W_OK | os.X_OK):
-        return "broken", f"{home} cannot be written", f"Mend its rights: chmod u+rwx {home}"
+        return "broken", f"{home} cannot be written", f"Fix its permissions: chmod u+rwx {home}"
     return "ok", f"{home}, mode {stat.S_IMODE(found.st_mode):04o}"
 
 

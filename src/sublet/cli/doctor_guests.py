@@ -201,5 +201,5 @@ def _said(said: Said) -> tuple[str, str] | tuple[str, str, str]:
 
 
 def _wall(is_active: bool, line: str) -> tuple[str, str] | tuple[str, str, str]:
-    what, _, mends = line.partition(". To mend: ")
-    return ("ok", what) if is_active else ("note", what, f"To mend: {mends}.")
+    what, _, mends = line.partition(". To fix: ")
+    return ("ok", what) if is_active else ("note", what, f"To fix: {mends}.")

@@ -31,7 +31,7 @@ __all__ = ["exec_"]
 
 def exec_(
     *,
-    lease: Annotated[str, Arg("LEASE|GUEST", help="A lease of yours, or a guest that runs under it.")],
+    lease: Annotated[str, Arg("LEASE|GUEST", help="Id of a lease, or of a guest that runs under it.")],
     env: Env = [],  # noqa: B006 - never changed; both parsers make their own
     name: GuestName = None,
     grace: Grace = None,
@@ -39,9 +39,9 @@ def exec_(
     no_tty: NoTty = False,
     command: CommandWords,
 ) -> int:
-    """Run one more command under a lease that somebody of yours holds.
+    """Run another command under a lease that is held already.
 
-    It sees the lease's devices and ends with the lease, which is neither prolonged nor released by it.
+    It uses the lease's devices and ends with the lease, which it neither renews nor releases.
 
     Exit status: the command's own (128 + n if signal n ended it), 126 or 127 if it could not be run or found, 76 if the
     lease ended under it.

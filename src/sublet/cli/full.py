@@ -24,8 +24,8 @@ __all__ = ["make_app", "run"]
 
 _ABOUT = """GPUs cannot be shared, so we lend them for minutes at a time.
 
-Ask for a lease, use the hardware, give it back. A lease has a time to live; when it ends, what ran under it is torn
-down, and that is checked before anybody else gets the hardware. A machine without a GPU lends host devices instead.
+Acquire a lease, use the hardware, release it. A lease has a time to live; when it ends, its processes are ended, and
+that is verified before the hardware is leased again. A machine without a GPU leases host devices (CPU) instead.
 
 New here? `sublet demo` shows it all in under a minute, in a temporary folder. Then: `sublet lease acquire --gpu 1GiB`.
 """

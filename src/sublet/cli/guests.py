@@ -21,28 +21,28 @@ from sublet.wire.conversation import Conversation
 
 __all__ = ["logs", "ps", "stop"]
 
-GuestArg = Annotated[str, Arg("GUEST", help="The guest's id, as `sublet ps` shows it.")]
+GuestArg = Annotated[str, Arg("GUEST", help="Id of the guest, from `sublet ps`.")]
 GONE_PATIENCE_S: Final = 10.0
 """How long after the grace the end of a guest is awaited before it is said that it has not come."""
 
 
 def _offset(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise InvalidRequest(f"{text[:40]!r} is no number of bytes", do="Write a whole number, such as 4096.")
+        raise InvalidRequest(f"{text[:40]!r} is not a number of bytes", do="Write a whole number, such as 4096.")
     return int(text)
 
 
 def ps(
     *,
     everything: Annotated[
-        bool, Opt("--all", help="Also those that have ended and whose output is still kept.")
+        bool, Opt("--all", help="Include guests that have ended and whose output is still kept.")
     ] = False,
-    lease: Annotated[str | None, Opt("--lease", metavar="LEASE", help="Only what runs under this lease.")] = None,
+    lease: Annotated[str | None, Opt("--lease", metavar="LEASE", help="Only guests of this lease.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """List the guests: commands that run under leases.
 
-    A guest is everything that a command has started. It is listed until the last process of it is gone.
+    A guest is a command with all processes that it started. It is listed until the last of them has ended.
     """
     try:
         with _connected() as conversation:
@@ -58,8 +58,8 @@ def ps(
         document([_shown(guest) for guest in found])
         return DONE
     if not found:
-        print("No guests." if everything else "Nothing runs under a lease.")
-        print(f"  Run something: {typed('sublet run --gpu 1GiB -- COMMAND')}")
+        print("No guests." if everything else "No guests: nothing runs under a lease.")
+        print(f"  Run a command: {typed('sublet run --gpu 1GiB -- COMMAND')}")
         return DONE
     heads = ["GUEST", "LEASE", "STATE", "PID", "CPU", "MEMORY", "SINCE", "NAME", "COMMAND"]
     print(table(heads, [_row(guest) for guest in found], right=["PID", "CPU", "MEMORY"]))
@@ -69,13 +69,13 @@ def ps(
 def logs(
     *,
     guest: GuestArg,
-    follow: Annotated[bool, Opt("--follow", "-f", help="Go on with what it says, until it is gone.")] = False,
-    offset: Annotated[int, Opt("--offset", metavar="N", parse=_offset, help="Leave out the first N bytes.")] = 0,
+    follow: Annotated[bool, Opt("--follow", "-f", help="Follow the output until the guest ends.")] = False,
+    offset: Annotated[int, Opt("--offset", metavar="N", parse=_offset, help="Number of bytes to skip.")] = 0,
 ) -> int:
-    """Print what a guest has said, from the beginning.
+    """Print the output of a guest, from the beginning.
 
-    Its output is kept while it runs and for a while afterwards, at least the newest 12 MiB; where something is missing,
-    that is said on stderr. What it wrote to stdout goes to stdout, and what it wrote to stderr goes there.
+    At least the newest 12 MiB are kept while it runs and for a while afterwards; a gap is reported on stderr. Its
+    stdout goes to stdout, its stderr to stderr.
     """
     with _connected() as conversation:
         attendance = Attendance(conversation, guest, stdin=False)
@@ -92,14 +92,19 @@ def stop(
     guest: GuestArg,
     grace: Annotated[
         float | None,
-        Opt("--grace", metavar="DURATION", parse=duration, help="How long it may take to leave; else its own, or 5 s."),
+        Opt(
+            "--grace",
+            metavar="DURATION",
+            parse=duration,
+            help="Time before SIGKILL (default: the guest's own, else 5s).",
+        ),
     ] = None,
-    now: Annotated[bool, Opt("--now", help="Without any grace.")] = False,
+    now: Annotated[bool, Opt("--now", help="Kill at once, without SIGTERM.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """End a guest, and everything it has started. Its lease goes on.
+    """Stop a guest with all its processes. Its lease stays.
 
-    It is sent SIGTERM, and what has not left when the grace is over is killed.
+    They are sent SIGTERM, and after the grace SIGKILL.
     """
     if now and grace is not None:
         raise UsageError("--now and --grace contradict each other", do="Give one of them.")

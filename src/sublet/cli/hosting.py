@@ -43,17 +43,22 @@ def _pair(text: str) -> tuple[str, str]:
 
 Env = Annotated[
     list[tuple[str, str]],
-    Opt("--env", metavar="NAME=VALUE", parse=_pair, help="Set this in the command's environment; may be given again."),
+    Opt("--env", metavar="NAME=VALUE", parse=_pair, help="Environment variable for the command. Repeatable."),
 ]
-GuestName = Annotated[str | None, Opt("--name", metavar="NAME", help="What to call it in listings.")]
+GuestName = Annotated[str | None, Opt("--name", metavar="NAME", help="Name in listings.")]
 Grace = Annotated[
     float | None,
-    Opt("--grace", metavar="DURATION", parse=duration, help="How long it may take to leave when it is stopped."),
+    Opt(
+        "--grace",
+        metavar="DURATION",
+        parse=duration,
+        help="Time between SIGTERM and SIGKILL (default: 5s).",
+    ),
 ]
-Tty = Annotated[bool, Opt("--tty", "-t", help="Give it a terminal, also where ours is only half one.")]
-NoTty = Annotated[bool, Opt("--no-tty", "-T", help="Give it pipes, also where ours is a terminal.")]
+Tty = Annotated[bool, Opt("--tty", "-t", help="Allocate a pty even if stdout is not a terminal.")]
+NoTty = Annotated[bool, Opt("--no-tty", "-T", help="Use pipes even if stdin and stdout are a terminal.")]
 CommandWords = Annotated[
-    list[str], Arg("COMMAND", is_rest=True, help="The command and its arguments, after `--` or by themselves.")
+    list[str], Arg("COMMAND", is_rest=True, help="Command and its arguments; `--` before it is optional.")
 ]
 
 

@@ -43,10 +43,12 @@ _NEEDED: Final = {"jupyterlab": "jupyterlab", "ipykernel": "sublet[notebook]"}
 def lab(
     *,
     where: Annotated[
-        str | None, Arg("NOTEBOOK|FOLDER", help="What to open; a copy of the example notebook here if left out.")
+        str | None, Arg("NOTEBOOK|FOLDER", help="What to open (default: a copy of the example notebook).")
     ] = None,
-    no_browser: Annotated[bool, Opt("--no-browser", help="Print the address, and open no browser.")] = False,
-    port: Annotated[int | None, Opt("--port", metavar="N", parse=count, help="Listen there, and nowhere else.")] = None,
+    no_browser: Annotated[bool, Opt("--no-browser", help="Print the address and open no browser.")] = False,
+    port: Annotated[
+        int | None, Opt("--port", metavar="N", parse=count, help="Port to listen on (default: a free one).")
+    ] = None,
 ) -> int:
     """Open JupyterLab, with an office running.
 

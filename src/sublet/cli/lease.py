@@ -19,27 +19,28 @@ __all__ = ["listing", "ls", "release", "renew", "revoke", "say_lease", "show"]
 
 def ls(
     *,
-    everything: Annotated[bool, Opt("--all", help="Leases that have ended as well, with the reason.")] = False,
+    everything: Annotated[bool, Opt("--all", help="Include leases that have ended, with the reason.")] = False,
     tenant: Annotated[
-        str | None, Opt("--tenant", metavar="NAME", parse=name, help="Only this tenant's (operators see all).")
+        str | None,
+        Opt("--tenant", metavar="NAME", parse=name, help="Only leases of this tenant (default for operators: all)."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """List the live leases, and who waits."""
+    """List live leases and the queue."""
     found = Office.listing("/v1/leases", live=not everything, all=1 if everything else None, tenant=tenant)
     if as_json:
         document(found)
         return DONE
     if not found:
         print("No leases." if everything else "No live leases.")
-        print(f"  Ask for one: {typed('sublet lease acquire --gpu 1GiB')}")
+        print(f"  Acquire one: {typed('sublet lease acquire --gpu 1GiB')}")
         return DONE
     print(listing(found))
     return DONE
 
 
 def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
-    """Everything about one lease."""
+    """Show one lease in full."""
     answer: Json = Office.reach().get(f"/v1/leases/{Office.quote(lease)}")
     if as_json:
         document(answer["lease"])
@@ -79,25 +80,25 @@ def renew(
     *,
     lease: LeaseArg,
     ttl: Annotated[
-        float | None, Opt("--ttl", metavar="DURATION", parse=duration, help="A longer time to live from now on.")
+        float | None, Opt("--ttl", metavar="DURATION", parse=duration, help="New, longer time to live.")
     ] = None,
     at_epoch: Annotated[
         list[int] | None,
-        Opt("--epoch", metavar="EPOCH", parse=epoch, help="Refuse if the lease has another epoch by now."),
+        Opt("--epoch", metavar="EPOCH", parse=epoch, help="Epoch that the lease must have; refused if it has another."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Start the lease's time to live again, from now."""
+    """Renew a lease: its time to live starts again."""
     office = Office.reach()
     path = f"/v1/leases/{Office.quote(lease)}"
     known = office.get(path)["lease"]
     office.post(f"{path}/renew", {"epoch": at_epoch or known["epoch"], "ttl": ttl})
     view = office.get(path)["lease"]
-    return say_lease(view, f"Lease {view['id']} is renewed: it ends in {seconds(view['remaining'])}.", as_json=as_json)
+    return say_lease(view, f"Lease {view['id']} was renewed: it ends in {seconds(view['remaining'])}.", as_json=as_json)
 
 
 def release(*, lease: LeaseArg, as_json: AsJson = False) -> int:
-    """Give it back, or leave the queue."""
+    """Release a lease, or leave the queue."""
     view: Json = Office.reach().post(f"/v1/leases/{Office.quote(lease)}/release", {"request_id": Office.request_id()})
     return say_lease(view, f"Lease {view['id']} is {view['status']}{_because(view)}.", as_json=as_json)
 
@@ -107,16 +108,21 @@ def revoke(
     lease: LeaseArg,
     notice: Annotated[
         float,
-        Opt("--notice", metavar="DURATION", parse=duration_or_zero, help="Tell the holder, and take it only then."),
+        Opt(
+            "--notice",
+            metavar="DURATION",
+            parse=duration_or_zero,
+            help="Notice to the holder before the lease ends (default: 0).",
+        ),
     ] = 0.0,
-    detail: Annotated[str, Opt("--detail", metavar="TEXT", help="What the holder is told.")] = "",
+    detail: Annotated[str, Opt("--detail", metavar="TEXT", help="Explanation for the holder.")] = "",
     as_json: AsJson = False,
 ) -> int:
-    """Take somebody's lease (operators)."""
+    """End a lease of another holder (operators)."""
     body = {"request_id": Office.request_id(), "notice": notice, "detail": detail}
     view: Json = Office.reach().post(f"/v1/leases/{Office.quote(lease)}/revoke", body)
     if view["notice"]:
-        said = f"The holder of {view['id']} has notice: it is taken in {seconds(view['notice']['in_seconds'])}."
+        said = f"The holder of {view['id']} has notice: the lease ends in {seconds(view['notice']['in_seconds'])}."
     else:
         said = f"Lease {view['id']} is {view['status']}{_because(view)}."
     return say_lease(view, said, as_json=as_json)

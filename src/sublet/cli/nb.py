@@ -25,41 +25,42 @@ if TYPE_CHECKING:
 
 __all__ = ["fetch", "open_", "resume", "run", "status", "stop", "submit"]
 
-NotebookArg = Annotated[str, Arg("NOTEBOOK", help="The notebook's file (.ipynb).")]
-JobArg = Annotated[str, Arg("JOB", help="The job's number, as `sublet nb status` shows it, or its name.")]
+NotebookArg = Annotated[str, Arg("NOTEBOOK", help="Path of the notebook (.ipynb).")]
+JobArg = Annotated[str, Arg("JOB", help="Number of the job, from `sublet nb status`, or its name.")]
 Params = Annotated[
     list[str],
-    Opt("--param", "-p", metavar="NAME=VALUE", help="Set a parameter of the notebook; may be given again."),
+    Opt("--param", "-p", metavar="NAME=VALUE", help="Parameter of the notebook. Repeatable."),
 ]
 Vram = Annotated[
-    int | None, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="Memory of the device, such as 2GiB.")
+    int | None, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU memory, such as 8GiB (default: 1GiB).")
 ]
-Gpus = Annotated[int | None, Opt("--gpus", metavar="N", parse=count, help="So many devices, all or none.")]
+Gpus = Annotated[
+    int | None, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
+]
 Ttl = Annotated[
-    float | None, Opt("--ttl", metavar="DURATION", parse=duration, help="How long a device is lent at a time.")
+    float | None,
+    Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live of a lease between renewals (default: 5m)."),
 ]
 TierOpt = Annotated[
-    str | None, Opt("--tier", choices=[t.value for t in Tier], help="Who goes first; batch where it is not said.")
+    str | None, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: batch).")
 ]
-Spot = Annotated[bool, Opt("--spot", help="Short for --tier spot: takes what is left, yields to anybody.")]
+Spot = Annotated[bool, Opt("--spot", help="Short for --tier spot: lowest priority, preempted at short notice.")]
 Wait = Annotated[
-    float | None, Opt("--wait", metavar="DURATION", parse=wait, help="Wait in line at most so long; else for ever.")
+    float | None, Opt("--wait", metavar="DURATION", parse=wait, help="Longest wait in the queue (default: no limit).")
 ]
-NoWait = Annotated[bool, Opt("--no-wait", help="A device now or not at all.")]
-SmallerOk = Annotated[bool, Opt("--smaller-ok", help="Less memory will do where there is no more.")]
+NoWait = Annotated[bool, Opt("--no-wait", help="Fail immediately if nothing is free.")]
+SmallerOk = Annotated[bool, Opt("--smaller-ok", help="Accept less memory if no more is free.")]
 LeaseOpt = Annotated[
     str | None,
     Opt(
         "--lease",
         choices=["cells", "whole"],
-        help="`cells`: each %%gpu cell has its own, as where people sit. `whole`: one for all, in which every cell "
-        "runs; so where a GPU is asked for and no cell says %%gpu.",
+        help="`cells`: one lease for each %%gpu cell; `whole`: one lease, under which every cell runs "
+        "(default: cells; whole if --gpu is given and no cell has %%gpu).",
     ),
 ]
-Name = Annotated[str | None, Opt("--name", metavar="NAME", help="What the job is called; else as the file.")]
-Kernel = Annotated[
-    str | None, Opt("--kernel", metavar="NAME", help="The Jupyter kernel to run it in; else the notebook's own.")
-]
+Name = Annotated[str | None, Opt("--name", metavar="NAME", help="Name of the job (default: the file's).")]
+Kernel = Annotated[str | None, Opt("--kernel", metavar="NAME", help="Jupyter kernel (default: the notebook's own).")]
 
 
 def run(
@@ -67,7 +68,7 @@ def run(
     notebook: NotebookArg,
     out: Annotated[
         str | None,
-        Opt("--out", "-o", metavar="PATH", help="The executed notebook; else NAME.executed.ipynb beside the notebook."),
+        Opt("--out", "-o", metavar="PATH", help="Executed notebook (default: NAME.executed.ipynb beside NOTEBOOK)."),
     ] = None,
     param: Params = [],  # noqa: B006 - never changed; both parsers make their own
     gpu: Vram = None,
@@ -140,7 +141,7 @@ def submit(
 
 def status(
     *,
-    job: Annotated[str | None, Arg("JOB", help="One job's number; all of them where none is given.")] = None,
+    job: Annotated[str | None, Arg("JOB", help="Number of a job (default: all jobs).")] = None,
     as_json: AsJson = False,
 ) -> int:
     """How far notebooks in the background are.
@@ -182,7 +183,7 @@ def resume(*, job: JobArg) -> int:
 def fetch(
     *,
     job: JobArg,
-    folder: Annotated[str, Arg("DIR", help="Where to; else this folder.")] = ".",
+    folder: Annotated[str, Arg("DIR", help="Folder to write to (default: this folder).")] = ".",
 ) -> int:
     """Bring the executed notebook and its page, as far as they are."""
     from sublet.notebook.batch.jobs import find_job
@@ -204,7 +205,7 @@ def fetch(
 
 
 def stop(*, job: JobArg) -> int:
-    """Stop a job. What it has made until now stays, and can be fetched."""
+    """Stop a job. Its outputs so far stay and can be fetched."""
     from sublet.notebook.batch.jobs import find_job
 
     found = find_job(job)
@@ -221,11 +222,11 @@ def open_(
     *,
     job: JobArg,
     out: Annotated[
-        str | None, Opt("--out", "-o", metavar="PATH", help="The notebook to write; else NAME.continued.ipynb here.")
+        str | None, Opt("--out", "-o", metavar="PATH", help="Notebook to write (default: NAME.continued.ipynb).")
     ] = None,
-    no_browser: Annotated[bool, Opt("--no-browser", help="Write the notebook, and open nothing.")] = False,
+    no_browser: Annotated[bool, Opt("--no-browser", help="Write the notebook and do not open it.")] = False,
 ) -> int:
-    """Write a notebook that starts with the variables a job ended with, and open it where JupyterLab is there."""
+    """Write a notebook that starts with the final variables of a job, and open it in JupyterLab if installed."""
     from sublet.cli.nb_show import continued
     from sublet.notebook.batch.jobs import find_job
 

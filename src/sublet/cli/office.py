@@ -49,7 +49,7 @@ def host_gpus_of(text: str) -> HostGpus:
 def up(
     *,
     foreground: Annotated[
-        bool, Opt("--foreground", help="Stay in this terminal and end with Ctrl-C, instead of going to the background.")
+        bool, Opt("--foreground", help="Run in this terminal until Ctrl-C (default: in the background).")
     ] = False,
     host_gpus: Annotated[
         Any,  # a HostGpus, or None: annotations are read at each start, and its class would have to be loaded for it
@@ -57,8 +57,8 @@ def up(
             "--host-gpus",
             metavar="NxSIZE[@NAME]",
             parse=host_gpus_of,
-            help="Lend host devices, such as 2x16GiB, and no GPU. With a name, such as 2x16GiB@lab, they are the same "
-            "devices for every office of this machine. Without a GPU the default is one with half of the memory.",
+            help="Host devices to lease in place of GPUs, such as 2x16GiB. With a name, such as 2x16GiB@lab, offices "
+            "of this machine share them (default without a GPU: one with half of the memory).",
         ),
     ] = None,
     embedded: Annotated[
@@ -68,8 +68,8 @@ def up(
 ) -> int:
     """Start the office of this machine, and return when it answers.
 
-    Nothing needs to be started by hand: the first lease starts an office too, which ends by itself after ten idle
-    minutes. One that was started with `up` stays. A second `up` with the same settings succeeds.
+    The first lease starts an office too, which ends after ten idle minutes; one that `up` started stays. A second `up`
+    with the same settings succeeds.
     """
     if os.environ.get("SUBLET_URL"):
         raise UsageError(
@@ -106,24 +106,20 @@ def up(
         kind = "host device (no GPU)" if all(device["host"] for device in devices) else "GPU"
         said = "is up" if running is None else "was up already"
         print(f"The office {said}: pid {view['pid']}, {len(devices)} × {kind}.")
-        print(f"  Ask for a lease: {typed('sublet lease acquire --gpu 1GiB')}")
+        print(f"  Acquire a lease: {typed('sublet lease acquire --gpu 1GiB')}")
     return DONE
 
 
 def down(
     *,
-    drain: Annotated[
-        bool, Opt("--drain", help="Give every holder notice, and end when the last lease has ended.")
-    ] = False,
-    keep: Annotated[
-        bool, Opt("--keep", help="End only the office; leases go on to their deadlines without it.")
-    ] = False,
-    now: Annotated[bool, Opt("--now", help="End every lease at once.")] = False,
+    drain: Annotated[bool, Opt("--drain", help="Give all holders notice and end after the last lease.")] = False,
+    keep: Annotated[bool, Opt("--keep", help="End only the office; leases last until their deadlines.")] = False,
+    now: Annotated[bool, Opt("--now", help="End all leases at once.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """End the office of this machine.
 
-    Refused while leases live, unless you say what becomes of them: --drain, --keep or --now.
+    It is refused while leases live, unless --drain, --keep or --now is given.
     """
     given = [word for word, said in (("drain", drain), ("keep", keep), ("now", now)) if said]
     if len(given) > 1:

@@ -129,8 +129,8 @@ def instant(text: str) -> str:
             moment = datetime.fromisoformat(text)
         except ValueError:
             raise InvalidRequest(
-                f"{text[:40]!r} is not a moment",
-                do="Write a date or time such as 2026-11-21 or 2026-11-21T10:00:00Z, or how long ago, such as 24h.",
+                f"{text[:40]!r} is not a time",
+                do="Write a date or time, such as 2026-11-21 or 2026-11-21T10:00:00Z, or how long ago, such as 24h.",
             ) from None
         if moment.tzinfo is None:  # what people write without a zone is their own wall clock
             moment = moment.astimezone()
@@ -139,5 +139,7 @@ def instant(text: str) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-AsJson = Annotated[bool, Opt("--json", help="Print one JSON document: bytes, seconds, and times in UTC.")]
-LeaseArg = Annotated[str, Arg("LEASE", help="The lease's id, as `sublet lease ls` shows it.")]
+AsJson = Annotated[
+    bool, Opt("--json", help="Print one JSON document: sizes in bytes, durations in seconds, times in UTC.")
+]
+LeaseArg = Annotated[str, Arg("LEASE", help="Id of the lease, from `sublet lease ls`.")]

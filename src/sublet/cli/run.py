@@ -43,67 +43,71 @@ def run(
         Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU with this much memory, such as 8GiB."),
     ] = None,
     gpus: Annotated[
-        int | None, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine, all or none.")
+        int | None, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
     ] = None,
     cpu: Annotated[
-        int | None, Opt("--cpu", metavar="N", parse=count, help="Cores; 1 where nothing at all is asked for.")
+        int | None,
+        Opt("--cpu", metavar="N", parse=count, help="Number of CPU cores (default: 1 if nothing else is asked for)."),
     ] = None,
-    memory: Annotated[int | None, Opt("--memory", metavar="SIZE", parse=size, help="Memory of the machine.")] = None,
-    block: Annotated[
-        int | None, Opt("--block", metavar="SIZE", parse=size, help="Storage that outlives the process.")
-    ] = None,
+    memory: Annotated[int | None, Opt("--memory", metavar="SIZE", parse=size, help="Host memory.")] = None,
+    block: Annotated[int | None, Opt("--block", metavar="SIZE", parse=size, help="Storage in a volume.")] = None,
     smaller_ok: Annotated[bool, Opt("--smaller-ok", help="Accept less if no more is free.")] = False,
     shared: Annotated[bool, Opt("--shared", help="Share the GPU with your other leases.")] = False,
     exclusive: Annotated[bool, Opt("--exclusive", help="Reserve the GPU whole (default).")] = False,
     ttl: Annotated[
         float | None,
-        Opt("--ttl", metavar="DURATION", parse=duration, help="Time to live: without a renewal it ends after this."),
+        Opt(
+            "--ttl",
+            metavar="DURATION",
+            parse=duration,
+            help="Time to live between renewals (default: 5m for a GPU, 2m for cores).",
+        ),
     ] = None,
     renew: Annotated[
         str | None,
         Opt(
             "--renew",
             choices=[mode.value for mode in RenewMode],
-            help="Whether it is renewed; while the command runs unless said otherwise. `never`: it ends after --ttl.",
+            help="Renewal of the lease (default: while-busy, as long as the command runs).",
         ),
     ] = None,
     tier: Annotated[
         str | None,
-        Opt("--tier", choices=[t.value for t in Tier], help="Who goes first; interactive where it is not said."),
+        Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: interactive)."),
     ] = None,
     spot: Annotated[
-        bool, Opt("--spot", help="Short for --tier spot: takes what is left, yields to anybody at short notice.")
+        bool, Opt("--spot", help="Short for --tier spot: lowest priority, preempted at short notice.")
     ] = False,
     waiting: Annotated[
         float | None,
-        Opt("--wait", metavar="DURATION", parse=wait, help="Wait in the queue for at most so long; else for ever."),
+        Opt("--wait", metavar="DURATION", parse=wait, help="Longest wait in the queue (default: no limit)."),
     ] = None,
-    no_wait: Annotated[bool, Opt("--no-wait", help="Now or not at all.")] = False,
+    no_wait: Annotated[bool, Opt("--no-wait", help="Fail immediately if nothing is free.")] = False,
     env: Env = [],  # noqa: B006 - never changed; both parsers make their own
     python: Annotated[
         str | None,
-        Opt("--python", metavar="PATH", help="Run COMMAND, a script or `-m module`, with this Python interpreter."),
+        Opt("--python", metavar="PATH", help="Python interpreter for COMMAND, which is then a script or `-m module`."),
     ] = None,
     name: GuestName = None,
     grace: Grace = None,
     label_pairs: Annotated[
         list[tuple[str, str]],
-        Opt("--label", metavar="KEY=VALUE", parse=label, help="For bills and listings; may be given again."),
+        Opt("--label", metavar="KEY=VALUE", parse=label, help="Label for bills and listings. Repeatable."),
     ] = [],  # noqa: B006
     tty: Tty = False,
     no_tty: NoTty = False,
     command: CommandWords,
 ) -> int:
-    """Run a command on leased hardware, and give the hardware back when it has ended.
+    """Run a command under a lease and release the lease when the command exits.
 
-    The command finds our folder, environment, input and output, and, where we have one, a terminal. What it is to run
-    on is said before it; where nothing is said that is one core. It waits in the queue until the hardware is free, and
-    the lease is renewed for as long as the command runs. What the command leaves behind is ended with the lease.
+    The command inherits your working folder, environment, stdio and terminal. Put resource options before it; without
+    any it gets one core. It waits in the queue until the hardware is free, and the lease is renewed while it runs.
+    Processes that it leaves behind are ended with the lease.
 
-    Ctrl-C goes to the command; twice within two seconds ends it and all it has started.
+    Ctrl-C is sent to the command; pressed twice within two seconds, it ends the command and all its processes.
 
     Exit status: the command's own (128 + n if signal n ended it), 126 or 127 if it could not be run or found, 75 if the
-    lease was not granted, 76 if the lease ended under it.
+    lease was not granted, 76 if the lease ended while the command ran.
     """
     terminal = wants_terminal(tty, no_tty)
     words = list(command)

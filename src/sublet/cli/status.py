@@ -17,7 +17,7 @@ long as all the rest of this command)."""
 
 
 def status(*, as_json: AsJson = False) -> int:
-    """Whether an office answers, and what is free. Starts nothing."""
+    """Show whether an office is running, and what is free. Starts nothing."""
     view: Json = Office.reach(start=False).get("/v1/status")
     if as_json:
         document(view)

@@ -15,18 +15,30 @@ from sublet.values import Tier, format_size
 __all__ = ["add", "change", "ls"]
 
 _TIERS = [t.value for t in Tier]
-_Name = Annotated[str, Arg("NAME", parse=name, help="Lower-case letters, digits, dots, dashes, underscores.")]
-_Gpus = Annotated[int | NoLimit | None, Opt("--gpus", metavar="N", parse=limit, help="GPUs at once.")]
-_Vram = Annotated[int | NoLimit | None, Opt("--vram", metavar="SIZE", parse=limit_size, help="GPU memory at once.")]
-_Cores = Annotated[int | NoLimit | None, Opt("--cores", metavar="N", parse=limit, help="Cores at once.")]
-_Memory = Annotated[int | NoLimit | None, Opt("--memory", metavar="SIZE", parse=limit_size, help="Memory at once.")]
-_Block = Annotated[int | NoLimit | None, Opt("--block", metavar="SIZE", parse=limit_size, help="Storage at once.")]
-_Leases = Annotated[int | NoLimit | None, Opt("--leases", metavar="N", parse=limit, help="Leases at once.")]
+_Name = Annotated[
+    str, Arg("NAME", parse=name, help="Name of the tenant: lower-case letters, digits, dots, dashes, underscores.")
+]
+_Gpus = Annotated[int | NoLimit | None, Opt("--gpus", metavar="N", parse=limit, help="Maximum number of GPUs at once.")]
+_Vram = Annotated[
+    int | NoLimit | None, Opt("--vram", metavar="SIZE", parse=limit_size, help="Maximum GPU memory at once.")
+]
+_Cores = Annotated[
+    int | NoLimit | None, Opt("--cores", metavar="N", parse=limit, help="Maximum number of cores at once.")
+]
+_Memory = Annotated[
+    int | NoLimit | None, Opt("--memory", metavar="SIZE", parse=limit_size, help="Maximum memory at once.")
+]
+_Block = Annotated[
+    int | NoLimit | None, Opt("--block", metavar="SIZE", parse=limit_size, help="Maximum storage at once.")
+]
+_Leases = Annotated[
+    int | NoLimit | None, Opt("--leases", metavar="N", parse=limit, help="Maximum number of leases at once.")
+]
 _GpuTime = Annotated[
     int | NoLimit | None,
-    Opt("--gpu-time", metavar="DURATION", parse=limit_duration, help="Device time within the rolling hour."),
+    Opt("--gpu-time", metavar="DURATION", parse=limit_duration, help="Maximum device time within a rolling hour."),
 ]
-_TierMax = Annotated[str | None, Opt("--tier-max", choices=_TIERS, help="The highest tier it may ask for.")]
+_TierMax = Annotated[str | None, Opt("--tier-max", choices=_TIERS, help="Highest tier that it may ask for.")]
 
 
 def add(
@@ -40,7 +52,9 @@ def add(
     leases: _Leases = None,
     gpu_time: _GpuTime = None,
     tier_max: _TierMax = None,
-    operator: Annotated[bool, Opt("--operator", help="May see and end everybody's leases, and add tenants.")] = False,
+    operator: Annotated[
+        bool, Opt("--operator", help="Give operator rights: see and end all leases, add tenants.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Add a tenant and print its access token, this once.
@@ -71,7 +85,7 @@ def change(
     tier_max: _TierMax = None,
     operator: Annotated[bool, Opt("--operator", help="Give operator rights.")] = False,
     no_operator: Annotated[bool, Opt("--no-operator", help="Take operator rights away.")] = False,
-    new_token: Annotated[bool, Opt("--new-token", help="Print a new token, this once; the old one stops.")] = False,
+    new_token: Annotated[bool, Opt("--new-token", help="Print a new token once; the old one stops working.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Change what a tenant may have.

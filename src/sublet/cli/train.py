@@ -44,23 +44,28 @@ def _interval(text: str) -> str:
 
 def train(
     *,
-    gpu: Annotated[
-        int, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="A GPU with this much memory; 1GiB if not said.")
-    ] = VRAM,
-    gpus: Annotated[int, Opt("--gpus", metavar="N", parse=count, help="So many of them, on one machine.")] = 1,
+    gpu: Annotated[int, Opt("--gpu", "--vram", metavar="SIZE", parse=vram, help="GPU memory (default: 1GiB).")] = VRAM,
+    gpus: Annotated[
+        int, Opt("--gpus", metavar="N", parse=count, help="Number of GPUs, all on one machine (default: 1).")
+    ] = 1,
     spot: Annotated[
-        bool, Opt("--spot", help="Take what is left, and yield to anybody at short notice; else the tier is batch.")
+        bool, Opt("--spot", help="Short for --tier spot: lowest priority, preempted at short notice.")
     ] = False,
     tier: Annotated[
-        str | None, Opt("--tier", choices=[t.value for t in Tier], help="Who goes first; batch where it is not said.")
+        str | None, Opt("--tier", choices=[t.value for t in Tier], help="Scheduling tier (default: batch).")
     ] = None,
     ttl: Annotated[
         float | None,
-        Opt("--ttl", metavar="DURATION", parse=duration, help="Of each lease: without a renewal it ends after this."),
+        Opt(
+            "--ttl",
+            metavar="DURATION",
+            parse=duration,
+            help="Time to live of each lease between renewals (default: 5m).",
+        ),
     ] = None,
     waiting: Annotated[
         float | None,
-        Opt("--wait", metavar="DURATION", parse=wait, help="Wait at most so long for each lease; else for ever."),
+        Opt("--wait", metavar="DURATION", parse=wait, help="Longest wait for each lease (default: no limit)."),
     ] = None,
     save_every: Annotated[
         str | None,
@@ -68,18 +73,28 @@ def train(
             "--save-every",
             metavar="STEPS|DURATION",
             parse=_interval,
-            help="How often it saves, such as 100 or 30s, where the script does not say; else every minute.",
+            help="Interval between checkpoints, such as 100 or 30s (default: the script's own, else 1m).",
         ),
     ] = None,
     state: Annotated[
-        int, Opt("--state", metavar="SIZE", parse=size, help="Room for its checkpoints, made once; 4GiB if not said.")
+        int,
+        Opt(
+            "--state",
+            metavar="SIZE",
+            parse=size,
+            help="Size of the volume for checkpoints, set when it is made (default: 4GiB).",
+        ),
     ] = STATE,
     name: Annotated[
         str | None,
-        Opt("--name", metavar="NAME", help="Under which it goes on; made of the script and its arguments if not said."),
+        Opt(
+            "--name",
+            metavar="NAME",
+            help="Name of the job and its volume (default: made from the script and its arguments).",
+        ),
     ] = None,
     python: Annotated[
-        str | None, Opt("--python", metavar="PATH", help="The Python interpreter that runs it; ours if not said.")
+        str | None, Opt("--python", metavar="PATH", help="Python interpreter (default: the one that runs `sublet`).")
     ] = None,
     env: Env = [],  # noqa: B006 - never changed; both parsers make their own
     grace: Grace = None,
@@ -88,7 +103,7 @@ def train(
         Arg(
             "SCRIPT",
             is_mixed=True,
-            help="Python script and its arguments. Options of `train` may stand anywhere before `--`.",
+            help="Python script and its arguments; see above for `--`.",
         ),
     ],
 ) -> int:

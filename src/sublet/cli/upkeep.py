@@ -20,7 +20,7 @@ __all__ = ["audit_log", "audit_verify", "backup", "drain", "fence_clear", "fence
 
 
 def fence_ls(*, as_json: AsJson = False) -> int:
-    """List what is in quarantine, and why."""
+    """List quarantined devices, with the reason."""
     found = Office.listing("/v1/fences")
     if as_json:
         document(found)
@@ -45,35 +45,40 @@ def fence_ls(*, as_json: AsJson = False) -> int:
 
 def fence_clear(
     *,
-    resource: Annotated[str, Arg("RESOURCE", help="The resource, as `sublet fence ls` shows it.")],
+    resource: Annotated[str, Arg("RESOURCE", help="Id of the resource, from `sublet fence ls`.")],
     lease: Annotated[str | None, Opt("--lease", metavar="LEASE", help="Only what this lease left behind.")] = None,
     vouch: Annotated[
-        bool, Opt("--vouch", help="You looked at the hardware and give your word for it; this is recorded.")
+        bool, Opt("--vouch", help="Clear it on your word, without verification; recorded in the audit log.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Verify the hardware again, and lend it again if it is clean."""
+    """Verify quarantined hardware again, and return it to service if it is clean."""
     left: list[Json] = Office.reach().post("/v1/fences/clear", {"lease": lease, "vouch": vouch}, resource=resource)
     if as_json:
         document(left)
     elif not left:
-        print(f"Nothing of {visible(resource)} is in quarantine any more.")
+        print(f"{visible(resource)} is no longer in quarantine.")
     else:
-        print(typeable(f"{visible(resource)} is being looked at again; see `sublet fence ls`."))
+        print(typeable(f"{visible(resource)} is being verified again; see `sublet fence ls`."))
     return DONE
 
 
 def drain(
     *,
-    node: Annotated[str, Arg("NODE", help="The node, as `sublet status --json` shows it.")],
+    node: Annotated[str, Arg("NODE", help="Id of the node, from `sublet status --json`.")],
     notice: Annotated[
         float | None,
-        Opt("--notice", metavar="DURATION", parse=duration_or_zero, help="Notice to holders, instead of their tier's."),
+        Opt(
+            "--notice",
+            metavar="DURATION",
+            parse=duration_or_zero,
+            help="Notice to holders (default: that of their tier).",
+        ),
     ] = None,
-    undo: Annotated[bool, Opt("--undo", help="Lend what is on it again.")] = False,
+    undo: Annotated[bool, Opt("--undo", help="End the drain: grant leases there again.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Empty a node: nothing new starts there, and holders get notice."""
+    """Drain a node: no new leases there, and notice to holders."""
     view: Json = Office.reach().post(f"/v1/nodes/{Office.quote(node)}/drain", {"draining": not undo, "notice": notice})
     if as_json:
         document(view)
@@ -83,7 +88,7 @@ def drain(
 
 
 def audit_verify(*, as_json: AsJson = False) -> int:
-    """Check the whole audit chain against its hashes. Exit status 1 if it was touched."""
+    """Verify the hash chain of the audit log. Exit status 1 if it does not hold."""
     report: Json = Office.reach().get("/v1/audit/verify", patience=600.0)
     if not report["ok"]:
         raise JournalError(
@@ -100,16 +105,18 @@ def audit_verify(*, as_json: AsJson = False) -> int:
 
 def audit_log(
     *,
-    of: Annotated[str | None, Opt("--of", metavar="ID", help="Only what names this lease, tenant or resource.")] = None,
-    lines: Annotated[int, Opt("--lines", metavar="COUNT", parse=count, help="How many at most; 20 if not said.")] = 20,
+    of: Annotated[str | None, Opt("--of", metavar="ID", help="Only records of this lease, tenant or resource.")] = None,
+    lines: Annotated[
+        int, Opt("--lines", metavar="COUNT", parse=count, help="Maximum number of records (default: 20).")
+    ] = 20,
     as_json: AsJson = False,
 ) -> int:
-    """Show the newest records of the audit chain: what happened, and whose doing it was."""
+    """Show the newest records of the audit log: what happened, and who did it."""
     found = Office.listing("/v1/audit", patience=600.0, limit=lines, of=of)
     if as_json:
         document(found)
     elif not found:
-        print("No record is of that." if of else "Nothing was recorded yet.")
+        print("No such records." if of else "No records yet.")
     else:
         rows = [
             [str(one["seq"]), one["at"], one["by"] or "not recorded", one["kind"], visible(_about(one["event"]))]
@@ -128,7 +135,7 @@ def _about(event: Json) -> str:
 
 
 def backup(
-    *, file: Annotated[str, Arg("FILE", help="A new file on the office's machine.")], as_json: AsJson = False
+    *, file: Annotated[str, Arg("FILE", help="Path of a new file on the office's machine.")], as_json: AsJson = False
 ) -> int:
     """Copy the journal while the office runs."""
     answer: Json = Office.reach().post("/v1/backup", {"path": os.path.abspath(file)}, patience=600.0)
@@ -140,13 +147,13 @@ def backup(
 
 
 def restore(
-    *, file: Annotated[str, Arg("FILE", help="A file that `sublet backup` wrote.")], as_json: AsJson = False
+    *, file: Annotated[str, Arg("FILE", help="Path of a file that `sublet backup` wrote.")], as_json: AsJson = False
 ) -> int:
-    """Put a backup in the place of the journal. No office may be running.
+    """Restore the journal from a backup. Stop the office first.
 
-    A restored office starts a new incarnation: every epoch it gives is higher than any that was given after the backup
-    was made, so nobody who held a lease then can write now, and no lease in it goes on. The journal that was there is
-    moved aside, never deleted.
+    A restored office starts a new incarnation: its epochs are higher than all that were given after the backup was
+    made, so earlier holders are fenced, and leases in the backup have ended. The present journal is moved aside, never
+    deleted.
     """
     from pathlib import Path
 

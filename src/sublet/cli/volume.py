@@ -18,21 +18,23 @@ from sublet.values import format_size
 
 __all__ = ["cp", "ls", "rm", "show", "verify"]
 
-_Name = Annotated[str, Arg("NAME", parse=name, help="The name that its leases were asked for with.")]
-_Names = Annotated[list[str], Arg("NAME...", parse=name, help="The names that their leases were asked for with.")]
+_Name = Annotated[str, Arg("NAME", parse=name, help="Name of the volume.")]
+_Names = Annotated[list[str], Arg("NAME...", parse=name, help="Names of volumes.")]
 _Tenant = Annotated[
-    str | None, Opt("--tenant", metavar="NAME", parse=name, help="Whose it is, for operators; else yours.")
+    str | None,
+    Opt("--tenant", metavar="NAME", parse=name, help="Tenant whose volume it is, for operators (default: you)."),
 ]
 
 
 def ls(
     *,
     tenant: Annotated[
-        str | None, Opt("--tenant", metavar="NAME", parse=name, help="Only this tenant's (operators see all).")
+        str | None,
+        Opt("--tenant", metavar="NAME", parse=name, help="Only volumes of this tenant (default for operators: all)."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """List what is kept, and what block leases with a name have now."""
+    """List named volumes."""
     found = Office.listing("/v1/volumes", tenant=tenant)
     if as_json:
         document(found)
@@ -58,7 +60,7 @@ def ls(
 
 
 def show(*, volume: _Name, tenant: _Tenant = None, as_json: AsJson = False) -> int:
-    """Everything about one volume."""
+    """Show one volume in full."""
     view: Json = Office.reach().get(_path(volume), tenant=tenant)
     if as_json:
         document(view)
@@ -83,14 +85,14 @@ def show(*, volume: _Name, tenant: _Tenant = None, as_json: AsJson = False) -> i
 
 def cp(
     *,
-    source: Annotated[str, Arg("SOURCE", parse=name, help="The volume whose newest checkpoint is copied.")],
-    volume: Annotated[str, Arg("NAME", parse=name, help="The volume that is made.")],
+    source: Annotated[str, Arg("SOURCE", parse=name, help="Volume whose newest checkpoint is copied.")],
+    volume: Annotated[str, Arg("NAME", parse=name, help="Name of the new volume.")],
     space: Annotated[
-        int | None, Opt("--size", metavar="SIZE", parse=size, help="Of the new one; as large as the other if not said.")
+        int | None, Opt("--size", metavar="SIZE", parse=size, help="Size of the new volume (default: that of SOURCE).")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Make a volume with what was last saved in another of yours.
+    """Copy the newest checkpoint of a volume into a new one.
 
     That is its newest checkpoint; files of other kinds are not copied. Whoever has the other volume goes on with it
     meanwhile.
@@ -108,7 +110,7 @@ def cp(
 
 
 def rm(*, volumes: _Names, tenant: _Tenant = None, as_json: AsJson = False) -> int:
-    """Give volumes up, with all that is in them. Refused for one that a lease has."""
+    """Remove volumes with all their contents. Refused for a volume that is leased."""
     office, found = Office.reach(), []
     for volume in volumes:
         view: Json = office.post(f"{_path(volume)}/remove", {}, tenant=tenant)
@@ -121,7 +123,7 @@ def rm(*, volumes: _Names, tenant: _Tenant = None, as_json: AsJson = False) -> i
 
 
 def verify(*, volumes: _Names, as_json: AsJson = False) -> int:
-    """Read everything in volumes and compare it with its checksums. It loads nothing and changes nothing.
+    """Read all of a volume and compare it with its checksums. Nothing is loaded or changed.
 
     A volume that nobody has is taken for it, which begins the time it is kept for anew; in one that a lease has it runs
     under that lease.

@@ -25,7 +25,7 @@ class QueueLine:
 
     def show(self, place: Place) -> None:
         """Write it over the line before."""
-        text = f"sublet: waiting, {place}"
+        text = f"sublet: queued, {place}"
         text = text if len(text) < 100 else text[:96] + "..."
         self._write("\r" + text.ljust(self._width))
         self._width = len(text)

@@ -54,7 +54,7 @@ class Buffer:
         if offset < 0 or length < 0 or offset + length > self.size:
             raise InvalidRequest(
                 f"{call}: {length} bytes from {offset} on are not within the {self.size} bytes of buffer {self.number}",
-                do="Mend offset and length.",
+                do="Fix offset and length.",
             )
 
     def end(self, why: str = _FREED) -> None:

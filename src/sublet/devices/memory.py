@@ -78,7 +78,7 @@ class MemoryTable:
             raise InvalidRequest(
                 f"{call}: {length} bytes from {offset} on are not within buffer {handle.number}, "
                 f"which has {piece.size} bytes",
-                do="Mend offset and length.",
+                do="Fix offset and length.",
             )
         return piece
 

@@ -39,7 +39,7 @@ def compile_cuda(source: bytes, arch: int, *, ptx: bool = False) -> bytes:
             _ok(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
             said = log.decode(errors="replace").strip("\0 \n")[:LOG_SHOWN]
             raise GpuError(
-                f"module_load: the CUDA source does not compile:\n{said}\n", call="module_load", do="Mend the source."
+                f"module_load: the CUDA source does not compile:\n{said}\n", call="module_load", do="Fix the source."
             )
         size, get = (
             (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if ptx else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)

@@ -165,7 +165,7 @@ def _import(name: str, source: bytes) -> types.ModuleType:
     except (Exception, SystemExit) as error:  # whatever the holder's source does while it is imported
         del sys.modules[name]
         raise InvalidRequest(
-            f"module_load: the source failed while it was imported: {type(error).__name__}: {error}", do="Mend it."
+            f"module_load: the source failed while it was imported: {type(error).__name__}: {error}", do="Fix it."
         ) from error
     return module
 
@@ -184,7 +184,7 @@ def _compile(wp: Any, name: str, module: types.ModuleType, device: str) -> WarpM
             wp.load_module(one, device=device)
         except Exception as error:  # Warp has no class of its own for what its compilers refuse
             raise GpuError(
-                f"module_load: Warp does not compile this module: {error}", call="module_load", do="Mend the kernel."
+                f"module_load: Warp does not compile this module: {error}", call="module_load", do="Fix the kernel."
             ) from error
     return WarpModule(name, kernels, modules)
 

@@ -141,7 +141,7 @@ def collect(store: FolderStore, *, keep: int = KEEP) -> Collected:
     except OSError as error:
         raise CheckpointFailed(
             f"old checkpoints in {store.folder} could not be removed: {error.strerror or error}",
-            do="Mend the disk; the newest checkpoint is whole, and the next collection removes what is left.",
+            do="Fix the disk; the newest checkpoint is whole, and the next collection removes what is left.",
         ) from error
 
 

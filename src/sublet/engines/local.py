@@ -342,7 +342,7 @@ def _rates(path: Path) -> Rates:
     except InvalidRequest as error:
         raise InvalidRequest(f"{path} cannot be used: {error.message}", do=error.do) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the rates in {path} cannot be read ({error})", do="Mend or remove the file.") from error
+        raise InvalidRequest(f"the rates in {path} cannot be read ({error})", do="Fix or remove the file.") from error
 
 
 def _listen(path: Path) -> socket.socket:

@@ -298,7 +298,7 @@ class _Run:
         if start < 0 or length < 0 or start + length > len(self._shared):
             raise InvalidRequest(
                 f"{call}: {length} bytes from {start} on are not within the {len(self._shared)} bytes that came along",
-                do="Mend start and length.",
+                do="Fix start and length.",
             )
         return self._shared[start : start + length]
 

@@ -49,9 +49,7 @@ def check_names(options: CellOptions, names: Mapping[str, object]) -> None:
     if missing:
         close = difflib.get_close_matches(missing[0], [name for name in names if not name.startswith("_")], n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise InvalidRequest(
-            f"there is no variable {missing[0]}{hint}", do="Behind --in stand variables of the notebook."
-        )
+        raise InvalidRequest(f"there is no variable {missing[0]}{hint}", do="--in takes names of notebook variables.")
 
 
 def quiet(lease: Lease) -> Lease:
@@ -97,7 +95,7 @@ def look_in(paths: tuple[str, ...]) -> None:
     if missing := [path for path in paths if not os.path.exists(path)]:
         raise InvalidRequest(
             f"--with {missing[0]}: there is no such file or folder where the cell runs",
-            do="Behind --with stands a folder, or a file, that the cell imports from.",
+            do="--with takes a folder or a file that the cell imports from.",
         )
     for path in reversed(paths):
         folder = path if os.path.isdir(path) else os.path.dirname(path)

@@ -190,7 +190,7 @@ def _parts(status: CellStatus) -> list[str]:
     match status:
         case Waiting():
             about = [] if status.estimate_s is None else [f"about {_seconds(status.estimate_s)}"]
-            return [f"waiting, place {status.place}", *about, status.reason, "interrupt to leave the line"]
+            return [f"queued, place {status.place}", *about, status.reason, "interrupt to cancel"]
         case Starting():
             return [_device(status.device, status.host), "starting"]
         case Running():

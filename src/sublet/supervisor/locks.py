@@ -87,7 +87,7 @@ def lock_folder(folders: Iterable[str] = FOLDERS) -> str:
             return os.path.realpath(folder)
     raise LockUnusable(
         f"none of {', '.join(folders)} is a folder of root's in which everybody may make files",
-        do="Mend one of them: chmod 1777 /tmp.",
+        do="Fix one of them: chmod 1777 /tmp.",
     )
 
 
@@ -230,7 +230,7 @@ def _open_own(path: str) -> int:
 def _whose(path: str) -> str:
     with contextlib.suppress(OSError):
         return f"Have it removed: it belongs to {_user(os.lstat(path).st_uid)}."
-    return "Mend the rights of its folder."
+    return "Fix the permissions of its folder."
 
 
 def _files_of(device: str, folder: str) -> Iterator[str]:

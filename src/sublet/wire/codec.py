@@ -80,7 +80,7 @@ def dumps(message: object) -> bytes:
     try:
         return _WRITER.encode(to_wire(message)).encode("ascii")
     except ValueError:
-        raise InvalidRequest(f"a {type(message).__name__} holds a number that is not finite", do="Mend it.") from None
+        raise InvalidRequest(f"a {type(message).__name__} holds a number that is not finite", do="Fix it.") from None
 
 
 @overload

@@ -24,8 +24,8 @@ def test_one_line_on_a_terminal_and_it_is_wiped_away() -> None:
     line.clear()
     line.clear()
     first, second, blank, rest = terminal.getvalue().split("\r")[1:]
-    assert first == "sublet: waiting, place 12, about 4m 30s: all devices are held"
-    assert second.rstrip() == "sublet: waiting, place 1: yours is next"
+    assert first == "sublet: queued, place 12, about 4m 30s: all devices are held"
+    assert second.rstrip() == "sublet: queued, place 1: yours is next"
     assert len(second) == len(first)
     assert (blank.strip(), rest) == ("", "")
 

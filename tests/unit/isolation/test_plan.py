@@ -235,7 +235,7 @@ def test_doctor_has_a_line_for_each_part() -> None:
 def test_doctor_says_why_not_and_what_mends_it() -> None:
     for line in abilities(frozenset()).lines():
         assert "not active, it said no" in line
-        assert "To mend: " in line
+        assert "To fix: " in line
 
 
 def test_doctor_says_what_an_old_landlock_lacks() -> None:

@@ -19,10 +19,10 @@ PLAIN_COLUMNS: Final = 160
 
 def top(
     *,
-    once: Annotated[bool, Opt("--once", help="Print it once, all of it, and stop.")] = False,
+    once: Annotated[bool, Opt("--once", help="Print everything once and exit.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Look on live: devices, leases with the time they have left, what runs under them, who waits, what it costs.
+    """Show devices, leases, guests, the queue and costs live.
 
     Arrows (or j, k) scroll, Tab looks at the next part, q stops. Where output goes to a file or a pipe it is printed
     once. An operator sees everybody's, a tenant its own. Looking starts nothing; if the office goes away, what was

@@ -254,7 +254,7 @@ class Runner:
         if why is not None and why["is_end"] and why["reason"] not in OURS_TO_BLAME:
             on_device_only = cell.source.lstrip().startswith("%%gpu")
             return Failed(why["message"], why["do"], LEASE_ENDED, is_lost=True, needs_kernel=not on_device_only)
-        code, do = FAILED, "Mend the cell, and run the notebook again."
+        code, do = FAILED, "Fix the cell and run the notebook again."
         if why is not None:
             code = REFUSED if why["kind"] in ("CapacityExceeded", "QuotaExceeded") else FAILED
             code, do = (LEASE_ENDED if why["is_end"] else code), why["do"] or do

@@ -110,8 +110,8 @@ class Abilities:
             return f"{name}: active"
         if part is Part.UID and self.has(Part.USER_NS):
             shared = "all tenants' guests are this user's, each in a user namespace"
-            return f"{name}: not active, {self.why_not(part)}; {shared}. To mend: {self.mends(part)}"
-        return f"{name}: not active, {self.why_not(part)}. To mend: {self.mends(part)}"
+            return f"{name}: not active, {self.why_not(part)}; {shared}. To fix: {self.mends(part)}"
+        return f"{name}: not active, {self.why_not(part)}. To fix: {self.mends(part)}"
 
     def _landlock_lacks(self) -> str:
         lacks = [what for abi, what in _LANDLOCK_SINCE if self.landlock_abi < abi]
