@@ -306,7 +306,7 @@ def test_on_a_terminal_the_place_in_the_queue_keeps_counting(sublet: Shell) -> N
         out, _ = waiting.communicate(timeout=30)
         painted += _read(painting, lambda _: False)
     assert waiting.returncode == 0
-    assert b"is yours" in out
+    assert b"was granted" in out
     assert painted.count(b"queued, place 1") >= 3
     assert painted.endswith(b"\r\x1b[2K")
 

@@ -202,7 +202,7 @@ class _Watch:
             self._line.set(lambda _: f"{text} · {lease.id}, {seconds(round(lease.remaining))} left")
 
     def waits(self, place: Place) -> None:
-        text = f"waiting at {place}"
+        text = f"queued at {place}"
         if self._line.live:
             self._line.set(lambda waited: f"{text} ({seconds(round(waited))})")
         elif place.lease != self._waits_for:
