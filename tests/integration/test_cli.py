@@ -374,7 +374,7 @@ def test_the_operators_commands(sublet: Shell) -> None:
     assert ("node_drained", "operator:local") in kinds
     assert ("node_joined", "office") in kinds
     assert "node_drained" in sublet("audit", "log", "--lines", "50").out
-    assert "No record" in sublet("audit", "log", "--of", "nobody").out
+    assert "No such records" in sublet("audit", "log", "--of", "nobody").out
 
 
 def test_the_bill_comes_as_table_csv_and_json_with_the_same_numbers(sublet: Shell) -> None:
