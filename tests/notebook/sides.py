@@ -37,6 +37,7 @@ class Other:
         buffers: list[pickle.PickleBuffer] = []
         head = pickle.dumps((what, args), 5, buffer_callback=buffers.append)
         pickle.dump((head, [bytearray(one.raw()) for one in buffers]), self._process.stdin, 5)
+        buffers.clear()  # in a traceback, Python's garbage collector crashes on them
         self._process.stdin.flush()
         ok, answer = pickle.load(self._process.stdout)  # noqa: S301
         if not ok:

@@ -122,6 +122,9 @@ class Encoding:
         memo: dict[int, Any] = pickler.memo.copy()
         if self.rules.remembers:
             self.met = with_identity(memo.values())
+            if self.rules.temporary:
+                made = self.rules.temporary
+                self.met = {n: value for n, value in self.met.items() if id(value) not in made}
             self.met.update(numbered(self.rules.units))
         return memo
 

@@ -14,7 +14,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sublet.errors import Unsupported
 
@@ -153,6 +153,53 @@ def torch_typed_storage(storage: Any, dtype: Any) -> Any:
 def set_grad(tensor: Any, grad: Any) -> None:
     """Give a tensor its gradient back."""
     tensor.grad = grad
+
+
+def operation_of(tensor: Any) -> str:
+    """The name that PyTorch shows for what computed a tensor."""
+    name = type(tensor.grad_fn).__name__
+    return str(tensor.grad_fn.name()) if name == "CppFunction" else name
+
+
+def computed_tensor(value: Any, operation: str, retains_grad: bool) -> Any:
+    """A tensor on the memory of ``value`` that was computed in another process, which has the graph."""
+    import torch
+
+    kind = _operations.get(operation) or _operation(operation)
+    with torch.enable_grad(), torch.inference_mode(mode=False):
+        made = kind.apply(value, torch.empty(0, requires_grad=True))
+    if retains_grad:
+        made.retain_grad()
+    return made
+
+
+def is_computed_elsewhere(tensor: Any) -> bool:
+    """Whether the graph of a tensor is in another process."""
+    return type(tensor.grad_fn) in {kind._backward_cls for kind in _operations.values()}
+
+
+_operations: Final[dict[str, Any]] = {}
+"""Stand-ins for operations that ran in another process, by name."""
+
+
+def _operation(name: str) -> Any:
+    torch = sys.modules["torch"]
+
+    def forward(context: Any, value: Any, anchor: Any) -> Any:
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        return made.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
+    def backward(context: Any, *gradients: Any) -> Any:
+        raise RuntimeError(
+            f"backward() reached a tensor that was computed in the other process (by {name}), where its autograd graph "
+            "is. Compute it and call backward() on the same side: both in %%gpu cells, or both without %%gpu."
+        )
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    kind = type(name, (torch.autograd.Function,), methods)
+    kind._backward_cls.__name__ = name  # type: ignore[attr-defined]  # what PyTorch prints
+    _operations[name] = kind
+    return kind
 
 
 def cell() -> types.CellType:

@@ -74,6 +74,8 @@ class Rules:
         """Ids of buffers that share with nobody, even where their addresses overlap."""
         self.keep: list[object] = []
         """What was made for this encoding and must live as long."""
+        self.temporary: set[int] = set()
+        """Ids of objects that were made for this encoding alone and are none of the program's."""
         self.owned: frozenset[int] = frozenset()
         """Ids of byte arrays that travel, and whose memory something else that travels looks at."""
         self._rules: dict[type, Rule | None] = {}
@@ -335,16 +337,25 @@ class Rules:
     def _tensor(self, value: Any) -> Any:
         """As PyTorch does it, and with the gradient, which it leaves behind.
 
-        What was computed from others, with the graph of how, is a plain value where it arrives: as a leaf that wants a
-        gradient it would take what ``backward`` has for them, and nobody would notice.
+        The graph of one that was computed from others stays where it is. What arrives has the values, the name of the
+        last operation and a gradient that it retained; ``backward`` through it says where the graph is.
         """
         if not value.is_leaf:
-            value = value.detach()
-            self.keep.append(value)
+            plain = self._temporary(value.detach())
+            if value.layout is sys.modules["torch"].strided and not value.is_quantized:
+                made = rebuild.computed_tensor, (plain, rebuild.operation_of(value), value.retains_grad)
+                grad = value.grad if value.retains_grad else None
+                return made if grad is None else (*made, grad, None, None, rebuild.set_grad)
+            value = plain
         reduced = value.__reduce_ex__(5)
         if len(reduced) != 2 or not value.is_leaf or value.grad is None:
             return reduced
         return (*reduced, value.grad, None, None, rebuild.set_grad)
+
+    def _temporary(self, value: Any) -> Any:
+        self.keep.append(value)
+        self.temporary.add(id(value))
+        return value
 
     def _typed_storage(self, value: Any) -> Any:
         return rebuild.torch_typed_storage, (value._untyped_storage, value.dtype)

@@ -9,9 +9,12 @@ crossed again, with whatever it had by then, or is gone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+from sublet.notebook.memories import gradient_of, is_tensor
 
 __all__ = ["Identities", "Tag"]
 
@@ -44,6 +47,8 @@ class Identities:
         """By the id of an object that is held."""
         self._uses: dict[Tag, int] = {}
         self._latest: dict[str, _Crossing] = {}
+        self._gradients: dict[Tag, tuple[Any, int]] = {}
+        """Of tensors: the gradient when they crossed, and its version then."""
 
     def next(self) -> Tag:
         """For a parcel that is to be sent."""
@@ -66,6 +71,10 @@ class Identities:
         tags = dict.fromkeys(tag for crossing in crossings.values() for tag in crossing.tags)
         return [self._objects[tag] for tag in tags if tag in self._objects]
 
+    def crossed_with(self, names: Iterable[str]) -> set[str]:
+        """Names whose latest crossing is that of one of these, which are among them."""
+        return {other for one in map(self._latest.get, names) if one is not None for other in one.names}
+
     def names_of(self, met: Mapping[int, Any]) -> tuple[str, ...]:
         """Names with which some of these objects crossed when each of them did so last."""
         tags = set(self.known(met).values())
@@ -77,6 +86,7 @@ class Identities:
         if not crossing.names:
             return  # what has no name is let go of
         objects, uses = self._objects, self._uses
+        has_tensors = "torch" in sys.modules
         for n, value in met.items():
             if n == 0 or value is self._home:  # the first is made for the crossing
                 continue
@@ -87,9 +97,20 @@ class Identities:
                 self._tags[id(value)] = tag
             uses[tag] = uses.get(tag, 0) + 1
             crossing.tags.append(tag)
+            if has_tensors and is_tensor(value):
+                self._gradients[tag] = _gradient(value)
         for name in crossing.names:
             self._leave(name)
             self._latest[name] = crossing
+
+    def new_gradients(self) -> list[Any]:
+        """Tensors whose gradients are others than when they crossed, or have changed: ``backward`` writes to tensors
+        that no cell names."""
+        return [
+            self._objects[tag]
+            for tag, (grad, version) in self._gradients.items()
+            if (now := _gradient(self._objects[tag]))[0] is not grad or now[1] != version
+        ]
 
     def gone(self, names: Iterable[str]) -> None:
         """These names are no more."""
@@ -98,7 +119,7 @@ class Identities:
 
     def forget(self) -> None:
         """The other side has nothing any more."""
-        for kept in (self._objects, self._tags, self._uses, self._latest):
+        for kept in (self._objects, self._tags, self._uses, self._latest, self._gradients):
             kept.clear()
 
     def _leave(self, name: str) -> None:
@@ -116,5 +137,11 @@ class Identities:
 
     def _drop_object(self, tag: Tag) -> None:
         value = self._objects.pop(tag, None)
+        self._gradients.pop(tag, None)
         if value is not None and self._tags.get(id(value)) == tag:
             del self._tags[id(value)]
+
+
+def _gradient(tensor: Any) -> tuple[Any, int]:
+    grad = gradient_of(tensor)
+    return grad, 0 if grad is None else grad._version

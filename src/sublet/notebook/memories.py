@@ -9,10 +9,13 @@ from typing import Any, Final, NamedTuple
 from sublet.durable.lasting import Exchanged, area_at, exchange
 from sublet.durable.memory import copy_bytes, memory_at
 from sublet.durable.pages import process_pages
+from sublet.durable.rebuild import is_computed_elsewhere, operation_of
 from sublet.durable.sealed import move
+from sublet.errors import Unpicklable
 
 __all__ = [
     "Window",
+    "gradient_of",
     "is_array",
     "is_memory",
     "is_settled",
@@ -21,6 +24,7 @@ __all__ = [
     "overlapping",
     "same_array",
     "same_tensor",
+    "same_values",
     "take_exchanged",
     "view_of",
     "windows_of",
@@ -129,16 +133,42 @@ def is_settled(value: Any) -> bool:
 
 
 def same_tensor(old: Any, new: Any) -> bool:
-    """The same of tensors."""
-    return bool(
+    """The same of tensors. Raises ``Unpicklable`` if the old one would lose its autograd graph."""
+    alike = bool(
         old.dtype == new.dtype
         and old.shape == new.shape
         and old.layout == new.layout
         and old.stride() == new.stride()
         and old.device == new.device
-        and old.is_leaf
+        and old.is_leaf == new.is_leaf
         and old.requires_grad == new.requires_grad
     )
+    if not alike or old.is_leaf or (is_computed_elsewhere(old) and operation_of(old) == operation_of(new)):
+        return alike
+    if same_values(old, new):
+        return True
+    if is_computed_elsewhere(old):
+        return False
+    raise Unpicklable(
+        "a tensor was changed on one side, and its autograd graph is on the other",
+        what="a tensor that was changed on this side while its autograd graph is on the other; change a copy of it "
+        "(x = x.detach().clone()), or change it where it was computed",
+    )
+
+
+def same_values(old: Any, new: Any) -> bool:
+    """Whether two tensors that are alike hold the same bytes."""
+    torch = sys.modules["torch"]
+    try:
+        one, other = (value.detach().contiguous().reshape(-1).view(torch.uint8) for value in (old, new))
+        return bool(torch.equal(one, other))
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def gradient_of(tensor: Any) -> Any:
+    """Its gradient, where it keeps one."""
+    return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
 
 
 def move_array(target: Any, new: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from sublet.durable.codec import ATOMS
 from sublet.durable.figures import Assembly
 from sublet.errors import Unpicklable
-from sublet.notebook.memories import move_array
+from sublet.notebook.memories import gradient_of, move_array, same_values
 from sublet.notebook.untouchable import Untouchable
 
 __all__ = [
@@ -633,9 +633,12 @@ class TensorMemory(_Write):
                     raise ValueError(str(error)) from error
 
     def apply(self) -> None:
-        with sys.modules["torch"].no_grad():
-            self.target.copy_(self.new)
-        self._grad = self.target.grad
+        if not same_values(self.target, self.new):  # a write would spoil the graphs that have used it
+            with sys.modules["torch"].no_grad():
+                self.target.copy_(self.new)
+        if not self.target.is_leaf and self.new.retains_grad:
+            self.target.retain_grad()
+        self._grad = gradient_of(self.target)
         if self._grad is not self.grad:
             self.target.grad = self.grad
 

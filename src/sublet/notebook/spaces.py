@@ -59,6 +59,14 @@ def _at_once(job: Job) -> None:
     job()
 
 
+def _unmet(values: list[Any], groups: Iterable[Group]) -> list[Any]:
+    """Those of these values that no group holds."""
+    met = {id(value) for group in groups for value in (group.plain or group.encoded.met or {}).values()}
+    met.update(id(held) for value in values if (held := getattr(value, "__dict__", None)) is not None)
+    met.update(id(value.base) for value in values if is_array(value))  # what an array looks at goes with it
+    return [value for value in values if id(value) not in met]
+
+
 def _sendable(values: list[Any]) -> list[Any]:
     """Those of these values that can be encoded, found by halves: mostly it is all of them or all but a few."""
     if not values or can_travel(values, HomeRules()):
@@ -402,12 +410,11 @@ class Space:
         came = self._identities.came_for(names)
         if not came:
             return {}
-        met = {id(value) for group in groups for value in (group.plain or group.encoded.met or {}).values()}
-        held = {id(held) for value in came if (held := getattr(value, "__dict__", None)) is not None}
-        known = met | held
-        lost = [
-            value for value in came if id(value) not in known and can_change(value) and not is_part_kind(type(value))
-        ]
+        groups = list(groups)
+        lost = _unmet([value for value in came if not is_part_kind(type(value)) and can_change(value)], groups)
+        if lost:  # names that crossed together with these may hold them
+            beside = self._identities.crossed_with(names).difference(*(group.names for group in groups))
+            lost = _unmet(lost, self._encoded(beside & self.names.keys(), HomeRules(), Outgoing(), must=False))
         found = _sendable([value for value in lost if not self._is_untouched(value)])
         return {LOST: found} if found else {}  # one by one each would have to say again what they share
 
@@ -456,9 +463,29 @@ class Space:
         """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed."""
         now = digest(group)
         same = self._agreed.get(group.names) == now
+        if group.names not in self._agreed and self._is_within_agreed(group.names):
+            return True, ()
         looked = [self._compared((group.names, n), buffer) for n, buffer in enumerate(group.encoded.buffers)]
         self._remember(group.names, now)
         return same and not any(changed for changed, _ in looked), tuple(hashes for _, hashes in looked)
+
+    def _is_within_agreed(self, names: tuple[str, ...]) -> bool:
+        """Whether these names were agreed on together with others, and nothing of all that has changed. Else what only
+        the other side has changed, through an object that no cell named, would be overwritten with what it was."""
+        before = {self._group_of.get(name) for name in names}
+        whole = {name for group in before for name in group or ()}
+        if not before <= self._agreed.keys() or not whole <= self.names.keys() or not whole.isdisjoint(HIDDEN):
+            return False
+        groups = self._encoded(whole, HomeRules(), Outgoing(), must=False)
+        return {group.names for group in groups} == before and all(
+            self._agreed.get(group.names) == digest(group)
+            and not any(self._compared((group.names, n), one)[0] for n, one in enumerate(group.encoded.buffers))
+            for group in groups
+        )
+
+    def names_with_new_gradients(self) -> set[str]:
+        """Names that crossed with tensors whose gradients have changed since."""
+        return set(self._identities.names_of(dict(enumerate(self._identities.new_gradients()))))
 
     def _compared(self, key: Key, buffer: Buffer) -> tuple[bool, bytes]:
         """Whether its memory holds something else than what both had, and the hashes of that if anybody needs some."""

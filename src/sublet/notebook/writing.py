@@ -21,7 +21,7 @@ from sublet.durable.codec import ATOMS
 from sublet.durable.memory import address_of
 from sublet.durable.rebuild import ClassState, gone_from
 from sublet.durable.rules import OWNERS, behind, owner_of
-from sublet.notebook.memories import is_settled
+from sublet.notebook.memories import gradient_of, is_settled
 from sublet.notebook.operations import (
     ArrayMemory,
     BufferContents,
@@ -414,9 +414,10 @@ def _objects(plan: Plan, target: Any, new: Any) -> None:
 def into_tensor(plan: Plan, target: Any, new: Any) -> Any:
     if target is new:
         return target
-    if new.grad is not None:
-        plan.choose(new.grad)
-    plan.write(TensorMemory(target, new, new.grad), is_fresh=target is new)
+    grad = gradient_of(new)
+    if grad is not None:
+        plan.choose(grad)
+    plan.write(TensorMemory(target, new, grad), is_fresh=target is new)
     return target
 
 

@@ -1,0 +1,99 @@
+"""Autograd across cells: graphs stay where they were computed, and what was not touched is not overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebook.sides import Notebook, Other
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Other]:
+    made = Other()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nb(other: Other) -> Notebook:
+    made = Notebook(other)
+    made.here("import torch\ntorch.manual_seed(0)")
+    return made
+
+
+def both(nb: Notebook, expression: str) -> object:
+    """The value of an expression, which must be the same on both sides."""
+    assert nb.there(f"found_ = {expression}") is None
+    with nb.at_home():
+        here: object = eval(expression, nb.names)  # noqa: S307
+    assert here == nb.names["found_"]
+    return here
+
+
+@pytest.mark.parametrize("made_there", [True, False])
+@pytest.mark.parametrize("more", ["", "lr = 0.5"], ids=["", "beside a change"])
+def test_backward_one_cell_later(nb: Notebook, made_there: bool, more: str) -> None:
+    made = "x = torch.arange(3.)\nw = torch.ones(3, requires_grad=True)"
+    assert (nb.there if made_there else nb.here)(made) is None
+    assert nb.there("lr = 0.1\nloss = (w * x).sum()") is None
+    nb.here(f"{more}\nshown = str(loss), loss.item()")
+    assert nb.names["shown"] == ("tensor(3., grad_fn=<SumBackward0>)", 3.0)
+    assert nb.there("loss.backward()") is None
+    assert both(nb, "w.grad.tolist()") == [0.0, 1.0, 2.0]
+    assert both(nb, "(w.is_leaf, w.requires_grad, loss.is_leaf, loss.requires_grad)") == (True, True, False, True)
+    nb.here("with torch.no_grad(): w -= w.grad")
+    assert nb.there("loss = (w * x).sum()") is None
+    assert nb.there("w.grad = None; loss.backward()") is None
+    assert both(nb, "(w.tolist(), loss.item(), w.grad.tolist())") == ([1.0, 0.0, -1.0], -2.0, [0.0, 1.0, 2.0])
+
+
+def test_gradients_that_are_retained(nb: Notebook) -> None:
+    """As in makemore, part 4: cell by cell, with gradients compared in later cells."""
+    assert nb.there("a = torch.ones(2, requires_grad=True)\nb = a * 2\nc = b.exp()\nloss = c.sum()") is None
+    assert nb.there("for t in (b, c): t.retain_grad()") is None
+    assert nb.there("loss.backward()") is None
+    assert nb.there("same = bool((c.grad == torch.ones(2)).all()) and torch.equal(b.grad, c.grad * c)") is None
+    assert nb.names["same"] is True
+    assert both(nb, "c.grad.tolist()") == [1.0, 1.0]
+    assert nb.here("same = torch.equal(b.grad, c.grad * c)") is None
+    assert nb.names["same"] is True
+
+
+def test_a_model_and_its_optimizer_keep_the_same_parameters(nb: Notebook) -> None:
+    nb.here("model = torch.nn.Linear(2, 1); opt = torch.optim.Adam(model.parameters(), 0.1); x = torch.ones(4, 2)")
+    before = nb.names["model"].weight
+    assert nb.there("loss = model(x).sum()") is None
+    assert nb.there("opt.zero_grad(); loss.backward()") is None
+    assert nb.there("opt.step()") is None
+    assert nb.names["model"].weight is before
+    assert nb.names["opt"].param_groups[0]["params"][0] is before
+    assert both(nb, "model.weight.grad.tolist()") == [[4.0, 4.0]]
+    assert both(nb, "len(opt.state[model.weight]) > 0") is True
+
+
+def test_a_graph_is_where_it_was_computed_and_backward_elsewhere_says_so(nb: Notebook) -> None:
+    assert nb.there("w = torch.ones(3, requires_grad=True)\nloss = (w * 2).sum()") is None
+    with pytest.raises(RuntimeError, match=r"computed in the other process.*both in %%gpu"):
+        nb.names["loss"].backward()
+    nb.here("more = loss * 2")
+    assert nb.there("try:\n    more.backward()\nexcept RuntimeError as error:\n    said = str(error)") is None
+    assert "autograd graph is" in str(nb.names["said"])
+    assert nb.there("loss.backward()") is None
+
+
+def test_what_was_changed_beside_its_graph_is_refused_by_name(nb: Notebook) -> None:
+    assert nb.there("w = torch.ones(3, requires_grad=True)\ny = w * 2") is None
+    nb.here("with torch.no_grad(): y += 1")
+    with pytest.raises(Exception, match=r"^y cannot be put together.*autograd graph.*detach\(\).clone\(\)"):
+        nb.there("z = y.sum()")
+    nb.here("y = y.detach().clone()")
+    assert nb.there("z = y.sum()") is None
+    assert both(nb, "z.item()") == 9.0
+
+
+def test_tensors_that_share_memory_go_on_doing_so(nb: Notebook) -> None:
+    assert nb.there("w = torch.ones(4, requires_grad=True)\ny = w * 2\nz = y[1:3]") is None
+    nb.here("with torch.no_grad(): y[1] = 7")
+    assert nb.names["z"].tolist() == [7.0, 2.0]
