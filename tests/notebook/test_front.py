@@ -127,7 +127,7 @@ def test_a_cell_that_wipes_its_output_does_not_keep_the_bill_from_being_seen() -
     said = [(what["update"], what["data"]["text/plain"]) for name, what in shell.display_pub.said if name == "publish"]
     assert [update for update, _ in said] == [False, True, False, False]
     assert said[2][1] == "frame"
-    assert "lease" in said[3][1]
+    assert "host device" in said[3][1]
 
 
 def test_who_left_the_line_does_not_seem_to_stand_in_it() -> None:

@@ -85,7 +85,7 @@ def test_the_status_line_is_one_display_that_ends_as_the_bill(kernel: Kernel) ->
     shown = [one for one in cell.of("display_data", "update_display_data") if "text/html" in one["data"]]
     assert len({one["transient"]["display_id"] for one in shown}) == 1
     assert len(cell.of("display_data")) == 1
-    assert re.search(r"host device, no GPU.* lease .* busy ", cell.status[-1])
+    assert re.search(r"host device, no GPU\) · [\d.]+m?s", cell.status[-1])
     for one in shown:
         seen = re.sub(r"<[^>]+>", "", one["data"]["text/html"])
         assert all(part in seen for part in one["data"]["text/plain"].removeprefix("sublet: ").split(" · "))

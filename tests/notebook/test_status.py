@@ -44,7 +44,21 @@ LINES: list[tuple[CellStatus, str]] = [
     ),
     (
         Finished(device="node/gpu0", host=False, bill=BILL, moved="x came"),
-        "sublet: node/gpu0 · lease 12s · busy 3.2s · VRAM 24 GiB·s · 7 launches · 1MiB in, 0B out · waited 2s · x came",
+        "sublet: node/gpu0 · 3.2s · 1MiB sent, 0B received · waited 2s · x came",
+    ),
+    (
+        Finished(device="local/gpu0", host=True, bill=CellBill(held_s=9.0, busy_s=1.0, moved_s=0.2, bytes_in=92)),
+        "sublet: local/gpu0 (host device, no GPU) · 1.2s",
+    ),
+    (
+        Finished(
+            device="g", host=False, bill=CellBill(busy_s=3.0, moved_s=1.0, bytes_in=92, bytes_saved=GIB, cost=0.006)
+        ),
+        "sublet: g · 4s · 92B sent, 0B received in 1s · 1GiB saved · 0.0060",
+    ),
+    (
+        Finished(device="g", host=False, bill=CellBill(busy_s=0.02, moved_s=0.01, cost=0.005, currency="EUR")),
+        "sublet: g · 30ms",
     ),
     (
         Ended(message="the GPU session ended", do="Rerun this cell to reacquire."),

@@ -366,6 +366,7 @@ class Cells:
             self._tell(self.handles.go_on())
             for one in self._replaced.news(self._shell.history_manager.input_hist_parsed, python):
                 say(self._shell, str(one))
+            sending_s = time.monotonic()
             sent, restored = self.traffic.send(kernel, self.reading(python), options, number)
             self._tell(restored)
             self._tell_problems()
@@ -378,6 +379,7 @@ class Cells:
             self._is_begun = True
             reply = self._execute(line, source, options, status)
             busy_s = time.monotonic() - began_s - (self._stood_s - stood_s)
+            taking_s = time.monotonic()
             lease = self.lease or lease  # another one, if it was suspended
             self._ahead.settle()
             came = self.traffic.take(kernel, options, sent, number)
@@ -399,6 +401,7 @@ class Cells:
             vram_byte_s=held_s * sum(one.amount for one in lease.devices),
             bytes_in=sent.nbytes,
             bytes_out=came.out.nbytes,
+            moved_s=began_s - sending_s + now_s - taking_s,
             bytes_saved=came.news.saved.written_bytes if came.news.saved is not None else 0,
             stood_s=self._stood_s,
         )

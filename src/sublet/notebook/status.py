@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from sublet.invocation import typeable
-from sublet.values import GIB, NS_PER_S, format_cost, format_duration, format_size
+from sublet.values import MIB, NS_PER_S, format_cost, format_duration, format_size
 
 __all__ = [
     "CellBill",
@@ -40,6 +40,11 @@ SHORT_S: Final = 10.0
 """Below this, seconds are shown with a fraction."""
 MS_S: Final = 0.0995
 """And below this, milliseconds."""
+SLOW_S: Final = 0.1
+SLOW_SHARE: Final = 0.2
+"""A transfer that takes less time, or a smaller share of the cell's time, is not worth a word."""
+COST_MIN: Final = 0.005
+"""A cell that costs less shows no cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ class CellBill:
     bytes_in: int = 0
     bytes_out: int = 0
     bytes_saved: int = 0
+    moved_s: float = 0.0
+    """What the cell reads was sent, and what it changed was received, in so much time."""
     waited_s: float = 0.0
     stood_s: float = 0.0
     """It was suspended for so long: no lease, so nothing to pay for but the memory it was parked in."""
@@ -71,21 +78,19 @@ class CellBill:
         return CellBill(**{field.name: total(field.name) for field in fields(self)})  # type: ignore[arg-type]
 
     def parts(self) -> list[str]:
-        """What there is to say of it; what is nothing is not said."""
-        said = [f"lease {_seconds(self.held_s)}", f"busy {_seconds(self.busy_s)}"]
-        if self.vram_byte_s:
-            said.append(f"VRAM {self.vram_byte_s / GIB:.3g} GiB·s")
-        if self.launches is not None:
-            said.append(f"{self.launches} launches")
-        if self.bytes_in or self.bytes_out:
-            said.append(f"{format_size(self.bytes_in)} in, {format_size(self.bytes_out)} out")
+        """The time the cell took, and what is unusual. All figures are in the notebook's bill (``%gpu bill``)."""
+        said = [_seconds(self.busy_s + self.moved_s)]
+        is_slow = self.moved_s >= max(SLOW_S, SLOW_SHARE * (self.busy_s + self.moved_s))
+        if is_slow or max(self.bytes_in, self.bytes_out) >= MIB:
+            took = f" in {_seconds(self.moved_s)}" if self.moved_s >= SLOW_S else ""
+            said.append(f"{format_size(self.bytes_in)} sent, {format_size(self.bytes_out)} received{took}")
         if self.bytes_saved:
             said.append(f"{format_size(self.bytes_saved)} saved")
         if self.waited_s >= 0.1:
             said.append(f"waited {_seconds(self.waited_s)}")
         if self.stood_s:
             said.append(f"suspended {_seconds(self.stood_s)}, and went on")
-        if self.cost:
+        if self.cost > COST_MIN:
             said.append(format_cost(self.cost, self.currency))
         return said
 
