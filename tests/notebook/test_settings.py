@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import re
+import site
 import subprocess
 import sys
 import types
@@ -54,30 +55,28 @@ def path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_search_path_keeps_each_sides_own_installation(path: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     here = row("sys.path")
-    installed = [one for one in path if one.startswith(os.path.dirname(os.__file__))]
-    path.insert(0, "/mine")
-    path.append("/last")
+    library = os.path.dirname(os.__file__)
+    path[:] = ["/mine", library, os.path.join(library, "lib-dynload"), "", *site.getsitepackages(), "/last"]
     value = here.read()
-    assert value[""][0][0] == "/mine"
-    assert value[""][1][-1] == "/last"
-    assert not set(installed) & {*value[""][0], *value[""][1]}
-    monkeypatch.setattr(sys, "path", ["/device/lib", "/device/site", "/last"])
+    assert value == {"": ("/mine", settings.STDLIB, "", settings.SITE, "/last")}
+    monkeypatch.setattr(sys, "path", [library, "", "/device/site", "/last"])
     there = row("sys.path", is_notebook=False)
-    assert there.read() == {"": ((), ())}
-    there.write({"": (("/mine", ""), ("/last",))}, ())
-    assert sys.path == ["/mine", "", "/device/lib", "/device/site", "/last"]
-    assert there.read() == {"": (("/mine", ""), ("/last",))}
-    there.write({"": (("",), ())}, ())
-    assert sys.path == ["", "/device/lib", "/device/site"]
+    assert there.read() == {"": (settings.STDLIB, settings.SITE)}
+    there.write(value, ())
+    assert sys.path == ["/mine", library, "", "/device/site", "/last"]
+    assert there.read() == value
+    there.write({"": ("", settings.STDLIB)}, ())
+    assert sys.path == ["", library, "/device/site"], "what is installed here stays, marked or not"
 
 
 def test_a_folder_given_to_one_side_stays_there(path: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     there = row("sys.path", is_notebook=False)
+    before = there.read()
     monkeypatch.setattr(settings, "own_paths", {"/given"})
     path.insert(0, "/given")
-    assert there.read() == {"": ((), ())}
-    there.write({"": (("/mine",), ())}, ())
-    assert path[:2] == ["/mine", "/given"]
+    assert there.read() == before
+    there.write({"": ("/mine", settings.STDLIB, settings.SITE)}, ())
+    assert path[:2] == ["/given", "/mine"]
 
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SUBLET_LEASE", "MPLBACKEND"])

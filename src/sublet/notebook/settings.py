@@ -134,7 +134,7 @@ def _of_python(is_notebook: bool) -> Iterable[Setting]:
         "`sys.path`; the folders of each side's own installation stay",
         search_path.read,
         search_path.write,
-        default=lambda: ((), ()),
+        default=lambda: (STDLIB, SITE),
         kind=Kind.FILES,
         stored=("sys.path", "sys.path_importer_cache"),
         assigned=("sys:path",),
@@ -210,37 +210,57 @@ class _Environment:
 
 own_paths: Final[set[str]] = set()
 """Folders of ``sys.path`` that this side was given for itself (``--with``)."""
-Path2 = tuple[tuple[str, ...], tuple[str, ...]]
+STDLIB: Final = "\0standard library"
+SITE: Final = "\0installed packages"
+"""Stand in a search path for the folders of a side's own installation."""
 
 
 class _SearchPath:
-    """What stands in ``sys.path`` before and after the folders of this side's own installation."""
+    """``sys.path``, in which the folders of each side's own installation are only marked."""
 
     def __init__(self, *, is_notebook: bool) -> None:
         is_installed: Callable[[str], bool] = _installed() if is_notebook else set(_texts(sys.path)).__contains__
-        self._is_own: Callable[[str], bool] = lambda one: one in own_paths or is_installed(one)
+        self._is_installed = is_installed
+        self._shared: set[str] = set()
+        """What the other side has named as well: it is nobody's own."""
         self._was: list[str] = []
-        self._value: Path2 = ((), ())
+        self._value: tuple[str, ...] = ()
 
-    def read(self) -> Path2:
+    def read(self) -> tuple[str, ...]:
         if sys.path != self._was:
-            path = _texts(sys.path)
-            own = [n for n, one in enumerate(path) if self._is_own(one)]
-            first = own[0] if own else len(path)
-            foreign = [(n, one) for n, one in enumerate(path) if not self._is_own(one)]
-            self._value = tuple(one for n, one in foreign if n < first), tuple(one for n, one in foreign if n > first)
+            marked = [self._mark(one) for one in _texts(sys.path) if one not in own_paths]
+            self._value = tuple(
+                one for n, one in enumerate(marked) if one not in (STDLIB, SITE) or one not in marked[:n]
+            )
             self._was = list(sys.path)
         return self._value
 
-    def write(self, value: Path2) -> None:
-        before, after = value
-        common = {*before, *after}
-        is_own = self._is_own
-        self._is_own = lambda one: one not in common and is_own(one)
-        own = [one for one in _texts(sys.path) if self._is_own(one)]
-        sys.path[:] = [*before, *own, *after]
+    def _is_own(self, folder: str) -> bool:
+        return folder not in self._shared and self._is_installed(folder)
+
+    def _mark(self, folder: str) -> str:
+        if not self._is_own(folder):
+            return folder
+        return STDLIB if _is_of_the_library(folder) else SITE
+
+    def write(self, value: tuple[str, ...]) -> None:
+        self._shared.update(value)
+        own: dict[str, list[str]] = {STDLIB: [], SITE: []}
+        given = [one for one in _texts(sys.path) if one in own_paths]
+        for one in _texts(sys.path):
+            if one not in own_paths and self._is_own(one):
+                own[self._mark(one)].append(one)
+        found = [folder for one in value for folder in (own.pop(one, ()) if one in (STDLIB, SITE) else (one,))]
+        found = [*given, *(one for one in found if one not in own_paths)]
+        sys.path[:] = [*found, *(folder for left in own.values() for folder in left)]
         self._was = []
         importlib.invalidate_caches()
+
+
+def _is_of_the_library(folder: str) -> bool:
+    library = os.path.dirname(os.__file__)
+    inside = folder.startswith(library) and "site-packages" not in folder and "dist-packages" not in folder
+    return inside or os.path.basename(folder) == f"python{sys.version_info.major}{sys.version_info.minor}.zip"
 
 
 def _texts(path: Iterable[object]) -> list[str]:
