@@ -24,9 +24,9 @@ from sublet.notebook.news import cannot_travel, process_lost, session_ended
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import FOLDER_VARIABLE, Owner, Volume, notebook_path, volume_name
 from sublet.notebook.probing import describe, probe
+from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.shelf import About, Shelf
 from sublet.notebook.status import CellBill
-from sublet.notebook.stays import Stays
 from sublet.notebook.traffic import Fate, _saved, fates_text
 from sublet.values import MIB, EndReason, Epoch, LeaseId, valid_name
 from sublet.wire.http import BillLine
@@ -41,7 +41,7 @@ class Keeper:
     def __init__(self, *, live: bool = False, parked: bool = False) -> None:
         self._live, self._parked = live, parked
 
-    def fetch(self, handle: Stays) -> Any:
+    def fetch(self, handle: RemoteValue) -> Any:
         return f"a copy of {handle.name}"
 
     def is_live(self, kernel: Any) -> bool:
@@ -51,7 +51,7 @@ class Keeper:
         return self._parked
 
 
-def handle(*, wall_ns: int = 0, lost: str = "", keeper: Keeper | None = None) -> Stays:
+def handle(*, wall_ns: int = 0, lost: str = "", keeper: Keeper | None = None) -> RemoteValue:
     about = About(
         name="w",
         what="Tensor (3,) float32 on cuda:0",
@@ -61,7 +61,7 @@ def handle(*, wall_ns: int = 0, lost: str = "", keeper: Keeper | None = None) ->
         made=4,
         wall_ns=wall_ns,
     )
-    return Stays(about, object(), keeper or Keeper(), lost=lost)
+    return RemoteValue(about, object(), keeper or Keeper(), lost=lost)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def handle(*, wall_ns: int = 0, lost: str = "", keeper: Keeper | None = None) ->
         (handle(lost="a lock"), "was lost with its lease (a lock); rerun cell 4, which made it"),
     ],
 )
-def test_a_handle_says_what_it_is_and_how_to_have_it(one: Stays, says: str) -> None:
+def test_a_handle_says_what_it_is_and_how_to_have_it(one: RemoteValue, says: str) -> None:
     assert repr(one).startswith("<w: Tensor (3,) float32 on cuda:0, 12B; ")
     assert says in repr(one)
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from sublet.durable.encoded import NO_BUFFER, Buffer, BufferKind, BufferShape, Encoded, Head, Splice, Window, bare_head
 from sublet.durable.figures import numbered
 from sublet.durable.memory import address_of, memory_at
-from sublet.durable.rules import OWNERS, GpuRule, Rules, owner_of
+from sublet.durable.rules import OWNERS, FlatRoot, GpuRule, Rules, owner_of
 from sublet.durable.unpicklable import named
 
 __all__ = ["ATOMS", "can_travel", "encode", "with_identity"]
@@ -52,10 +52,8 @@ def encode(value: object, *, gpu: GpuRule = "copy") -> Encoded:
 def can_travel(value: object, rules: Rules) -> bool:
     """Whether ``encode`` would do it; why not is found out by nobody, which is much faster."""
     encoding = Encoding(rules)
-    pickler = Pickler(encoding, PROTOCOL, buffer_callback=encoding.take)
-    pickler.reducer_override = rules.reduce
     try:
-        pickler.dump(value)
+        encoding.run(value)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - whatever an object's own method raised
@@ -99,13 +97,13 @@ class Encoding:
         self.met: dict[int, Any] | None = None
         self.owners: dict[int, Any] = {}
         """Byte arrays whose memory something looks at; whether they travel as well is seen at the end."""
+        self.made: tuple[object, ...] = ()
+        """Objects that are there for the pickle's sake."""
 
     def dump(self, value: object, *, roots: bool = False, remember: bool = True) -> Any:
         """Run the pickler; what it has met, by id, is in its ``memo``. ``remember``: if the rules do."""
-        pickler = Pickler(self, PROTOCOL, buffer_callback=self.take)
-        pickler.reducer_override = self.rules.reduce
         try:
-            pickler.dump(value)
+            pickler = self.run(value)
         except MemoryError:
             raise
         except Exception as error:
@@ -117,13 +115,36 @@ class Encoding:
             self.remember(pickler)
         return pickler
 
+    def run(self, value: object) -> Any:
+        """The same, with errors as they come. A chain of objects that is too long for pickle, which calls itself for
+        each of them, is taken apart one object after the other."""
+        pickler = Pickler(self, PROTOCOL, buffer_callback=self.take)
+        pickler.reducer_override = self.rules.reduce
+        try:
+            pickler.dump(value)
+        except RecursionError:
+            if self.rules.units:  # figures are taken apart by their own classes
+                raise
+            self.parts.clear()
+            self.seen.clear()
+            self.owners.clear()
+            chain = self.rules.flatten()
+            pickler = Pickler(self, PROTOCOL, buffer_callback=self.take)
+            pickler.reducer_override = self.rules.reduce
+            try:
+                pickler.dump(root := FlatRoot(value, chain))
+            finally:
+                self.rules.chain = None
+            self.made = root, value
+        return pickler
+
     def remember(self, pickler: Any) -> dict[int, Any]:
         """What the pickler has met, by id; kept by number, where identity can matter, if the rules want that."""
         memo: dict[int, Any] = pickler.memo.copy()
         if self.rules.remembers:
             self.met = with_identity(memo.values())
-            if self.rules.temporary:
-                made = self.rules.temporary
+            made = {*self.rules.temporary, *map(id, self.made)}
+            if made:
                 self.met = {n: value for n, value in self.met.items() if id(value) not in made}
             self.met.update(numbered(self.rules.units))
         return memo

@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sublet.durable import rebuild
 from sublet.durable.encoded import NO_BUFFER, Encoded, Head
 from sublet.durable.figures import Assembly, assembling
 from sublet.durable.memory import copy_bytes, fresh_memory
@@ -63,6 +64,11 @@ def decode(
             finally:
                 if met is not None:  # of what cannot be loaded it tells how far it came
                     met.update(unpickler.memo.copy())
+        if type(value) is rebuild.Flat:
+            root, value = value, value.value
+            if met is not None:
+                for n in [n for n, one in met.items() if one is root or one is value]:
+                    del met[n]
         if assembly is None:
             figures.finish()
             if met is not None:

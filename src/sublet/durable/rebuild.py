@@ -20,6 +20,7 @@ from sublet.errors import Unsupported
 
 __all__ = [
     "ClassState",
+    "Flat",
     "array",
     "array_of_kind",
     "array_on",
@@ -338,6 +339,30 @@ def fill_dispatch(function: Any, registry: dict[type, Any]) -> None:
     """The functions for other types."""
     for kind, one in registry.items():
         function.register(kind, one)
+
+
+class Flat:
+    """A value, with the attributes of the objects in it one after the other."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def append(self, item: tuple[Any, Any] | None) -> None:
+        """Give an object its attributes, as pickle does."""
+        if item is None:
+            return
+        made, state = item
+        attributes, slots = state if type(state) is tuple else (state, None)
+        if attributes:
+            own = made.__dict__
+            for name, value in attributes.items():
+                own[sys.intern(name) if type(name) is str else name] = value
+        for name, value in (slots or {}).items():
+            object.__setattr__(made, name, value)
+
+    def extend(self, items: list[tuple[Any, Any] | None]) -> None:
+        for item in items:
+            self.append(item)
 
 
 class ClassState(NamedTuple):

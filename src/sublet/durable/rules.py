@@ -16,7 +16,7 @@ import sys
 import types
 import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pickle import PickleBuffer
 from typing import Any, ClassVar, Final, Literal
 
@@ -24,7 +24,7 @@ from sublet.durable import figures, rebuild
 from sublet.durable.away import devices_are_away
 from sublet.durable.memory import address_of, memory_at
 
-__all__ = ["OWNERS", "GpuRule", "Refused", "Rules", "behind", "found_by_name", "loaded", "owner_of"]
+__all__ = ["OWNERS", "FlatRoot", "GpuRule", "Refused", "Rules", "behind", "found_by_name", "loaded", "owner_of"]
 
 GpuRule = Literal["copy", "refuse"]
 Rule = Callable[[Any], Any]
@@ -88,6 +88,9 @@ class Rules:
         self.units: list[figures.Unit] = []
         """Those of this encoding, in its order."""
         self._helper: Any = None
+        self.chain: list[tuple[Any, Any]] | None = None
+        """Objects whose attributes are still to be taken apart; None: each is, before what stands behind it."""
+        self._flat: dict[type, bool] = {}
 
     def anew(self, compact: frozenset[int] = frozenset()) -> Rules:
         """The same rules for another encoding."""
@@ -107,7 +110,29 @@ class Rules:
             rule = self._rules[kind]
         except KeyError:
             rule = self._rules[kind] = self._rule_for(kind)
-        return NotImplemented if rule is None else rule(value)
+        if rule is not None:
+            return rule(value)
+        return NotImplemented if self.chain is None else self._empty(value, kind)
+
+    def flatten(self) -> list[tuple[Any, Any]]:
+        """From here on objects are taken apart without their attributes, which are left in the answer."""
+        self.chain = []
+        return self.chain
+
+    def _empty(self, value: Any, kind: type) -> Any:
+        """An object whose class leaves it to Python how it is pickled, and whose hash does not depend on its
+        attributes: it may be put into a dict before it has any."""
+        can_wait = self._flat.get(kind)
+        if can_wait is None:
+            can_wait = self._flat[kind] = has_plain_state(kind)
+        if not can_wait or self.chain is None:
+            return NotImplemented
+        make, arguments, state, *rest = (*value.__reduce_ex__(4), None, None, None)[:5]
+        if rest != [None, None]:
+            return NotImplemented
+        if state is not None:
+            self.chain.append((value, state))
+        return make, arguments
 
     def _rule_for(self, kind: type) -> Rule | None:
         if issubclass(kind, type):
@@ -422,6 +447,41 @@ class Rules:
         self.private.add(id(buffer))
         self.keep.append(buffer)
         return maker, (_Made(reduced), *rest)
+
+
+def has_plain_state(kind: type) -> bool:
+    """Whether a class has no say in how its instances are pickled and hashed."""
+    own = ("__reduce_ex__", "__reduce__", "__getstate__")
+    return (
+        all(getattr(kind, name, None) is getattr(object, name, None) for name in own)
+        and not any(hasattr(kind, name) for name in ("__setstate__", "__getnewargs__", "__getnewargs_ex__"))
+        and getattr(kind, "__hash__", None) in _BY_IDENTITY
+        and kind.__module__ not in ("builtins", "copyreg")
+    )
+
+
+_BY_IDENTITY: Final[tuple[Any, ...]] = (object.__hash__, None)
+
+
+class FlatRoot:
+    """A value, and the attributes of the objects in it: in the order in which these are met, each on its own."""
+
+    def __init__(self, value: object, chain: list[tuple[Any, Any]]) -> None:
+        self._value, self._chain = value, chain
+
+    def __reduce__(self) -> Any:
+        return rebuild.Flat, (self._value,), None, self._items()
+
+    def _items(self) -> Iterator[tuple[Any, Any] | None]:
+        """pickle asks for an item before it has taken the last one apart, in which there may be more: so it is given
+        nothing now and then, and is asked again."""
+        while True:
+            if self._chain:
+                yield self._chain.pop()
+                continue
+            yield None
+            if not self._chain:
+                return
 
 
 def _whole(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, SubletError
 from sublet.notebook import options
-from sublet.notebook.stays import Stays, clock_time
+from sublet.notebook.remote_value import RemoteValue, clock_time
 from sublet.notebook.traffic import fates_text, number_of
 from sublet.values import NS_PER_S, format_duration, format_size
 
@@ -152,7 +152,7 @@ def _fetch(cells: Cells, _shell: Any, name: str) -> str:
     if not name:
         raise InvalidRequest("%gpu fetch needs a name", do=f"On the device: {_on_device(cells)}.")
     value = cells.space.names.get(name)
-    if type(value) is not Stays:
+    if type(value) is not RemoteValue:
         close = difflib.get_close_matches(name, list(cells.handles.all()), n=1)
         meant = f"; did you mean {close[0]}?" if close and name not in cells.space.names else ""
         what = "is in the notebook already" if name in cells.space.names else "is no name of this notebook"

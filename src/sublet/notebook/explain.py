@@ -9,7 +9,7 @@ from sublet.values import format_size
 
 if TYPE_CHECKING:
     from sublet.notebook.reading import Reading
-    from sublet.notebook.stays import Stays
+    from sublet.notebook.remote_value import RemoteValue
 
 __all__ = ["explain"]
 
@@ -42,7 +42,7 @@ def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
     return "\n".join([f"{format_size(total)} would travel" if total else "nothing travels", *lines])
 
 
-def _handle(handle: Stays) -> str:
+def _handle(handle: RemoteValue) -> str:
     about = handle.about
     what = ", ".join(one for one in (about.what, format_size(about.nbytes) if about.nbytes else "") if one)
     if handle.is_live:

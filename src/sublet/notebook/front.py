@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import html
+import re
 import sys
 import threading
 import time
@@ -42,6 +43,12 @@ SILENT: Final = frozenset({"status", "execute_input"})
 """Messages that show nothing."""
 
 
+_COLOURS: Final = r"(?:\x1b\[[0-9;]*m)*"
+_FIRST_LINE: Final = re.compile(rf"(?m)^[ ]*{_COLOURS}[ ]*1{_COLOURS}[ ]*{_COLOURS}# %%gpu{_COLOURS}[ ]*\n")
+"""The line of ``%%gpu``, which is a comment where the cell runs, so that lines have the numbers that they have in the
+notebook. Around the line that failed it is not worth showing."""
+
+
 class CellFailed(Exception):
     """The cell raised; its traceback is the one from the guest, and points at the cell's own lines."""
 
@@ -66,7 +73,8 @@ def failed_cell(content: dict[str, Any], note: str = "") -> CellFailed:
     as what it was. ``note``: stands below its traceback."""
     name = str(content.get("ename", "Exception"))
     kind = type(name, (CellFailed,), {"__module__": "builtins"})
-    failed: CellFailed = kind(name, str(content.get("evalue", "")), list(content.get("traceback", ())))
+    traceback = [_FIRST_LINE.sub("", part) for part in content.get("traceback", ())]
+    failed: CellFailed = kind(name, str(content.get("evalue", "")), traceback)
     if note:
         failed.add_note(note)
         failed.traceback.append(note)

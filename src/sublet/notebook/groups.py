@@ -10,7 +10,7 @@ from sublet.durable.encoded import BufferKind
 from sublet.durable.roots import Group
 from sublet.notebook.namespace import Shared
 from sublet.notebook.parcels import LOST, Outgoing
-from sublet.notebook.stays import Stays, any_handles
+from sublet.notebook.remote_value import RemoteValue, any_handles
 from sublet.values import format_size
 
 __all__ = ["digest", "has_room", "without_handles"]
@@ -42,8 +42,8 @@ def has_room(group: Group, room: int, stuck: Mapping[str, str], shared: Shared, 
 def without_handles(here: Mapping[str, Any], names: Iterable[str], found: Outgoing) -> set[str]:
     """Names that are here, without those that stand for what is only there; and what functions in that read."""
     left = set(filter(here.__contains__, names))
-    while any_handles() and Stays in set(map(type, map(here.__getitem__, left))):  # so without a loop
-        fresh = {n for n in left if type(here[n]) is Stays}
+    while any_handles() and RemoteValue in set(map(type, map(here.__getitem__, left))):  # so without a loop
+        fresh = {n for n in left if type(here[n]) is RemoteValue}
         handles = {name: here[name] for name in fresh}
         left -= fresh
         found.handles |= handles

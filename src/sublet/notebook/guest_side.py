@@ -21,6 +21,7 @@ from sublet.notebook.lodging import Lodged, Word
 from sublet.notebook.merging import can_change
 from sublet.notebook.namespace import Bound, Heard, Said, visible_among
 from sublet.notebook.parcels import NO_WORD
+from sublet.notebook.sources import Source, compiler_flags, keep_sources, set_compiler_flags
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 from sublet.notebook.surroundings import Changes, Surroundings
 
@@ -34,6 +35,7 @@ RESULT: Final = re.compile(r"_\d+")
 TO_DELETE: Final = object()
 """Stands for what a cell may only delete."""
 IN_USE: Final = frozenset({THREAD, TASK, CALLBACK})
+NO_SOURCES: Final[Mapping[str, Source]] = MappingProxyType({})
 NO_HANDLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -78,6 +80,8 @@ def place(
     deletes: frozenset[str] = frozenset(),
     steady: frozenset[str] | Said = frozenset(),
     surroundings: Changes | None = None,
+    sources: Mapping[str, Source] = NO_SOURCES,
+    flags: int = 0,
 ) -> Taken:
     """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
     ``number``: that of the cell, which tracebacks name; ``handles``, ``alive``, ``room``: of what is and will be here
@@ -85,7 +89,7 @@ def place(
     ``deletes``: names that the notebook has and that the cell may delete without reading them. They are not sent: what
     an earlier cell left under one stays, so that deleting it frees its memory at once, else a placeholder is bound;
     ``steady``: names that have no old value here; ``surroundings``: random states and settings that the notebook has
-    changed.
+    changed; ``sources``, ``flags``: texts of cells, and the compiler's flags.
 
     Every other name of the notebook that is here may have an old value, and is set aside until the cell is over, unless
     something that runs on uses it (``in_use``)."""
@@ -97,6 +101,8 @@ def place(
         _put_back(space)
         _bound.noted(space.names, _bound.rebound(space.names))
     reads = _heard.hear(reads) if isinstance(reads, Said) else reads
+    keep_sources(sources)
+    set_compiler_flags(flags)
     space.hear(word)
     taken = space.take(parcels, gone, afterwards=afterwards)
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *gone))
@@ -176,6 +182,7 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
     try:
         found = _collected(space, set(every), only, room)
         found.surroundings = changes
+        found.flags = compiler_flags()
         return found
     finally:
         _bound.noted(space.names, (*every, f"_{_before.number}"))

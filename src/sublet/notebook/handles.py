@@ -20,8 +20,8 @@ from sublet.notebook import holding
 from sublet.notebook.going_on import is_parked
 from sublet.notebook.home import HomeRules
 from sublet.notebook.probing import MODULE, describe, probe
+from sublet.notebook.remote_value import RemoteValue, any_handles, clock_time, lost_handle
 from sublet.notebook.shelf import About, Key, Part, Saved, Shelf, key_of
-from sublet.notebook.stays import Stays, any_handles, clock_time, lost_handle
 
 if TYPE_CHECKING:
     from sublet.compute.kernel_guest import KernelGuest
@@ -100,7 +100,7 @@ class Handles:
         mine = self._kernel
         return mine is not None and kernel is mine and not mine.is_lost and is_parked(mine.lease)
 
-    def fetch(self, handle: Stays) -> Any:
+    def fetch(self, handle: RemoteValue) -> Any:
         """A copy in the notebook's own memory: from the device, or from what was saved."""
         if handle.is_live and self._kernel is not None:
             head, buffers = self._kernel.call(holding.fetch, handle.name)
@@ -175,16 +175,18 @@ class Handles:
         """Names in the guest that the notebook has handles for."""
         return {one.name for one in self.all().values() if one.is_live}
 
-    def all(self) -> dict[str, Stays]:
+    def all(self) -> dict[str, RemoteValue]:
         """Every handle, by the name it has in the notebook."""
         if not any_handles():
             return {}
         names = self._names.copy()
-        return {name: value for name, value in names.items() if type(value) is Stays}
+        return {name: value for name, value in names.items() if type(value) is RemoteValue}
 
     # ---- around a cell
 
-    def prepare(self, read: Mapping[str, Stays], kernel: KernelGuest, *, must: bool) -> tuple[dict[str, str], Restored]:
+    def prepare(
+        self, read: Mapping[str, RemoteValue], kernel: KernelGuest, *, must: bool
+    ) -> tuple[dict[str, str], Restored]:
         """See that what a cell reads is on its device: under which names it is there, and what was restored. ``must``:
         the cell names them, so one that is lost is an error."""
         dead = {name: one for name, one in read.items() if not one.is_of(kernel)}
@@ -201,10 +203,10 @@ class Handles:
         for name, why in stays.items():
             old = self._names.get(name)
             about = About(name=name, why=why, cell=cell, made=cell)
-            if type(old) is Stays and old.name == name:
+            if type(old) is RemoteValue and old.name == name:
                 old.is_now(replace(old.about, wall_ns=0, cell=cell), kernel, lost=old.why_lost)
             else:
-                self._names[name] = Stays(about, kernel, self)
+                self._names[name] = RemoteValue(about, kernel, self)
 
     def heard(self, news: holding.News, kernel: KernelGuest) -> None:
         """The guest says how it stands, and the notebook has what the cell left."""
@@ -256,10 +258,10 @@ class Handles:
             if one.name not in inside or not key.startswith(f"{Part.DEVICE}:"):
                 continue
             value = self._names.get(one.name)
-            if type(value) is Stays:
+            if type(value) is RemoteValue:
                 value.is_now(one, None)
             elif one.name not in self._names:
-                self._names[one.name] = Stays(one, None, self)
+                self._names[one.name] = RemoteValue(one, None, self)
         cell = [one.name for key, one in found.items() if one.name in inside and key.startswith(f"{Part.CELL}:")]
         self._inside = {name: self._print(name) for name in cell}
         return inside
@@ -305,7 +307,7 @@ class Handles:
         lost: dict[str, str] = {}
         for name in names:
             value = self._names.get(name)
-            if name not in self._names or type(value) is Stays:
+            if name not in self._names or type(value) is RemoteValue:
                 continue
             one = probe(name, value)
             if one.refused:
@@ -341,7 +343,7 @@ class Handles:
         self._bind(shelf.load(host), taken)
         for name, key in taken.items():
             if key.startswith(f"{Part.DEVICE}:"):
-                self._names[name] = Stays(found[key], None, self)
+                self._names[name] = RemoteValue(found[key], None, self)
         done = _restored(found[key] for key in taken.values())
         kept = tuple(sorted(name for name in latest.keys() - taken.keys() if found[latest[name]].what != MODULE))
         return Restored(names=done.names, wall_ns=done.wall_ns, newest_ns=done.newest_ns, apart=done.apart, kept=kept)

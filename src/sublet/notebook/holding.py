@@ -31,9 +31,9 @@ from sublet.errors import CheckpointFailed, NotFound, SubletError
 from sublet.notebook.home import HomeRules
 from sublet.notebook.merging import can_change
 from sublet.notebook.probing import Probe, describe, probe
+from sublet.notebook.remote_value import clock_time
 from sublet.notebook.shelf import NOTICE, WITHIN, About, Key, Part, Saved, Shelf, key_of
 from sublet.notebook.spaces import Space
-from sublet.notebook.stays import clock_time
 from sublet.values import format_size
 
 __all__ = [

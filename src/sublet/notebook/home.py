@@ -49,6 +49,8 @@ class HomeRules(Rules):
         """Functions that may read any."""
         self.maybe: set[str] = set() if maybe is None else maybe
         """Words in strings of functions and in type hints, which may be names that they look up."""
+        self.files: set[str] = set()
+        """Names of the files that functions were defined in: mostly cells."""
 
     @property
     def reads_any(self) -> bool:
@@ -60,6 +62,7 @@ class HomeRules(Rules):
         more: Any = {"needs": self.needs, "opaque": self.opaque, "maybe": self.maybe}
         found = type(self)(gpu=self.gpu, compact=compact, **more)
         found.figures = self.figures
+        found.files = self.files
         return found
 
     def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
@@ -68,6 +71,7 @@ class HomeRules(Rules):
             return make, *_of_its_module(value, arguments, (attributes, slots))
         names, is_opaque = names_of(value.__code__)
         self.needs |= names
+        self.files.add(value.__code__.co_filename)
         self.maybe |= words_of_code(value.__code__) | words_of_annotations(value)
         if is_opaque:
             self.opaque.add(value.__qualname__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.errors import GpuSessionEnded, LeaseEnded, OutOfMemory, SubletError, Unpicklable, WorkerLost
 from sublet.notebook.probing import MODULE
-from sublet.notebook.stays import Stays, clock_time
+from sublet.notebook.remote_value import RemoteValue, clock_time
 from sublet.values import EndReason
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def unnamed(content: Mapping[str, Any], visible: Collection[str], sent: Collecti
     return ""
 
 
-def session_ended(error: LeaseEnded, handles: Mapping[str, Stays], inside: Mapping[str, About]) -> GpuSessionEnded:
+def session_ended(
+    error: LeaseEnded, handles: Mapping[str, RemoteValue], inside: Mapping[str, About]
+) -> GpuSessionEnded:
     """The news. ``handles``: what stayed on the device; ``inside``: what the cell itself had saved."""
     said = [what_ended(error), "what finished cells left is in the notebook"]
     saved = {name: one.about.wall_ns for name, one in handles.items() if one.is_saved}
@@ -90,7 +92,7 @@ def session_ended(error: LeaseEnded, handles: Mapping[str, Stays], inside: Mappi
     return GpuSessionEnded("; ".join(said), end=error.end, do=RERUN)
 
 
-def process_lost(error: SubletError, handles: Mapping[str, Stays]) -> SubletError:
+def process_lost(error: SubletError, handles: Mapping[str, RemoteValue]) -> SubletError:
     """The same, with what went with the process. ``handles``: what stayed there."""
     lost = [f"{name} ({one.why_lost or 'it was not saved'})" for name, one in handles.items() if not one.is_saved]
     if lost and isinstance(error, WorkerLost | OutOfMemory):

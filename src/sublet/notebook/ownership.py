@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sublet.durable.durable import store_of
 from sublet.durable.store import CheckpointStore, FolderStore
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseEnded, NotFound, SubletError
-from sublet.notebook.stays import clock_time
+from sublet.notebook.remote_value import clock_time
 from sublet.values import GIB, MIB, LeaseId, parse_size, valid_name
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from sublet.durable.rebuild import ClassState, leaving_classes
 from sublet.durable.roots import Group, met_by_name
 from sublet.notebook.identity import Tag
 from sublet.notebook.lodging import Freed, Lodged, Word
-from sublet.notebook.stays import Stays
+from sublet.notebook.remote_value import RemoteValue
+from sublet.notebook.sources import Source
 from sublet.notebook.surroundings import Changes
 
 __all__ = [
@@ -85,6 +86,10 @@ class Outgoing:
     parcels: list[Parcel] = field(default_factory=list)
     names: frozenset[str] = frozenset()
     """Everything the other side will have as it is here, sent now or before."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Texts of cells in which functions among them were defined."""
+    flags: int = 0
+    """Of the compiler, as cells have set them."""
     looked_up: frozenset[str] = frozenset()
     """Of these names those that nothing reads by name, but that stand in strings."""
     stays: dict[str, str] = field(default_factory=dict)
@@ -93,7 +98,7 @@ class Outgoing:
     """Functions among them that may read any name."""
     gone: tuple[str, ...] = ()
     """Names the other side still has and this one no longer."""
-    handles: dict[str, Stays] = field(default_factory=dict)
+    handles: dict[str, RemoteValue] = field(default_factory=dict)
     """Names that stand here for something that is only on the other side."""
     lent: list[Lodged] = field(default_factory=list)
     """Memory that the other side must have before it can take what lies there."""

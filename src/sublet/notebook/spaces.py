@@ -33,7 +33,8 @@ from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.merging import can_change
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
 from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
-from sublet.notebook.stays import Stays
+from sublet.notebook.remote_value import RemoteValue
+from sublet.notebook.sources import sources_of
 from sublet.notebook.taking import taken_over
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
@@ -113,6 +114,8 @@ class Space:
         """The group in which each name was agreed on last."""
         self._shared = Shared()
         """Names that the other side has."""
+        self._files: set[str] = set()
+        """Cells whose text the other side has."""
         self._order = Order()
         self._lodging: Lender | Lodger = Lodger() if lender is None else lender
         self._owed: list[tuple[list[str], Mapping[tuple[str, ...], Parcel]]] = []
@@ -179,6 +182,8 @@ class Space:
             groups = [group for group in groups if has_room(group, room, stuck, self._shared, found)]
         found.names = frozenset(names - found.stays.keys() if found.stays else names)
         found.opaque = tuple(sorted(rules.opaque))
+        found.sources = sources_of(rules.files - self._files)
+        self._files |= rules.files
         if asked is None or rules.opaque or found.handles:
             found.gone = self._shared.gone(self.names)
         else:
@@ -207,7 +212,9 @@ class Space:
         strict = frozenset(names)
         words = self.visible() if rules.reads_any else visible_among(self.names, maybe | rules.maybe)
         more = {
-            name for name in words - names if not (type(self.names[name]) is Stays and not self.names[name].is_live)
+            name
+            for name in words - names
+            if not (type(self.names[name]) is RemoteValue and not self.names[name].is_live)
         }
         more = without_handles(self.names, more, found)
         while more:
@@ -386,6 +393,7 @@ class Space:
         doubtful = set(names).union(*(names for names, _ in self._owed))
         self._owed.clear()
         self._lodging.undo()
+        self._files.clear()
         self._agreed = {group: one for group, one in self._agreed.items() if doubtful.isdisjoint(group)}
 
     def unchanged(self, groups: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
@@ -398,6 +406,7 @@ class Space:
         self._agreed.clear()
         self._group_of.clear()
         self._shared.clear()
+        self._files.clear()
         self._finder.forget()
         self._identities.forget()
         self._lodging.forget()

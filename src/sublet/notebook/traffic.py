@@ -13,8 +13,9 @@ from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.namespace import Steady, Told
 from sublet.notebook.news import cannot_travel
+from sublet.notebook.remote_value import RemoteValue, again, clock_time
+from sublet.notebook.sources import compiler_flags, keep_sources, set_compiler_flags
 from sublet.notebook.spaces import BESIDE, Outgoing, Parcel, Taken
-from sublet.notebook.stays import Stays, again, clock_time
 from sublet.values import format_size
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Traffic:
             of_the_cell = reads, reading.binds, number, handles, tuple(alive), options.room_bytes
             _lend(kernel, sent)
             steady = self.steady_told.say(self.steady.current(self.space.names), kernel)
-            more = sent.word, reading.is_quiet, reading.deletes, steady, around
+            more = sent.word, reading.is_quiet, reading.deletes, steady, around, sent.sources, compiler_flags()
             pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, *more)
             changed = self.space.changed_late(sent)
             placed: Taken = kernel.result(pending)
@@ -194,6 +195,8 @@ class Traffic:
         becomes of its lease."""
         if self.surroundings is not None and out.surroundings is not None:
             self.surroundings.apply(out.surroundings, files=True)
+        keep_sources(out.sources)
+        set_compiler_flags(out.flags)
         taken = self.space.take(out.parcels, out.gone)
         self.space.freed(out.freed)
         self.space.tidy()
@@ -235,7 +238,7 @@ class Traffic:
         """How every name stands that cells on devices have left: here, saved, to be recomputed, or lost."""
         found = {name: one for name, one in self.fates.items() if name in self.space.names and not _OWN.fullmatch(name)}
         for name, value in self.space.names.items():
-            if type(value) is Stays:
+            if type(value) is RemoteValue:
                 found[name] = _fate(value)
         return found
 
@@ -283,7 +286,7 @@ def fates_text(fates: dict[str, tuple[Fate, str]]) -> str:
     return "\n".join(f"{name:<{width}}  {fate:<16}  {detail}".rstrip() for name, (fate, detail) in lines)
 
 
-def _fate(handle: Stays) -> tuple[Fate, str]:
+def _fate(handle: RemoteValue) -> tuple[Fate, str]:
     about = handle.about
     what = ", ".join(one for one in (about.what, format_size(about.nbytes) if about.nbytes else "") if one)
     if about.wall_ns:

@@ -12,9 +12,9 @@ from sublet.values import format_size
 if TYPE_CHECKING:
     from sublet.notebook.shelf import About
 
-__all__ = ["Keeper", "Stays", "again", "any_handles", "clock_time", "lost_handle"]
+__all__ = ["Keeper", "RemoteValue", "again", "any_handles", "clock_time", "lost_handle"]
 
-_all: weakref.WeakSet[Stays] = weakref.WeakSet()
+_all: weakref.WeakSet[RemoteValue] = weakref.WeakSet()
 
 
 def any_handles() -> bool:
@@ -26,7 +26,7 @@ def any_handles() -> bool:
 class Keeper(Protocol):
     """Who has the thing itself."""
 
-    def fetch(self, handle: Stays) -> Any:
+    def fetch(self, handle: RemoteValue) -> Any:
         """A copy of it, in the notebook's own memory."""
 
     def is_live(self, kernel: Any) -> bool:
@@ -36,7 +36,7 @@ class Keeper(Protocol):
         """Whether it is there, without its device."""
 
 
-class Stays:
+class RemoteValue:
     """Stands in the notebook for a value that is only in the guest. Cells on the device use it under the same name."""
 
     __slots__ = ("__weakref__", "_about", "_keeper", "_kernel", "_lost")
@@ -120,10 +120,24 @@ class Stays:
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("_"):  # protocols ask for those, and go on without
             raise AttributeError(attribute)
-        raise AttributeError(
-            f"{self.name} stays on the device, so it has no {attribute!r} here; use it in a %%gpu cell, or "
-            f"{self.name}.fetch()"
-        )
+        raise AttributeError(f"{self.name} stays on the device, so it has no {attribute!r} here; {self._way_out()}")
+
+    def _cannot(self, *_args: Any, **_named: Any) -> Any:
+        """For whatever a program does with the value itself."""
+        where = "is on the device" if self.is_live else "is not in the notebook"
+        raise TypeError(f"{self.name} ({self._about.what}) {where} and cannot be used here; {self._way_out()}")
+
+    def _way_out(self) -> str:
+        return "use it in a %%gpu cell" + ("" if self._lost else f", or {self.name}.fetch() for a copy")
+
+    __iter__ = __next__ = __call__ = __len__ = __bool__ = __contains__ = __reversed__ = _cannot
+    __getitem__ = __setitem__ = __delitem__ = _cannot
+    __enter__ = __exit__ = __aenter__ = __aexit__ = __await__ = __aiter__ = __anext__ = _cannot
+    __int__ = __float__ = __complex__ = __index__ = __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _cannot
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _cannot
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __divmod__ = __rdivmod__ = _cannot
+    __matmul__ = __rmatmul__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _cannot
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __lt__ = __le__ = __gt__ = __ge__ = _cannot
 
     def __dir__(self) -> list[str]:
         return ["fetch"]
@@ -140,7 +154,7 @@ def again(about: About) -> str:
     return f"rerun cell {about.made}, which made it{later}"
 
 
-def lost_handle(handle: Stays) -> GpuSessionEnded:
+def lost_handle(handle: RemoteValue) -> GpuSessionEnded:
     """For a cell that needs one that is gone."""
     why = handle.why_lost or "it was not saved"
     cell = f" (cell {handle.about.made})" if handle.about.made else ""
