@@ -263,7 +263,7 @@ def test_what_cannot_travel_is_named_and_the_cell_does_not_run(nb: Notebook) -> 
     nb.run("import threading\nlock = threading.Lock()")
     with pytest.raises(CellExecutionError, match="a thread lock"):
         nb.run("%%gpu\nran = True\nwith lock:\n    pass")
-    assert "lock: cannot travel (a thread lock)" in text(nb.run("%gpu explain x, lock"))
+    assert "lock: cannot be sent (a thread lock)" in text(nb.run("%gpu explain x, lock"))
     with pytest.raises(CellExecutionError, match="NameError"):
         nb.run("print(ran)")
 

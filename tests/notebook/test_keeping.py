@@ -111,7 +111,9 @@ def test_the_end_of_a_session_tells_who_why_when_and_what_there_is() -> None:
 def test_what_cannot_travel_is_told_by_the_notebooks_names() -> None:
     found = [("s.comm._lock", "a thread lock"), ("s.kernel.socket", "a socket"), ("lock", "a thread lock")]
     error = cannot_travel(Unpicklable("long", path="s.comm._lock", blockers=found), is_any=True)
-    assert error.message == "this cell needs what cannot travel: s: a thread lock, at s.comm._lock; lock: a thread lock"
+    assert (
+        error.message == "can't send `s` (a thread lock at s.comm._lock) and `lock` (a thread lock) to the GPU process"
+    )
     assert "--in" in error.do
     assert "--in" not in cannot_travel(error, is_any=False).do
 

@@ -42,8 +42,11 @@ def used_in_with(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "use",
-    [next, iter, len, bool, int, float, list, lambda v: v(), lambda v: v[0], lambda v: v + 1, lambda v: 1 - v]
-    + [lambda v: v < 1, lambda v: 1 in v, operator.neg, used_in_with, lambda v: operator.setitem(v, 0, 1), round],
+    [
+        *(next, iter, len, bool, int, float, list, round, operator.neg, used_in_with),
+        *(lambda v: v(), lambda v: v[0], lambda v: v + 1, lambda v: 1 - v, lambda v: v < 1, lambda v: 1 in v),
+        lambda v: operator.setitem(v, 0, 1),
+    ],
 )
 def test_a_remote_value_says_what_it_is_and_what_to_do(use: Callable[[Any], object]) -> None:
     with pytest.raises(TypeError) as caught:
@@ -88,7 +91,10 @@ def test_the_text_of_a_cell_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_traceback_does_not_show_the_line_of_the_magic() -> None:
-    shown = "Cell In[3], line 3\n\x1b[32m      1\x1b[39m \x1b[38;5;66;03m# %%gpu\x1b[39;00m\n\x1b[32m      2\x1b[39m a\n----> 3 b"
+    shown = (
+        "Cell In[3], line 3\n\x1b[32m      1\x1b[39m \x1b[38;5;66;03m# %%gpu\x1b[39;00m\n"
+        "\x1b[32m      2\x1b[39m a\n----> 3 b"
+    )
     plain = "Cell In[3], line 2\n      1 # %%gpu\n----> 2 b"
     for one in (shown, plain):
         (text,) = failed_cell({"ename": "E", "evalue": "", "traceback": [one]}).traceback

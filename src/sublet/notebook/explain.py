@@ -29,7 +29,7 @@ def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
         else:
             total += parcel.nbytes
             lines.append(f"{names}: {size}{together}")
-    lines += [f"{name}: cannot travel ({why})" for name, why in found.stays.items()]
+    lines += [f"{name}: cannot be sent ({why})" for name, why in found.stays.items()]
     lines += [f"{name}: {_handle(handle)}" for name, handle in found.handles.items()]
     lines += [f"line {one.line}: {one.what} can reach any name, so all of them travel" for one in reading.opaque]
     lines += [f"{name}() can reach any name of the namespace it runs in" for name in found.opaque]

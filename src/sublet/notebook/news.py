@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["RERUN", "cannot_travel", "process_lost", "session_ended", "unnamed", "what_ended"]
 
 RERUN = "Rerun this cell to reacquire."
-ONE_DO = "Make it anew in the cell, or leave it out of what the cell reads."
-ANY_DO = "This cell can reach every name. Say with --in which it needs, or del what cannot travel."
+ONE_DO = "Build it inside the cell, or don't use it there."
+ANY_DO = "This cell can use every name. Say with --in which it needs, or del what cannot be sent."
 NAMED_MAX: Final = 8
 WHAT_MAX: Final = 100
 """Letters of what something is, where a library said it."""
@@ -106,11 +106,17 @@ def cannot_travel(error: Unpicklable, *, is_any: bool) -> Unpicklable:
     for path, what in error.blockers:
         name = _NAME.match(path)
         first.setdefault(path if name is None else name[0], (path, what))
-    said = [f"{n}: {what[:WHAT_MAX]}{'' if path == n else f', at {path}'}" for n, (path, what) in first.items()]
-    said = [*said[:NAMED_MAX], *([f"and {len(said) - NAMED_MAX} more"] if len(said) > NAMED_MAX else [])]
+    whys = {n: f"{what[:WHAT_MAX]}{'' if path == n else f' at {path}'}" for n, (path, what) in first.items()}
+    if len(whys) == 1:
+        ((one, why),) = whys.items()
+        said = f"can't send `{one}` to the GPU process: {why}"
+    else:
+        each = [f"`{name}` ({why})" for name, why in list(whys.items())[:NAMED_MAX]]
+        each += [f"{len(whys) - NAMED_MAX} more"] if len(whys) > NAMED_MAX else []
+        said = f"can't send {', '.join(each[:-1])} and {each[-1]} to the GPU process" if each else error.message
     do = ANY_DO if is_any else ONE_DO
     return Unpicklable(
-        f"this cell needs what cannot travel: {'; '.join(said)}",
+        said,
         path=error.path,
         what=error.what,
         blockers=error.blockers,

@@ -174,6 +174,14 @@ CLASSES: list[Kind] = [
         "x.next.v == -1",
     ),
     travels(
+        "a linked list of 3,000",
+        "class N: pass\nx = N(); x.next = None; x.v = 0\nfor n in range(3000):\n    y = N(); y.next = x; y.v = n; x = y"
+        "\ndel y, n",
+        "x.v == 2999 and x.next.next.v == 2997",
+        "x.next.v = -1",
+        "x.next.v == -1",
+    ),
+    travels(
         "a generic class",
         "from typing import Generic, TypeVar\nT = TypeVar('T')\nclass C(Generic[T]):\n"
         "    def __init__(self, v): self.v = v\nx = C[int](5)",

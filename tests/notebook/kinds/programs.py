@@ -95,6 +95,36 @@ FUNCTIONS: list[Kind] = [
         "x(1) == 'int' and x('a') == 'any'",
     ),
     travels(
+        "an object of a library that holds a closure",
+        "from tests.notebook.library import Value\nx = Value(1.0) + Value(2.0)",
+        "x.data == 3.0 and len(x.children) == 2",
+        "x.grad = 1.0; x._backward()",
+        "x.grad == 1.0 and all(one.grad == 1.0 for one in x.children)",
+    ),
+    travels(
+        "a function with a namespace of its own",
+        "space_ = {}\nexec('n = [0]\\ndef f():\\n    n.append(1)\\n    return len(n)', space_)\n"
+        "x = space_['f']\ndel space_",
+        "x.__globals__['n'][0] == 0",
+        "x()",
+        "len(x.__globals__['n']) == 2",
+    ),
+    travels(
+        "an object that refuses to be set",
+        "class S:\n    def __setattr__(self, name, value):\n        raise AttributeError(name)\nx = S()\n"
+        "x.__dict__['a'] = [1]",
+        "x.a[0] == 1",
+        "x.__dict__['a'].append(2); x.__dict__['b'] = 3",
+        "x.a == [1, 2] and x.b == 3",
+    ),
+    travels(
+        "an accessor of a library",
+        "from tests.notebook.library import Accessor\ny = [1]; x = Accessor(y)",
+        "x.owner is y",
+        "x.memo['k'] = x.owner",
+        "x.memo['k'] is y",
+    ),
+    travels(
         "a mock and its calls",
         "from unittest import mock\nx = mock.MagicMock(return_value=3); x.a.b(1, k=2)",
         "x() == 3 and x.a.b.call_args == mock.call(1, k=2)",
