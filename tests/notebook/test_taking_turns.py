@@ -109,6 +109,23 @@ def test_cells_that_begin_while_the_device_changes_hands_lose_nothing(notebooks:
     assert min(counts) >= 3, counts
 
 
+def test_a_request_that_cannot_be_had_leaves_what_is_there(notebooks: tuple[Shell, Shell]) -> None:
+    """It says so, and the next cell finds the generator. What can be had takes the place of the present lease."""
+    shell, other = notebooks
+    assert not other.run("%gpu release")["error"]
+    assert not shell.run("%gpu release")["error"]
+    small = "%%gpu --shared --vram 64MiB\n"
+    made(shell, "g", cell=small)
+    for options in ("--vram 80GiB", "--gpus 2", "--vram 80GiB --no-wait"):
+        refused = shell.run(f"%%gpu {options}\nx = 1")
+        assert refused["error"] == "CapacityExceeded", refused
+        assert "0B of" not in refused["said"], refused
+    assert turn(shell, "g", cell=small)[0] == 10
+    larger = "%%gpu --shared --vram 128MiB\n"
+    assert not shell.run(f"{larger}x = 3")["error"]
+    assert "128MiB" in shell.run("%gpu")["out"]
+
+
 @contextlib.contextmanager
 def kernel_on(stage: OfficeStage, folder: Path) -> Iterator[Any]:
     """A Jupyter kernel with the extension, as a front end has it."""

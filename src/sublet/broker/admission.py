@@ -67,6 +67,8 @@ def fingerprint(command: Acquire) -> str:
     )
     if command.resume is not None:
         content = (*content, command.resume, command.resume_epoch)
+    if command.replaces is not None:
+        content = (*content, "replaces", command.replaces, command.replaces_epoch)
     if command.expect_ns is not None:
         content = (*content, "expect", command.expect_ns)
     if command.retain_ns is not None:
@@ -280,6 +282,8 @@ def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> s
     own = own or why_not_yet(state, lease)
     if own is not None:
         return own
+    if lease.promise and lease.victims == (lease.replaces,):
+        return "what your present lease has is being cleared for it"
     if lease.promise:
         leaving = "1 lease has" if len(lease.victims) == 1 else f"{len(lease.victims)} leases have"
         return f"{leaving} notice to make room for yours"

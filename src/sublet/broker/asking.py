@@ -47,7 +47,8 @@ def acquire_command(
         if request.tier is not None and tier is not Tier.SPOT:
             raise InvalidRequest(f"spot contradicts tier {tier}", do="Say one of the two.")
         tier = Tier.SPOT
-    parked = None if request.resume is None else _parked(request.resume)
+    parked = None if request.resume is None else _with_epoch(request.resume, "resume")
+    replaces = None if request.replaces is None else _with_epoch(request.replaces, "replaces")
     if request.ttl is None:
         kinds = [want.kind for want in wants] or [Kind.GPU]  # what is parked was on one
         ttl_ns = min(policy.ttl_default_ns(kind) for kind in kinds)
@@ -70,14 +71,16 @@ def acquire_command(
         holder=text(request.holder, "holder"),
         resume=None if parked is None else parked[0],
         resume_epoch=None if parked is None else parked[1],
+        replaces=None if replaces is None else replaces[0],
+        replaces_epoch=None if replaces is None else replaces[1],
         retain_ns=None if request.retain is None else parse_duration_ns(request.retain, "retain", zero_ok=True),
         process=process,
     )
 
 
-def _parked(name: str) -> tuple[LeaseId, Epoch | None]:
+def _with_epoch(name: str, what: str) -> tuple[LeaseId, Epoch | None]:
     """``ID`` or ``ID@EPOCH``."""
-    lease, at, epoch = text(name, "resume").rpartition("@")
+    lease, at, epoch = text(name, what).rpartition("@")
     return (LeaseId(lease), Epoch.parse(epoch)) if at else (LeaseId(epoch), None)
 
 

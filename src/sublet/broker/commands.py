@@ -104,6 +104,10 @@ class Acquire(_Tenants, frozen=True, kw_only=True):
     """Go on with what is parked under this lease. It says what is needed, so ``wants`` is left empty."""
     resume_epoch: Epoch | None = None
     """The epoch that is meant; an older one is refused. None: whichever it has."""
+    replaces: LeaseId | None = None
+    """The lease of the same tenant that it takes the place of."""
+    replaces_epoch: Epoch | None = None
+    """The epoch of that one which is meant; an older one is refused. None: whichever it has."""
     retain_ns: int | None = None
     """How long its volume is kept after the lease. None: as before, or as the policy has it."""
     process: ProcessRecord | None = None

@@ -46,6 +46,7 @@ __all__ = [
     "Queued",
     "Rebased",
     "Renewed",
+    "Replaced",
     "ResourceFaulted",
     "Resumed",
     "Saved",
@@ -291,6 +292,16 @@ class Parked(_Audited, frozen=True, kw_only=True, tag="parked"):
     of: LeaseId
 
 
+class Replaced(_Fact, frozen=True, kw_only=True, tag="replaced"):
+    """A lease ends because this one, of the same tenant, takes its place; what that one has may have to be cleared
+    before this one is granted."""
+
+    lease: LeaseId
+    old: LeaseId
+    wait_until_ns: int | None
+    """How long the request waits for that, at least."""
+
+
 class ParkingDenied(_Fact, frozen=True, kw_only=True, tag="parking_denied"):
     """The guests of a lease that has notice cannot be parked, or it did not come off. The record of its end says so."""
 
@@ -415,6 +426,7 @@ Event = (
     | Cleared
     | Parked
     | ParkingDenied
+    | Replaced
     | Resumed
     | Saved
     | VolumeTaken

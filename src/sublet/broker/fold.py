@@ -155,6 +155,8 @@ def _queued(state: State, event: ev.Queued, now: Now) -> None:
         state.leases[lease.parks.of].parked_under = lease.id
     if lease.resume is not None:
         _change_parks(state, lease.resume.lease, resumed_by=lease.id)
+    if lease.replaces is not None and lease.replaces in state.leases:
+        state.leases[lease.replaces].replaced_by = lease.id
     state.requests[lease.tenant, lease.request_id] = lease.id
     state.books.next_arrival = max(state.books.next_arrival, lease.arrival + 1)
     state.enqueue(lease)
@@ -309,6 +311,9 @@ def _ended(state: State, event: ev.Ended, now: Now) -> None:
     lease.end = event.end
     state.armed.pop(lease.id, None)
     state.ended.append(lease.id)
+    old = None if lease.replaces is None else state.leases.get(lease.replaces)
+    if old is not None and old.replaced_by == lease.id:
+        old.replaced_by = None
     if lease.resume is not None and not lease.resumed:  # it came to nothing, and somebody else may try
         _change_parks(state, lease.resume.lease, resumed_by=None)
 
@@ -369,6 +374,13 @@ def _resumed(state: State, event: ev.Resumed, now: Now) -> None:
     lease.moving_ns = took_ns + max(0, now.ns - (lease.claimed_at_ns or now.ns))
 
 
+def _replaced(state: State, event: ev.Replaced, now: Now) -> None:
+    lease, old = state.leases[event.lease], state.leases[event.old]
+    lease.held_since_ns = old.claimed_at_ns if old.held_since_ns is None else old.held_since_ns
+    lease.wait_until_ns = event.wait_until_ns
+    state.arm(lease)
+
+
 def _change_parks(state: State, lease_id: LeaseId, **changes: Any) -> None:
     lease = state.leases.get(lease_id)
     if lease is not None and lease.parks is not None:
@@ -407,6 +419,7 @@ _INSTANTS: Final = (
     "claimed_at_ns",
     "deadline_ns",
     "idle_since_ns",
+    "held_since_ns",
 )
 
 FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
@@ -440,6 +453,7 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.Cleared: _cleared,
     ev.Parked: _parked,
     ev.ParkingDenied: _parking_denied,
+    ev.Replaced: _replaced,
     ev.Resumed: _resumed,
     ev.Forgotten: _forgotten,
     **VOLUME_FOLD,

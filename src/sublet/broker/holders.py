@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sublet.broker import admission, bound, estimate, resuming, volumes
+from sublet.broker import admission, bound, estimate, replacing, resuming, volumes
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted, Offer, Place, Refusal, RefusalCode
@@ -51,6 +51,10 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
     known = state.requests.get((command.tenant, command.request_id))
     if known is not None:
         return _answer_again(step, state.leases[known], mark)
+    if command.replaces is not None:
+        old = find(step, command.tenant, command.replaces)
+        must_be_live(step, old)
+        command = replacing.check(state, old, command)
     if command.resume is not None:
         command = resuming.wanting(step, command)
         admission.check_request(command, policy)
@@ -77,10 +81,14 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
         )
     own_limit = _own_limit(step, lease)
     rooms = schedule.rooms_for(state, lease)
+    freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
     if own_limit is None:
         found = fit(lease.wants, lease.tenant, rooms, mix=policy.share_across_tenants)
         if found is not None:
             return _grant_at_once(step, lease, *found)
+        found = None if freed is None else fit(lease.wants, lease.tenant, freed, mix=policy.share_across_tenants)
+        if found is not None:
+            return _replace(step, lease, *found)
     refusal = admission.never_fits(lease, state, policy)
     whole = lease
     if refusal is not None:
@@ -93,8 +101,14 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
         less = admission.smaller(whole, rooms, policy)
         if less is not None:
             return _offer(step, lease, less, rooms)
+        less = None if freed is None else admission.smaller(whole, freed, policy)
+        if less is not None:
+            assert freed is not None
+            found = fit(less, lease.tenant, freed, mix=policy.share_across_tenants)
+            assert found is not None, "an offer was computed that does not fit"
+            return _replace(step, msgspec.structs.replace(lease, wants=less, asked=whole.wants), *found)
     if command.wait_ns == 0:
-        return _refuse_now(step, lease, own_limit, rooms)
+        return _refuse_now(step, lease, own_limit, rooms if freed is None else freed)
     return _queue(step, schedule, lease)
 
 
@@ -231,6 +245,7 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         labels=command.labels,
         holder=command.holder,
         resume=resuming.parking_of(command),
+        replaces=command.replaces,
         retain_ns=command.retain_ns,
         process=command.process,
     )
@@ -251,6 +266,14 @@ def _grant_at_once(step: Step, lease: LeaseRecord, node: NodeId, parts: list[Par
     step.grant(lease, node, parts)
     step.claim(lease)
     return Granted(lease=lease)
+
+
+def _replace(step: Step, lease: LeaseRecord, node: NodeId, parts: list[Part]) -> Answer:
+    """It is granted when what its holder's present lease has is clean; until then it has a place that nobody else can
+    take."""
+    lease = _enter(step, lease)
+    step.replace(lease, node, parts)
+    return answer_now(step, lease)
 
 
 def _offer(step: Step, lease: LeaseRecord, less: tuple[Want, ...], rooms: RoomsByNode) -> Answer:

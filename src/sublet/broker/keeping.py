@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Final
-
-from sublet.broker import admission, parking
+from sublet.broker import admission, parking, replacing
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Granted
 from sublet.broker.finding import find_live
-from sublet.broker.order import kinds_of
+from sublet.broker.order import others_wait_for
 from sublet.broker.records import LeaseRecord
 from sublet.broker.schedule import Schedule
 from sublet.broker.step import Step, extend_order
 from sublet.errors import InvalidRequest, LeaseRevoked, QuotaExceeded, RenewalRefusal
-from sublet.values import EndReason, Kind, RenewMode, format_duration
+from sublet.values import EndReason, RenewMode, format_duration
 
 __all__ = ["activity", "note_activity", "renew"]
-
-WAITING_LOOKED_AT: Final = 64
-"""Waiting requests of each tenant and tier that are looked at to see whether somebody wants what a lease holds."""
 
 
 def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
@@ -81,27 +75,15 @@ def activity(step: Step, lease: LeaseRecord, busy_ns: int, *, idle: bool) -> ev.
 
 
 def _why_not_renewed(step: Step, lease: LeaseRecord, *, active: bool) -> tuple[EndReason, str] | None:
-    if lease.renew is RenewMode.WHILE_BUSY and not active:
+    if lease.renew is RenewMode.WHILE_BUSY and not active and not replacing.is_being_replaced(step.state, lease):
         return EndReason.IDLE, "nothing runs under it"
     over = admission.over_seconds(step.state, lease, step.now)
     if over is not None:
         return EndReason.QUOTA, over
-    assert lease.claimed_at_ns is not None
-    held_ns = step.now.ns - lease.claimed_at_ns
-    if held_ns >= step.policy.max_hold_ns and _somebody_waits_for(step, lease):
+    held_ns = step.now.ns - replacing.held_since_ns(lease)
+    if held_ns >= step.policy.max_hold_ns and others_wait_for(step.state, lease):
         return EndReason.FAIR_SHARE, f"it was held for {format_duration(held_ns)} and others wait"
     return None
-
-
-def _somebody_waits_for(step: Step, lease: LeaseRecord) -> bool:
-    kinds = {part.kind for part in lease.parts} - {Kind.BLOCK}
-    return any(
-        kinds & kinds_of(step.state.leases[waiting])
-        for lines in step.state.queue.values()
-        for tenant, line in lines.items()
-        if tenant != lease.tenant
-        for _, waiting in islice(line, WAITING_LOOKED_AT)
-    )
 
 
 def _plausible(step: Step, lease: LeaseRecord, busy_ns: int) -> int:

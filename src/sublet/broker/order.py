@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import islice
 
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord
 from sublet.broker.state import State
 from sublet.values import Kind, TenantId, Tier
 
-__all__ = ["TIERS", "InOrder", "kinds_of", "position", "tenant_key"]
+__all__ = ["TIERS", "InOrder", "kinds_of", "others_wait_for", "position", "tenant_key"]
 
+WAITING_LOOKED_AT = 64
+"""Waiting requests of each tenant and tier that are looked at to see whether one of them wants what a lease has."""
 TIERS = sorted(Tier, key=lambda tier: tier.rank, reverse=True)
 
 TenantKey = tuple[int, str]
@@ -57,6 +60,18 @@ class InOrder:
 
     def _key(self, tenant: TenantId) -> TenantKey:
         return tenant_key(self._state, tenant, self._now_ns, self._policy)
+
+
+def others_wait_for(state: State, lease: LeaseRecord) -> bool:
+    """Whether a request of another tenant waits for something of the kinds that this lease has."""
+    kinds = {part.kind for part in lease.parts} - {Kind.BLOCK}
+    return any(
+        kinds & kinds_of(state.leases[waiting])
+        for lines in state.queue.values()
+        for tenant, line in lines.items()
+        if tenant != lease.tenant
+        for _, waiting in islice(line, WAITING_LOOKED_AT)
+    )
 
 
 def position(state: State, lease: LeaseRecord, now_ns: int, policy: Policy) -> int:

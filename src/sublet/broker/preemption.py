@@ -37,6 +37,7 @@ from sublet.broker.order import kinds_of
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord
+from sublet.broker.replacing import held_since_ns
 from sublet.broker.rooms import Room
 from sublet.broker.state import State
 from sublet.lease.states import LeaseStatus, SliceState
@@ -85,12 +86,14 @@ def victim(lease: LeaseRecord, request: LeaseRecord, state: State, now_ns: int, 
     """The lease as a victim of the request, or None if it may not be taken for it."""
     if lease.status is not LeaseStatus.ACTIVE or lease.claimed_at_ns is None:
         return None
+    if lease.id == request.replaces:  # its parts count as free already
+        return None
     if any(part.kind is Kind.BLOCK for part in lease.parts):  # a volume keeps its bytes, so nothing would come free
         return None
     is_idle = is_at_rest(lease, state, now_ns, policy)
     if not is_idle and state.is_cooling(request.tenant, lease.tenant, now_ns):
         return None
-    ran_ns = now_ns - lease.claimed_at_ns
+    ran_ns = now_ns - held_since_ns(lease)
     standing, reason = standing_of_request(lease.tier), EndReason.PREEMPTED
     if is_idle:
         standing = 0

@@ -40,12 +40,17 @@ def _only_where_it_can_be(state: State, lease: LeaseRecord, rooms: RoomsByNode) 
     return only_where_it_goes_on(state, lease, rooms)
 
 
-def can_be_kept(state: State, lease: LeaseRecord) -> bool:
-    """Whether the promised parts are free of everybody now. What goes on with a volume is placed anew."""
+def can_be_kept(state: State, lease: LeaseRecord, *, without: LeaseRecord | None = None) -> bool:
+    """Whether the promised parts are free of everybody now, or would be ``without`` this lease. What goes on with a
+    volume is placed anew."""
     if state.volume_of(lease) is not None:
         return False
     for part in lease.promise:
         room, resource = state.rooms[part.resource], state.resources[part.resource]
+        for had in () if without is None else without.parts:
+            if had.resource == part.resource:
+                room = room.copy()
+                room.give_back(had, lease.tenant)
         if resource.state is not SliceState.FREE or state.nodes[resource.node].lost:
             return False
         alone = part.kind is Kind.GPU and part.exclusivity is not Exclusivity.SHARED

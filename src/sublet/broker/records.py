@@ -241,6 +241,13 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """It was asked for to go on with what is parked there, under that epoch."""
     resumed: bool = False
     """They go on under it."""
+    replaces: LeaseId | None = None
+    """The lease of the same tenant in whose place it was asked for. That one ends with the claim of this one, or when
+    this one is promised a part of it."""
+    replaced_by: LeaseId | None = None
+    """The request that is to replace it."""
+    held_since_ns: int | None = None
+    """Since when its holder has had the lease that it replaced."""
     moving_ns: int = 0
     """How long its guests' last suspend and resume took together; 0 if they were never parked."""
 

@@ -10,7 +10,7 @@ from copy import copy
 from heapq import heappop, heappush
 from itertools import islice, takewhile
 
-from sublet.broker import admission, parking, preemption, promises, volumes
+from sublet.broker import admission, parking, preemption, promises, replacing, volumes
 from sublet.broker import events as ev
 from sublet.broker.order import InOrder, kinds_of
 from sublet.broker.placement import RoomsByNode, fit, fit_on_node
@@ -186,10 +186,14 @@ class Schedule:
         state, policy = step.state, self._policy
         if _own_limit(step, lease, with_promises=True) is not None:
             return
-        plan = preemption.plan(lease, self.rooms_for(state, lease), state, step.now.ns, policy)
+        rooms = self.rooms_for(state, lease)
+        freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
+        plan = preemption.plan(lease, rooms if freed is None else freed, state, step.now.ns, policy)
         if plan is None:
             return
         victims = tuple(v.lease.id for v in plan.victims)
+        if freed is not None and lease.replaces is not None:
+            victims = (*victims, lease.replaces)  # the last to go, without a notice, once the others have left
         step.emit(ev.Promised(lease=lease.id, node=plan.node, parts=plan.parts, victims=victims))
         for victim in plan.victims:
             notice_ns = (
@@ -215,9 +219,11 @@ class Schedule:
                 assert lease.promise_node is not None
                 step.grant(lease, lease.promise_node, lease.promise)
                 continue
-            found = self._fit(state, lease)
+            found, old = self._fit(state, lease), replacing.present(state, lease)
             if found is not None:  # room came from elsewhere: the victims may stay
                 step.grant(lease, *found)
+            elif old is not None and promises.can_be_kept(state, lease, without=old):
+                step.end_present(lease)  # it is the last that has what was promised
             elif promises.victims_left(state, lease):
                 step.drop_promise(lease)
 
@@ -229,7 +235,14 @@ class Schedule:
             if lease.promise:
                 continue
             volume = lease.name if state.volume_of(lease) is not None else None
-            shape = (lease.wants, tuple(sorted(lease.selector.items())), lease.tenant, volume, lease.resume)
+            shape = (
+                lease.wants,
+                tuple(sorted(lease.selector.items())),
+                lease.tenant,
+                volume,
+                lease.resume,
+                lease.replaces,
+            )
             if shape not in hopeless:
                 if _own_limit(step, lease) is not None:
                     continue
@@ -237,12 +250,23 @@ class Schedule:
                 if found is not None:
                     step.grant(lease, *found)
                     continue
+                found = self._fit_in_its_place(step, lease)
+                if found is not None:
+                    step.replace(lease, *found)
+                    continue
                 hopeless.add(shape)
             if now_ns - lease.asked_at_ns >= self._policy.gang_patience_ns:
                 self._guard(state, lease)
 
     def _fit(self, state: State, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
         return fit(lease.wants, lease.tenant, self.rooms_for(state, lease), mix=self._policy.share_across_tenants)
+
+    def _fit_in_its_place(self, step: Step, lease: LeaseRecord) -> tuple[NodeId, list[Part]] | None:
+        """Where it fits if its holder's present lease ends."""
+        state, policy = step.state, self._policy
+        rooms = self.rooms_for(state, lease)
+        freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
+        return None if freed is None else fit(lease.wants, lease.tenant, freed, mix=policy.share_across_tenants)
 
     def _forget(self, step: Step) -> None:
         """Ended leases are remembered for a while; the audit log remembers them for good."""

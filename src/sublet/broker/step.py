@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from sublet.broker import events as ev
-from sublet.broker import parking, volumes
+from sublet.broker import parking, replacing, volumes
 from sublet.broker.commands import OFFICE
 from sublet.broker.policy import Policy
 from sublet.broker.records import EndRecord, LeaseRecord, NoticeRecord, Now
@@ -82,6 +82,25 @@ class Step:
         """The holder has it; the clock runs, and the agent must know before the holder does."""
         self.emit(ev.Claimed(lease=lease.id, deadline_ns=self.now.ns + lease.ttl_ns, number=lease.number + 1))
         self.order_grant(lease)
+        self.end_present(lease)
+
+    def end_present(self, lease: LeaseRecord) -> None:
+        """This lease, or what it was promised, takes the place of its holder's present one."""
+        old = replacing.present(self.state, lease)
+        if old is None:
+            return
+        until_ns = lease.wait_until_ns
+        if until_ns is not None:  # to clear what it had takes a moment, however short the holder would wait
+            until_ns = max(until_ns, self.now.ns + self.policy.suspend_ns)
+        self.emit(ev.Replaced(lease=lease.id, old=old.id, wait_until_ns=until_ns))
+        self.end(old, EndReason.RELEASED, f"replaced by {lease.id}")
+
+    def replace(self, lease: LeaseRecord, node: NodeId, parts: Sequence[Part]) -> None:
+        """Promise a waiting request these parts, some of which its holder's present lease has, and end that."""
+        old = replacing.present(self.state, lease)
+        assert old is not None, "nothing is there to be replaced"
+        self.emit(ev.Promised(lease=lease.id, node=node, parts=tuple(parts), victims=(old.id,)))
+        self.end_present(lease)
 
     def ungrant(self, lease: LeaseRecord, detail: str) -> None:
         """An offer came to nothing; its slices are verified like any others before they are free."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 
+from sublet.broker import replacing
 from sublet.broker.placement import RoomsByNode
 from sublet.broker.records import LeaseRecord, SliceRecord, VolumeRecord
 from sublet.broker.rooms import Room
@@ -36,8 +37,9 @@ def only_where_its_volume_is(
 
 
 def held_beside(state: State, lease: LeaseRecord) -> Held:
-    """What its tenant holds, without the volume that this would go on with: that is not counted twice."""
-    held, volume = state.held_by(lease.tenant), _volume(state, lease)
+    """What its tenant holds, without the volume that this would go on with, and without the lease that it replaces:
+    neither is counted twice."""
+    held, volume = replacing.without_it(state, lease, state.held_by(lease.tenant)), _volume(state, lease)
     if volume is None or volume.state is not VolumeState.RETAINED:
         return held
     held = copy(held)

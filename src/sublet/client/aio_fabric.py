@@ -327,14 +327,18 @@ class Fabric:
         self, asked: Asked, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
     ) -> Acquiring:
         async def work() -> Lease:
-            line = QueueLine()
+            line, old = QueueLine(), asked.replaces
             on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
             try:
                 request = structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound))
-                grant = await self._run(self._core.acquire(request, Hooks(on_place=on_place, on_offer=on_offer)))
+                with contextlib.nullcontext() if old is None else old._kept():
+                    grant = await self._run(self._core.acquire(request, Hooks(on_place=on_place, on_offer=on_offer)))
             finally:
                 line.clear()
             lease = self._open(grant, asked.policy)
+            if isinstance(old, Lease):
+                with contextlib.suppress(Disconnected):  # the office has ended it already
+                    await old.release()
             if isinstance(goes_on, Lease):
                 lease._go_on_from(goes_on)
             lease._takes_up = goes_on is not None and lease._ground is None

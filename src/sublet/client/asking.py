@@ -96,6 +96,9 @@ class Terms(TypedDict, total=False):
     """Never hold it longer than this."""
     on_place: Callable[[Place], object] | None
     """Told the place in the queue, at first and whenever it changes."""
+    replaces: LeaseFacts | None
+    """A lease of this program that the new one takes the place of. What it has counts as free for this request. It is
+    given back when the new one is there; while the request waits, and if it is refused, it stays and is renewed."""
     bound: bool | None
     """Whether the lease ends when this process ends, however it ends. None: as `connect` was told, which is True where
     nothing else was said. Over TCP no lease is bound to a process."""
@@ -109,6 +112,7 @@ class Asked:
     policy: RenewalPolicy
     on_place: Callable[[Place], object] | None
     bound: bool | None = None
+    replaces: LeaseFacts | None = None
 
 
 def ask_gpu(
@@ -228,6 +232,9 @@ def _asked(want: WantBody | None, terms: Terms) -> Asked:
             f'tier="{tier}" and spot=True contradict each other',
             do='Leave one out; spot=True is short for tier="spot".',
         )
+    replaces = terms.get("replaces")
+    if replaces is not None and not hasattr(replaces, "epoch"):
+        raise InvalidRequest(f"replaces={shown(replaces)} is not a lease", do="Give a lease of this program.")
     name, ttl = terms.get("name"), terms.get("ttl")
     policy = policy_of(terms.get("renew", RenewMode.WHILE_BUSY), terms.get("renew_every"), terms.get("max_hold"))
     ttl_ns = None if ttl is None else parse_duration_ns(ttl, "ttl")
@@ -246,8 +253,9 @@ def _asked(want: WantBody | None, terms: Terms) -> Asked:
         name=None if name is None else valid_name(name, "name"),
         labels=valid_labels(terms.get("labels") or {}),
         holder=holder_name(),
+        replaces=None if replaces is None else f"{replaces.id}@{replaces.epoch}",
     )
-    return Asked(request=request, policy=policy, on_place=terms.get("on_place"), bound=bound)
+    return Asked(request=request, policy=policy, on_place=terms.get("on_place"), bound=bound, replaces=replaces)
 
 
 def holder_pid(address: Address, bound: bool) -> int | None:

@@ -7,6 +7,7 @@ import datetime as dt
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, assert_never
 
 from sublet.client.answers import end_of
@@ -20,7 +21,7 @@ from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, LeaseRev
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import Attempt, Done, LeaseEnd, Outcome, Refused, Unknown, ended_error
-from sublet.values import NS_PER_S, Epoch, LeaseId, parse_duration_ns, shown
+from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, parse_duration_ns, shown
 from sublet.wire.http import LeaseView
 
 __all__ = ["DroppedLease", "LeaseFacts"]
@@ -220,6 +221,22 @@ class LeaseFacts:
     def _patience_s(self, attempt: Attempt) -> float:
         """By hand there is nothing else to do meanwhile, so an answer is awaited for as long as it would still help."""
         return max(attempt.timeout_ns / NS_PER_S, min(REQUEST_TIMEOUT_S, self.remaining))
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Renewed whatever runs under it: a request waits that is to take its place."""
+        holder = self._held.holder
+        with self._lock:
+            policy = holder.policy
+            holder.use(replace(policy, mode=RenewMode.ALWAYS))
+            self._book.look_again(self._held)
+            self._wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                holder.use(policy)
+                self._book.look_again(self._held)
 
     def _is_returned(self) -> bool:
         """Whether there is nothing to give back: the office knows, or the time ran out, which it knows by itself. What

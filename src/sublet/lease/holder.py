@@ -240,7 +240,7 @@ class Holder:
     def use(self, policy: RenewalPolicy, *, lead_ns: int | None = None) -> None:
         """Renew by another policy, or with another lead, from now on. The deadline never moves out by that."""
         self.policy, self.lead_ns = policy, self.lead_ns if lead_ns is None else lead_ns
-        if self._quiet is HolderWord.HELD_LONG:
+        if self._quiet is HolderWord.HELD_LONG or policy.mode is RenewMode.ALWAYS:
             self._quiet = None
         if self._plan is not None:
             deadline_ns = self._plan.deadline_ns

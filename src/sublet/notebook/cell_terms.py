@@ -66,14 +66,19 @@ def fits(lease: Lease, had: CellOptions, wants: CellOptions) -> bool:
 
 
 @contextlib.contextmanager
-def with_what_is_free(fabric: Fabric) -> Iterator[None]:
-    """A refusal says what there is, and how much of it nobody has."""
+def with_what_is_free(fabric: Fabric, own: Lease | None = None) -> Iterator[None]:
+    """A refusal says what there is, and how much of it is free; what the notebook's ``own`` lease has is free to it."""
     try:
         yield
     except CapacityExceeded as error:
         with contextlib.suppress(SubletError):
             found = [one for one in fabric.status().devices if one.kind == Kind.GPU]
-            each = [f"{one.id} {format_size(one.free)} of {format_size(one.capacity)}" for one in found[:DEVICES_MAX]]
+            had = {} if own is None else {device.id: device.amount for device in own.devices}
+            each = [
+                f"{one.id} {format_size(one.free + had.get(one.id, 0))} of {format_size(one.capacity)}"
+                + (" (with what this notebook has)" if one.id in had else "")
+                for one in found[:DEVICES_MAX]
+            ]
             more = f" and {len(found) - DEVICES_MAX} more" if len(found) > DEVICES_MAX else ""
             error.do = f"{error.do} Free now: {', '.join(each) or 'no GPU at all'}{more}.".lstrip()
         raise

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.compute.shown import sees_our_folders
-from sublet.errors import CheckpointFailed, GpuSessionEnded, LeaseEnded, OutOfMemory, SubletError, WorkerLost
+from sublet.errors import (
+    CheckpointFailed,
+    GpuSessionEnded,
+    LeaseEnded,
+    OutOfMemory,
+    StaleEpoch,
+    SubletError,
+    WorkerLost,
+)
 from sublet.notebook import guest_side
 from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
@@ -22,7 +30,15 @@ from sublet.notebook.bill import NotebookBill, bill_in_the_end
 from sublet.notebook.cell_terms import Ran, as_numbered, check_names, fits, look_in, quiet, running, with_what_is_free
 from sublet.notebook.explain import explain
 from sublet.notebook.front import SILENT, Front, StatusLine, failed_cell, say
-from sublet.notebook.going_on import GAVE_WAY, give_up, go_on, is_parked, wait_until_gone, wait_until_taken
+from sublet.notebook.going_on import (
+    GAVE_WAY,
+    give_up,
+    go_on,
+    is_known_to_be_over,
+    is_parked,
+    wait_until_gone,
+    wait_until_taken,
+)
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
@@ -40,7 +56,7 @@ from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Starting, Waiting
 from sublet.notebook.surroundings import Surroundings
 from sublet.notebook.traffic import Traffic, fates_text, number_of
-from sublet.values import GIB, NS_PER_S, Exclusivity, Tier
+from sublet.values import GIB, NS_PER_S, EndReason, Exclusivity, Tier
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -253,7 +269,11 @@ class Cells:
                 lease = self._go_on(lease, self._kernel, options, status)
         if lease is not None and lease.end is None and lease.notice is None and fits(lease, self._asked, options):
             return lease
-        if lease is not None:
+        old = lease if lease is not None and lease.end is None and lease.notice is None else None
+        if old is not None:
+            with contextlib.suppress(SubletError):
+                self.handles.save()  # what is only there goes with it, if it is replaced
+        elif lease is not None:
             self.release()
         fabric = self.fabric()
 
@@ -262,23 +282,44 @@ class Cells:
 
         wait = None if options.wait_ns is None else options.wait_ns / NS_PER_S
         terms: dict[str, Any] = {} if options.ttl_ns is None else {"ttl": options.ttl_ns / NS_PER_S}
-        with with_what_is_free(fabric):
-            lease = fabric.gpu(
-                min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
-                count=options.gpus,
-                exclusivity=Exclusivity.SHARED if options.shared else None,
-                tier=options.tier or Tier.INTERACTIVE,
-                wait=wait,
-                or_smaller=options.smaller_ok,
-                on_place=waiting,
-                labels=self.labels,
-                **terms,
-            )
+        if old is not None:
+            terms["replaces"] = old
+        with with_what_is_free(fabric, old):
+            try:
+                lease = fabric.gpu(
+                    min_vram=VRAM_DEFAULT if options.vram_bytes is None else options.vram_bytes,
+                    count=options.gpus,
+                    exclusivity=Exclusivity.SHARED if options.shared else None,
+                    tier=options.tier or Tier.INTERACTIVE,
+                    wait=wait,
+                    or_smaller=options.smaller_ok,
+                    on_place=waiting,
+                    labels=self.labels,
+                    **terms,
+                )
+            except (LeaseEnded, StaleEpoch):  # the present lease ended a moment ago
+                if old is None:
+                    raise
+                if not is_known_to_be_over(old):
+                    self._part_from(old)
+                return self._leased(options, status)  # what is parked goes on first
+        if old is not None:
+            self._part_from(old)
         self.lease, self._asked = quiet(lease), options
         if self._notices is not None:
             self._notices.told_for(self.lease.id)
         self._billed_s = time.monotonic()
         return self.lease
+
+    def _part_from(self, old: Lease) -> None:
+        """Another lease has taken its place, or it is over."""
+        self.lease = None
+        self._queued.let_go()
+        self._let_go()
+        if is_parked(old):
+            give_up(self.fabric(), old)
+        elif old.end is None or old.end.reason is EndReason.RELEASED:
+            self._behind = ""  # it was saved before, and its guest saves nothing more
 
     def _ready(self, lease: Lease, options: CellOptions, status: StatusLine) -> tuple[KernelGuest, KernelLine]:
         kernel, line = self._kernel, self._line

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from sublet.client.model import Place
     from sublet.compute.kernel_guest import KernelGuest
 
-__all__ = ["GAVE_WAY", "give_up", "go_on", "is_parked", "wait_until_gone", "wait_until_taken"]
+__all__ = [
+    "GAVE_WAY",
+    "give_up",
+    "go_on",
+    "is_known_to_be_over",
+    "is_parked",
+    "wait_until_gone",
+    "wait_until_taken",
+]
 
 GAVE_WAY: Final = frozenset({EndReason.PREEMPTED, EndReason.FAIR_SHARE, EndReason.IDLE})
 """Why a lease ends between two cells for want of work, or for others."""
@@ -84,6 +92,14 @@ def wait_until_taken(lease: Lease) -> None:
     until_s = time.monotonic() + TAKEN_S
     while lease.end is None and lease.notice is not None and time.monotonic() < until_s:
         time.sleep(PAUSE_S)
+
+
+def is_known_to_be_over(lease: Lease) -> bool:
+    """The office said that the lease is over. How it ended comes to its holder a moment later; whether it came."""
+    until_s = time.monotonic() + TAKEN_S
+    while lease.end is None and time.monotonic() < until_s:
+        time.sleep(PAUSE_S)
+    return lease.end is not None
 
 
 def wait_until_gone(fabric: Fabric, lease: str) -> None:

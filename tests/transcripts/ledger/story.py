@@ -303,6 +303,7 @@ class Teller:
             renew=RenewMode(words.get("renew", "while-busy")),
             name=words.get("name"),
             retain_ns=_time(words["retain"]) if "retain" in words else None,
+            replaces=LeaseId(words["replaces"]) if "replaces" in words else None,
             process=_process(words),
         )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker.answers import Granted, Outcome
+from sublet.broker.answers import Granted, Outcome, Refusal
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, ProcessRecord, Quota, ResourceRecord, Want
@@ -165,7 +165,7 @@ class Chaos:
             lease=LeaseId(f"L{number}"),
             request_id=RequestId(f"r{number}"),
             wants=_wants(rng),
-            ttl_ns=seconds(rng.choice((2, 10, 30))),
+            ttl_ns=seconds(rng.choice((2, 10, 30, 60))),
             tier=rng.choice(tuple(Tier)),
             wait_ns=None if wait_s is None else seconds(wait_s),
             selector={"zone": "z0"} if rng.random() < 0.1 else {},
@@ -173,6 +173,28 @@ class Chaos:
         )
         self.asked.append(command)
         self.do(command)
+
+    def replace(self, number: int) -> None:
+        """Another lease in the place of one: whatever comes of it at once, the present one ends only if it is had."""
+        rng = self.rng
+        old = self._some(LeaseStatus.ACTIVE)
+        if old is None:
+            return
+        before = rng.choice((None, 0, 0, 30))
+        command = cmd.Acquire(
+            tenant=old.tenant,
+            lease=LeaseId(f"R{number}"),
+            request_id=RequestId(f"r{number}"),
+            wants=_wants(rng),
+            ttl_ns=seconds(rng.choice((2, 10, 30, 60))),
+            tier=rng.choice(tuple(Tier)),
+            wait_ns=None if before is None else seconds(before),
+            replaces=old.id,
+            process=self._process(),
+        )
+        answer = self.do(command).answer
+        if isinstance(answer, Refusal):
+            assert old.status is LeaseStatus.ACTIVE, "a refusal took the present lease"
 
     def keep(self, number: int) -> None:
         """Disk under a name: made, taken, asked for in another size, or with none."""
@@ -479,7 +501,7 @@ class Chaos:
         said = self.disk.obey(order, node, writes=self.rng.random() < 0.7)
         if said is not None:
             return [said]
-        empty = self.rng.random() < 0.3
+        empty = self.rng.random() < 0.1
         said_all = answers_to(order, self.bench.ledger.node_of, empty=empty)
         return [self.disk.told(report, order, node) for report in said_all]
 
@@ -553,8 +575,9 @@ DEEDS = (
     Chaos.name_disk,
     Chaos.die,
     Chaos.lose_sight,
+    Chaos.replace,
 )
-WEIGHTS = (30, 6, 3, 14, 2, 14, 6, 3, 8, 4, 1, 2, 2, 2, 3, 2, 14, 2, 4, 3, 1)
+WEIGHTS = (30, 6, 3, 14, 4, 14, 6, 3, 8, 4, 1, 2, 2, 2, 3, 2, 14, 2, 4, 3, 1, 6)
 
 
 def _with(command: cmd.Acquire, **changes: object) -> cmd.Acquire:

@@ -67,6 +67,7 @@ class Watch:
     """Tenant, thousandths, from, until."""
     last_epoch: Epoch | None = None
     met: Counter[str] = field(default_factory=Counter)
+    replaced: set[LeaseId] = field(default_factory=set)
     confirmed: set[Epoch] = field(default_factory=set)
     """What an agent said that it holds."""
 
@@ -144,6 +145,11 @@ class Watch:
                 note = self.notes[event.lease]
                 assert note.take_at_ns is not None, f"{event.lease} was spared without a notice"
                 note.take_at_ns = None
+            case ev.Replaced():
+                new, old = self.notes[event.lease], self.notes[event.old]
+                assert (new.tenant, new.ended) == (old.tenant, False), f"{event.old} was replaced for somebody else"
+                new.wait_until_ns = event.wait_until_ns
+                self.replaced.add(event.old)
             case ev.Promised():
                 self._promised(event, state, now_ns)
             case ev.Ungranted() | ev.Ending():
@@ -197,6 +203,8 @@ class Watch:
             return
         if note.follows and reason in (EndReason.WITHDRAWN, EndReason.REFUSED):
             return
+        if reason is EndReason.RELEASED and event.lease in self.replaced:
+            return
         if reason in (EndReason.RELEASED, EndReason.WITHDRAWN):
             assert isinstance(command, cmd.Release | cmd.Decline), f"L5: {reason} by {command}"
         elif reason is EndReason.HOLDER_GONE and isinstance(command, cmd.HolderGone):
@@ -218,7 +226,9 @@ class Watch:
 
     def _standing(self, lease: LeaseRecord, request: LeaseRecord, now_ns: int) -> int:
         assert lease.claimed_at_ns is not None
-        ran_ns, own = now_ns - lease.claimed_at_ns, lease.tier.rank + 1
+        ran_ns, own = now_ns - (lease.held_since_ns or lease.claimed_at_ns), lease.tier.rank + 1
+        if lease.id == request.replaces:
+            return 0  # it makes room for its own holder
         since_ns = self.notes[lease.id].idle_since_ns
         if since_ns is not None and now_ns - since_ns >= self.policy.idle_most_ns:
             return 0

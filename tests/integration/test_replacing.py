@@ -1,0 +1,79 @@
+"""A lease that takes the place of another, from a program: refused or waiting, the present one stays and is renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import sublet
+from sublet import aio
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.errors import CapacityExceeded, InvalidRequest
+from sublet.values import EndReason
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "2x64MiB", "--foreground"))
+    with sublet.connect(home=home) as made:
+        yield made
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+def test_what_it_has_itself_counts_as_free(fabric: sublet.Fabric) -> None:
+    """Both devices, of which it has one: with ``wait=0``, too."""
+    with fabric.gpu(min_vram="32MiB") as old:
+        with fabric.gpu(min_vram="32MiB", count=2, wait=0, replaces=old) as new:
+            assert len(new.devices) == 2
+            assert old.end is not None
+            assert old.end.reason is EndReason.RELEASED
+        assert new.end is not None
+
+
+def test_a_refusal_leaves_the_present_lease(fabric: sublet.Fabric) -> None:
+    with fabric.gpu(min_vram="32MiB") as old:
+        with pytest.raises(CapacityExceeded):
+            fabric.gpu(min_vram="1GiB", replaces=old)
+        with pytest.raises(InvalidRequest, match="is not a lease"):
+            fabric.gpu(min_vram="32MiB", replaces="l-1")  # type: ignore[arg-type]
+        assert old.end is None
+        old.renew()
+
+
+def test_while_it_waits_the_present_lease_is_renewed(fabric: sublet.Fabric) -> None:
+    """For longer than its time to live, though nothing runs under it."""
+    found: list[sublet.Lease] = []
+    with fabric.gpu(min_vram="32MiB", ttl="2s") as old, fabric.gpu(min_vram="32MiB", renew="always") as other:
+        waiting = threading.Thread(
+            target=lambda: found.append(fabric.gpu(min_vram="32MiB", count=2, ttl="60s", replaces=old))
+        )
+        with other.activity():
+            waiting.start()
+            time.sleep(3.5)
+            assert old.end is None
+        other.release()
+        waiting.join(30)
+        assert len(found) == 1
+        assert not old.remaining
+        found[0].release()
+
+
+def test_asyncio_has_it_as_well(fabric: sublet.Fabric) -> None:
+    async def work() -> None:
+        async with (
+            await aio.connect(home=fabric.address.home) as mine,
+            mine.gpu(min_vram="32MiB") as old,
+            mine.gpu(min_vram="32MiB", count=2, replaces=old) as new,
+        ):
+            assert len(new.devices) == 2
+            assert old.end is not None
+
+    asyncio.run(work())
