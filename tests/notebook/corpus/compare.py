@@ -40,6 +40,8 @@ RULES: Final[dict[str, tuple[re.Pattern[str], str]]] = {
     ),
     "progress bars": (re.compile(r"\[[\d:?]+<[\d:?]+,\s*[\d.?]+\s?(?:it/s|s/it|[A-Za-z]+/s|s/[A-Za-z]+)\S*\]"), "[…]"),
     "ids of widgets": (re.compile(r"('model_id': ')[0-9a-f]{32}"), r"\1…"),
+    "dates in pictures": (re.compile(r"(<dc:date>)[^<]*"), r"\1…"),
+    "ids in pictures": (re.compile(r"(id=\"|#)[a-z][0-9a-f]{10}\b"), r"\1…"),
     "process ids": (re.compile(r"\b(pid|PID)(\W{1,3})\d+"), r"\1\2…"),
     "temporary folders": (re.compile(r"/tmp/(?:tmp|sublet-)[\w.-]+"), "/tmp/…"),
 }

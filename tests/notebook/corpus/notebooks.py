@@ -97,7 +97,7 @@ ONCE: Final = {
     "generators_threads": "its generators live on the device and end with the lease",
 }
 SEEDED: Final = {
-    **dict.fromkeys(("display", "frames", "figures", "trees"), ("numpy",)),
+    **dict.fromkeys(("display", "frames", "figures", "scalar_autograd", "trees"), ("numpy",)),
     **dict.fromkeys(("backprop", "bigrams", "torch_intro"), ("numpy", "torch")),
 }
 """Our own that load a library and leave its generator as they find it."""

@@ -54,6 +54,8 @@ SAME_AS_TYPE: Final = (type(None), bool, int, float, complex, str, bytes, type(E
 PLAIN: Final = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID)
 NODES_MAX: Final = 3_000_000
 """A walk that is longer ends here, on both sides at the same place."""
+LIBRARY_FILTERS: Final = re.compile("SymPyDeprecationWarning|SpecialFunctionWarning|the matrix subclass")
+"""Filters of warnings that SymPy and SciPy add when they are imported. They come with the import, on either side."""
 SHORT: Final = 2_000
 """Settings that are written longer than this are told by their digest."""
 NOT_PART_OF_A_CLASS: Final = frozenset(
@@ -368,7 +370,7 @@ def settings() -> dict[str, str]:
     found: dict[str, object] = {
         "random: generator": Digest().of(random.getstate()),
         "decimal: context": repr(decimal.getcontext()),
-        "warnings: filters": [_filter(one) for one in warnings.filters],
+        "warnings: filters": [one for one in map(_filter, warnings.filters) if not LIBRARY_FILTERS.search(one)],
         "logging: root level": logging.getLogger().level,
         "logging: disabled": logging.root.manager.disable,
         "sys: recursion limit": sys.getrecursionlimit(),

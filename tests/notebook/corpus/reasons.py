@@ -135,22 +135,10 @@ FAULTS: Final = (
         notebook="settings|environment",
     ),
     Reason(
-        name="open: figures",
-        why="A figure that crosses is drawn another way.",
-        facet=".*",
-        notebook="figures|trees|scalar_autograd",
-    ),
-    Reason(
         name="open: results of cells",
         why="A result that is an object with a name of its own is not under Out.",
         facet="name",
         key=r"Out\[.*",
-    ),
-    Reason(
-        name="open: width of frames",
-        why="Pandas takes the process on the device for a terminal.",
-        facet="shown",
-        notebook="frames|ageron_pandas",
     ),
 )
 """Known faults that are not mended yet. A whole run fails where one of them is not met any more: its row goes then."""
