@@ -32,3 +32,25 @@ def test_the_backend_is_the_one_that_was_said_last(early: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "inline" in done.stdout
     assert "image/png" in done.stdout
+
+
+def test_doctest_runs_where_a_warm_interpreter_had_imported_it_before_the_kernel_began() -> None:
+    program = """
+import doctest, pdb, sys, types
+from sublet.guest.kernel import forget_doctest
+forget_doctest()
+class Own(pdb.Pdb):    # as ipykernel puts one in its place
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        self.theme()
+    def theme(self): pass
+pdb.Pdb = Own
+import doctest
+main = sys.modules["__main__"]
+main.area = types.FunctionType((lambda: None).__code__, vars(main), "area")
+main.area.__doc__ = ">>> 1 + 1\\n2"
+main.area.__module__ = "__main__"
+print(doctest.testmod(main))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "TestResults(failed=0, attempted=1)\n", ran.stderr

@@ -26,7 +26,7 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
 from sublet.wire.page import PageReader, PageState
 
-__all__ = ["main", "plot_where_told"]
+__all__ = ["forget_doctest", "main", "plot_where_told"]
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ def main() -> None:
         app = _make_app()
     except Unsupported as error:  # the holder shows the end of stderr: the sentence, and not where we raised it
         sys.exit(str(error))
+    forget_doctest()
     app.initialize([])
     app.kernel._execute_sleep = 0.0  # so that output comes before the reply; who asks here waits for both
     end_with_the_cell(app.shell, _loop().asyncio_loop)
@@ -51,6 +52,12 @@ def main() -> None:
 
     start_serving(inbox, {Service.JUPYTER: serve_jupyter, Service.WORK: worker.serve})
     app.start()
+
+
+def forget_doctest() -> None:
+    """ipykernel replaces ``pdb.Pdb``. Where a warm interpreter imported ``doctest`` before that, its class derives from
+    the old one and calls the new one, and fails in every cell. Cells import it anew."""
+    sys.modules.pop("doctest", None)
 
 
 def plot_where_told(shell: Any) -> None:

@@ -62,7 +62,6 @@ def main(words: Sequence[str] | None = None) -> None:
     from ipykernel.kernelapp import IPKernelApp
 
     from sublet.compute.own_kernel import kernel_class
-    from sublet.notebook.magic import GpuMagics
 
     said = list(sys.argv[1:] if words is None else words)
     at = said.index("--") if "--" in said else len(said)
@@ -89,6 +88,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
     app: Any = IPKernelApp.instance(kernel_class=LeasedKernel)
     app.initialize(said[:at])
+    from sublet.notebook.magic import GpuMagics  # it loads doctest, which must find ipykernel's debugger in its place
+
     magics = GpuMagics(app.shell)
     app.shell.register_magics(magics)
     app.kernel.mode = KernelMode(app.shell, magics, line)
