@@ -78,7 +78,8 @@ def test_a_module_that_the_guest_has_not_is_named(shell: Shell, tmp_path: Path) 
     assert_next_is_right(shell)  # a guest that is new would look where the notebook looks
     (tmp_path / "only_here_.py").write_text("class Thing:\n    pass\n")
     shell.run(
-        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport only_here_\nthing = only_here_.Thing()\nok_ = [0]"
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport only_here_\nthing = only_here_.Thing()\nok_ = [0]\n"
+        f"sys.path.remove({str(tmp_path)!r})"  # what stays in it crosses
     )
     answer = shell.run(GPU + "ok_.append(1)\nthing")
     assert "thing" in answer["said"], answer
@@ -235,3 +236,10 @@ def test_results_of_cells_are_where_the_shell_keeps_them(shell: Shell) -> None:
     assert shell.run("print(_, Out[max(Out)])")["out"] == "42 42\n"
     assert shell.run(GPU + "(n for n in [1])")["error"] == ""
     assert "stayed on the device and was not kept" in shell.run("print(_)")["out"]
+
+
+def test_a_result_that_is_the_same_object_as_the_last_one_is_kept_again(shell: Shell) -> None:
+    """The guest's shell may number it as the last, and then nothing seems to have been bound."""
+    shell.run(GPU + "same_ = [1]\nsame_")
+    shell.run(GPU + "same_.append(2)\nsame_")
+    assert shell.run("print(_, sum(one is same_ for one in Out.values()))")["out"] == "[1, 2] 2\n"

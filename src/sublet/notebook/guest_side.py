@@ -59,6 +59,8 @@ _before = _Before(frozenset(), {})
 _bound = Bound({})
 """What each name had before it."""
 _heard, _heard_steady = Heard(), Heard()
+_results: Final[set[str]] = set()
+"""Names under which the shell here keeps what the last cell gave."""
 _surroundings: Surroundings | None = None
 
 
@@ -114,8 +116,11 @@ def place(
     hidden -= deletes | in_use(space.names, can_change).names.keys()
     aside = {name: space.names.pop(name) for name in list(space.names) if name in hidden} if hidden else {}
     space.names.update(dict.fromkeys(deletes - space.names.keys(), TO_DELETE))
+    old = {name: NotKept(0) for name in _results - reads if name in space.names}
+    space.names.update(old)  # so that this cell's result is new, also if it is the same object under the same name
+    _results.clear()
     _before = _Before(reads, aside, number, deletes, is_open=True)
-    _bound.noted(space.names, (*aside, *deletes))
+    _bound.noted(space.names, (*aside, *deletes, *old))
     holding.begin(number, reads, _bound, room)
     shell = sys.modules["IPython"].get_ipython() if number else None
     if shell is not None:
@@ -247,6 +252,7 @@ def _small_result(space: Space, rebound: set[str]) -> set[str]:
     except Unpicklable:
         is_small = False
     space.names[name] = value if is_small else NotKept(_before.number)
+    _results.add(name)
     return {name}
 
 
