@@ -53,6 +53,8 @@ class Group:
     encoded: Encoded
     plain: Mapping[str, object] | None = None
     """The values themselves, if they are nothing but numbers, texts, and plain containers of these."""
+    is_still: bool = False
+    """The caller knew it as unchanged, and it was not encoded."""
 
     def remembering(self, rules: Rules) -> Group:
         """The same, with ``encoded.met`` if the rules remember. Where all is plain that is left out at first, since
@@ -100,15 +102,21 @@ def encode_roots(
     gpu: GpuRule = "copy",
     rules: Rules | None = None,
     order: Order | None = None,
+    still: Collection[str] = (),
 ) -> list[Group]:
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
     ``names``: of these roots alone, each once; ``rules``: others than the usual ones; ``order``: of the last time, for
-    who asks again and again. Raises ``Unpicklable`` with the root's name at the head of the path.
+    who asks again and again; ``still``: flat values that need not be encoded unless they share something. Raises
+    ``Unpicklable`` with the root's name at the head of the path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules
     runs = (Order() if order is None else order).runs(roots if names is None else names)
-    bundles = list(_bundles(runs, roots, rules))
+    bundles: list[_Bundle | _Still] = []
+    if still:
+        bundles += [_Still(name, roots[name]) for names in runs for name in names if name in still]
+        runs = [left for names in runs if (left := tuple(name for name in names if name not in still))]
+    bundles += _bundles(runs, roots, rules)
     doubtful = _sharing(bundles) | {n for n, one in enumerate(bundles) if len(one.names) > 1 and one.is_large}
     groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
     if doubtful:
@@ -182,12 +190,31 @@ class _Bundle:
         return Group(names=self.names, encoded=encoded, plain=self.value if self.plain else None)
 
 
-def _sharing(bundles: Sequence[_Bundle]) -> set[int]:
+class _Still:
+    """A flat value that is known to be unchanged, in the place of its bundle."""
+
+    plain = True
+    is_large = False
+    met: Mapping[int, Any] = NOTHING
+    spans: Sequence[tuple[int, int]] = ()
+
+    def __init__(self, name: str, value: object) -> None:
+        self.names = (name,)
+        self._value = value
+        self.ids = (id(value),) if type(value) in CHANGING else ()
+        self.count = len(self.ids)
+
+    def group(self) -> Group:
+        encoded = Encoded(head=b"", buffers=())
+        return Group(names=self.names, encoded=encoded, plain={self.names[0]: self._value}, is_still=True)
+
+
+def _sharing(bundles: Sequence[_Bundle | _Still]) -> set[int]:
     """The numbers of bundles that share something with another one."""
     return {n for pair in _links(bundles) for n in pair}
 
 
-def _links(bundles: Sequence[_Bundle]) -> list[tuple[int, int]]:
+def _links(bundles: Sequence[_Bundle | _Still]) -> list[tuple[int, int]]:
     links: list[tuple[int, int]] = []
     if len(set().union(*(bundle.ids for bundle in bundles))) < sum(bundle.count for bundle in bundles):
         links += _met_twice(bundles)
@@ -201,7 +228,7 @@ def _links(bundles: Sequence[_Bundle]) -> list[tuple[int, int]]:
     return links
 
 
-def _met_twice(bundles: Sequence[_Bundle]) -> Iterator[tuple[int, int]]:
+def _met_twice(bundles: Sequence[_Bundle | _Still]) -> Iterator[tuple[int, int]]:
     first: dict[int, int] = {}
     everything: set[int] = set()
     for n, bundle in enumerate(bundles):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import gc
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sublet.durable.changes import ChangeFinder
@@ -36,6 +36,7 @@ from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken,
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import sources_of
 from sublet.notebook.taking import taken_over
+from sublet.notebook.unchanged import Snapshot, snapshot
 
 __all__ = ["BESIDE", "GUEST", "NOTEBOOK", "Outgoing", "Parcel", "Space", "Taken"]
 
@@ -110,6 +111,8 @@ class Space:
         self._finder = ChangeFinder() if finder is None else finder
         self._agreed: dict[tuple[str, ...], bytes] = {}
         """Groups, and what each was when the sides agreed; its memory the finder remembers."""
+        self._still: dict[str, Snapshot] = {}
+        """Large containers of atoms that were agreed on, by name."""
         self._group_of: dict[str, tuple[str, ...]] = {}
         """The group in which each name was agreed on last."""
         self._shared = Shared()
@@ -163,18 +166,20 @@ class Space:
         self._remember_owed()
         found = Outgoing(stays=dict(staying))
         names = without_handles(self.names, wanted, found)
+        bound = frozenset(new)
+        anew = bound.union(stuck)
         rules = HomeRules()
         groups: list[Group] = []
         for _ in range(ROUNDS_MAX):
             rules = HomeRules()
-            groups = self._encoded(names, rules, found, must=must)
+            groups = self._encoded(names, rules, found, must=must, anew=anew)
             more = without_handles(self.names, rules.needs - HIDDEN, found)
             more -= names | found.stays.keys()
             if not more:
                 break
             names |= more
         if maybe is not None:
-            groups, rules = self._with_looked_up(names, maybe, groups, rules, found, must=must)
+            groups, rules = self._with_looked_up(names, maybe, groups, rules, found, must=must, anew=anew)
         lost = self._lost(groups, lost_of)
         if lost:
             groups = self._encoded(names, rules, found, must=must, beside=lost)
@@ -188,7 +193,6 @@ class Space:
             found.gone = self._shared.gone(self.names)
         else:
             found.gone = self._shared.gone_of(self.names, rules.needs.union(asked))
-        bound = frozenset(new)
         found.late = [group.remembering(rules) for group in groups if late and self._can_wait(group)]
         waiting = {group.names for group in found.late}
         looked = [(group, *self._looked(group)) for group in groups if group.names not in waiting]
@@ -206,6 +210,7 @@ class Space:
         found: Outgoing,
         *,
         must: bool,
+        anew: frozenset[str],
     ) -> tuple[list[Group], HomeRules]:
         """The same with names that may be looked up, and with what functions among those read. None of them keeps the
         others from being sent."""
@@ -220,7 +225,7 @@ class Space:
         while more:
             names |= more
             rules = HomeRules()
-            groups = self._encoded(names, rules, found, must=must, strict=strict)
+            groups = self._encoded(names, rules, found, must=must, strict=strict, anew=anew)
             more = without_handles(self.names, rules.needs - HIDDEN, found) - names - found.stays.keys()
         if must:
             names -= found.stays.keys()
@@ -268,6 +273,8 @@ class Space:
         self._shared.add(what.names)
         self._shared.remove(what.gone)
         self._identities.gone(what.gone)
+        for name in what.gone:
+            self._still.pop(name, None)
 
     @_without_collections
     def take(
@@ -330,6 +337,8 @@ class Space:
             self.names.pop(name, None)
         self._shared.remove(gone)
         self._identities.gone(gone)
+        for name in gone:
+            self._still.pop(name, None)
         self._shared.add(changed)
         self._owed.append((changed, {one.names: one for one, _ in crossed}))
         news = tuple(name for name in changed if not any(name in names for names in idle)) if idle else tuple(changed)
@@ -370,13 +379,13 @@ class Space:
         for group in self._encoded(known, rules, Outgoing(), must=False):
             parcel = came.get(group.names)
             if parcel is None or parcel.head != group.encoded.head or len(parcel.hashes) != len(parcel.buffers):
-                self._remember(group.names, digest(group))
+                self._remember(group, digest(group))
                 for n, buffer in enumerate(group.encoded.buffers):
                     self._lodging.leave((group.names, n))
                     if buffer.kind is not BufferKind.SMALL:
                         self._finder.changed(buffer)
                 continue
-            self._remember(group.names, digest(group))
+            self._remember(group, digest(group))
             for n, (buffer, one) in enumerate(zip(group.encoded.buffers, parcel.buffers, strict=True)):
                 if buffer.kind is BufferKind.SMALL:
                     continue
@@ -404,6 +413,7 @@ class Space:
         """The other side has nothing any more."""
         self._owed.clear()
         self._agreed.clear()
+        self._still.clear()
         self._group_of.clear()
         self._shared.clear()
         self._files.clear()
@@ -445,17 +455,22 @@ class Space:
         must: bool,
         beside: Mapping[str, Any] = NOTHING,
         strict: frozenset[str] | None = None,
+        anew: frozenset[str] | None = None,
     ) -> list[Group]:
-        """``must``: names that cannot be sent are an error; of these only, where they are said to be ``strict``."""
+        """``must``: names that cannot be sent are an error; of these only, where they are said to be ``strict``.
+        ``anew``: all others need not be encoded if they are known to be unchanged; None: all are encoded."""
         left = names - found.stays.keys() if found.stays else names
         few = len(left) < ORDERED_MIN
         here: dict[str, Any] = {name: self.names[name] for name in left} if few else self.names.copy()
         line = list(here) if few else list(filter(left.__contains__, here))
+        still: Collection[str] = ()
+        if self._still and anew is not None:
+            still = {name for name in left - anew if name in self._still and self._is_still(name)}
         here |= beside
         line += beside
         while True:
             try:
-                groups = encode_roots(here, names=line, rules=rules, order=None if few else self._order)
+                groups = encode_roots(here, names=line, rules=rules, order=None if few else self._order, still=still)
                 for group in groups:
                     if isinstance(group.encoded.met, dict) and group.plain is None:
                         without_scaffolding(group.encoded.met)
@@ -470,12 +485,14 @@ class Space:
 
     def _looked(self, group: Group) -> tuple[bool, tuple[bytes, ...]]:
         """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed."""
+        if group.is_still:
+            return True, ()
         now = digest(group)
         same = self._agreed.get(group.names) == now
         if group.names not in self._agreed and self._is_within_agreed(group.names):
             return True, ()
         looked = [self._compared((group.names, n), buffer) for n, buffer in enumerate(group.encoded.buffers)]
-        self._remember(group.names, now)
+        self._remember(group, now)
         return same and not any(changed for changed, _ in looked), tuple(hashes for _, hashes in looked)
 
     def _is_within_agreed(self, names: tuple[str, ...]) -> bool:
@@ -508,8 +525,15 @@ class Space:
         chunks, hashes = self._finder.compared(buffer)
         return bool(chunks), hashes
 
-    def _remember(self, names: tuple[str, ...], digest: bytes) -> None:
+    def _is_still(self, name: str) -> bool:
+        return (name,) in self._agreed and self._still[name].is_of(self.names.get(name))
+
+    def _remember(self, group: Group, digest: bytes) -> None:
         """A name was in another group before, perhaps: what was agreed on then is over."""
+        names = group.names
+        self._still = {name: one for name, one in self._still.items() if name not in names} if self._still else {}
+        if group.plain is not None and len(names) == 1 and (taken := snapshot(self.names.get(names[0]))) is not None:
+            self._still[names[0]] = taken
         for name in () if names in self._agreed else names:
             before = self._group_of.get(name)
             if before != names:
