@@ -154,6 +154,17 @@ def test_a_thread_sees_its_names_while_another_cell_runs(nb: Notebook) -> None:
     assert nb.names["alive"] is True
 
 
+def test_an_accessor_that_only_the_notebook_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pandas as pd
+
+    error = {"ename": "AttributeError", "evalue": "'DataFrame' object has no attribute 'geo_'"}
+    assert unnamed(error, (), ()) == ""
+    monkeypatch.setattr(pd.DataFrame, "geo_", 1, raising=False)
+    assert unnamed(error, (), ()).startswith(
+        "DataFrame.geo_ was added to pandas in the notebook only; run what adds it"
+    )
+
+
 def test_the_note_names_all_that_the_cell_needs() -> None:
     error = {"ename": "UndefinedVariableError", "evalue": "local variable 'x' is not defined"}
     said = unnamed(error, {"x", "df"}, {"df"})

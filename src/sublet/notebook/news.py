@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ WHAT_MAX: Final = 100
 """Letters of what something is, where a library said it."""
 _NAME: Final = re.compile(r"\w+")
 _QUOTED: Final = re.compile(r"'([^\W\d]\w*)'")
+_NO_ATTRIBUTE: Final = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
 NO_SUCH_NAME: Final = ("NameError", "UndefinedVariableError", "KeyError", "AttributeError", "CatalogException")
 """Ends of the names of errors that may mean that a name was looked up and not found."""
 WHYS = {
@@ -59,6 +61,12 @@ def unnamed(content: Mapping[str, Any], visible: Collection[str], sent: Collecti
     else nothing."""
     if not str(content.get("ename", "")).endswith(NO_SUCH_NAME):
         return ""
+    added = _NO_ATTRIBUTE.fullmatch(str(content.get("evalue", "")))
+    if added is not None and hasattr(getattr(sys.modules.get("pandas"), added[1], None), added[2]):
+        return (
+            f"{added[1]}.{added[2]} was added to pandas in the notebook only; run what adds it (a decorator of an "
+            "accessor, tqdm.pandas()) in a %%gpu cell as well"
+        )
     for name in _QUOTED.findall(str(content.get("evalue", ""))):
         if name in visible and name not in sent:
             every = ",".join(sorted({name, *(one for one in sent if one in visible)}))
