@@ -392,6 +392,7 @@ def test_a_killed_kernel_keeps_no_device_from_the_next_notebook(
 ) -> None:
     """SIGKILL in the middle of a cell that has five minutes: the lease ends with the kernel, and the next notebook has
     the device after the grace at the latest. What the dead kernel's guest did is stopped with it."""
+    kernel.run("%load_ext sublet")  # an earlier test may have restarted it
     kernel.run("%gpu release")
     with server.kernel() as dying:
         dying.run("%load_ext sublet")
