@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import random
 import re
 import site
 import subprocess
@@ -21,7 +22,7 @@ import pytest
 from sublet.notebook import settings
 from sublet.notebook.import_hook import ImportHook, is_imported
 from sublet.notebook.settings import Kind, Setting, documented, library_settings, table, written
-from sublet.notebook.surroundings import Surroundings
+from sublet.notebook.surroundings import Changes, Surroundings
 from tests.notebook.crossing import crossed
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -384,3 +385,23 @@ def test_the_hook_is_called_at_the_end_of_an_import_and_leaves_no_trace(tmp_path
     finally:
         hook.remove()
         sys.modules.pop("hooked", None)
+
+
+def test_a_library_that_the_other_side_has_imported_draws_nothing_here(tmp_path: Path, path: list[str]) -> None:
+    """It drew there when it was imported; one process imports it once."""
+    for name in ("drawing", "drawing_alone"):
+        (tmp_path / f"{name}.py").write_text("import random\nrandom.random()\n")
+    path.insert(0, str(tmp_path))
+    side = Surroundings(is_notebook=False, rows=(row("random"),))
+    before = random.getstate()
+    try:
+        side.apply(Changes(modules=("drawing",)), files=True)
+        importlib.import_module("drawing")
+        assert random.getstate() == before
+        importlib.import_module("drawing_alone")
+        assert random.getstate() != before
+    finally:
+        random.setstate(before)
+        side.close()
+        sys.modules.pop("drawing", None)
+        sys.modules.pop("drawing_alone", None)

@@ -106,7 +106,8 @@ def place(
     keep_sources(sources)
     set_compiler_flags(flags)
     space.hear(word)
-    taken = space.take(parcels, gone, afterwards=afterwards)
+    with around.undrawn():
+        taken = space.take(parcels, gone, afterwards=afterwards)
     _bound.noted(space.names, (*taken.changed, *taken.rebound, *gone))
     _check(taken)
     _bound.noted(space.names, holding.prepare(space, handles, alive))

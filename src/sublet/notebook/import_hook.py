@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
@@ -24,8 +25,12 @@ Callback = Callable[[str], object]
 class ImportHook:
     """A finder that finds nothing by itself. It stands first in ``sys.meta_path`` from ``install`` to ``remove``."""
 
-    def __init__(self, called: Callback) -> None:
-        """``called`` is a method, and the hook does not keep its object alive."""
+    def __init__(self, called: Callback, quietly: Callable[[], AbstractContextManager[object]] | None = None) -> None:
+        """``called`` and ``quietly`` are methods, and the hook does not keep their object alive. ``quietly``: what runs
+        around the import of a module that the other side has imported (``elsewhere``)."""
+        self._quietly = None if quietly is None else weakref.WeakMethod(quietly)
+        self._within = threading.local()
+        self.elsewhere: set[str] = set()
         self._called = weakref.WeakMethod(called)
         self._watched: set[str] = set()
         self._asking: set[tuple[int, str]] = set()
@@ -48,14 +53,15 @@ class ImportHook:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """As importlib calls it."""
-        if name not in self._watched:
+        is_elsewhere = name in self.elsewhere and not getattr(self._within, "an_import", False)
+        if name not in self._watched and not is_elsewhere:
             return None
         if self._called() is None:
             self.remove()
             return None
         found = self._asked_of_others(name, path, target)
         if found is not None:
-            self._follow(found)
+            self._follow(found, is_elsewhere=is_elsewhere)
         return found
 
     def _asked_of_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
@@ -74,7 +80,7 @@ class ImportHook:
         finally:
             self._asking.discard(asking)
 
-    def _follow(self, spec: ModuleSpec) -> None:
+    def _follow(self, spec: ModuleSpec, *, is_elsewhere: bool) -> None:
         """Its loader is told to call back after this one run, by an attribute that the run itself takes away."""
         loader: Any = spec.loader
         run = getattr(loader, "exec_module", None)
@@ -83,9 +89,18 @@ class ImportHook:
 
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
-            run(module)
+            quietly = None if self._quietly is None or not is_elsewhere else self._quietly()
+            if quietly is None:
+                run(module)
+            else:
+                self._within.an_import = True
+                try:
+                    with quietly():
+                        run(module)
+                finally:
+                    self._within.an_import = False
             called = self._called()
-            if called is not None:
+            if called is not None and spec.name in self._watched:
                 called(spec.name)
 
         try:

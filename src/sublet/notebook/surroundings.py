@@ -10,8 +10,10 @@ What has been sent is plain bytes: nothing is imported, and nothing unpickled, b
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -55,6 +57,9 @@ class Changes:
     """What could not be sent, or set on this side, and why."""
     sees_files: bool = True
     """Whether both sides see the same files."""
+    modules: tuple[str, ...] = ()
+    """What was imported on this side and had not been told. Some modules draw a random number when they are imported,
+    which one process does once."""
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +105,9 @@ class Surroundings:
         """Of the context in which the cell began."""
         self._lock = threading.RLock()
         """The end of an import may come on any thread."""
-        self._hook = ImportHook(self._imported)
+        self._modules: set[str] = set()
+        """What the other side was told of."""
+        self._hook = ImportHook(self._imported, self.undrawn)
         for track in self._tracks.values():
             self._hook.watch(track.row.module)
             if self._is_ready(track.row):
@@ -122,6 +129,8 @@ class Surroundings:
         """The notebook has a new device: it has nothing yet but what each of them begins with."""
         with self._lock:
             self._sees_files, self._is_whole = sees_files, True
+            self._modules.clear()
+            self._hook.elsewhere.clear()
             for track in self._tracks.values():
                 if self._is_ready(track.row):
                     self._first_seen(track)
@@ -133,6 +142,7 @@ class Surroundings:
         """An exchange failed: nobody knows what the other side has, and the next one brings everything."""
         with self._lock:
             self._is_whole = True
+            self._modules.clear()
             for track in self._tracks.values():
                 if track.first is not None:
                     track.agreed = {**self._of_a_device(track), **dict.fromkeys(track.touched, UNKNOWN)}
@@ -149,7 +159,17 @@ class Surroundings:
             is_whole, self._is_whole = self._is_whole, False
             if not rows and not problems and not is_whole:
                 return None
-            return Changes(rows=rows, is_whole=is_whole, problems=problems, sees_files=self._sees_files)
+            imported: set[str] = set()
+            if len(sys.modules) != len(self._modules):
+                imported = sys.modules.keys() - self._modules
+                self._modules |= imported
+            return Changes(
+                rows=rows,
+                is_whole=is_whole,
+                problems=problems,
+                sees_files=self._sees_files,
+                modules=tuple(imported),
+            )
 
     def whole(self) -> Changes:
         """Everything that is not as it was at first, to be kept."""
@@ -205,6 +225,7 @@ class Surroundings:
     def apply(self, changes: Changes, *, files: bool) -> None:
         """Set it here: what names files first (``files``), and the rest once everything else has arrived."""
         with self._lock:
+            self._hook.elsewhere.update(changes.modules)
             if changes.is_whole and files:
                 self._sees_files = changes.sees_files
                 for track in self._tracks.values():
@@ -220,6 +241,20 @@ class Surroundings:
             for track in self._tracks.values():
                 if track.waiting and self._is_ready(track.row):
                     self._set_waiting(track)
+
+    @contextmanager
+    def undrawn(self) -> Iterator[None]:
+        """Whatever draws random numbers within: the generators are as they were."""
+        generators = [
+            one for one in self._tracks.values() if one.row.kind == Kind.GENERATOR and self._is_ready(one.row)
+        ]
+        before = [(track, self._read(track)) for track in generators]
+        try:
+            yield
+        finally:
+            for track, state in before:
+                if state is not None and _difference(state, self._read(track) or {})[0]:
+                    self._write(track.row, state, ())
 
     def restore(self, kept: Changes) -> None:
         """Set what was kept. A device that is there gets it with the next cell."""

@@ -197,7 +197,8 @@ class Traffic:
             self.surroundings.apply(out.surroundings, files=True)
         keep_sources(out.sources)
         set_compiler_flags(out.flags)
-        taken = self.space.take(out.parcels, out.gone)
+        with contextlib.nullcontext() if self.surroundings is None else self.surroundings.undrawn():
+            taken = self.space.take(out.parcels, out.gone)
         self.space.freed(out.freed)
         self.space.tidy()
         out.parcels = [parcel for parcel in out.parcels if parcel.names not in taken.idle]
