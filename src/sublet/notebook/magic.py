@@ -76,6 +76,11 @@ def with_a_body(lines: list[str]) -> list[str]:
     return ["%gpu help\n"] if len(words) == 2 and words[1] in ASKS else [f"{text}\n", "\n"]
 
 
+# IPython leaves such a transformer out while it asks whether more lines are to come: at a terminal's prompt the first
+# line of a cell would look like a whole one.
+with_a_body.has_side_effects = True  # type: ignore[attr-defined]
+
+
 def load(shell: Any) -> str:
     """Make the magics known to a shell; the line that says so."""
     if "GpuMagics" not in shell.magics_manager.registry:  # a job has them before the notebook asks for them
