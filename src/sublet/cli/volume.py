@@ -155,7 +155,7 @@ def _looked_at(view: Json) -> Json:
     if view["lease"] is not None:
         under = ["exec", "--no-tty", view["lease"], "--", *looks]
     else:
-        wants = ["--block", str(view["size"]), "--name", view["name"]]
+        wants = ["--block", f"{view['size']}B", "--name", view["name"]]
         under = ["run", *wants, "--no-wait", "--no-tty", "--", *looks]
     argv = [sys.executable, "-m", "sublet", *under]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
