@@ -111,6 +111,8 @@ class Space:
         self._finder = ChangeFinder() if finder is None else finder
         self._agreed: dict[tuple[str, ...], bytes] = {}
         """Groups, and what each was when the sides agreed; its memory the finder remembers."""
+        self._figures: dict[int, Any] = {}
+        """Figures that were pickled for what is being looked at: no code of the program runs meanwhile."""
         self._still: dict[str, Snapshot] = {}
         """Large containers of atoms that were agreed on, by name."""
         self._group_of: dict[str, tuple[str, ...]] = {}
@@ -164,6 +166,7 @@ class Space:
         ``staying``: names that are not sent, whoever reads them, and why.
         """
         self._remember_owed()
+        self._figures = {}
         found = Outgoing(stays=dict(staying))
         names = without_handles(self.names, wanted, found)
         bound = frozenset(new)
@@ -199,6 +202,7 @@ class Space:
         bound |= {LOST} if lost else frozenset()  # they are known to have changed
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
         self._fill(found, [(group.remembering(rules), hashes) for group, _, hashes in changed])
+        self._figures = {}
         return found
 
     def _with_looked_up(
@@ -348,6 +352,7 @@ class Space:
 
     def _same(self, parcel: Parcel) -> dict[int, Any] | None:
         """Of a parcel that was sent because it may have changed: what it holds, if that is here and just so."""
+        self._figures = {}
         lodged = [one for one in parcel.buffers if isinstance(one, Lodged)]
         if not lodged or parcel.names not in self._agreed or not self.names.keys() >= set(parcel.names):
             return None
@@ -374,6 +379,7 @@ class Space:
 
     def _agree(self, names: Iterable[str], came: Mapping[tuple[str, ...], Parcel]) -> None:
         """Both sides have the same of these now: remember how it is encoded here."""
+        self._figures = {}
         rules = HomeRules()
         known = {name for name in names if name in self.names}
         for group in self._encoded(known, rules, Outgoing(), must=False):
@@ -459,6 +465,7 @@ class Space:
     ) -> list[Group]:
         """``must``: names that cannot be sent are an error; of these only, where they are said to be ``strict``.
         ``anew``: all others need not be encoded if they are known to be unchanged; None: all are encoded."""
+        rules.figures = self._figures
         left = names - found.stays.keys() if found.stays else names
         few = len(left) < ORDERED_MIN
         here: dict[str, Any] = {name: self.names[name] for name in left} if few else self.names.copy()
