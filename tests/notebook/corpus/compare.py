@@ -42,6 +42,7 @@ RULES: Final[dict[str, tuple[re.Pattern[str], str]]] = {
     "ids of widgets": (re.compile(r"('model_id': ')[0-9a-f]{32}"), r"\1…"),
     "dates in pictures": (re.compile(r"(<dc:date>)[^<]*"), r"\1…"),
     "ids in pictures": (re.compile(r"(id=\"|#)[a-z][0-9a-f]{10}\b"), r"\1…"),
+    "numbers of scikit-learn's drawings": (re.compile(r"sk-(container|estimator)-id-\d+"), r"sk-\1-id-…"),
     "process ids": (re.compile(r"\b(pid|PID)(\W{1,3})\d+"), r"\1\2…"),
     "temporary folders": (re.compile(r"/tmp/(?:tmp|sublet-)[\w.-]+"), "/tmp/…"),
 }
