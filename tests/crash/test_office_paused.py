@@ -110,9 +110,10 @@ HOLDER = """
     import sys, time, sublet
     with sublet.connect(start=False) as fabric:
         lease = fabric.gpu(min_vram="4GiB", count=2, ttl=2.0, renew="always")
-        print(lease.id, *lease.epoch, flush=True)
-        sys.stdin.readline()
-        print(lease.status, flush=True)
+        with lease.activity():  # an idle holder would yield before its deadline
+            print(lease.id, *lease.epoch, flush=True)
+            sys.stdin.readline()
+            print(lease.status, flush=True)
         try:
             lease.renew()
         except sublet.LeaseEnded as error:
