@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -13,7 +14,9 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator
+from importlib.machinery import BuiltinImporter, FrozenImporter
 from importlib.metadata import EntryPoint
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +388,23 @@ def test_the_hook_is_called_at_the_end_of_an_import_and_leaves_no_trace(tmp_path
     finally:
         hook.remove()
         sys.modules.pop("hooked", None)
+
+
+def test_the_hook_leaves_loaders_of_many_modules_alone() -> None:
+    """Those of built-in and frozen modules are classes of the interpreter's own."""
+    before = [dict(vars(one)) for one in (BuiltinImporter, FrozenImporter)]
+    called = Called()
+    hook = ImportHook(called.imported)
+    for name in ("errno", "__phello__"):
+        hook.elsewhere.add(name)
+        spec = hook.find_spec(name)
+        assert spec is not None
+        loader: Any = spec.loader
+        assert loader in (BuiltinImporter, FrozenImporter)
+        module = module_from_spec(spec)
+        with contextlib.redirect_stdout(None):
+            loader.exec_module(module)
+    assert [dict(vars(one)) for one in (BuiltinImporter, FrozenImporter)] == before
 
 
 def test_a_library_that_the_other_side_has_imported_draws_nothing_here(tmp_path: Path, path: list[str]) -> None:

@@ -84,8 +84,8 @@ class ImportHook:
         """Its loader is told to call back after this one run, by an attribute that the run itself takes away."""
         loader: Any = spec.loader
         run = getattr(loader, "exec_module", None)
-        if run is None:
-            return
+        if run is None or isinstance(loader, type) or getattr(loader, "name", spec.name) != spec.name:
+            return  # a loader of many modules, such as that of built-in ones: the next crossing sees that it is there
 
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
