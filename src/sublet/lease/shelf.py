@@ -47,6 +47,9 @@ class Shelf:
         self._tenants = tenants
         self._names = names
         self._removing: dict[VolumeRef, RemoveVolume] = {}
+        self._had: dict[VolumeRef, Epoch] = {}
+        """The newest lease seen to have a volume that was to be removed. Its epoch stands on the disk only once a
+        guest has used it, and an order that is older than it must not remove the volume later either."""
         self._look_ns: int | None = None
         self._say_ns: int | None = None
 
@@ -126,6 +129,7 @@ class Shelf:
         """Whether nothing of the volume that is meant is left."""
         holder = self._held_by(order.volume)
         if holder is not None:
+            self._had[order.volume] = holder
             return holder > order.epoch
         if self._is_gone(order):
             return True
@@ -134,7 +138,10 @@ class Shelf:
 
     def _is_gone(self, order: RemoveVolume) -> bool:
         epoch = self._hardware.volume_epoch(order.volume)
-        return epoch is None or epoch > order.epoch
+        if epoch is None:
+            self._had.pop(order.volume, None)
+            return True
+        return max(epoch, self._had.get(order.volume, epoch)) > order.epoch
 
     def _held_by(self, volume: VolumeRef) -> Epoch | None:
         """The epoch of the live lease that has it, whether a guest has used it yet or not."""

@@ -150,6 +150,20 @@ def test_an_old_order_takes_nothing_from_who_had_the_volume_since() -> None:
     assert CKPT not in r.paper.disk
 
 
+def test_an_old_order_that_comes_again_takes_nothing_from_a_lease_that_no_guest_used() -> None:
+    """The disk has the older epoch then. A restored office was told that the order is over, and has the volume in
+    its books again; the order's second copy comes after the end of the lease. Found by the simulation, seed 920."""
+    r = rig(stored(n=1))
+    grant(r, B, 5, kept=True)
+    remove(r, 1)
+    end(r, B, 5)
+    remove(r, 1)
+    assert CKPT in r.paper.disk
+    assert len(said(r, VolumeRemoved)) == 2
+    remove(r, 6)
+    assert CKPT not in r.paper.disk
+
+
 def test_a_volume_that_is_in_use_by_an_older_lease_is_removed_when_that_is_over() -> None:
     r = rig(stored(n=1))
     grant(r, A, 1)
