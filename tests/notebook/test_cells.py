@@ -128,6 +128,21 @@ def test_what_is_gone_here_is_gone_there_and_a_large_array_is_as_it_is_here(nb: 
     assert text(nb.run("print(big[0], big[1])")) == "6.0 9.0\n"
 
 
+def test_a_transfer_that_takes_long_names_the_variable(nb: Notebook) -> None:
+    nb.run(
+        "from sublet.notebook.front import StatusLine\nlines, publish = [], StatusLine._publish\n"
+        "StatusLine._publish = lambda *what, **more: lines.append(what[2]) or publish(*what, **more)\n"
+        "class Slow:\n    def __setstate__(self, state):\n        import time\n        time.sleep(1.3)\n"
+        "        self.__dict__ |= state\n"
+        "slow = Slow()\nslow.n = 1"
+    )
+    nb.run("%%gpu\nslow.n += 1")
+    shown = text(nb.run("StatusLine._publish = publish\nprint(slow.n, *lines, sep='\\n')\ndel slow, Slow"))
+    assert shown.startswith("2\n")
+    assert re.search(r"· sending slow \(Slow, \d+B\)", shown)
+    assert re.search(r"· receiving slow \(Slow, \d+B\)", shown)
+
+
 def test_output_is_what_it_would_have_been(nb: Notebook) -> None:
     outputs = nb.run(
         "%%gpu\nimport sys\nfrom IPython.display import display, HTML\nprint('out')\nprint('err', file=sys.stderr)\n"

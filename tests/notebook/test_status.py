@@ -9,6 +9,7 @@ from sublet.notebook.status import (
     CellStatus,
     Ended,
     Finished,
+    Moving,
     Running,
     Starting,
     Suspended,
@@ -34,6 +35,10 @@ LINES: list[tuple[CellStatus, str]] = [
     (
         Running(device="node/gpu0", host=False, vram_bytes=GIB, left_s=4.9, notice="preempted by another tenant"),
         "sublet: node/gpu0 · running · VRAM 1GiB · will be taken in 4.9s · preempted by another tenant",
+    ),
+    (
+        Moving(device="node/gpu0", host=False, what="sending words (set, 500,000 items)"),
+        "sublet: node/gpu0 · sending words (set, 500,000 items)",
     ),
     (
         Suspended(why="preempted", place=1, estimate_s=60.0),

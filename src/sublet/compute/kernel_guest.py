@@ -62,6 +62,8 @@ class KernelGuest:
         self.lease = lease
         self.when_parked: Callable[[], object] = lambda: None
         """Called, now and then, while a call waits for an answer and the kernel is parked."""
+        self.when_waiting: Callable[[], object] = lambda: None
+        """Called every tenth of a second while a call waits for an answer."""
         self.guest = start_spec(lease, spec, busy=False, volume=volume)
         try:
             self.channels: Conversation = open_line(lease, self.guest.id, Service.JUPYTER)
@@ -108,6 +110,7 @@ class KernelGuest:
         while not self._worker.exchange.wait(pending, _in_a_moment()):
             if self.lease.end is not None and self.lease.end.parked:
                 self.when_parked()
+            self.when_waiting()
         if pending.came is None:
             raise self._worker.why_lost(self.lease)
         return read(pending.came, self.lease.id)

@@ -17,7 +17,7 @@ import pathlib
 import re
 import types
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -103,12 +103,14 @@ def encode_roots(
     rules: Rules | None = None,
     order: Order | None = None,
     still: Collection[str] = (),
+    before: Callable[[tuple[str, ...]], object] | None = None,
 ) -> list[Group]:
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
     ``names``: of these roots alone, each once; ``rules``: others than the usual ones; ``order``: of the last time, for
-    who asks again and again; ``still``: flat values that need not be encoded unless they share something. Raises
-    ``Unpicklable`` with the root's name at the head of the path.
+    who asks again and again; ``still``: flat values that need not be encoded unless they share something; ``before``:
+    called with names before they are encoded together. Raises ``Unpicklable`` with the root's name at the head of the
+    path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules
     runs = (Order() if order is None else order).runs(roots if names is None else names)
@@ -116,18 +118,25 @@ def encode_roots(
     if still:
         bundles += [_Still(name, roots[name]) for names in runs for name in names if name in still]
         runs = [left for names in runs if (left := tuple(name for name in names if name not in still))]
-    bundles += _bundles(runs, roots, rules)
+    bundles += _bundles(runs, roots, rules, before)
     doubtful = _sharing(bundles) | {n for n, one in enumerate(bundles) if len(one.names) > 1 and one.is_large}
     groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
     if doubtful:
-        groups += _one_by_one([bundles[n].names for n in sorted(doubtful)], roots, rules)
+        groups += _one_by_one([bundles[n].names for n in sorted(doubtful)], roots, rules, before)
     return sorted(groups, key=lambda group: group.names[0])
 
 
-def _bundles(runs: Iterable[tuple[str, ...]], roots: Mapping[str, object], rules: Rules) -> Iterator[_Bundle]:
+def _bundles(
+    runs: Iterable[tuple[str, ...]],
+    roots: Mapping[str, object],
+    rules: Rules,
+    before: Callable[[tuple[str, ...]], object] | None = None,
+) -> Iterator[_Bundle]:
     """Rules that nobody has asked are as new."""
     fresh = rules.anew()
     for names in runs:
+        if before is not None:
+            before(names)
         yield _Bundle(names, roots, fresh)
         if fresh.was_asked:
             fresh = rules.anew()
@@ -257,9 +266,14 @@ def _has_identity(value: object) -> bool:
     return kind.__module__ not in ("numpy.dtypes", "torch")  # numpy's dtypes; dtypes, sizes and devices of PyTorch
 
 
-def _one_by_one(bundles: Sequence[tuple[str, ...]], roots: Mapping[str, object], rules: Rules) -> list[Group]:
+def _one_by_one(
+    bundles: Sequence[tuple[str, ...]],
+    roots: Mapping[str, object],
+    rules: Rules,
+    before: Callable[[tuple[str, ...]], object] | None = None,
+) -> list[Group]:
     """Components of names that share, large names, and what is left of each bundle."""
-    single = list(_bundles([(name,) for names in bundles for name in names], roots, rules))
+    single = list(_bundles([(name,) for names in bundles for name in names], roots, rules, before))
     parent = list(range(len(single)))
 
     def top(n: int) -> int:

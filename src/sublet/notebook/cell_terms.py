@@ -12,14 +12,14 @@ from sublet.errors import CapacityExceeded, CheckpointFailed, InvalidRequest, Su
 from sublet.notebook.kernel_line import Message
 from sublet.notebook.options import CellOptions
 from sublet.notebook.settings import own_paths
-from sublet.notebook.status import CellBill, Running, coarse
+from sublet.notebook.status import CellBill, Moving, Running, coarse
 from sublet.values import Kind, format_size
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
     from sublet.client.lease import Lease
 
-__all__ = ["Ran", "as_numbered", "check_names", "fits", "look_in", "quiet", "running", "with_what_is_free"]
+__all__ = ["Ran", "as_numbered", "check_names", "fits", "look_in", "moving", "quiet", "running", "with_what_is_free"]
 
 DEVICES_MAX: Final = 4
 """In one sentence."""
@@ -91,6 +91,12 @@ def running(lease: Lease) -> Running:
     why = "" if said is None else said.detail or said.reason
     left_s = lease.remaining if said is not None else coarse(lease.remaining)
     return Running(device=device.id, host=device.host, vram_bytes=device.amount, left_s=left_s, notice=why)
+
+
+def moving(lease: Lease, what: str) -> Moving:
+    """How it stands while variables are sent or received."""
+    device = lease.devices[0]
+    return Moving(device=device.id, host=device.host, what=what)
 
 
 def look_in(paths: tuple[str, ...]) -> None:

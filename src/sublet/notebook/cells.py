@@ -27,7 +27,17 @@ from sublet.notebook import guest_side
 from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill, bill_in_the_end
-from sublet.notebook.cell_terms import Ran, as_numbered, check_names, fits, look_in, quiet, running, with_what_is_free
+from sublet.notebook.cell_terms import (
+    Ran,
+    as_numbered,
+    check_names,
+    fits,
+    look_in,
+    moving,
+    quiet,
+    running,
+    with_what_is_free,
+)
 from sublet.notebook.explain import explain
 from sublet.notebook.front import SILENT, Front, StatusLine, failed_cell, say
 from sublet.notebook.going_on import (
@@ -403,17 +413,20 @@ class Cells:
         number = number_of(self._shell)
         kernel, line = self._ready(lease, options, status)
         kernel.when_parked = lambda: self._stand_still(options, status)
+        progress = self.traffic.progress
+        kernel.when_waiting = progress.look
+        progress.show = lambda what, is_first: status.show(moving(self.lease or lease, what), quiet=not is_first)
         try:
             self._tell(self.handles.go_on())
             for one in self._replaced.news(self._shell.history_manager.input_hist_parsed, python):
                 say(self._shell, str(one))
-            sending_s = time.monotonic()
-            sent, restored = self.traffic.send(kernel, self.reading(python), options, number)
+            sending_s, reading = time.monotonic(), self.reading(python)
+            sent, restored = self.traffic.send(kernel, reading, options, number)
             self._tell(restored)
             self._tell_problems()
             if self._interrupts.are_waiting:
                 status.leave(Ended(message="interrupted before its first line", do="Rerun this cell."))
-                self.traffic.take(kernel, options, sent, number)  # as of any cell that has ended
+                self.traffic.take(kernel, options, sent, number, reading.binds)  # as of any cell that has ended
                 raise _Early
             began_s = time.monotonic()
             stood_s = self._stood_s
@@ -423,7 +436,7 @@ class Cells:
             taking_s = time.monotonic()
             lease = self.lease or lease  # another one, if it was suspended
             self._ahead.settle()
-            came = self.traffic.take(kernel, options, sent, number)
+            came = self.traffic.take(kernel, options, sent, number, reading.binds)
             self._tell_problems()
         except _Early:
             raise KeyboardInterrupt from None

@@ -123,6 +123,8 @@ class Space:
         """Cells whose text the other side has."""
         self._order = Order()
         self._lodging: Lender | Lodger = Lodger() if lender is None else lender
+        self.on_group: Callable[[Collection[str], int], object] | None = None
+        """Told, before it is encoded or merged, of each group: its names, and its bytes if they are known (else 0)."""
         self._owed: list[tuple[list[str], Mapping[tuple[str, ...], Parcel]]] = []
         """What was taken and is still to be remembered."""
 
@@ -321,6 +323,8 @@ class Space:
                 idle.add(parcel.names)
                 changed += names
                 continue
+            if self.on_group is not None:
+                self.on_group(parcel.names, parcel.nbytes)
             came = Came(parcel, self._lodging.view, self._identities.find)
             if came.broken:
                 broken |= came.broken
@@ -475,9 +479,12 @@ class Space:
             still = {name for name in left - anew if name in self._still and self._is_still(name)}
         here |= beside
         line += beside
+        told = self.on_group
+        before = None if told is None else lambda names: told(names, 0)
         while True:
             try:
-                groups = encode_roots(here, names=line, rules=rules, order=None if few else self._order, still=still)
+                order = None if few else self._order
+                groups = encode_roots(here, names=line, rules=rules, order=order, still=still, before=before)
                 for group in groups:
                     if isinstance(group.encoded.met, dict) and group.plain is None:
                         without_scaffolding(group.encoded.met)

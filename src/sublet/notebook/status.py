@@ -17,6 +17,7 @@ __all__ = [
     "CellStatus",
     "Ended",
     "Finished",
+    "Moving",
     "Running",
     "Starting",
     "Suspended",
@@ -125,6 +126,16 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moving:
+    """Variables are being sent to the device or received from it, and it takes long."""
+
+    device: str
+    host: bool
+    what: str
+    """The verb, the variable, its type and size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suspended:
     """The device was taken, and the cell stands still until there is another."""
 
@@ -154,12 +165,13 @@ class Ended:
     bill: CellBill | None = None
 
 
-CellStatus = Waiting | Starting | Running | Suspended | Finished | Ended
+CellStatus = Waiting | Starting | Moving | Running | Suspended | Finished | Ended
 
 
 _COLOURS: Final[dict[type[CellStatus], str]] = {
     Waiting: _AMBER,
     Starting: _BLUE,
+    Moving: _BLUE,
     Running: _BLUE,
     Suspended: _AMBER,
     Finished: _GREEN,
@@ -198,6 +210,8 @@ def _parts(status: CellStatus) -> list[str]:
             return [f"queued, place {status.place}", *about, status.reason, "interrupt to cancel"]
         case Starting():
             return [_device(status.device, status.host), "starting"]
+        case Moving():
+            return [_device(status.device, status.host), status.what]
         case Running():
             return [
                 _device(status.device, status.host),

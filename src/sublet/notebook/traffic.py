@@ -13,6 +13,7 @@ from sublet.notebook import guest_side, holding
 from sublet.notebook.handles import Handles, Restored
 from sublet.notebook.namespace import Steady, Told
 from sublet.notebook.news import cannot_travel
+from sublet.notebook.progress import Progress
 from sublet.notebook.remote_value import RemoteValue, again, clock_time
 from sublet.notebook.sources import compiler_flags, keep_sources, set_compiler_flags
 from sublet.notebook.spaces import BESIDE, Outgoing, Parcel, Taken
@@ -92,11 +93,23 @@ class Traffic:
     """The notebook's settings and random states."""
     problems: dict[str, str] = field(default_factory=dict)
     """Settings that do not cross, and why, until they are shown."""
+    progress: Progress = field(init=False)
+    """Of a transfer that takes long."""
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(self.space.names)
+        self.space.on_group = self.progress.at
 
     def send(
         self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int
     ) -> tuple[Outgoing, Restored]:
         """What a cell reads, and what stood for it on an earlier device, to this one."""
+        with self.progress.of("sending"):
+            return self._send(kernel, reading, options, number)
+
+    def _send(
+        self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int
+    ) -> tuple[Outgoing, Restored]:
         wanted = reading.reads if options.takes is None else frozenset(options.takes)
         asked = reading.asked if options.takes is None else None
         around = None if self.surroundings is None else self.surroundings.changes()
@@ -116,6 +129,7 @@ class Traffic:
             _lend(kernel, sent)
             steady = self.steady_told.say(self.steady.current(self.space.names), kernel)
             more = sent.word, reading.is_quiet, reading.deletes, steady, around, sent.sources, compiler_flags()
+            self._at_largest(sent)
             pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, *more)
             changed = self.space.changed_late(sent)
             placed: Taken = kernel.result(pending)
@@ -137,6 +151,7 @@ class Traffic:
 
     def _send_late(self, kernel: KernelGuest, more: Outgoing) -> list[Parcel]:
         try:
+            self._at_largest(more)
             _lend(kernel, more)
             placed: Taken = kernel.call(guest_side.place_late, more.parcels, more.word)
         except BaseException as error:
@@ -149,13 +164,31 @@ class Traffic:
         self.space.freed(placed.freed)
         return more.parcels
 
-    def take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
-        """What it changed; and what stays there is saved."""
+    def _at_largest(self, sent: Outgoing) -> None:
+        """The device takes in what was sent, and does not say at what it is."""
+        if sent.parcels:
+            largest = max(sent.parcels, key=lambda parcel: parcel.nbytes)
+            self.progress.at(largest.names, largest.nbytes)
+
+    def take(
+        self,
+        kernel: KernelGuest,
+        options: CellOptions,
+        sent: Outgoing,
+        number: int,
+        binds: frozenset[str] = frozenset(),
+    ) -> Came:
+        """What it changed; and what stays there is saved. ``binds``: names that the cell binds."""
+        with self.progress.of("collecting", options.gives or binds or sent.names):
+            return self._take(kernel, options, sent, number)
+
+    def _take(self, kernel: KernelGuest, options: CellOptions, sent: Outgoing, number: int) -> Came:
         only = None if options.gives is None else frozenset(options.gives)
         try:
             out: Outgoing = kernel.call(guest_side.collect, only, options.room_bytes)
             news, interrupted = holding.News(), None
             if out.stays or sent.handles:
+                self.progress.at((*out.stays, *sent.handles), verb="saving")
                 news, interrupted = _saved(kernel, self.handles, options)
             broken = self._merged(kernel, options, out)
             self._settle(out)
@@ -197,6 +230,7 @@ class Traffic:
             self.surroundings.apply(out.surroundings, files=True)
         keep_sources(out.sources)
         set_compiler_flags(out.flags)
+        self.progress.at((), verb="receiving")
         with contextlib.nullcontext() if self.surroundings is None else self.surroundings.undrawn():
             taken = self.space.take(out.parcels, out.gone)
         self.space.freed(out.freed)
