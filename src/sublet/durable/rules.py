@@ -16,7 +16,7 @@ import sys
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pickle import PickleBuffer
 from typing import Any, ClassVar, Final, Literal
 
@@ -81,6 +81,8 @@ class Rules:
         self._rules: dict[type, Rule | None] = {}
         self._cells: set[int] = set()
         """Ids of variables around functions that are encoded: what they hold goes with the functions."""
+        self._alike: dict[tuple[int, int], tuple[types.FunctionType, Any, Any, Any]] = {}
+        """By the ids of code and globals: a function without parts of its own, and how it was taken apart."""
         self._storages: dict[int, Any] = {}
         self._blocks: set[int] = set()
         self.figures: dict[int, figures.Unit] = {}
@@ -220,13 +222,29 @@ class Rules:
         if value.__code__ is SINGLE_DISPATCH and callable(getattr(value, "dispatch", None)):
             found = dict(value.registry)  # type: ignore[attr-defined]
             return rebuild.single_dispatch, (found.pop(object),), found, None, None, rebuild.fill_dispatch
-        make, arguments, state = self._parts(value)
         cells = value.__closure__ or ()
+        contents = tuple(map(_contents, cells))
         self._cells.update(map(id, cells))
+        make, arguments, state = self._parts_like(value, contents)
         if cells:
             arguments = (*arguments[:4], cells)
+        return make, arguments, (state, contents), None, None, rebuild.fill_function
+
+    def _parts_like(self, value: types.FunctionType, contents: tuple[tuple[Any, ...], ...]) -> tuple[Any, Any, Any]:
+        """Functions that one ``def`` or ``lambda`` made over and over mostly differ in the variables around them alone:
+        the first is taken apart, and the parts of the others are the very same."""
+        key = id(value.__code__), id(value.__globals__)
+        known = self._alike.get(key)
+        is_bare = _is_bare(value, contents)
+        if known is not None and is_bare and _is_named_like(value, known[0]):
+            return known[1:]
+        make, arguments, state = self._parts(value)
+        if contents:
             state = (state[0], {**state[1], "__closure__": None})
-        return make, arguments, (state, tuple(map(_contents, cells))), None, None, rebuild.fill_function
+        if is_bare:
+            del state[1]["__annotations__"]  # one dict for all would be one for all where it arrives
+            self._alike.setdefault(key, (value, make, arguments, state))
+        return make, arguments, state
 
     def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
         _, arguments, state, *_ = self._cloudpickle().reducer_override(value)
@@ -548,6 +566,20 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:
         return ()
+
+
+def _is_bare(value: types.FunctionType, contents: Iterable[tuple[Any, ...]]) -> bool:
+    """Whether a function has nothing of its own but its names and the variables around it. (Of a module in one of
+    these cloudpickle looks at what the function uses of it.)"""
+    if value.__defaults__ or value.__kwdefaults__ or value.__dict__ or value.__annotations__:
+        return False
+    return not any(isinstance(one[0], types.ModuleType) for one in contents if one)
+
+
+def _is_named_like(value: types.FunctionType, other: types.FunctionType) -> bool:
+    return (value.__name__, value.__qualname__, value.__module__, value.__doc__) == (
+        *(other.__name__, other.__qualname__, other.__module__, other.__doc__),
+    )
 
 
 def owner_of(memory: Any) -> Any:
