@@ -13,7 +13,7 @@ import contextlib
 import functools
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any, Final, Protocol
 
@@ -166,19 +166,32 @@ class FigureContents(_Write):
         self.target.undo()
 
 
-class ListContents(_Write):
-    """All items of a list."""
+class _Items(_Write):
+    """All items of a container."""
 
     phase = OBJECTS
     __slots__ = ("_before", "items", "target")
 
     def __init__(self, target: Any, items: list[Any]) -> None:
         self.target, self.items = target, items
-        self._before: list[Any] | None = None
+        self._before: Collection[Any] | None = None
 
     def resolve(self, stands_for: StandsFor) -> bool:
         came, self.items = self.items, _resolved(self.items, stands_for)
         return not _same(came, self.items)
+
+    def undo(self) -> None:
+        if self._before is not None:
+            self._write(self._before)
+
+    def _write(self, items: Collection[Any]) -> None:
+        raise NotImplementedError
+
+
+class ListContents(_Items):
+    """All items of a list."""
+
+    __slots__ = ()
 
     def check(self) -> None:
         list.__len__(self.target)
@@ -187,26 +200,16 @@ class ListContents(_Write):
         here = list.copy(self.target)
         if not _same(here, self.items):
             self._before = here
-            list.__setitem__(self.target, slice(None), self.items)
+            self._write(self.items)
 
-    def undo(self) -> None:
-        if self._before is not None:
-            list.__setitem__(self.target, slice(None), self._before)
+    def _write(self, items: Collection[Any]) -> None:
+        list.__setitem__(self.target, slice(None), items)
 
 
-class DequeContents(_Write):
+class DequeContents(_Items):
     """All items of a deque."""
 
-    phase = OBJECTS
-    __slots__ = ("_before", "items", "target")
-
-    def __init__(self, target: Any, items: list[Any]) -> None:
-        self.target, self.items = target, items
-        self._before: list[Any] | None = None
-
-    def resolve(self, stands_for: StandsFor) -> bool:
-        came, self.items = self.items, _resolved(self.items, stands_for)
-        return not _same(came, self.items)
+    __slots__ = ()
 
     def check(self) -> None:
         deque.__len__(self.target)
@@ -217,11 +220,7 @@ class DequeContents(_Write):
             self._before = before
             self._write(self.items)
 
-    def undo(self) -> None:
-        if self._before is not None:
-            self._write(self._before)
-
-    def _write(self, items: list[Any]) -> None:
+    def _write(self, items: Collection[Any]) -> None:
         deque.clear(self.target)
         deque.extend(self.target, items)
 
@@ -303,19 +302,11 @@ class DictEntries(_Write):
             dict.update(self.target, self._before)
 
 
-class SetContents(_Write):
+class SetContents(_Items):
     """All elements of a set."""
 
     phase = KEYED
-    __slots__ = ("_before", "items", "target")
-
-    def __init__(self, target: Any, items: list[Any]) -> None:
-        self.target, self.items = target, items
-        self._before: set[Any] | None = None
-
-    def resolve(self, stands_for: StandsFor) -> bool:
-        came, self.items = self.items, _resolved(self.items, stands_for)
-        return not _same(came, self.items)
+    __slots__ = ()
 
     def check(self) -> None:
         set.__len__(self.target)
@@ -328,13 +319,9 @@ class SetContents(_Write):
         self._before = set(set.copy(self.target))
         self._write(found)
 
-    def undo(self) -> None:
-        if self._before is not None:
-            self._write(self._before)
-
-    def _write(self, found: set[Any]) -> None:
+    def _write(self, items: Collection[Any]) -> None:
         set.clear(self.target)
-        set.update(self.target, found)
+        set.update(self.target, items)
 
 
 class BufferContents(_Write):
