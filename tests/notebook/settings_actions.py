@@ -89,6 +89,7 @@ ACTIONS: dict[str, Callable[[int], Any]] = {
     "style": _style,
     "decimal": lambda n: setattr(decimal.getcontext(), "prec", 20 + n),
     "trap": _trap,
+    "flag": lambda n: decimal.getcontext().flags.update({decimal.Rounded: bool(n % 2)}),
     "warnings": lambda n: warnings.filterwarnings(WHAT_TO_DO[n % 2], message=f"m{n}"),
     "warnings reset": lambda n: warnings.simplefilter(WHAT_TO_DO[n], UserWarning),
     "level": lambda n: logging.getLogger(f"test.{n}").setLevel(n * 10),
@@ -111,7 +112,11 @@ def state() -> dict[str, Any]:
         "limit": sys.getrecursionlimit(),
         "levels": [logging.getLogger(f"test.{n}").level for n in range(4)],
         "disabled": logging.root.manager.disable,
-        "decimal": (decimal.getcontext().prec, decimal.getcontext().traps[decimal.Inexact]),
+        "decimal": (
+            decimal.getcontext().prec,
+            decimal.getcontext().traps[decimal.Inexact],
+            decimal.getcontext().flags[decimal.Rounded],
+        ),
         "warnings": [
             (one[0], one[1] and one[1].pattern) for one in warnings.filters if one[2] is UserWarning or _is_test(one)
         ],

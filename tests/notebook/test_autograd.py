@@ -97,3 +97,13 @@ def test_tensors_that_share_memory_go_on_doing_so(nb: Notebook) -> None:
     assert nb.there("w = torch.ones(4, requires_grad=True)\ny = w * 2\nz = y[1:3]") is None
     nb.here("with torch.no_grad(): y[1] = 7")
     assert nb.names["z"].tolist() == [7.0, 2.0]
+
+
+def test_backward_after_the_tensors_of_the_graph_came_again_unchanged(nb: Notebook) -> None:
+    """PyTorch counts writes to a tensor, and refuses a graph that has kept one which was written to since."""
+    assert nb.there("C = torch.ones(5, 4, requires_grad=True); W = torch.ones(4, 3, requires_grad=True)") is None
+    nb.here("parameters = [C, W]")
+    assert nb.there("loss = ((C @ W) ** 2).sum(); n = 1") is None
+    nb.here("n = 2")
+    assert nb.there("n += len(parameters); loss.backward()") is None
+    assert both(nb, "C.grad[0].tolist()") == [24.0] * 4

@@ -243,3 +243,10 @@ def test_a_result_that_is_the_same_object_as_the_last_one_is_kept_again(shell: S
     shell.run(GPU + "same_ = [1]\nsame_")
     shell.run(GPU + "same_.append(2)\nsame_")
     assert shell.run("print(_, sum(one is same_ for one in Out.values()))")["out"] == "[1, 2] 2\n"
+
+
+def test_an_error_of_a_results_repr_has_its_name(shell: Shell) -> None:
+    """ipykernel's reply names an error of the cell's code only."""
+    answer = shell.run(GPU + 'class Rude_:\n    def __repr__(self):\n        raise LookupError("no repr")\nRude_()')
+    assert answer["error"] == "LookupError", answer
+    assert "no repr" in answer["said"], answer

@@ -259,6 +259,14 @@ def test_a_cell_that_can_reach_any_name_gets_all_of_them(nb: Notebook) -> None:
     assert nb.names["c"] == 3
 
 
+def test_a_part_of_what_crossed_together_is_bound_again_to_what_it_was(nb: Notebook) -> None:
+    nb.here("import numpy as np")
+    assert nb.there("a = [np.zeros(100_000)]; t = a[0]; b = [a]") is None
+    assert nb.there("n = len(a); t = a[0]") is None
+    assert nb.names["t"] is nb.names["a"][0]
+    assert nb.names["b"][0] is nb.names["a"]
+
+
 def test_modules_travel_by_name(nb: Notebook) -> None:
     nb.here("import math, numpy as np, os.path as p")
     nb.there("x = math.pi + float(np.float64(1)); y = p.join('a', 'b')\nimport json")

@@ -56,6 +56,8 @@ class Interrupts:
         """Of a cell with ``await`` in it. It stands aside, and other things run, while it waits."""
         self.is_cancelled = False
         """Such a cell was interrupted while it waited."""
+        self.last_shown: tuple[str, str] | None = None
+        """Name and text of the error that this cell showed last."""
 
     # ---- who asks
 
@@ -78,7 +80,7 @@ class Interrupts:
     def begin(self, cell: str) -> None:
         """It was asked for; its code is still to come."""
         with self._lock:
-            self._cell, self._task, self.is_cancelled = cell, None, False
+            self._cell, self._task, self.is_cancelled, self.last_shown = cell, None, False, None
             self._is_wanted = self._was_asked = self._early == cell
             self._early = ""
 
@@ -145,6 +147,7 @@ class Interrupts:
             try:
                 if (error := (exc_tuple or sys.exc_info())[1]) is not None:
                     note_host_device(error)
+                    self.last_shown = type(error).__name__, str(error)
                 show(self._as_interrupt(exc_tuple), *args, **named)
             finally:
                 self._is_open = was
@@ -234,6 +237,10 @@ def kernel_class() -> Any:
                 is_left = self.interrupts.finish()
             if self.interrupts.is_cancelled and reply.get("ename") == "CancelledError":
                 reply |= {"ename": "KeyboardInterrupt"}
+            if reply["status"] == "error" and reply.get("ename") == "NoneType" and self.interrupts.last_shown:
+                # ipykernel names an error of the cell itself only, not one that its result's __repr__ raised.
+                name, text = self.interrupts.last_shown
+                reply |= {"ename": name, "evalue": text}
             if is_left and reply["status"] == "ok":
                 said = [f"KeyboardInterrupt: {LATE}"]
                 shell._showtraceback(KeyboardInterrupt, LATE, said)

@@ -615,7 +615,9 @@ class TensorMemory(_Write):
         if self.target.dim() and self.target.layout is torch.strided:
             with torch.no_grad():
                 try:  # of no elements: says whether tensors like these can be copied
-                    self.target.detach().narrow(0, 0, 0).copy_(self.new.detach().narrow(0, 0, 0))
+                    # ``data`` has a version counter of its own. With that of ``detach()`` this would count as a change,
+                    # and ``backward()`` refuses a graph whose tensors were changed.
+                    self.target.data.narrow(0, 0, 0).copy_(self.new.data.narrow(0, 0, 0))
                 except (RuntimeError, NotImplementedError) as error:
                     raise ValueError(str(error)) from error
 

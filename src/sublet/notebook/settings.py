@@ -171,7 +171,7 @@ def _of_python(is_notebook: bool) -> Iterable[Setting]:
     )
     yield Setting(
         key="decimal",
-        about="`decimal.getcontext()`: precision, rounding, traps, limits",
+        about="`decimal.getcontext()`: precision, rounding, traps, flags, limits",
         read=_decimal,
         write=_set_decimal,
         module="decimal",
@@ -446,14 +446,18 @@ _FRESH_DECIMAL: Final[Entries] = {
     "capitals": 1,
     "clamp": 0,
     "traps": ("DivisionByZero", "InvalidOperation", "Overflow"),
+    "flags": (),
 }
+_DECIMAL_SIGNALS: Final = ("traps", "flags")
+"""Parts of a decimal context that map each signal to whether it is on."""
 
 
 def _decimal() -> Entries:
     decimal = sys.modules["decimal"]
     context = decimal.getcontext()
-    found = {name: getattr(context, name) for name in _FRESH_DECIMAL if name != "traps"}
-    found["traps"] = tuple(sorted(one.__name__ for one, is_set in context.traps.items() if is_set))
+    found = {name: getattr(context, name) for name in _FRESH_DECIMAL if name not in _DECIMAL_SIGNALS}
+    for name in _DECIMAL_SIGNALS:
+        found[name] = tuple(sorted(one.__name__ for one, is_on in getattr(context, name).items() if is_on))
     return found
 
 
@@ -461,9 +465,10 @@ def _set_decimal(values: Entries, gone: tuple[str, ...]) -> None:
     decimal = sys.modules["decimal"]
     context = decimal.getcontext()
     for name, value in values.items():
-        if name == "traps":
-            for signal in context.traps:
-                context.traps[signal] = signal.__name__ in value
+        if name in _DECIMAL_SIGNALS:
+            signals = getattr(context, name)
+            for signal in signals:
+                signals[signal] = signal.__name__ in value
         else:
             setattr(context, name, value)
 

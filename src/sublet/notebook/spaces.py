@@ -200,8 +200,12 @@ class Space:
             found.gone = self._shared.gone_of(self.names, rules.needs.union(asked))
         found.late = [group.remembering(rules) for group in groups if late and self._can_wait(group)]
         waiting = {group.names for group in found.late}
-        looked = [(group, *self._looked(group)) for group in groups if group.names not in waiting]
         bound |= {LOST} if lost else frozenset()  # they are known to have changed
+        looked = [
+            (group, *self._looked(group, must=not bound.isdisjoint(group.names)))
+            for group in groups
+            if group.names not in waiting
+        ]
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
         self._fill(found, [(group.remembering(rules), hashes) for group, _, hashes in changed])
         self._figures = {}
@@ -497,13 +501,14 @@ class Space:
                     found.stays[name] = error.what or error.message
                 line.remove(name)
 
-    def _looked(self, group: Group) -> tuple[bool, tuple[bytes, ...]]:
-        """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed."""
+    def _looked(self, group: Group, *, must: bool = False) -> tuple[bool, tuple[bytes, ...]]:
+        """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed. ``must``: it is
+        sent in any case, and that takes the hashes of all buffers."""
         if group.is_still:
             return True, ()
         now = digest(group)
         same = self._agreed.get(group.names) == now
-        if group.names not in self._agreed and self._is_within_agreed(group.names):
+        if not must and group.names not in self._agreed and self._is_within_agreed(group.names):
             return True, ()
         looked = [self._compared((group.names, n), buffer) for n, buffer in enumerate(group.encoded.buffers)]
         self._remember(group, now)

@@ -44,6 +44,8 @@ class Notebook:
     """Source beside the notebook, and where it goes, from the working folder of the run."""
     once: str = ""
     """Why a cell of it cannot be run a second time as if the first had not been; empty where it can."""
+    together: tuple[tuple[int, ...], ...] = ()
+    """Cells that run on one side: an autograd graph stays where it was computed, so ``backward()`` is called there."""
     cells: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,15 +103,24 @@ SEEDED: Final = {
     **dict.fromkeys(("backprop", "bigrams", "torch_intro"), ("numpy", "torch")),
 }
 """Our own that load a library and leave its generator as they find it."""
+TOGETHER: Final = {
+    "backprop": ((5, 6), (12, 13), (14, 15)),
+    "torch_intro": ((5, 6, 7),),
+}
+"""Numbers of cells that compute with gradients, and of those that call ``backward()`` on what they computed."""
 LIGHT: Final = ("byte_pairs", "classes", "errors", "generators_threads", "linked", "testing_tools", "text_statistics")
 """Of our own those that load no large library."""
 
 MATERIAL: Final[dict[str, dict[str, Any]]] = {
     "rasbt_bpe": {"files": (("the-verdict.txt", "../01_main-chapter-code/the-verdict.txt"),)},
-    "rasbt_appA": {"seed_modules": ("numpy", "torch")},
+    "rasbt_appA": {"seed_modules": ("numpy", "torch"), "together": ((16, 17),)},
     "micrograd_demo": {},
-    "karpathy_mm1": {"files": (("names.txt", "names.txt"),), "seed_modules": ("torch",)},
-    "karpathy_mm4": {"files": (("names.txt", "names.txt"),), "seed_modules": ("torch",)},
+    "karpathy_mm1": {
+        "files": (("names.txt", "names.txt"),),
+        "seed_modules": ("numpy", "torch"),
+        "together": ((51, 53),),
+    },
+    "karpathy_mm4": {"files": (("names.txt", "names.txt"),), "seed_modules": ("numpy", "torch")},
     "ageron_pandas": {"seed_modules": ("numpy",)},
     "norvig_prob": {},
     "ageron_trees": {"seed_modules": ("numpy",)},
@@ -123,7 +134,11 @@ def find(name: str) -> Notebook | None:
     """The notebook of this name, or None where it is other people's and not on this machine."""
     if name in OWN_NAMES:
         return Notebook(
-            name=name, path=FOLDER / f"{name}.ipynb", once=ONCE.get(name, ""), seed_modules=SEEDED.get(name, ())
+            name=name,
+            path=FOLDER / f"{name}.ipynb",
+            once=ONCE.get(name, ""),
+            seed_modules=SEEDED.get(name, ()),
+            together=TOGETHER.get(name, ()),
         )
     folder = material_folder()
     return None if folder is None else Notebook(name=name, path=folder / f"{name}.ipynb", **MATERIAL[name])
@@ -134,5 +149,8 @@ def choose_cells(notebook: Notebook, mode: Mode, seed: int) -> frozenset[int]:
     every = range(len(notebook.cells))
     if mode in ("plain", "all"):
         return frozenset(every if mode == "all" else ())
-    half = frozenset(random.Random(f"{notebook.name} {seed}").sample(every, len(every) // 2))
+    drawn = set(random.Random(f"{notebook.name} {seed}").sample(every, len(every) // 2))
+    for cells in notebook.together:  # all go where the first was drawn to
+        drawn = drawn | set(cells) if cells[0] in drawn else drawn - set(cells)
+    half = frozenset(drawn)
     return half if mode == "half" else frozenset(every) - half

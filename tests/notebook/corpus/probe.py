@@ -54,8 +54,10 @@ SAME_AS_TYPE: Final = (type(None), bool, int, float, complex, str, bytes, type(E
 PLAIN: Final = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID)
 NODES_MAX: Final = 3_000_000
 """A walk that is longer ends here, on both sides at the same place."""
-LIBRARY_FILTERS: Final = re.compile("SymPyDeprecationWarning|SpecialFunctionWarning|the matrix subclass")
-"""Filters of warnings that SymPy and SciPy add when they are imported. They come with the import, on either side."""
+LIBRARY_FILTERS: Final = re.compile("SymPyDeprecationWarning|SpecialFunctionWarning|the matrix subclass|RankWarning")
+"""Filters of warnings that SymPy, SciPy and NumPy add when they or parts of them are imported. They come with the import, on either side."""
+NOT_RESTORED: Final = "_deprecated_key_to_warnings"
+"""Of scikit-learn's Bunch, whose ``__setstate__`` leaves its attributes out. It reads an absent one as an empty one."""
 SHORT: Final = 2_000
 """Settings that are written longer than this are told by their digest."""
 NOT_PART_OF_A_CLASS: Final = frozenset(
@@ -196,7 +198,8 @@ class Digest:
         parts: list[Any] = []
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
-            parts += [part for item in sorted(own.items(), key=lambda item: str(item[0])) for part in item]
+            items = [item for item in own.items() if item != (NOT_RESTORED, {})]
+            parts += [part for item in sorted(items, key=lambda item: str(item[0])) for part in item]
         for name in _slots(kind):
             try:
                 parts += [name, getattr(value, name)]
