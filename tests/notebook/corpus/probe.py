@@ -55,7 +55,8 @@ PLAIN: Final = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fract
 NODES_MAX: Final = 3_000_000
 """A walk that is longer ends here, on both sides at the same place."""
 LIBRARY_FILTERS: Final = re.compile("SymPyDeprecationWarning|SpecialFunctionWarning|the matrix subclass|RankWarning")
-"""Filters of warnings that SymPy, SciPy and NumPy add when they or parts of them are imported. They come with the import, on either side."""
+"""Filters of warnings that SymPy, SciPy and NumPy add when they or parts of them are imported. They come with the
+import, on either side."""
 NOT_RESTORED: Final = "_deprecated_key_to_warnings"
 """Of scikit-learn's Bunch, whose ``__setstate__`` leaves its attributes out. It reads an absent one as an empty one."""
 SHORT: Final = 2_000

@@ -95,8 +95,8 @@ REASONS: Final = (
     ),
     Reason(
         name="stays on the device",
-        why="A generator, file, thread or lock, and what holds one (a result of unittest its stream), lives in the process "
-        "that made it; the notebook has a remote value.",
+        why="A generator, file, thread or lock lives in the process that made it, and so does what holds one (a result "
+        "of unittest has a stream); the notebook has a remote value.",
         facet="name",
         plain=r"(builtins\.generator|_io\.\w+|threading\.\w+|_thread\.\w+|concurrent\.futures\.thread\.\w+"
         r"|unittest\.runner\.\w+|builtins\.(list|tuple|dict|map|zip)\w*iterator)",
