@@ -15,6 +15,7 @@ from sublet.compute.behind import afterwards
 from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook import holding
+from sublet.notebook.counting import has_too_many
 from sublet.notebook.home import HomeRules
 from sublet.notebook.in_use import CALLBACK, TASK, THREAD, in_use
 from sublet.notebook.lodging import Lodged, Word
@@ -248,8 +249,8 @@ def _small_result(space: Space, rebound: set[str]) -> set[str]:
         return set()
     name, value = f"_{_before.number}", space.names.pop(kept[0])  # versions of IPython count differently here
     try:
-        groups = encode_roots({name: value}, rules=HomeRules())
-        is_small = sum(group.encoded.nbytes for group in groups) <= RESULT_BYTES
+        groups = [] if has_too_many(value) else encode_roots({name: value}, rules=HomeRules())
+        is_small = 0 < sum(group.encoded.nbytes for group in groups) <= RESULT_BYTES
     except Unpicklable:
         is_small = False
     space.names[name] = value if is_small else NotKept(_before.number)

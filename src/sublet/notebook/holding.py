@@ -193,7 +193,7 @@ def finish(space: Space, stays: Mapping[str, str], came: Collection[str]) -> Non
             before = was.get(name)
             is_same = before is not None and before() is space.names[name]
             made = _state.held[name].made if is_same and name in _state.held else _state.cell
-            _note(space, name, probe(name, space.names[name]), why, made)
+            _note(space, name, probe(name, space.names[name], is_bounded=True), why, made)
 
 
 def hold(stays: Mapping[str, str]) -> None:
@@ -201,7 +201,7 @@ def hold(stays: Mapping[str, str]) -> None:
     space = _state.space
     for name, why in stays.items():
         if space is not None and name in space.names:
-            _note(space, name, probe(name, space.names[name]), why, _state.cell)
+            _note(space, name, probe(name, space.names[name], is_bounded=True), why, _state.cell)
 
 
 def save(everything: bool = False) -> News:
@@ -353,7 +353,7 @@ def _save_inside(space: dict[str, Any]) -> News:
     about: dict[Key, About] = {}
     lost = {}
     for name in sorted(names):
-        one = probe(name, space[name])
+        one = probe(name, space[name], is_bounded=True)
         if one.refused:
             lost[name] = one.refused
             continue

@@ -11,6 +11,7 @@ from sublet.durable import rebuild
 from sublet.durable.codec import Encoding
 from sublet.durable.rules import GpuRule
 from sublet.errors import Unpicklable
+from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.home import HomeRules
 
 __all__ = ["MODULE", "Probe", "describe", "probe"]
@@ -36,8 +37,10 @@ class Probe:
     """Some of it is in memory of a device."""
 
 
-def probe(name: str, value: object) -> Probe:
-    """Look at a value as a save would."""
+def probe(name: str, value: object, *, is_bounded: bool = False) -> Probe:
+    """Look at a value as a save would. ``is_bounded``: if it has too many objects (``counting``) it is refused."""
+    if is_bounded and has_too_many(value):
+        return Probe(refused=TOO_MANY)
     rules = _Measuring()
     encoding = Encoding(rules)
     try:

@@ -24,6 +24,7 @@ from sublet.durable.figures import is_part_kind
 from sublet.durable.roots import Group, Order, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.blame import blamed
+from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.groups import digest, has_room, without_handles
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities
@@ -161,7 +162,8 @@ class Space:
         names and that nothing holds any more go as well, if they were changed before they were let go of: on the other
         side somebody else may hold them. ``new``: names that were bound anew, and go even if they stand for what was
         agreed on before: the other side may have bound them otherwise since. ``room``: bytes; what has more stays,
-        unless the other side has it already, and so does what is ``stuck``, which stayed before, and why. ``asked``:
+        unless the other side has it already, and so do what has too many objects and was bound anew, and what is
+        ``stuck``, which stayed before, and why. ``asked``:
         all names, there or not, that somebody is going to ask for; None: any. That others are gone may be told later.
         ``late``: who asks is going to ask for ``changed_late`` as well. ``maybe``: words that may be names which are
         looked up; with those that stand in functions they are sent if they can be. None: nobody looks any up.
@@ -172,6 +174,10 @@ class Space:
         found = Outgoing(stays=dict(staying))
         names = without_handles(self.names, wanted, found)
         bound = frozenset(new)
+        if room is not None:
+            fresh = [name for name in names - found.stays.keys() if name in bound or not self._shared.has_any((name,))]
+            found.stays |= {name: TOO_MANY for name in fresh if has_too_many(self.names[name])}
+            names -= found.stays.keys()
         anew = bound.union(stuck)
         rules = HomeRules()
         groups: list[Group] = []

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sublet.durable.rules import MAINS
 
-__all__ = ["Untouchable", "is_class_dict", "is_own_namespace"]
+__all__ = ["Untouchable", "is_class_dict", "is_own_namespace", "module_names"]
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, types.BuiltinFunctionType)
 
@@ -37,6 +37,11 @@ class Untouchable:
         if isinstance(value, type):
             return value.__module__ not in MAINS
         return type(value) is types.FunctionType and id(value.__globals__) in self._ids and _stands_in_library(value)
+
+
+def module_names() -> set[int]:
+    """The ids of the namespaces of all modules."""
+    return set(map(id, _dicts_of(list(sys.modules.values()))))
 
 
 def _dicts_of(modules: list[Any]) -> list[Any]:
