@@ -109,6 +109,30 @@ def test_what_the_notebook_has_comes_back_to_it() -> None:
 
 
 @pytest.mark.usefixtures("bounded")
+def test_what_stayed_stays_when_it_is_read_again() -> None:
+    sides = Sides()
+    sides.here["many"] = 1
+    sides.go("many")
+    sides.there["many"] = chain(MOST)
+    found = sides.spaces[1].outgoing(["many"], room=1 << 30, held=["many"])
+    assert found.stays == {"many": TOO_MANY}
+
+
+def test_what_a_name_had_before_is_sent_once_more_and_no_oftener() -> None:
+    """Names that share something cross together; what one of them had goes with the others once more."""
+    sides = Sides()
+    shared = [0]
+    sides.here.update(shared=shared, nodes=[])
+    sizes = []
+    for n in range(6):
+        sides.go("shared")
+        sides.there["nodes"] = [[sides.there["shared"], n, at] for at in range(100)]
+        sides.back("shared", "nodes", new=("nodes",))
+        sizes.append(sides.came)
+    assert max(sizes) < 2.5 * sizes[0]
+
+
+@pytest.mark.usefixtures("bounded")
 def test_it_is_not_encoded_to_save_it(encoded: list[Any]) -> None:
     assert probing.probe("many", chain(MOST), is_bounded=True).refused == TOO_MANY
     assert not encoded

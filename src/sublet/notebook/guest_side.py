@@ -200,7 +200,7 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
     gone = [name for name in _before.reads | _before.deletes if name not in space.names]
     _put_back(space)
     if only is not None:
-        found = space.outgoing(only, new=only, room=room, stuck=holding.stuck())
+        found = space.outgoing(only, new=only, room=room, stuck=holding.stuck(), held=holding.whys())
         found.gone = ()
         holding.finish(space, found.stays, found.names)
         return found
@@ -211,7 +211,13 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
     wanted = _before.reads | rebound | space.names_with_new_gradients()
     running = {name: why for name, why in used.items() if name in wanted or name in holding.whys()}
     found = space.outgoing(
-        wanted, lost_of=_before.reads - running.keys(), new=rebound, room=room, stuck=stuck, staying=running
+        wanted,
+        lost_of=_before.reads - running.keys(),
+        new=rebound,
+        room=room,
+        stuck=stuck,
+        staying=running,
+        held=holding.whys(),
     )
     found.gone = tuple(sorted({*found.gone, *gone}))
     holding.finish(space, found.stays, {*found.names, *found.gone})

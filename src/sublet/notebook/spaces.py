@@ -155,6 +155,7 @@ class Space:
         late: bool = False,
         maybe: frozenset[str] | None = None,
         staying: Mapping[str, str] = NO_WHYS,
+        held: Collection[str] = (),
     ) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
@@ -167,7 +168,8 @@ class Space:
         all names, there or not, that somebody is going to ask for; None: any. That others are gone may be told later.
         ``late``: who asks is going to ask for ``changed_late`` as well. ``maybe``: words that may be names which are
         looked up; with those that stand in functions they are sent if they can be. None: nobody looks any up.
-        ``staying``: names that are not sent, whoever reads them, and why.
+        ``staying``: names that are not sent, whoever reads them, and why. ``held``: names of which the other side has
+        no value, since it stayed here.
         """
         self._remember_owed()
         self._figures = {}
@@ -175,7 +177,8 @@ class Space:
         names = without_handles(self.names, wanted, found)
         bound = frozenset(new)
         if room is not None:
-            fresh = [name for name in names - found.stays.keys() if name in bound or not self._shared.has_any((name,))]
+            anew_here = bound.union(held)
+            fresh = [name for name in names if name in anew_here or not self._shared.has_any((name,))]
             found.stays |= {name: TOO_MANY for name in fresh if has_too_many(self.names[name])}
             names -= found.stays.keys()
         anew = bound.union(stuck)
@@ -213,7 +216,7 @@ class Space:
             if group.names not in waiting
         ]
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
-        self._fill(found, [(group.remembering(rules), hashes) for group, _, hashes in changed])
+        self._fill(found, [(group.remembering(rules), hashes) for group, _, hashes in changed], lost)
         self._figures = {}
         return found
 
@@ -566,10 +569,10 @@ class Space:
                 self._group_of[name] = names
         self._agreed[names] = digest
 
-    def _fill(self, found: Outgoing, groups: list[Found]) -> None:
+    def _fill(self, found: Outgoing, groups: list[Found], lost: Mapping[str, Any] = NOTHING) -> None:
         self._lodging.undo()
         try:
-            found.parcels = self._parcels(groups)
+            found.parcels = self._parcels(groups, lost)
         except BaseException:
             self.disagree(found.names)
             raise
@@ -582,8 +585,10 @@ class Space:
             return False
         return all(self._lodging.can_wait((group.names, n), one) for n, one in large)
 
-    def _parcels(self, groups: list[Found]) -> list[Parcel]:
-        """What is known is looked up for all of them before any of them counts as having crossed."""
+    def _parcels(self, groups: list[Found], lost: Mapping[str, Any]) -> list[Parcel]:
+        """What is known is looked up for all of them before any of them counts as having crossed. What is ``lost``
+        crosses for the last time: no name brings it again."""
+        last = {id(one) for values in lost.values() for one in (values, *values)}
         found = []
         for group, hashes in groups:
             encoded: Encoded = group.encoded
@@ -604,7 +609,9 @@ class Space:
                 )
             )
         for (group, _), parcel in zip(groups, found, strict=True):
-            self._identities.note(parcel.names, parcel.own, group.encoded.met or {}, parcel.known)
+            met = group.encoded.met or {}
+            kept = {n: one for n, one in met.items() if id(one) not in last} if last else met
+            self._identities.note(parcel.names, parcel.own, kept, parcel.known)
         return found
 
     def _sent(self, key: Key, buffer: Buffer, hashes: bytes) -> tuple[Lodged | memoryview, bytes]:
