@@ -62,6 +62,7 @@ READS = [
     ("get_ipython().run_cell_magic('bash', '--out {a}', 'echo $x')", "get_ipython a", ""),
     ("get_ipython().run_line_magic('time', 'f(x)')", "get_ipython f x", ""),
     ("get_ipython().run_cell_magic('time', '', 'y = f(x)\\ny\\n')", "get_ipython f x", "y"),
+    ("get_ipython().run_line_magic('pinfo', 'f.x')", "get_ipython f", ""),
     ("get_ipython().run_line_magic('timeit', '-n 1 -r 1 f(x)')", "get_ipython f x r", None),
 ]
 
@@ -87,6 +88,7 @@ def test_what_a_cell_reads_and_binds(source: str, reads: str, binds: str | None)
         "get_ipython().run_line_magic('run', 'other.py')",
         "get_ipython().run_cell_magic('mine', '', 'x')",
         "get_ipython().run_line_magic('who', '')",
+        "get_ipython().run_line_magic('psearch', 'f*')",
         "f = lambda: eval(t)",
         "[eval(x) for x in xs]",
     ],

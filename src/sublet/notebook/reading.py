@@ -32,6 +32,8 @@ OF_NONE: Final = frozenset({"vars", "dir"})
 """The same, without an argument; with one they look at that."""
 RUNS_CODE: Final = frozenset({"time", "timeit", "prun", "capture", "memit", "mprun"})
 """Magics whose line or body is code of this very namespace."""
+DESCRIBES: Final = frozenset({"pinfo", "pinfo2", "pdef", "pdoc", "pfile", "psource"})
+"""Magics that describe one object: their line, as in ``f.x?``, is an expression."""
 HARMLESS: Final = frozenset(
     {
         "matplotlib",
@@ -392,7 +394,7 @@ class _Reader(ast.NodeVisitor):
             self._expanded(" ".join(arguments))
             return
         name, *rest = arguments or [""]
-        if name in RUNS_CODE:
+        if name in RUNS_CODE | DESCRIBES:
             for text in rest:
                 self._code(text, line)
         elif name in OTHER_TEXT and kind == "run_cell_magic":
