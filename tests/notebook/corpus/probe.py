@@ -51,12 +51,16 @@ BY_NAME: Final = (
 )
 """Libraries whose objects are told by their type alone: what one sees of them is in the outputs."""
 SAME_AS_TYPE: Final = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
+ATOMS: Final = frozenset(SAME_AS_TYPE)
 PLAIN: Final = (dt.date, dt.time, dt.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID)
-NODES_MAX: Final = 3_000_000
-"""A walk that is longer ends here, on both sides at the same place."""
-LIBRARY_FILTERS: Final = re.compile("SymPyDeprecationWarning|SpecialFunctionWarning|the matrix subclass|RankWarning")
-"""Filters of warnings that SymPy, SciPy and NumPy add when they or parts of them are imported. They come with the
-import, on either side."""
+NODES_MAX: Final = 500_000
+"""Objects that are looked at of one value. A longer walk ends here, on both sides at the same place. A container of
+nothing but numbers and texts counts as one, and all of it is looked at."""
+LIBRARY_FILTERS: Final = re.compile(
+    "SymPyDeprecationWarning|SpecialFunctionWarning|the matrix subclass|RankWarning|torch::jit::fuser"
+)
+"""Filters of warnings that SymPy, SciPy, NumPy and PyTorch add when they or parts of them are imported. They come with
+the import, on either side."""
 NOT_RESTORED: Final = "_deprecated_key_to_warnings"
 """Of scikit-learn's Bunch, whose ``__setstate__`` leaves its attributes out. It reads an absent one as an empty one."""
 SHORT: Final = 2_000
@@ -169,16 +173,23 @@ class Digest:
                 if isinstance(value, collections.OrderedDict)
                 else dict.items(value)
             )
-            return [part for item in items for part in item]
+            return self._unless_atoms([part for item in items for part in item])
         if isinstance(value, (list, tuple, collections.deque)):
             walked = list(type(value).__iter__(value) if isinstance(value, collections.deque) else _items(value))
             self._say("items", len(walked))
-            return walked
+            return self._unless_atoms(walked)
         if isinstance(value, (set, frozenset)):
             members = set.__iter__(value) if isinstance(value, set) else frozenset.__iter__(value)
             found = list(members)
             self._say("set", len(found))
-            return sorted(found, key=self._place_in_set)
+            return self._unless_atoms(sorted(found, key=self._place_in_set))
+        return []
+
+    def _unless_atoms(self, parts: list[Any]) -> list[Any]:
+        """The parts that are to be walked: none where all are atoms; those are put into the hash at once."""
+        if not ATOMS.issuperset(map(type, parts)):
+            return parts
+        self._say(parts)
         return []
 
     def _place_in_set(self, member: Any) -> str:
