@@ -47,7 +47,7 @@ def chosen() -> list[tuple[str, Mode]]:
     if WHOLE:
         return [(name, mode) for name in ALL for mode in LEASED]
     chance = random.Random(SEED)
-    names = [chance.choice(ALWAYS), *chance.sample(LIGHT, 2), *(chance.choice(kind) for kind in HEAVY), CHEAPEST]
+    names = [chance.choice(ALWAYS), chance.choice(LIGHT), *(chance.choice(kind) for kind in HEAVY), CHEAPEST]
     return [(name, LEASED[(at + SEED) % 3]) for at, name in enumerate(names)]
 
 
