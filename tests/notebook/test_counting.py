@@ -126,7 +126,7 @@ def test_what_a_name_had_before_is_sent_once_more_and_no_oftener() -> None:
     sizes = []
     for n in range(6):
         sides.go("shared")
-        sides.there["nodes"] = [[sides.there["shared"], n, at] for at in range(100)]
+        sides.there["nodes"] = [[sides.there["shared"], n, chain(2)] for _ in range(30)]
         sides.back("shared", "nodes", new=("nodes",))
         sizes.append(sides.came)
     assert max(sizes) < 2.5 * sizes[0]

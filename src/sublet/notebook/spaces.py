@@ -70,6 +70,11 @@ def _unmet(values: list[Any], groups: Iterable[Group]) -> list[Any]:
     return [value for value in values if id(value) not in met]
 
 
+def _ids_of(groups: Iterable[Group]) -> set[int]:
+    """Of the objects that groups hold."""
+    return {id(value) for group in groups for value in (group.plain or group.encoded.met or {}).values()}
+
+
 def _sendable(values: list[Any]) -> list[Any]:
     """Those of these values that can be encoded, found by halves: mostly it is all of them or all but a few."""
     if not values or can_travel(values, HomeRules()):
@@ -195,7 +200,9 @@ class Space:
         if maybe is not None:
             groups, rules = self._with_looked_up(names, maybe, groups, rules, found, must=must, anew=anew)
         lost = self._lost(groups, lost_of)
+        named: set[int] | None = None
         if lost:
+            named = _ids_of(groups)
             groups = self._encoded(names, rules, found, must=must, beside=lost)
         if room is not None:
             groups = [group for group in groups if has_room(group, room, stuck, self._shared, found)]
@@ -216,7 +223,7 @@ class Space:
             if group.names not in waiting
         ]
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
-        self._fill(found, [(group.remembering(rules), hashes) for group, _, hashes in changed], lost)
+        self._fill(found, [(group.remembering(rules), hashes) for group, _, hashes in changed], named)
         self._figures = {}
         return found
 
@@ -569,10 +576,10 @@ class Space:
                 self._group_of[name] = names
         self._agreed[names] = digest
 
-    def _fill(self, found: Outgoing, groups: list[Found], lost: Mapping[str, Any] = NOTHING) -> None:
+    def _fill(self, found: Outgoing, groups: list[Found], named: set[int] | None = None) -> None:
         self._lodging.undo()
         try:
-            found.parcels = self._parcels(groups, lost)
+            found.parcels = self._parcels(groups, named)
         except BaseException:
             self.disagree(found.names)
             raise
@@ -585,10 +592,9 @@ class Space:
             return False
         return all(self._lodging.can_wait((group.names, n), one) for n, one in large)
 
-    def _parcels(self, groups: list[Found], lost: Mapping[str, Any]) -> list[Parcel]:
-        """What is known is looked up for all of them before any of them counts as having crossed. What is ``lost``
-        crosses for the last time: no name brings it again."""
-        last = {id(one) for values in lost.values() for one in (values, *values)}
+    def _parcels(self, groups: list[Found], named: set[int] | None) -> list[Parcel]:
+        """What is known is looked up for all of them before any of them counts as having crossed. ``named``: ids of
+        what names hold, where there is more: that crosses for the last time, since no name brings it again."""
         found = []
         for group, hashes in groups:
             encoded: Encoded = group.encoded
@@ -610,7 +616,7 @@ class Space:
             )
         for (group, _), parcel in zip(groups, found, strict=True):
             met = group.encoded.met or {}
-            kept = {n: one for n, one in met.items() if id(one) not in last} if last else met
+            kept = met if named is None else {n: one for n, one in met.items() if id(one) in named}
             self._identities.note(parcel.names, parcel.own, kept, parcel.known)
         return found
 
