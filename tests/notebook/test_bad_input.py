@@ -250,3 +250,10 @@ def test_an_error_of_a_results_repr_has_its_name(shell: Shell) -> None:
     answer = shell.run(GPU + 'class Rude_:\n    def __repr__(self):\n        raise LookupError("no repr")\nRude_()')
     assert answer["error"] == "LookupError", answer
     assert "no repr" in answer["said"], answer
+
+
+def test_a_plain_cell_after_a_result_of_the_device_has_its_own(shell: Shell) -> None:
+    """IPython binds ``_`` only where it holds the result that IPython gave last."""
+    assert shell.run(GPU + "[1]")["error"] == ""
+    shell.run("7 * 9")
+    assert shell.run("print(_, __)")["out"] == "63 [1]\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -308,7 +309,14 @@ def _keep_result(names: dict[str, Any], number: int) -> None:
     if not isinstance(results, dict) or number in results:
         return
     results[number] = value
-    names["___"], names["__"], names["_"] = names.get("__", ""), names.get("_", ""), value
+    last = {"_": value, "__": names.get("_", ""), "___": names.get("__", "")}
+    names.update(last)
+    ipython = sys.modules.get("IPython")
+    shell: Any = None if ipython is None else ipython.get_ipython()
+    if shell is not None and shell.user_ns is names:
+        # IPython binds these names only while they hold what it bound to them last. Else a program has bound them.
+        shell.push(last, interactive=False)
+        vars(shell.displayhook).update(last)
 
 
 def fates_text(fates: dict[str, tuple[Fate, str]]) -> str:
