@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.notebook.sides import Notebook, Other
-
-
-@pytest.fixture(scope="module")
-def other() -> Iterator[Other]:
-    made = Other()
-    yield made
-    made.close()
 
 
 @pytest.fixture

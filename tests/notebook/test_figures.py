@@ -38,13 +38,6 @@ MANY = (
 )
 
 
-@pytest.fixture(scope="module")
-def other() -> Iterator[Other]:
-    made = Other()
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def nb(other: Other) -> Iterator[Notebook]:
     made = Notebook(other)

@@ -5,14 +5,12 @@ The table is ``tests/notebook/kinds``; docs/notebook-objects.md is made of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from sublet.errors import Unpicklable
 from tests.notebook.kinds.kind import Kind
 from tests.notebook.kinds.table import KINDS
-from tests.notebook.sides import Notebook, Other
+from tests.notebook.sides import Notebook
 from tools.objects_docs import DOCUMENT, document
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what objects warn of is theirs
@@ -20,18 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what objects warn of is the
 TRAVELLING = [kind for kind in KINDS if not kind.why]
 CHANGING = [kind for kind in TRAVELLING if kind.change]
 REFUSED = [kind for kind in KINDS if kind.why]
-
-
-@pytest.fixture(scope="module")
-def other() -> Iterator[Other]:
-    made = Other()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def nb(other: Other) -> Notebook:
-    return Notebook(other)
 
 
 def named(kind: Kind) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from sublet.notebook.lookups import looked_up
 from sublet.notebook.news import unnamed
 from sublet.notebook.reading import read_cell
 from sublet.notebook.spaces import NOTEBOOK, Space
-from tests.notebook.sides import Notebook, Other
+from tests.notebook.sides import Notebook
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -61,18 +60,6 @@ def test_explain_lists_names_found_in_strings() -> None:
 
     reading = replace(reading, maybe=looked_up(reading.lookups, reading.reads, space.names))
     assert "found in strings: x" in explain(space, reading, is_there=False)
-
-
-@pytest.fixture(scope="module")
-def other() -> Iterator[Other]:
-    made = Other()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def nb(other: Other) -> Notebook:
-    return Notebook(other)
 
 
 def test_a_name_in_a_string_has_todays_value(nb: Notebook) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,18 +11,6 @@ from hypothesis import strategies as st
 
 from sublet.errors import Unpicklable
 from tests.notebook.sides import Notebook, Other
-
-
-@pytest.fixture(scope="module")
-def other() -> Iterator[Other]:
-    made = Other()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def nb(other: Other) -> Notebook:
-    return Notebook(other)
 
 
 def test_only_what_a_cell_reads_travels_and_only_what_it_changed_comes_back(nb: Notebook) -> None:

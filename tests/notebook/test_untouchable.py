@@ -6,7 +6,6 @@ import builtins
 import collections
 import random
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -91,13 +90,6 @@ PIECES: dict[str, tuple[str, str]] = {
     "array of objects": ("import numpy as np\n{n} = np.array([[1], 'a'], object)", "{n}[0] = {n}[1]"),
     "frame": ("import pandas as pd\n{n} = pd.DataFrame({{'a': [1]}})", "{n}['b'] = 2"),
 }
-
-
-@pytest.fixture(scope="module")
-def other() -> Iterator[Other]:
-    made = Other()
-    yield made
-    made.close()
 
 
 def graph(seed: int) -> tuple[str, str]:
