@@ -10,14 +10,14 @@ import pytest
 from sublet.broker import driver as driver_module
 from sublet.broker import lingering
 from sublet.broker.answers import Granted
-from sublet.broker.commands import Acquire, Command, Release, Renew
+from sublet.broker.commands import Acquire, Command, Release, Renew, Revoke
 from sublet.broker.events import Claimed, Ended, Renewed
 from sublet.broker.records import LOCAL_TENANT, Want
 from sublet.errors import Disconnected, LeaseNotActive, NotFound, RenewalRefusal
 from sublet.lease.states import LeaseStatus
 from sublet.testing import FaultName
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, RequestId
-from sublet.wire.orders import NotHeld
+from sublet.wire.orders import Held, NotHeld
 from tests.unit.broker_http.bench import Bench, bench, run, turns
 
 
@@ -203,6 +203,39 @@ def test_an_agent_that_does_not_take_the_order_means_that_the_lease_is_over() ->
             with pytest.raises(LeaseNotActive) as caught:
                 await future
             assert caught.value.reason == RenewalRefusal.NOT_HELD
+
+    run(story)
+
+
+def test_a_renewal_is_answered_when_its_extension_is_held_and_not_when_a_later_notice_is() -> None:
+    """The agent confirms a notice by its number, which is higher than that of the extension; it says nothing about the
+    deadline. Neither does the confirmation of an earlier order."""
+
+    async def story() -> None:
+        async with bench() as b:
+            granted = await b.driver.submit(acquire("l1"))
+            b.agent.faults.turn_on(FaultName.LOST_REPORTS)
+            lease = granted.lease
+            earlier = lease.number
+            b.clock.advance("1s")
+            renewed = b.driver.submit(Renew(tenant=LOCAL_TENANT, lease=lease.id, epoch=lease.epoch))
+            await turns()
+            extended = lease.number
+            await b.driver.submit(Revoke(lease=lease.id, notice_ns=30 * NS_PER_S))
+            noticed = lease.number
+            assert earlier < extended < noticed
+
+            async def held(number: int, *, told: bool = False) -> None:
+                node = b.agent.node
+                b.driver.report(Held(node=node, lease=lease.id, epoch=lease.epoch, number=number, told=told))
+                await turns()
+
+            await held(noticed, told=True)
+            assert not renewed.done(), "the agent holds the notice, and nobody said that it holds the deadline"
+            await held(earlier)
+            assert not renewed.done(), "the agent holds what it held before"
+            await held(extended)
+            assert isinstance(await renewed, Granted)
 
     run(story)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from sublet.broker.journal_files import AnchorFile, Anchors
 from sublet.errors import JournalError
 from sublet.observe.audit import Anchor
-from tests.unit.journal.making import OPENED, Place, at, queued, renewed
+from tests.unit.journal.making import OPENED, Place, at, granted, queued, renewed
 
 
 def test_the_anchor_follows_each_commit(place: Place) -> None:
@@ -23,6 +24,29 @@ def test_the_anchor_follows_each_commit(place: Place) -> None:
         assert first is not None
         assert second == first._replace(seq=first.seq + 1)
         assert second.head.hex() == journal.head()
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_journal_that_lost_only_entries_that_are_not_audited_is_refused(lost: int, place: Place) -> None:
+    """Renewals were answered, and their entries are gone. The audit chain is whole to its last record, so only the
+    number of entries in the anchor tells; the office must not go on with older deadlines than it promised."""
+    with place.open() as journal:
+        journal.commit([OPENED, queued("a"), granted("a", 1)], at(1))
+        journal.commit([renewed("a", 7)], at(2))
+        journal.commit([renewed("a", 8)], at(3))
+        last = journal.seq
+    db = sqlite3.connect(place.db)
+    with db:
+        gone = db.execute("DELETE FROM events WHERE seq > ?", (last - lost,)).rowcount
+    db.close()
+    assert gone == lost
+    before = place.db.read_bytes()
+    with pytest.raises(JournalError, match=f"ends at entry {last - lost}, but entry {last} of it was written"):
+        place.open()
+    assert place.db.read_bytes() == before, "it is left as it is"
+    (place.root / "copy.db").write_bytes(before)
+    place.restore(place.root / "copy.db")
+    place.open().close()
 
 
 def test_an_older_anchor_never_replaces_a_newer_one(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.errors import LeaseExpired, LeaseRevoked
+from sublet.errors import LeaseExpired, LeaseNotActive, LeaseRevoked
 from sublet.lease import node
 from sublet.lease.fence import is_exclusive
 from sublet.lease.hardware import Clean, Leftover, Need, NotYet, Unclean, Verdict
@@ -275,6 +275,55 @@ def test_a_device_that_reports_an_error_ends_its_leases_in_its_own_words() -> No
     assert {(end.lease, end.reason) for end in ends} == {(A, EndReason.DEVICE_LOST)}
     assert "Xid 79" in ends[0].detail
     rig.node.check(B, Epoch(1, 2), rig.now_ns)
+
+
+# ---- orders that come at the deadline or after it, before the node has looked at its clock ----
+
+
+@pytest.mark.parametrize("late_s", [0, 0.5, 3600])
+def test_an_extension_that_comes_at_the_deadline_or_later_extends_nothing(late_s: float) -> None:
+    """The order was written in time and delivered late; no tick came in between. The lease is over, what ran under it
+    is killed, and the office hears that it is not held."""
+    rig = Rig()
+    rig.grant(ttl_s=60)
+    rig.settle()
+    rig.now_ns = round((60 + late_s) * S)
+    rig.extend(2, ttl_s=60)
+    assert [report.number for report in rig.reports if isinstance(report, NotHeld)] == [2]
+    assert not [report for report in rig.reports if isinstance(report, Held) and report.number == 2]
+    assert ("tell", A, 1, EndReason.EXPIRED, rig.now_ns) in rig.paper.asked
+    with pytest.raises(LeaseExpired):
+        rig.node.check(A, Epoch(1, 1), rig.now_ns)
+    rig.node.tick(rig.now_ns)
+    assert not rig.paper.there
+    assert [report.reason for report in rig.reports if isinstance(report, EndedHere)] == [EndReason.EXPIRED]
+
+
+def test_a_newer_epoch_that_comes_at_the_deadline_does_not_take_over_the_guests() -> None:
+    """An attach revives no more than a renewal does."""
+    rig = Rig()
+    rig.grant(n=1, ttl_s=60)
+    rig.settle()
+    rig.now_ns = 60 * S
+    rig.grant(n=2, number=2, ttl_s=60)
+    assert [report.number for report in rig.reports if isinstance(report, NotHeld)] == [2]
+    with pytest.raises(LeaseExpired):
+        rig.node.check(A, Epoch(1, 1), rig.now_ns)
+    with pytest.raises(LeaseNotActive):
+        rig.node.check(A, Epoch(1, 2), rig.now_ns)
+
+
+def test_an_order_for_one_lease_ends_another_whose_deadline_has_come() -> None:
+    """Every order is a look at the clock: a grant of hardware that is still in use waits until it is verified."""
+    rig = Rig()
+    rig.grant(A, 1, ttl_s=60)
+    rig.settle(A)
+    rig.now_ns = 60 * S
+    rig.paper.dies = False
+    rig.grant(B, 2)
+    assert [report.lease for report in rig.reports if isinstance(report, Held)] == [A]
+    with pytest.raises(LeaseExpired):
+        rig.node.check(A, Epoch(1, 1), rig.now_ns)
 
 
 # ---- the local notice ----
