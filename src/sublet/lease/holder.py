@@ -217,6 +217,7 @@ class Holder:
                 self._grant(now_ns, attempt.sent_ns, granted_ns, HolderEvent.ANSWERED)
                 self._pass(now_ns)
             case Refused(reason=EndReason.IDLE):
+                self.busy_time.said(attempt.busy_total_ns)  # the office counts what comes with a renewal it refuses
                 self._pending = None
                 if self.status is LeaseStatus.JEOPARDY:
                     self._become(HolderEvent.ANSWERED)
@@ -224,6 +225,7 @@ class Holder:
                 if not self.busy:  # if work has begun meanwhile, the next attempt will say so
                     self._put_off(now_ns)
             case Refused():
+                self.busy_time.said(attempt.busy_total_ns)
                 self._pending = None
                 self._attempts = 0
                 self._fate, self._fate_sent_ns = outcome, attempt.sent_ns

@@ -379,9 +379,8 @@ class Teller:
     def do_torn_down(self, plain: list[str], words: Words) -> Iterator[str]:
         lease = self._of(plain[0])
         resources = tuple(part.resource for part in lease.parts)
-        yield from self._report(
-            TornDown(node=self._node(lease), lease=lease.id, epoch=self._epoch(lease), resources=resources)
-        )
+        epoch = Epoch.parse(words["epoch"]) if "epoch" in words else self._epoch(lease)
+        yield from self._report(TornDown(node=self._node(lease), lease=lease.id, epoch=epoch, resources=resources))
 
     def do_leaves(self, plain: list[str], words: Words) -> Iterator[str]:
         """Whether guests leave something in their volumes from here on."""

@@ -20,6 +20,7 @@ from sublet.client.aio_transport import AioTransport
 from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
 from sublet.client.transport import Transport
 from sublet.errors import Disconnected
+from sublet.values import NS_PER_S
 from tests.unit.client.script import HeldClock
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
@@ -27,13 +28,15 @@ CALL = Call(method="POST", path="/x", body=b"{}", timeout_s=5.0)
 
 
 class Server:
-    """Answers each request with the next text; None closes the connection instead, a pause lets it wait."""
+    """Answers each request with the next text; None closes the connection instead."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.answers: list[bytes | None] = []
         self.requests: list[bytes] = []
         self.connections = 0
+        self.on_first_bytes: Callable[[], None] = lambda: None
+        """Called when the first bytes of a request were read, and no others."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -55,8 +58,10 @@ class Server:
         raw = b""
         try:
             while piece := connection.recv(65536):
+                if not raw:
+                    self.on_first_bytes()
                 raw += piece
-                if raw.endswith(b"\r\n\r\n{}"):
+                if raw.endswith(b"{}") and b"\r\n\r\n" in raw:
                     self.requests.append(raw)
                     raw = b""
                     answer = self.answers.pop(0)
@@ -151,12 +156,53 @@ def test_nobody_there_is_known_to_have_had_no_effect(tmp_path: Path) -> None:
         assert not caught.value.sent
 
 
-def test_the_time_counts_from_before_the_sending(server: Server) -> None:
-    clock = HeldClock()
-    transport = Transport(_address(server.path), clock, wire=1)
-    server.answers = [OK]
-    assert transport.exchange(CALL).sent_ns == clock.now_ns()
+# ---- from when an answer counts
+
+LONG = Call(method="POST", path="/x", body=b" " * (4 << 20) + b"{}", timeout_s=5.0)
+"""More than a connection takes before anybody reads it: whoever sends it has to wait for the server."""
+
+
+def by_exchange(path: Path, clock: HeldClock) -> list[int]:
+    transport = Transport(_address(path), clock, wire=1)
+    sent = [transport.exchange(call).sent_ns for call in (LONG, LONG)]
     transport.close()
+    return sent
+
+
+def by_flight(path: Path, clock: HeldClock) -> list[int]:
+    transport, sent = Transport(_address(path), clock, wire=1), []
+    for _ in range(2):
+        flight = transport.launch(LONG)
+        sent.append(flight.sent_ns)
+        while not flight.complete:
+            flight.read()
+    transport.close()
+    return sent
+
+
+def by_asyncio(path: Path, clock: HeldClock) -> list[int]:
+    async def main() -> list[int]:
+        transport = AioTransport(_address(path), clock, wire=1)
+        sent = [(await transport.exchange(LONG)).sent_ns for _ in range(2)]
+        await transport.close()
+        return sent
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", [by_exchange, by_flight, by_asyncio])
+def test_an_answer_counts_from_before_the_first_byte_was_sent(
+    way: Callable[[Path, HeldClock], list[int]], server: Server
+) -> None:
+    """Ten seconds pass while the request is being sent. The office may have begun to count at any moment of them, so
+    the holder counts from before the first; also on a connection that was kept."""
+    clock = HeldClock()
+    server.on_first_bytes = lambda: clock.go(10)
+    server.answers = [OK, OK]
+    began_ns = clock.now_ns()
+    assert way(server.path, clock) == [began_ns, began_ns + 10 * NS_PER_S]
+    assert clock.now_ns() == began_ns + 20 * NS_PER_S
+    assert server.connections == 1
 
 
 def test_a_flight_is_read_as_it_comes_and_its_connection_is_kept(server: Server) -> None:

@@ -226,6 +226,19 @@ def test_overlapping_calls_count_once_and_each_answered_moment_is_reported_once(
     assert holder.attempt(s(15)).busy_ns == s(3)
 
 
+@pytest.mark.parametrize("reason", [EndReason.IDLE, EndReason.QUOTA, EndReason.FAIR_SHARE])
+def test_busy_time_that_came_with_a_refused_renewal_is_not_reported_again(reason: EndReason) -> None:
+    """The office refuses to renew and counts what was done: reported twice, it would be on the bill twice."""
+    holder = holder_of()
+    holder.begin(s(0))
+    holder.finish(s(8))
+    attempt = holder.attempt(s(10))
+    assert attempt.busy_ns == s(8)
+    holder.take(attempt, Refused(reason=reason), s(11))
+    holder.begin(s(12))
+    assert holder.attempt(s(15)).busy_ns == s(3)
+
+
 def test_finishing_what_did_not_begin_is_a_bug_that_shows() -> None:
     with pytest.raises(ValueError, match=r"finish\(\) without begin"):
         holder_of().finish(0)
