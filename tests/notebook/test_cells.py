@@ -297,3 +297,15 @@ def test_what_should_come_back_and_is_nowhere_is_told(nb: Notebook) -> None:
 def test_the_bill_adds_up(nb: Notebook) -> None:
     nb.run("%%gpu\n1")
     assert re.search(r"lease .* busy .* VRAM ", text(nb.run("%gpu bill")))
+
+
+def test_a_figure_made_in_a_plain_cell_is_an_image_in_a_leased_one(nb: Notebook) -> None:
+    def images(cell: str) -> list[list[str]]:
+        data = [one.get("data", {}) for one in nb.run(cell)]
+        return [sorted(one) for one in data if "<Figure" in one.get("text/plain", "")]
+
+    nb.run("%matplotlib inline\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots(figsize=(1, 1))\nplt.close(fig)")
+    assert images("%%gpu\nfig") == images("%%gpu\ndisplay(fig)") == images("fig") == [["image/png", "text/plain"]]
+    nb.run("%config InlineBackend.figure_formats = ['svg']")
+    assert images("%%gpu\nfig") == images("fig") == [["image/svg+xml", "text/plain"]]
+    nb.run("%config InlineBackend.figure_formats = ['png']")

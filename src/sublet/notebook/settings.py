@@ -752,6 +752,14 @@ def _of_ipython() -> Iterable[Setting]:
         module="IPython",
         default=lambda: _FRESH_INLINE,
     )
+    yield Setting(
+        key="figures as images",
+        about="the first figure that `pyplot` makes, `%matplotlib inline`",
+        read=_figures_shown,
+        write=_show_figures,
+        module="matplotlib.figure",
+        default=_nothing,
+    )
 
 
 _FRESH_SHELL: Final[Entries] = {
@@ -861,9 +869,29 @@ def _set_inline_settings(values: Entries, gone: tuple[str, ...]) -> None:
             setattr(backend, name, values[name])
     if "figure_formats" in values:
         backend.figure_formats = set(values["figure_formats"])
-        if backend.shell is not None:  # the formats may have been changed without the configuration
-            select = importlib.import_module("IPython.core.pylabtools").select_figure_formats
-            select(shell, backend.figure_formats, **backend.print_figure_kwargs)
+        if backend.shell is not None or _figures_shown():
+            _select_formats(shell, backend)  # the formats may have been changed without the configuration
+
+
+def _select_formats(shell: Any, backend: Any) -> None:
+    select = importlib.import_module("IPython.core.pylabtools").select_figure_formats
+    select(shell, backend.figure_formats, **backend.print_figure_kwargs)
+
+
+def _figures_shown() -> Entries:
+    """Whether the shell displays a figure as an image: it does so once the plotting backend has been activated."""
+    figure, shell = getattr(sys.modules.get("matplotlib.figure"), "Figure", None), _shell()
+    if figure is None or shell is None:
+        return {}
+    formatters = shell.display_formatter.formatters
+    return {ALL: True} if any(figure in formatters[mime].type_printers for mime in _FORMATS) else {}
+
+
+def _show_figures(values: Entries, gone: tuple[str, ...]) -> None:
+    """A figure that crossed is displayed as an image where ``pyplot`` has made none yet. Terminals show text."""
+    shell = _shell()
+    if values and hasattr(shell, "kernel") and not _figures_shown():
+        _select_formats(shell, importlib.import_module("matplotlib_inline.config").InlineBackend.instance(parent=shell))
 
 
 # ------------------------------------------------------------------------------------------- random generators

@@ -103,18 +103,7 @@ REASONS: Final = (
         leased=r"remote value|not there",
     ),
 )
-FAULTS: Final[tuple[Reason, ...]] = (
-    Reason(
-        name="open: a figure of the notebook's shown on a device",
-        why="The shell there shows figures as pictures from its first call of pyplot on only.",
-        facet="shown",
-        key=r"\d image/png",
-        plain="there",
-        leased="None",
-        source=r"^fig$",
-        notebook="figures",
-    ),
-)
+FAULTS: Final[tuple[Reason, ...]] = ()
 """Known faults that are not mended yet. A whole run fails where one of them is not met any more: its row goes then."""
 
 
