@@ -304,8 +304,53 @@ def test_a_figure_made_in_a_plain_cell_is_an_image_in_a_leased_one(nb: Notebook)
         data = [one.get("data", {}) for one in nb.run(cell)]
         return [sorted(one) for one in data if "<Figure" in one.get("text/plain", "")]
 
-    nb.run("%matplotlib inline\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots(figsize=(1, 1))\nplt.close(fig)")
+    nb.run("%matplotlib inline\nimport matplotlib.pyplot as plt")
+    nb.run("fig, ax = plt.subplots(figsize=(1, 1))\nplt.close(fig)")
     assert images("%%gpu\nfig") == images("%%gpu\ndisplay(fig)") == images("fig") == [["image/png", "text/plain"]]
     nb.run("%config InlineBackend.figure_formats = ['svg']")
     assert images("%%gpu\nfig") == images("fig") == [["image/svg+xml", "text/plain"]]
     nb.run("%config InlineBackend.figure_formats = ['png']")
+
+
+LOOKUP = """
+import sys
+def find(name):
+    return getattr(sys.modules["__" + "main" + "__"], name)
+def dumped(function):
+    import pickle
+    return pickle.dumps(function)
+"""
+
+
+def test_a_name_that_a_library_looks_up_while_the_cell_runs(nb: Notebook) -> None:
+    """No text names it: it is fetched with all that it needs, and what the cell changes comes back."""
+    folder = Path(nb.client.resources["metadata"]["path"])
+    (folder / "looking.py").write_text(LOOKUP)
+    nb.run("import looking, pickle\nbase = 40\nheld = [1]\nboth = {'held': held, 'n': 1}")
+    nb.run("def deep(x):\n    return x + base\nclass Kind:\n    factor = 3\ndata = pickle.dumps(deep)")
+    nb.run("number = 1\ngen = (n for n in 'ab')\nname = 'number'")
+    assert text(nb.run("%%gpu\nprint(looking.find(name), name)")) == "1 number\n"
+    nb.run("number = 2")
+    assert text(nb.run("%%gpu\nprint(looking.find(name), looking.find(name))")) == "2 2\n"
+    # a function by name, with the global name that it reads; another cell's value of that is the present one
+    assert text(nb.run("%%gpu\nread = pickle.load\nimport io\nprint(getattr(pickle, 'lo' + 'ads')(data)(2))")) == "42\n"
+    # what the cell has bound or changed itself is newer than the notebook's
+    assert text(nb.run("%%gpu\nbase = 1\nprint(looking.find('de' + 'ep')(2))")) == "3\n"
+    nb.run("%%gpu\nheld.append(2)\nit = looking.find('bo' + 'th')\nit['n'] = 5\nsaid = it['held'] is held, it\ndel it")
+    out = nb.run("print(*said)")
+    assert text(out) == "True {'held': [1, 2], 'n': 5}\n"
+    assert text(nb.run("print(both, both['held'] is held, base)")) == "{'held': [1, 2], 'n': 5} True 1\n"
+    assert text(nb.run("%%gpu\nprint(looking.find('K' + 'ind')().factor)")) == "3\n"
+    # names that are not there, cannot be sent, or were removed by the cell
+    say = "try:\n    looking.find({})\nexcept AttributeError as error:\n    print(error)"
+    assert text(nb.run("%%gpu\n" + say.format("'nowh' + 'ere'"))).endswith("has no attribute 'nowhere'\n")
+    assert "a generator" in text(nb.run("%%gpu\n" + say.format("'g' + 'en'")))
+    assert text(nb.run("%%gpu\ndel number\n" + say.format("name"))).endswith("has no attribute 'number'\n")
+    nb.run("%%gpu\nkind = type(looking.sys.modules['__main__']).__name__\nimport __main__ as me")
+    assert text(nb.run("print(kind, type(me).__name__)")) == "_Main module\n"
+
+
+def test_a_name_looked_up_in_a_dict_gets_a_note(nb: Notebook) -> None:
+    nb.run("number = 3\ndef indirect():\n    return vars(looking.sys.modules['__main__'])['num' + 'ber']")
+    with pytest.raises(CellExecutionError, match="number is defined in the notebook but this cell does not name it"):
+        nb.run("%%gpu\nlooking.sys.modules['__ma' + 'in__'].__dict__['num' + 'ber']")

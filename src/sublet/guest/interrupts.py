@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, TracebackType
 from typing import Any, Final
 
@@ -124,6 +124,16 @@ class Interrupts:
                 return
             signal.pthread_kill(self._main, signal.SIGINT)
             pause_s = min(pause_s * 1.5, AGAIN_MAX_S)
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """In code of the cell, on the main thread: something of ours that must not be cut in two."""
+        was, self._is_open = self._is_open, False
+        try:
+            yield
+        finally:
+            self._is_open = was
+        self._raise_if_wanted()
 
     # ---- IPython around it
 

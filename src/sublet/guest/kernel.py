@@ -7,10 +7,12 @@ the guest lives is for the supervisor to know. Needs ipykernel in the guest's in
 from __future__ import annotations
 
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sublet.errors import LeaseInterrupt, Unsupported
 from sublet.guest.current import PAGE_VARIABLE
@@ -21,6 +23,7 @@ from sublet.guest.interrupts import kernel_class
 from sublet.guest.jupyter import Bridge
 from sublet.guest.serving import start_serving
 from sublet.guest.streams import Speech, SpokenRecords
+from sublet.guest.within import kernels
 from sublet.guest.work import Worker
 from sublet.wire.conversation import Conversation
 from sublet.wire.guests import Service, Visit
@@ -29,6 +32,7 @@ from sublet.wire.page import PageReader, PageState
 __all__ = ["forget_doctest", "main", "plot_where_told"]
 
 T = TypeVar("T")
+LOOK_S: Final = 1.0
 
 
 def main() -> None:
@@ -45,7 +49,9 @@ def main() -> None:
     plot_where_told(app.shell)
     page = PageReader(os.environ[PAGE_VARIABLE])
     app.shell.events.register("post_run_cell", lambda _: _leave_if_over(page))
-    worker = Worker(_Desk(page, app.shell), page, Speech(), SpokenRecords(sys.stderr))
+    desk = _Desk(page, app.shell)
+    kernels.append(desk)
+    worker = Worker(desk, page, Speech(), SpokenRecords(sys.stderr))
 
     def serve_jupyter(conversation: Conversation, visit: Visit) -> None:
         Bridge(conversation, app.context, app.addresses).run()
@@ -86,6 +92,9 @@ class _Desk(Desk):
         self._loop = _loop()
         self._page = page
         self._shell = shell
+        self._putting = threading.Lock()
+        self._within: queue.SimpleQueue[Callable[[], None]] | None = None
+        """Calls that came while a cell waits for one."""
 
     def put(self, job: Callable[[], None]) -> None:
         def done() -> None:
@@ -94,7 +103,30 @@ class _Desk(Desk):
             finally:
                 _leave_if_over(self._page)
 
-        self._loop.add_callback(done)
+        with self._putting:
+            if self._within is not None:
+                self._within.put(done)
+            else:
+                self._loop.add_callback(done)
+
+    def answer_calls(self, ask: Callable[[], object], until: Callable[[], bool]) -> None:
+        """On the main thread, within a cell: ask the holder for something, and do what it calls for, until that is
+        so. Interrupts wait meanwhile."""
+        waiting = self._within = queue.SimpleQueue[Callable[[], None]]()
+        try:
+            with self._shell.kernel.interrupts.held_back():
+                ask()
+                while not until():
+                    try:
+                        job = waiting.get(timeout=LOOK_S)
+                    except queue.Empty:
+                        continue
+                    job()
+        finally:
+            with self._putting:
+                self._within = None
+            while not waiting.empty():
+                self._loop.add_callback(waiting.get())
 
     def execute(self, work: Callable[[], T]) -> T:
         """The end of the lease is raised wherever the kernel is. In the middle of a function it is no mistake of the

@@ -57,6 +57,7 @@ from sublet.notebook.lending import Lender
 from sublet.notebook.lookups import looked_up
 from sublet.notebook.news import RERUN, process_lost, session_ended, unnamed, what_ended
 from sublet.notebook.notices import Notices
+from sublet.notebook.on_demand import MESSAGE
 from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
 from sublet.notebook.queued import QueuedCells
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.client.model import Place
     from sublet.lease.value import LeaseEnd
+    from sublet.notebook.parcels import Outgoing
 
 __all__ = ["Cells"]
 
@@ -431,7 +433,7 @@ class Cells:
             began_s = time.monotonic()
             stood_s = self._stood_s
             self._is_begun = True
-            reply = self._execute(line, source, options, status)
+            reply = self._execute(kernel, line, source, options, status, sent)
             busy_s = time.monotonic() - began_s - (self._stood_s - stood_s)
             taking_s = time.monotonic()
             lease = self.lease or lease  # another one, if it was suspended
@@ -494,7 +496,15 @@ class Cells:
             error = process_lost(error, handles)
         return error
 
-    def _execute(self, line: KernelLine, source: str, options: CellOptions, status: StatusLine) -> Message:
+    def _execute(
+        self,
+        kernel: KernelGuest,
+        line: KernelLine,
+        source: str,
+        options: CellOptions,
+        status: StatusLine,
+        sent: Outgoing,
+    ) -> Message:
         content: dict[str, Any] = {"code": source, "silent": False, "store_history": False, "stop_on_error": True}
         content["allow_stdin"] = self._front.takes_input
         late_s = time.monotonic() + QUICK_S
@@ -507,6 +517,9 @@ class Cells:
             return LOOK_S
 
         def show(channel: str, message: Message) -> None:
+            if message["header"]["msg_type"] == MESSAGE:
+                self.traffic.fetch(kernel, sent, message["content"]["name"], message["content"]["bound"])
+                return
             if message["header"]["msg_type"] not in SILENT:
                 self._say_it_runs(status)  # above what the cell says
             self._front.show(channel, message)

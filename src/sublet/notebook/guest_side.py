@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from sublet.compute.behind import afterwards
 from sublet.durable.roots import encode_roots
 from sublet.errors import Unpicklable
-from sublet.notebook import holding
+from sublet.notebook import holding, on_demand
 from sublet.notebook.counting import has_too_many
 from sublet.notebook.home import HomeRules
 from sublet.notebook.in_use import CALLBACK, TASK, THREAD, in_use
@@ -26,7 +26,19 @@ from sublet.notebook.sources import Source, compiler_flags, keep_sources, set_co
 from sublet.notebook.spaces import BESIDE, GUEST, Outgoing, Parcel, Space, Taken
 from sublet.notebook.surroundings import Changes, Surroundings
 
-__all__ = ["NotKept", "again", "collect", "given_up", "keep", "place", "place_late", "seen", "soon"]
+__all__ = [
+    "NotKept",
+    "again",
+    "collect",
+    "given_up",
+    "keep",
+    "not_fetched",
+    "place",
+    "place_fetched",
+    "place_late",
+    "seen",
+    "soon",
+]
 
 
 RESULT_BYTES: Final = 1 << 20
@@ -85,6 +97,7 @@ def place(
     surroundings: Changes | None = None,
     sources: Mapping[str, Source] = NO_SOURCES,
     flags: int = 0,
+    fetches: bool = False,
 ) -> Taken:
     """Take in what a cell needs. ``reads``: all names that it or its functions may read; ``binds``: may bind;
     ``number``: that of the cell, which tracebacks name; ``handles``, ``alive``, ``room``: of what is and will be here
@@ -92,7 +105,8 @@ def place(
     ``deletes``: names that the notebook has and that the cell may delete without reading them. They are not sent: what
     an earlier cell left under one stays, so that deleting it frees its memory at once, else a placeholder is bound;
     ``steady``: names that have no old value here; ``surroundings``: random states and settings that the notebook has
-    changed; ``sources``, ``flags``: texts of cells, and the compiler's flags.
+    changed; ``sources``, ``flags``: texts of cells, and the compiler's flags; ``fetches``: the notebook can be
+    asked for a name while the cell runs (``on_demand``).
 
     Every other name of the notebook that is here may have an old value, and is set aside until the cell is over, unless
     something that runs on uses it (``in_use``)."""
@@ -131,7 +145,42 @@ def place(
     if surroundings is not None:  # last, so that nothing that arrived has drawn a number since
         around.apply(surroundings, files=False)
     taken.problems = around.problems()
+    if fetches:
+        on_demand.begin(_may_be_asked_for, lambda: _bound.rebound(space.names))
     return taken
+
+
+def _may_be_asked_for(name: str) -> bool:
+    """A name that was here when the cell began was removed by the cell."""
+    return _before.is_open and name not in _before.reads and name not in _before.deletes
+
+
+def place_fetched(
+    parcels: list[Parcel], names: frozenset[str], word: Word, sources: Mapping[str, Source], handles: Mapping[str, str]
+) -> Taken:
+    """Take in what a running cell has looked up. ``names``: all that may be seen from here on; ``handles``: of these
+    what is here under another name or the same. What the cell has had from its begin on is newer here, and stays."""
+    global _before
+    space = seen()
+    keep_sources(sources)
+    space.hear(word)
+    back = {name: value for name, value in _before.aside.items() if name in names and name not in space.names}
+    held = {name: _before.aside.get(of, space.names.get(of)) for name, of in handles.items()}
+    space.names.update(back | held)
+    with surroundings_here().undrawn():
+        taken = space.take(parcels, newer=_before.reads)
+    _bound.noted(space.names, (*taken.changed, *taken.rebound, *back, *held))
+    aside = {name: value for name, value in _before.aside.items() if name not in names and name not in held}
+    _before = _before._replace(reads=_before.reads | names | held.keys(), aside=aside)
+    holding.read_as_well(names, handles.values())
+    _check(taken)
+    on_demand.answer()
+    return taken
+
+
+def not_fetched(why: str) -> None:
+    """The notebook cannot send what a running cell has looked up, or has no such name."""
+    on_demand.answer(why)
 
 
 def place_late(parcels: list[Parcel], word: Word = NO_WORD) -> Taken:
@@ -151,6 +200,7 @@ def place_late(parcels: list[Parcel], word: Word = NO_WORD) -> Taken:
 
 def given_up() -> None:
     """It does not come after all."""
+    on_demand.end()
     _put_back(seen())
     holding.rest()
 
@@ -183,6 +233,7 @@ def keep(lent: list[Lodged]) -> None:
 def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outgoing:
     """What the cell changed: of what it read, and of whatever is bound anew; or ``only`` these names. What is new there
     and has more bytes than there is ``room`` for stays here."""
+    on_demand.end()
     space = seen()
     changes = surroundings_here().changes()  # first, before anything that is sent can draw a number
     every = _bound.rebound(space.names)

@@ -159,6 +159,13 @@ def begin(cell: int, reads: frozenset[str], bound: Mapping[str, Callable[[], obj
         _state.is_running, _state.good = True, None
 
 
+def read_as_well(names: Collection[str], here: Iterable[str]) -> None:
+    """A running cell has been given these; of what stays on the device it can change what is ``here``."""
+    with _turn:
+        _state.reads |= frozenset(names)
+        _state.touched |= frozenset(here)
+
+
 def rest() -> None:
     """It was not to be."""
     with _turn:

@@ -36,19 +36,21 @@ def merge(
     met: Iterable[Any] = (),
     classes: Mapping[type, ClassState] = NO_CLASSES,
     figures: Assembly | None = None,
+    settled: frozenset[int] = frozenset(),
 ) -> tuple[dict[str, Any], dict[int, Any]]:
     """What each name stands for from now on, and what each new object stands for (by its id).
 
     ``originals``: by the id of an object that came, the one here whose copy it is; ``met``: all objects that came;
-    ``classes``: what came for classes that are here; ``figures``: those that came. First everything is planned, then
-    checked, then written. An error (``Unpicklable``) leaves every object as it was.
+    ``classes``: what came for classes that are here; ``figures``: those that came; ``settled``: ids of
+    objects here that are newer than their copies: they stand for them, and are not written to. First everything is
+    planned, then checked, then written. An error (``Unpicklable``) leaves every object as it was.
     """
     untouchable = Untouchable()
     refused: frozenset[int] = frozenset()
     views: dict[int, Any] = {}
     came = frozenset(map(id, met))
     while True:
-        plan = _Plan(originals, refused, views, came, classes, untouchable)
+        plan = _Plan(originals, refused, views, came, classes, untouchable, settled)
         plan.choose_all((*news.values(), *classes, *(() if figures is None else figures.beside)))
         crossed, within = plan.overlaps()
         if crossed <= refused and within.keys() == views.keys():
@@ -72,6 +74,7 @@ class _Plan:
         came: frozenset[int],
         classes: Mapping[type, ClassState],
         untouchable: Untouchable,
+        settled: frozenset[int],
     ) -> None:
         """``refused``: ids of new objects that must be taken as they are; ``views``: what stands for new arrays that
         look at the memory of others."""
@@ -86,6 +89,7 @@ class _Plan:
         """Ids of originals that stand for something already: each can stand for one object only."""
         self._classes = classes
         self._untouchable = untouchable
+        self._settled = settled
         self._operations: list[Operation] = []
         self._waiting: list[tuple[Way, Any, Any]] = []
         """Objects whose parts are still to be looked at: the way, what stands for the object, and the object."""
@@ -111,6 +115,12 @@ class _Plan:
             return new
         if self._untouchable.has(new) or (id(new) in self._originals and self._untouchable.has(self.original(new))):
             return new  # nor is looked into what a copy of such a thing holds
+        if self._settled and (old := self.original(new)) is not None and id(old) in self._settled:
+            self._keep.append(new)
+            self.chosen[id(new)] = old
+            if is_memory(new) and type(old) is type(new):
+                self._windows += windows_of(old, new, is_fresh=False)
+            return old
         self._keep.append(new)
         target = self._target(new)
         if target is new and (old := self.original(new)) is not None and is_as_it_was(old, new):

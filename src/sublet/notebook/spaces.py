@@ -304,13 +304,20 @@ class Space:
 
     @_without_collections
     def take(
-        self, parcels: Iterable[Parcel], gone: Iterable[str] = (), *, afterwards: Callable[[Job], object] = _at_once
+        self,
+        parcels: Iterable[Parcel],
+        gone: Iterable[str] = (),
+        *,
+        afterwards: Callable[[Job], object] = _at_once,
+        newer: Collection[str] = (),
     ) -> Taken:
         """Merge what arrived. ``afterwards``: who does a little later, but before anybody writes to it, what need not
-        be done at once."""
+        be done at once. ``newer``: names whose objects, as far as they have crossed, are newer here than what comes:
+        they are not written to."""
         self._remember_owed()
+        settled = frozenset(map(id, self._identities.came_for(newer)))
         try:
-            taken = self._take(parcels, gone)
+            taken = self._take(parcels, gone, settled)
         finally:
             self._lodging.settle()
         taken.freed = self._lodging.freed()
@@ -328,7 +335,7 @@ class Space:
                 raise
             self._owed.pop()
 
-    def _take(self, parcels: Iterable[Parcel], gone: Iterable[str]) -> Taken:
+    def _take(self, parcels: Iterable[Parcel], gone: Iterable[str], settled: frozenset[int]) -> Taken:
         changed: list[str] = []
         rebound: list[str] = []
         nbytes = 0
@@ -350,7 +357,7 @@ class Space:
                 broken |= came.broken
                 continue
             try:
-                here, anew = taken_over(self.names, self._identities, came)
+                here, anew = taken_over(self.names, self._identities, came, settled)
             except Exception as error:  # noqa: BLE001 - an object's own method, or an object that cannot be written to
                 said = error.what if isinstance(error, Unpicklable) else f"{type(error).__name__}: {error}"
                 broken |= dict.fromkeys(names, said or str(error))
@@ -369,6 +376,11 @@ class Space:
             self._still.pop(name, None)
         self._shared.add(changed)
         self._owed.append((changed, {one.names: one for one, _ in crossed}))
+        if settled:
+            mixed = {one.names for one, here in crossed if not settled.isdisjoint(map(id, here.values()))}
+            self._owed[-1] = changed, {one.names: one for one, _ in crossed if one.names not in mixed}
+            self._remember_owed()
+            self._agreed = {names: one for names, one in self._agreed.items() if names not in mixed}  # it goes back
         news = tuple(name for name in changed if not any(name in names for names in idle)) if idle else tuple(changed)
         return Taken(
             changed=news, rebound=tuple(sorted(set(rebound))), nbytes=nbytes, broken=broken, idle=frozenset(idle)

@@ -11,8 +11,11 @@ from sublet.notebook.parcels import LOST, Came
 __all__ = ["taken_over"]
 
 
-def taken_over(names: dict[str, Any], identities: Identities, came: Came) -> tuple[dict[int, Any], list[str]]:
-    """What stands here for each object of the parcel, and the names that had to be bound anew."""
+def taken_over(
+    names: dict[str, Any], identities: Identities, came: Came, settled: frozenset[int] = frozenset()
+) -> tuple[dict[int, Any], list[str]]:
+    """What stands here for each object of the parcel, and the names that had to be bound anew. ``settled``: ids of
+    objects here that are newer than what came for them."""
     known, met = came.parcel.known, came.met
     originals = {id(met[n]): identities.find(tag) for n, tag in known.items() if n in met}
     if not came.classes and not any(old is not None for old in originals.values()):  # all is new: nothing to write into
@@ -21,7 +24,7 @@ def taken_over(names: dict[str, Any], identities: Identities, came: Came) -> tup
         return met | came.figures.met, []
     lost_last = sorted(came.values, key=lambda name: name.startswith(LOST))  # what has a name says what it holds
     news = {name: came.values[name] for name in lost_last}
-    merged, chosen = merge(news, originals, met.values(), came.classes, came.figures)
+    merged, chosen = merge(news, originals, met.values(), came.classes, came.figures, settled)
     rebound = []
     for key, old in originals.items():
         if old is not None and chosen.get(key, old) is not old:

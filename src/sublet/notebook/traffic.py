@@ -6,6 +6,7 @@ import contextlib
 import enum
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -130,8 +131,9 @@ class Traffic:
             _lend(kernel, sent)
             steady = self.steady_told.say(self.steady.current(self.space.names), kernel)
             more = sent.word, reading.is_quiet, reading.deletes, steady, around, sent.sources, compiler_flags()
+            fetches = options.takes is None
             self._at_largest(sent)
-            pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, *more)
+            pending = kernel.begin(guest_side.place, sent.parcels, sent.gone, *of_the_cell, *more, fetches)
             changed = self.space.changed_late(sent)
             placed: Taken = kernel.result(pending)
         except BaseException:
@@ -164,6 +166,44 @@ class Traffic:
         self.space.sent(more)
         self.space.freed(placed.freed)
         return more.parcels
+
+    def fetch(self, kernel: KernelGuest, sent: Outgoing, name: str, bound: Iterable[str]) -> None:
+        """A running cell looks a name up that it was not ``sent``: send it now. ``bound``: names that the cell has
+        bound itself."""
+        try:
+            if self.space.named((name,)):
+                self._fetched(kernel, sent, name, frozenset(bound))
+                return
+            why = ""
+        except LeaseEnded:
+            raise
+        except Unpicklable as error:
+            why = cannot_travel(error, is_any=False).message
+        except SubletError as error:
+            why = error.message
+        except Exception as error:  # noqa: BLE001 - whatever it is, the cell waits for an answer
+            why = f"{type(error).__name__}: {error}"
+        kernel.call(guest_side.not_fetched, why)
+
+    def _fetched(self, kernel: KernelGuest, sent: Outgoing, name: str, bound: frozenset[str]) -> None:
+        newer = dict.fromkeys((sent.names | bound) - {name}, "")
+        more = self.space.outgoing((name,), must=True, asked=(), staying=newer)
+        more.gone = ()
+        try:
+            handles, _ = self.handles.prepare(more.handles, kernel, must=True)
+            _lend(kernel, more)
+            placed: Taken = kernel.call(
+                guest_side.place_fetched, more.parcels, more.names, more.word, more.sources, handles
+            )
+        except BaseException:
+            self.space.disagree(more.names)
+            raise
+        self.space.sent(more)
+        self.space.freed(placed.freed)
+        self.steady.crossed(more.names, self.space.names)
+        sent.names |= more.names
+        sent.parcels += more.parcels
+        sent.handles |= more.handles
 
     def _at_largest(self, sent: Outgoing) -> None:
         """The device takes in what was sent, and does not say at what it is."""
