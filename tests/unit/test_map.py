@@ -25,7 +25,7 @@ FACE: Final = "(face)"
 """``import sublet`` itself, the public face. Who stands after it in the list may use it as any user does."""
 
 LIST: Final[tuple[tuple[str, ...], ...]] = (
-    ("values", "errors", "clock", "invocation"),
+    ("values", "errors", "clock", "invocation", "background"),
     ("wire",),
     ("lease",),
     ("observe",),
@@ -69,7 +69,7 @@ NEVER: Final[dict[str, tuple[frozenset[str], str]]] = {
 }
 """Walls that the order alone does not build: room → the rooms it never imports, and why."""
 
-STDLIB_ONLY: Final = ("values", "errors", "clock", "invocation", "wire", "lease", "supervisor")
+STDLIB_ONLY: Final = ("values", "errors", "clock", "invocation", "background", "wire", "lease", "supervisor")
 NOT_STDLIB: Final = {
     "wire.http": "msgspec types of the HTTP part, used by broker and client only",
     "wire.http_views": "the same, those that only show",

@@ -16,6 +16,7 @@ from sublet.agent.health import CardWatch
 from sublet.agent.inventory import card_of
 from sublet.agent.nvml import Nvml
 from sublet.agent.port import ReportSink
+from sublet.background import Guard, end_process, start_task
 from sublet.errors import SubletError
 from sublet.values import NS_PER_S, ResourceId
 from sublet.wire.cards import CardUse
@@ -45,13 +46,16 @@ class Cards:
         now_ns: Callable[[], int],
         open_driver: Callable[[], Nvml] = Nvml.open,
         sees_processes: bool | None = None,
+        die: Callable[[str], object] = end_process,
     ) -> None:
         """``processes`` asks for every pid of ours, and hands on what each has of a card; ``leased`` asks for the bytes
-        under leases here, teardown included."""
+        under leases here, teardown included. ``die`` ends the process with a line."""
         self._processes = processes
         self._leased = leased
         self._report = report
         self._now_ns = now_ns
+        self._die = die
+        self._guard = Guard("cards")
         self._ours: frozenset[int] = frozenset()
         self._before: frozenset[int] = frozenset()
         self._told: tuple[CardUse, ...] = ()
@@ -60,7 +64,11 @@ class Cards:
 
     def start(self) -> None:
         """Look from now on, every few seconds."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+
+        def failed(error: BaseException) -> None:
+            self._die(f"the office stopped: the watch over its cards ended ({type(error).__name__}: {error})")
+
+        self._task = start_task("cards", self._run, failed=failed)
 
     async def close(self) -> None:
         """Look no more."""
@@ -88,10 +96,16 @@ class Cards:
         return None if wake_ns is None else max(0, wake_ns - now_ns) / NS_PER_S
 
     async def _run(self) -> None:
-        pause_s = await self.turn()
+        """One look after another. A look that fails tells nothing, and is followed by the next."""
+        pause_s: float | None = 0.0
         while pause_s is not None:
             await asyncio.sleep(min(pause_s, AT_MOST_S))
-            pause_s = await self.turn()
+            try:
+                pause_s = await self.turn()
+            except Exception as error:  # noqa: BLE001 - a card that nobody looks at would be lent while others use it
+                pause_s = self._guard.failed(error, "the cards are looked at again")
+            else:
+                self._guard.passed()
 
     async def _learn(self) -> None:
         """Who is ours. Those of the last time count as well: a guest may have ended since the driver was asked."""

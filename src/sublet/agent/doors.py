@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from sublet.background import Guard, accept_connections, end_process, is_shortage, start_task
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, SubletError, Unauthorized
 from sublet.lease.token import Operation, TokenClaims
 from sublet.values import TenantId
@@ -59,18 +60,32 @@ class _Supervisor(Protocol):
 class Door:
     """Accepts on one listening socket."""
 
-    def __init__(self, listening: socket.socket, rights: Rights, supervisor: _Supervisor) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        rights: Rights,
+        supervisor: _Supervisor,
+        *,
+        die: Callable[[str], object] = end_process,
+    ) -> None:
+        """``die`` ends the process with a line: without this door holders pay for devices that they cannot use."""
         listening.setblocking(False)
         self._listening = listening
         self._rights = rights
         self._supervisor = supervisor
+        self._die = die
+        self._shortage = Guard("data_door_connections")
         self._greeting: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.on_limit: Callable[[str], None] = lambda _: None
 
     def open(self) -> None:
         """From now on."""
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+        def failed(error: BaseException) -> None:
+            self._die(f"the office stopped: its data door ended ({type(error).__name__}: {error})")
+
+        self._accepting = start_task("data_door", self._accept, failed=failed)
 
     def close(self) -> None:
         """No more; those that were handed over are not ours."""
@@ -80,13 +95,13 @@ class Door:
         self._listening.close()
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            sock, _ = await loop.sock_accept(self._listening)
-            sock.setblocking(False)
-            task = loop.create_task(self._receive(sock))
-            self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
+        await accept_connections("data_door", self._listening, self._greet)
+
+    def _greet(self, sock: socket.socket) -> None:
+        task = start_task("data_door_connections", lambda: self._receive(sock))
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
+        task.add_done_callback(lambda _: sock.close())  # also if it is cancelled before it begins
 
     async def _receive(self, sock: socket.socket) -> None:
         link = Link.accepting()
@@ -99,12 +114,16 @@ class Door:
         except SubletError as error:
             link.end(error)
             await _last_words(sock, link)
-        except (OSError, TimeoutError):
-            pass  # whoever it was has gone, or never said anything
+        except (OSError, MemoryError) as error:
+            if is_shortage(error):
+                self._shortage.failed(error, "connections are refused until there is more")
+                link.end(CapacityExceeded(f"the office is short of a resource ({error})", do="Try again in a moment."))
+                await _last_words(sock, link)
+            # else whoever it was has gone, or never said anything
         except Exception:  # noqa: BLE001 - a visitor must not be able to close the door for others
             _log.exception("a connection could not be handed over")
-        finally:
-            sock.close()
+        else:
+            self._shortage.passed()
 
     def _front(self, hello: Hello) -> Front:
         greeting = loads(Greeting, hello.body) if hello.body else Greeting()

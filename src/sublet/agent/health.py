@@ -18,6 +18,7 @@ from typing import Final
 from sublet.agent.foreign import ForeignNews, Own, foreign_use, merged
 from sublet.agent.inventory import card_of
 from sublet.agent.nvml import CARD_BROKEN, UNKNOWN, Nvml, NvmlFailed, Reading
+from sublet.background import start_thread
 from sublet.values import NS_PER_S, NodeId, ResourceId
 from sublet.wire.orders import Device, Fault, Foreign, Inventory
 
@@ -194,8 +195,7 @@ class CardWatch:
         def ask() -> None:
             self._answer = self.look()
 
-        self._thread = threading.Thread(target=ask, name="cards", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("card_look", ask, called="cards")
 
     def _foreign(self, reading: Reading, device: Device) -> Foreign:
         return foreign_use(

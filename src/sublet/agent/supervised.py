@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from sublet.agent.port import ReportSink
+from sublet.background import Guard, end_process, is_shortage, start_task
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unauthorized, Unsupported
 from sublet.values import NodeId, TenantId
 from sublet.wire.cards import CardUse
@@ -60,6 +61,8 @@ TOLD_S: Final = 5.0
 ASK_S: Final = 30.0
 """How long any other answer may take. It takes a millisecond; a supervisor that stands still is one that is away."""
 CUT_AGAIN_S: Final = 1.0
+SHORT_PAUSE_S: Final = 0.2
+"""After the socket could not be read for want of memory."""
 ORDERS_MAX: Final = 256
 """In one message."""
 
@@ -79,8 +82,10 @@ class SupervisedAgent:
         connect: Connect,
         report: ReportSink,
         on_new_supervisor: Callable[[], None],
+        die: Callable[[str], object] = end_process,
     ) -> None:
-        """``on_new_supervisor`` is called when one with empty tables has taken the place of another."""
+        """``on_new_supervisor`` is called when one with empty tables has taken the place of another. ``die`` ends the
+        process with a line."""
         self.supervisor: Configured | None = None
         """What the supervisor said of itself; None while there is none."""
         self._inventory = inventory
@@ -89,6 +94,8 @@ class SupervisedAgent:
         self._connect = connect
         self._sink = report
         self._on_new_supervisor = on_new_supervisor
+        self._die = die
+        self._reading = Guard("supervisor_link")
         self._out: deque[Order] = deque()
         self._early: list[Report] | None = []
         """What was reported before the office could listen."""
@@ -214,7 +221,7 @@ class SupervisedAgent:
         """The rights of a tenant have changed: nobody who was checked before is let in, and its open connections are
         cut. While the supervisor does not answer this is asked again, until one does."""
         self._revoked[tenant] = self._revoked.get(tenant, 0) + 1
-        task = asyncio.get_running_loop().create_task(self._cut_off(tenant))
+        task = start_task("cut_off", lambda: self._cut_off(tenant), failed=self._ended)
         self._cutting.add(task)
         task.add_done_callback(self._cutting.discard)
 
@@ -222,7 +229,7 @@ class SupervisedAgent:
         while True:
             try:
                 await self.ask(Revoke(tenant=tenant))
-            except SubletError as error:
+            except (SubletError, OSError, MemoryError) as error:
                 _log.error("connections of tenant %s may still be open: %s", tenant, error)
                 await asyncio.sleep(CUT_AGAIN_S)
             else:
@@ -253,17 +260,44 @@ class SupervisedAgent:
             await asyncio.sleep(pause_s)
             try:
                 await self._join()
-            except (SubletError, OSError, TimeoutError) as error:
+            except (SubletError, OSError, MemoryError) as error:
                 _log.error("the supervisor could not be started: %s", error)
                 self._drop()
             else:
                 return
 
     def _readable(self) -> None:
+        """Called by the loop, which would log an exception and go on without whom it was to tell."""
         assert self._sock is not None and self._link is not None
-        for happening in receive_some(self._sock, self._link):
-            self._heard(happening)
-        self._send()
+        try:
+            happened = receive_some(self._sock, self._link)
+        except OSError as error:
+            if not is_shortage(error):
+                self._lost(Over(Disconnected(f"the connection to the supervisor failed ({error})"), by_peer=False))
+                return
+            self._reading.failed(error)
+            fd = self._sock.fileno()
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(fd)
+            loop.call_later(SHORT_PAUSE_S, self._read_again, self._sock)
+            return
+        except MemoryError:  # what had come is lost, and with it the place in the stream
+            self._lost(Over(Disconnected("the connection to the supervisor failed: no memory"), by_peer=False))
+            return
+        self._reading.passed()
+        try:
+            for happening in happened:
+                self._heard(happening)
+            self._send()
+        except Exception as error:  # noqa: BLE001 - reports that are lost are leases that never end
+            self._ended(error)
+
+    def _read_again(self, sock: socket.socket) -> None:
+        if self._sock is sock:
+            asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
+
+    def _ended(self, error: BaseException) -> None:
+        self._die(f"the office stopped: its agent failed ({type(error).__name__}: {error})")
 
     def _heard(self, happening: Happening) -> None:
         match happening:
@@ -303,7 +337,7 @@ class SupervisedAgent:
             _log.error("the supervisor has ended, and the guests with it; another is started")
         else:  # what it could not stand may have been one message; without it nothing would ever be granted again
             _log.error("the supervisor hung up, and is asked again: %s", over.error)
-        self._again = asyncio.get_running_loop().create_task(self._join_again())
+        self._again = start_task("supervisor_link", self._join_again, failed=self._ended)
 
     def _drop(self, why: InvalidRequest | None = None) -> None:
         if self._sock is not None:

@@ -21,6 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from sublet.background import start_task
 from sublet.broker.access import Caller
 from sublet.broker.openapi import openapi_document
 from sublet.broker.processes import Peer
@@ -270,7 +271,7 @@ class App:
         record = None if lease is None else service.driver.ledger.state.leases.get(lease)
         own = record is not None and record.tenant == stream.caller.tenant
         watched = [record.id] if record is not None and own else []
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = start_task("stream_end", lambda: _gone(receive))
         gone.add_done_callback(lambda _: stream.close())
         for lease_id in watched:
             presence.connected(lease_id)

@@ -24,6 +24,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from sublet.background import accept_connections, end_process, start_task
 from sublet.broker.http_app import App
 from sublet.broker.processes import Peer, Processes
 from sublet.broker.service import Reply
@@ -48,8 +49,16 @@ SHORT_MAX_BYTES: Final = 64 * 1024
 class HttpServer:
     """Serves one application on a listening socket."""
 
-    def __init__(self, app: App, *, on_limit: Callable[[str], None], processes: Processes | None = None) -> None:
-        """``processes`` tells who is at the other end of a connection; without it nobody is known."""
+    def __init__(
+        self,
+        app: App,
+        *,
+        on_limit: Callable[[str], None],
+        processes: Processes | None = None,
+        die: Callable[[str], object] = end_process,
+    ) -> None:
+        """``processes`` tells who is at the other end of a connection; without it nobody is known. ``die`` ends the
+        process with a line."""
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is told to clients
         config = Config(
             app,
@@ -69,7 +78,9 @@ class HttpServer:
         self._app = app
         self._processes = processes
         self._short: set[_Short] = set()
-        self._server: asyncio.AbstractServer | None = None
+        self._die = die
+        self._listening: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
 
     @property
     def busy(self) -> int:
@@ -77,13 +88,34 @@ class HttpServer:
         return len(self._state.tasks) + len(self._short)
 
     async def start(self, listening: socket.socket) -> None:
-        """Serve until ``close``."""
-        self._server = await asyncio.get_running_loop().create_unix_server(self._protocol, sock=listening)
+        """Serve until ``close``. Connections are accepted here: uvloop's own server hangs up, without a log line, on
+        those for which there is no descriptor, and its callers would take the office for gone."""
+
+        def failed(error: BaseException) -> None:
+            self._die(f"the office stopped: its control door ended ({type(error).__name__}: {error})")
+
+        listening.setblocking(False)
+        self._listening = listening
+        self._accepting = start_task(
+            "control_door", lambda: accept_connections("control_door", listening, self._take), failed=failed
+        )
+
+    def _take(self, sock: socket.socket) -> None:
+        async def serve() -> None:
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
+            except BaseException:
+                sock.close()
+                raise
+
+        _ = start_task("control_connections", serve)
 
     async def close(self) -> None:
         """Accept nothing more, let requests in progress end, then hang up."""
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None:
+            self._accepting.cancel()
+        if self._listening is not None:
+            self._listening.close()
         for connection in list(self._state.connections):
             connection.shutdown()
         tasks = list(self._state.tasks)

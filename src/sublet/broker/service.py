@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from sublet.background import start_task
 from sublet.broker import events as ev
 from sublet.broker.access import AccessList, Caller
 from sublet.broker.answers import Answer
@@ -175,7 +176,7 @@ class Service:
         """Until the status of the lease differs from ``after``, the time is over or the caller has gone."""
         presence = self.driver.presence
         deadline = asyncio.get_running_loop().time() + timeout_s
-        gone = asyncio.ensure_future(call.gone())
+        gone = start_task("request_end", call.gone)
         own = lease.tenant == call.caller.tenant
         if own:
             presence.connected(lease.id)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, TextIO
 
+from sublet.background import start_thread
 from sublet.cli.show import visible
 
 __all__ = ["LiveLine"]
@@ -35,8 +36,7 @@ class LiveLine:
 
     def __enter__(self) -> Self:
         if self.live:
-            self._thread = threading.Thread(target=self._keep_painting, name="sublet-live-line", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("live-line", self._keep_painting)
         return self
 
     def __exit__(

@@ -77,10 +77,9 @@ class Taken:
     def keep(self) -> None:
         """The command runs on: from now on it is renewed. What does that is loaded beside the command's output."""
         if self._renew != "never" and not self._is_returned:
-            import threading
+            from sublet.background import start_thread
 
-            self._keeping = threading.Thread(target=self._keep, name="sublet-keep", daemon=True)
-            self._keeping.start()
+            self._keeping = start_thread("keep", self._keep)
 
     def _keep(self) -> None:
         from sublet.client.keeping import keep
@@ -212,8 +211,7 @@ def _take_patiently(direct: Direct, request: dict[str, Any]) -> Taken:
 @contextlib.contextmanager
 def _patient_hooks(line: LiveLine) -> Iterator[Hooks]:
     """What is said while one waits: to a person at once, to a log only if it lasts."""
-    import threading
-
+    from sublet.background import start_timer
     from sublet.cli.acquire import offered, told
     from sublet.client.core import Hooks
 
@@ -228,9 +226,7 @@ def _patient_hooks(line: LiveLine) -> Iterator[Hooks]:
         if line.live or left_s <= 0:
             line.set(told(place))
             return
-        timer = threading.Timer(left_s, lambda: line.set(told(place)))
-        timer.daemon = True
-        timer.start()
+        timer = start_timer("say-waiting", left_s, lambda: line.set(told(place)))
 
     try:
         yield Hooks(on_place=on_place, on_offer=lambda offer: offered(line, offer))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from msgspec import structs
 
+from sublet.background import start_task
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
@@ -356,7 +357,7 @@ class Fabric:
             with contextlib.suppress(Disconnected):
                 await self._run(self._core.unbind(lease, epoch))
 
-        task = asyncio.get_running_loop().create_task(unbind())
+        task = start_task("unbind", unbind)
         self._unbinding.add(task)
         task.add_done_callback(self._unbinding.discard)
 
@@ -397,7 +398,7 @@ class Fabric:
             except Exception:  # noqa: BLE001 - it is the user's, and the next one has done nothing wrong
                 _log.exception("a callback of a lease failed: %r", callback)
 
-        task = asyncio.get_running_loop().create_task(call())
+        task = start_task("callbacks", call)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 

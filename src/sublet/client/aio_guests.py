@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from sublet.background import start_task
 from sublet.client import guests
 from sublet.client.guests import Output, StdioText, attach, connect_data, piece_of
 from sublet.client.volume_line import lend
@@ -208,8 +209,8 @@ async def _lent(volume: Lease) -> str:
 def _stopped(beginning: asyncio.Future[guests.Guest]) -> None:
     """Nobody is there any more who wanted it."""
     if not beginning.cancelled() and beginning.exception() is None:
-        stopping = asyncio.get_running_loop().run_in_executor(None, _stop, beginning.result())
-        stopping.add_done_callback(lambda _: None)
+        guest = beginning.result()
+        _ = start_task("stop_guest", lambda: asyncio.to_thread(_stop, guest))
 
 
 def _stop(guest: guests.Guest) -> None:

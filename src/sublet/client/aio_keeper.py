@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
+from sublet.background import Guard, start_task
 from sublet.client import errands
 from sublet.client.aio_driver import run_program
 from sublet.client.aio_transport import AioStream, AioTransport
@@ -34,13 +37,16 @@ class AioKeeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._guard = Guard("keeper")
+        self._stopped = False
 
     def start(self) -> None:
         """See that the task runs."""
-        if self._loop is None:
+        if not self._stopped and (self._keeping is None or self._keeping.done()):
             self._loop = asyncio.get_running_loop()
-            self._spawn(self._keep())
+            self._keeping = self._spawn("keeper", self._keep, again=True)
         self._wake.set()
 
     def wake(self) -> None:
@@ -51,6 +57,7 @@ class AioKeeper:
 
     async def stop(self) -> None:
         """End all tasks. What is under way is dropped."""
+        self._stopped = True
         tasks = [*self._tasks, *([] if self._listening is None else [self._listening])]
         for task in tasks:
             task.cancel()
@@ -58,39 +65,52 @@ class AioKeeper:
         self._tasks.clear()
         self._listening = None
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, again: bool = False
+    ) -> asyncio.Task[None]:
+        task = start_task(name, work, again=again)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _begin(self, program: Program[None]) -> None:
         async def run() -> None:
             await run_program(program, self._transport.exchange, self._revive)
             self._wake.set()
 
-        self._spawn(run())
+        _ = self._spawn("errand", run)
 
     async def _keep(self) -> None:
         while True:
-            self._wake.clear()
-            while self._book.dropped:
-                held = self._book.dropped.popleft()
-                busy_s = held.holder.busy_time.unsaid_ns(self._clock.now_ns()) / NS_PER_S
-                self._book.let_go(held)
-                self._begin(errands.give_back(self._core, held, busy_s))
-            while (batch := self._book.collect()).attempts:
-                self._begin(errands.renew(self._core, self._book, batch))
-            for word in self._book.words():
-                self._begin(errands.say(self._core, self._book, word))
-            if self._book.live and (self._listening is None or self._listening.done()):
-                self._listening = asyncio.create_task(self._listen())
-            wake_ns = self._book.next_wake_ns()
-            timeout_s = None if wake_ns is None else max(0.0, (wake_ns - self._clock.now_ns()) / NS_PER_S)
             try:
-                async with asyncio.timeout(timeout_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+                self._begin_what_is_due()
+                await self._wait()
+            except Exception as error:  # noqa: BLE001 - one broken turn must not let every lease expire
+                await asyncio.sleep(self._guard.failed(error, "leases go on being renewed"))
+            else:
+                self._guard.passed()
+
+    async def _wait(self) -> None:
+        """Until something is due, or somebody wakes us."""
+        wake_ns = self._book.next_wake_ns()
+        timeout_s = None if wake_ns is None else max(0.0, (wake_ns - self._clock.now_ns()) / NS_PER_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+
+    def _begin_what_is_due(self) -> None:
+        self._wake.clear()
+        while self._book.dropped:
+            held = self._book.dropped.popleft()
+            busy_s = held.holder.busy_time.unsaid_ns(self._clock.now_ns()) / NS_PER_S
+            self._book.let_go(held)
+            self._begin(errands.give_back(self._core, held, busy_s))
+        while (batch := self._book.collect()).attempts:
+            self._begin(errands.renew(self._core, self._book, batch))
+        for word in self._book.words():
+            self._begin(errands.say(self._core, self._book, word))
+        if self._book.live and (self._listening is None or self._listening.done()):
+            self._listening = start_task("news", self._listen, again=True)
 
     async def _listen(self) -> None:
         """Hear the news for as long as there are leases, and a little longer."""

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from sublet.background import start_thread
+
 __all__ = ["Courier"]
 
 _log = logging.getLogger("sublet.client")
@@ -25,9 +27,8 @@ class Courier:
         """Call ``callback(what)`` soon. Call this under the fabric's lock."""
         self._queue.put((callback, what))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sublet-courier", daemon=True)
-            with contextlib.suppress(RuntimeError):  # the interpreter is ending: nobody is there to be called
-                self._thread.start()
+            with contextlib.suppress(RuntimeError):  # no room for a thread now: the next delivery tries again
+                self._thread = start_thread("callbacks", self._run, again=True)
 
     def _run(self) -> None:
         while True:

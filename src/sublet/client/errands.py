@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from sublet.background import is_shortage
 from sublet.client.answers import end_of, error_of
 from sublet.client.book import Book
 from sublet.client.core import Core
@@ -114,5 +115,7 @@ def _renew_together(core: Core, book: Book, attempts: Sequence[Attempt]) -> Prog
 
 
 def _is_absent(error: SubletError) -> bool:
-    """Whether nobody is there: an office of this machine is then started again, for leases outlive it."""
-    return isinstance(error, Disconnected) and not error.sent
+    """Whether nobody is there: an office of this machine is then started again, for leases outlive it. A request that
+    this program could not send for want of descriptors or memory tells nothing of the office."""
+    cause = error.__cause__
+    return isinstance(error, Disconnected) and not error.sent and not (cause is not None and is_shortage(cause))

@@ -6,8 +6,11 @@ import contextlib
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 
+from sublet.background import Guard, is_shortage, start_thread
+from sublet.errors import Disconnected
 from sublet.wire.conversation import Conversation
 from sublet.wire.happenings import Happening, Over
 
@@ -32,12 +35,19 @@ class Watch:
     def add(self, conversation: Conversation, hear: Hear) -> None:
         """Listen to this one from now on."""
         with self._lock:
-            self._heard[conversation.fileno()] = (conversation, hear)
             if self._thread is None:
-                woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-                self._thread = threading.Thread(target=self._run, args=(woken,), name="sublet-guests", daemon=True)
-                self._thread.start()
+                woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+                self._heard[conversation.fileno()] = (conversation, hear)
+                try:
+                    self._thread = start_thread("guests", lambda: self._run(woken), again=True)
+                except BaseException:
+                    del self._heard[conversation.fileno()]
+                    os.close(woken)
+                    os.close(wake)
+                    raise
+                self._wake = wake
             else:
+                self._heard[conversation.fileno()] = (conversation, hear)
                 self._nudge()
 
     def close(self) -> None:
@@ -55,23 +65,39 @@ class Watch:
             os.write(self._wake, b"!")
 
     def _run(self, woken: int) -> None:
-        try:
-            while True:
-                with self._lock:
-                    watched = dict(self._heard)
-                    if not watched:
-                        self._thread = None
-                        os.close(self._wake)
-                        return
+        guard = Guard("guests")
+        while True:
+            with self._lock:
+                watched = dict(self._heard)
+                if not watched:
+                    self._thread = None
+                    os.close(self._wake)
+                    os.close(woken)
+                    return
+            try:
                 self._wait(woken, watched)
                 for fd, (conversation, hear) in watched.items():
-                    is_over = False
-                    for happening in conversation.pump():
-                        is_over = hear(happening) or is_over
-                    if is_over:
-                        self._drop(fd, conversation)
-        finally:
-            os.close(woken)
+                    self._pump(fd, conversation, hear)
+            except (OSError, MemoryError) as error:  # of the wait itself, or a shortage: nothing was lost
+                time.sleep(guard.failed(error))
+            else:
+                guard.passed()
+
+    def _pump(self, fd: int, conversation: Conversation, hear: Hear) -> None:
+        """What came on one connection. A connection that cannot be read any more is over, and its reader is told."""
+        try:
+            happened = conversation.pump()
+        except Exception as error:
+            if isinstance(error, OSError) and is_shortage(error):
+                raise
+            self._drop(fd, conversation)
+            hear(Over(Disconnected(f"the connection to the guest failed ({error})"), by_peer=False))
+            return
+        is_over = False
+        for happening in happened:
+            is_over = hear(happening) or is_over
+        if is_over:
+            self._drop(fd, conversation)
 
     def _wait(self, woken: int, watched: dict[int, tuple[Conversation, Hear]]) -> None:
         poll = select.poll()

@@ -3,18 +3,24 @@
 Nothing in it waits for one answer. Requests are sent and their answers awaited together, beside the stream of news, so
 a stuck request delays no other renewal, and an answer that comes late still counts. No callback of the user runs here:
 those have a thread of their own (``courier``), because a slow one must not cost a lease.
+
+A turn that fails (no descriptors, no memory) is followed by a pause and another turn: leases go on being renewed in a
+program that is short of something for a while. A turn of the thread takes no new descriptor.
 """
 
 from __future__ import annotations
 
 import contextlib
-import selectors
+import math
+import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from sublet.background import Guard, start_thread
 from sublet.client import errands
 from sublet.client.book import Book
 from sublet.client.core import Core
@@ -22,7 +28,7 @@ from sublet.client.sse import EventReader
 from sublet.client.steps import Call, Pause, Program, Reply, Revive
 from sublet.client.transport import Flight, Transport
 from sublet.clock import Clock
-from sublet.errors import Disconnected
+from sublet.errors import Disconnected, SubletError
 from sublet.values import NS_PER_S
 
 __all__ = ["LISTEN_AFTER_S", "LISTEN_AGAIN_S", "LISTEN_LINGER_S", "SILENCE_S", "Keeper"]
@@ -72,6 +78,7 @@ class Keeper:
         self._revive = revive
         self._thread: threading.Thread | None = None
         self._reviver: threading.Thread | None = None
+        self._guard = Guard("keeper")
         self._stopping = False
         self._retiring = False
         self._wake_in, self._wake_out = socket.socketpair()
@@ -91,11 +98,16 @@ class Keeper:
 
     def start(self) -> None:
         """See that the thread runs. Call it under the lock."""
-        if self._thread is None and not self._stopping:
-            self._thread = threading.Thread(target=self._run, name="sublet-keeper", daemon=True)
-            self._thread.start()
-        else:
+        if self._stopping or (self._thread is not None and self._thread.is_alive()):
             self.wake()
+            return
+        try:
+            self._thread = start_thread("keeper", self._run, again=True)
+        except RuntimeError as error:
+            raise SubletError(
+                f"the thread that renews leases could not be started ({error})",
+                do="End other threads or processes of this user, or raise the limit (`ulimit -u`), then try again.",
+            ) from error
 
     def wake(self) -> None:
         """Look again at what is due. Harmless from anywhere, a finaliser included."""
@@ -127,18 +139,21 @@ class Keeper:
             self._close_wake()
 
     def _run(self) -> None:
-        try:
-            while not self._stopping and not (self._retiring and self._is_done()):
+        while not self._stopping and not (self._retiring and self._is_done()):
+            try:
                 self._begin_what_is_due()
                 self._wait()
-        finally:
-            for errand in self._errands:
-                if errand.flight is not None:
-                    errand.flight.close()
-            self._stop_listening()
-            self._close_wake()
-            if self._retiring:
-                self._transport.close()
+            except Exception as error:  # noqa: BLE001 - one broken turn must not let every lease expire
+                time.sleep(self._guard.failed(error, "leases go on being renewed"))
+            else:
+                self._guard.passed()
+        for errand in self._errands:
+            if errand.flight is not None:
+                errand.flight.close()
+        self._stop_listening()
+        self._close_wake()
+        if self._retiring:
+            self._transport.close()
 
     def _is_done(self) -> bool:
         with self._lock:
@@ -185,6 +200,9 @@ class Keeper:
             except StopIteration:
                 self._errands.remove(errand)
                 return
+            except BaseException:  # a program that raised is over; the plan of each lease has its next attempt
+                self._errands.remove(errand)
+                raise
             match step:
                 case Pause(seconds):
                     errand.until_ns = self._clock.now_ns() + round(seconds * NS_PER_S)
@@ -195,8 +213,8 @@ class Keeper:
                 case Call():
                     try:
                         errand.flight = self._transport.launch(replace(step, timeout_s=_CONNECT_S))
-                    except Disconnected as error:
-                        reply = error
+                    except (Disconnected, OSError, MemoryError) as error:
+                        reply = error if isinstance(error, Disconnected) else _not_sent(error)
                     else:
                         errand.raw = b""
                         errand.until_ns = errand.flight.sent_ns + round(step.timeout_s * NS_PER_S)
@@ -205,27 +223,28 @@ class Keeper:
     def _revive_apart(self) -> None:
         """Starting an office takes a while, and meanwhile other leases may have an office that answers."""
         if self._reviver is None or not self._reviver.is_alive():
-            self._reviver = threading.Thread(target=self._revive, name="sublet-revive", daemon=True)
-            with contextlib.suppress(RuntimeError):  # the interpreter is ending
-                self._reviver.start()
+            with contextlib.suppress(RuntimeError):  # no room for a thread, or the interpreter is ending
+                self._reviver = start_thread("revive", self._revive)
 
     # ---- waiting
 
     def _wait(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_out, selectors.EVENT_READ)
-            for errand in self._errands:
-                if errand.flight is not None:
-                    selector.register(errand.flight, selectors.EVENT_READ, errand)
-            if self._news is not None:
-                selector.register(self._news, selectors.EVENT_READ)
-            ready = selector.select(self._timeout_s())
-        arrived = [key.data for key, _ in ready if key.data is not None]
-        if any(key.fileobj is self._wake_out for key, _ in ready):
+        poll = select.poll()  # takes no descriptor, as epoll would
+        poll.register(self._wake_out, select.POLLIN)
+        for errand in self._errands:
+            if errand.flight is not None:
+                poll.register(errand.flight, select.POLLIN)
+        news = None if self._news is None else self._news.fileno()
+        if news is not None:
+            poll.register(news, select.POLLIN)
+        timeout_s = self._timeout_s()
+        ready = {fd for fd, _ in poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))}
+        arrived = [one for one in self._errands if one.flight is not None and one.flight.fileno() in ready]
+        if self._wake_out.fileno() in ready:
             with contextlib.suppress(BlockingIOError):
                 while self._wake_out.recv(4096):
                     pass
-        if any(key.fileobj is self._news for key, _ in ready):
+        if news is not None and news in ready:
             self._read_news()
         now_ns = self._clock.now_ns()
         for errand in list(self._errands):
@@ -258,8 +277,9 @@ class Keeper:
             return
         try:
             errand.raw += flight.read()
-        except Disconnected as error:
-            self._advance(errand, error)
+        except (Disconnected, MemoryError) as error:
+            flight.close()
+            self._advance(errand, error if isinstance(error, Disconnected) else _not_read(error))
             return
         if flight.complete:
             self._advance(errand, Reply(flight.status, errand.raw, flight.sent_ns))
@@ -298,7 +318,7 @@ class Keeper:
     def _listen(self) -> None:
         try:
             self._news = self._transport.launch(Call(method="GET", path="/v1/events", timeout_s=_CONNECT_S))
-        except Disconnected:
+        except (Disconnected, OSError, MemoryError):
             self._lost_the_stream()
             return
         self._events = EventReader()
@@ -338,3 +358,12 @@ class Keeper:
         if self._news is not None:
             self._news.close()
             self._news = None
+
+
+def _not_sent(error: BaseException) -> Disconnected:
+    """A request that this program could not send for want of something of its own. The office may well be there."""
+    return Disconnected(f"the request could not be sent ({error})", sent=True)
+
+
+def _not_read(error: BaseException) -> Disconnected:
+    return Disconnected(f"the answer could not be read ({type(error).__name__})", sent=True)

@@ -58,8 +58,9 @@ def ensure_office(
     begins by having a warm interpreter made. ``begun`` is called when a process was started for it.
     """
     path = socket_path(home)
-    if answers(path):
-        return
+    with _told_as_disconnected(home):
+        if answers(path):
+            return
     if sys.platform != "linux":
         raise Unsupported(
             "an office runs on Linux only",
@@ -68,10 +69,15 @@ def ensure_office(
     until = time.monotonic() + patience_s
     make_private_dir(home)
     make_private_dir(runtime_dir(home))
+    with _told_as_disconnected(home), _start_lock(runtime_dir(home) / "start.lock", path, until) as mine:
+        if mine and not answers(path):
+            _start(home, path, until, words, wish, begun)
+
+
+@contextlib.contextmanager
+def _told_as_disconnected(home: Path) -> Iterator[None]:
     try:
-        with _start_lock(runtime_dir(home) / "start.lock", path, until) as mine:
-            if mine and not answers(path):
-                _start(home, path, until, words, wish, begun)
+        yield
     except OSError as error:
         why = (error.strerror or "cannot be used").lower()
         raise Disconnected(

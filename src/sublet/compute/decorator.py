@@ -20,6 +20,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
+from sublet.background import start_thread
 from sublet.client.asking import Duration, ExclusivityText, Size, TierText
 from sublet.compute.options import Calls, options_of
 from sublet.compute.workers import Options
@@ -129,7 +130,7 @@ class GpuFunction(Generic[P, R]):
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[Any]:
         """Call it and do not wait, neither for a GPU nor for the result."""
         outer = _Chained()
-        threading.Thread(target=self._submit, args=(outer, args, kwargs), name="sublet-acquire", daemon=True).start()
+        _ = start_thread("acquire", lambda: self._submit(outer, args, kwargs))
         return outer
 
     def map(self, *iterables: Iterable[Any]) -> Iterator[Any]:

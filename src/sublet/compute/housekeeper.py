@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from sublet.background import is_shortage, start_thread
 from sublet.compute.calls import WINDOW, Exchange, Pending
 
 __all__ = ["Housekeeper", "Watched"]
@@ -82,12 +83,19 @@ class Housekeeper:
         with self._changed:
             self._stirred = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sublet-calls", daemon=True)
-                self._thread.start()
+                self._thread = start_thread("calls", self._run, again=True)
             else:
                 self._changed.notify()
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            if not is_shortage(error):  # its calls would wait for ever: they are lost, and their callers are told
+                self._exchange.close()
+            raise
+
+    def _work(self) -> None:
         idle_s: float | None = None
         while True:
             self._finish_all()
@@ -123,7 +131,14 @@ class Housekeeper:
                     return
                 one = self._waiting.popleft()
                 self._running.add(one)
-            if not one.begin():
+            try:
+                is_begun = one.begin()
+            except BaseException:
+                with self._changed:
+                    self._running.discard(one)
+                    self._waiting.appendleft(one)
+                raise
+            if not is_begun:
                 with self._changed:
                     self._running.discard(one)
 

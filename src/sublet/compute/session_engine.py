@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from sublet.background import start_thread
 from sublet.compute.session_line import DeviceLine, open_device_line, why_ended
 from sublet.compute.session_queue import Queue, Sent, failure_of
 from sublet.errors import (
@@ -346,8 +347,7 @@ class Engine:
         self._done_with = self._in_use()
         self._awake.set()
         if self._helper is None:
-            self._helper = threading.Thread(target=self._help, name="sublet-session", daemon=True)
-            self._helper.start()
+            self._helper = start_thread("session", self._help, again=True)
 
     def _rest(self) -> None:
         done, self._done_with = self._done_with, None

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar, cast, runtime_checkable
 
+from sublet.background import start_thread, start_timer
 from sublet.clock import Clock, SystemClock
 from sublet.durable.base import Base
 from sublet.durable.measuring import needed_bytes
@@ -341,8 +342,7 @@ class _Queue:
         job = (capture(), note)
         with self._change:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sublet-durable", daemon=True)
-                self._thread.start()
+                self._thread = start_thread("durable", self._run, again=True)
                 atexit.register(self.drain)  # what was begun is finished, also in a program that just ends
             self._job, self._busy = job, True
             self._change.notify_all()
@@ -374,7 +374,7 @@ class _Queue:
             failure: BaseException | None = None
             try:
                 self._write(*job)
-            except Exception as error:  # noqa: BLE001 - raised in the owner's thread, at the next touch
+            except BaseException as error:  # noqa: BLE001 - raised in the owner's thread, at the next touch
                 failure = error
             del job
             with self._change:
@@ -391,9 +391,7 @@ class _Timer:
         self._timer: threading.Timer | None = None
 
     def start(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._call)
-        self._timer.daemon = True
-        self._timer.start()
+        self._timer = start_timer("durable-timer", seconds, self._call)
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 
+from sublet.background import start_thread
 from sublet.durable.format import (
     PACK_HEADER,
     TRAILER_BYTES,
@@ -232,8 +233,7 @@ class PackWriter:
         if self._thread is None:
             if self._past_cache:
                 self._past_cache = _set_direct(self._fd, on=True)
-            self._thread = threading.Thread(target=self._run, name="sublet-pack", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("pack", self._run, again=True)
         self._filled.put((batch, used))
         if self._failure is not None:
             raise self.failed(self._failure)
@@ -274,7 +274,7 @@ class PackWriter:
                     written += used
                     if written >= self._past_max:
                         self._into_cache()
-                except OSError as error:
+                except BaseException as error:  # noqa: BLE001 - raised where the pack is written to
                     self._failure = error
             self._free.put(batch)
 

@@ -33,6 +33,7 @@ from sublet.agent.memory import MemoryAgent
 from sublet.agent.supervised import SupervisedAgent
 from sublet.agent.suspend_probe import probe_cards
 from sublet.agent.tokens import verify
+from sublet.background import end_process
 from sublet.broker.access import AccessList
 from sublet.broker.commands import NodeUp, OpenOffice
 from sublet.broker.driver import Driver
@@ -106,7 +107,7 @@ class Office:
         self._embedded = embedded
         self._local_rule = local_rule
         self._policy = Policy() if policy is None else policy
-        self._die = _die if die is None else die
+        self._die = end_process if die is None else die
         self._pretended = pretended
         self._beginning = beginning
         self._cards: Cards | None = None
@@ -160,7 +161,7 @@ class Office:
             watch = HolderWatch(self.driver, processes)
             self._stack.callback(watch.close)
             watch.start()
-            self.server = HttpServer(App(self.service), on_limit=self.service.limit, processes=processes)
+            self.server = HttpServer(App(self.service), on_limit=self.service.limit, processes=processes, die=self._die)
             path = socket_path(self.home)
             listening = _listen(path)
             self._stack.callback(path.unlink, missing_ok=True)
@@ -192,6 +193,7 @@ class Office:
             connect=beginning.supervisor,
             report=self._heard,
             on_new_supervisor=lambda: self.driver.post(NodeUp(inventory=inventory)),
+            die=self._die,
         )
         await agent.start()
         self._stack.push_async_callback(agent.close)
@@ -199,7 +201,7 @@ class Office:
         self.service.list_guests = agent.guests
         self.service.cut_off = agent.cut_off
         path = data_path(self.home)
-        door = Door(_listen(path), _Rights(self.service), agent)
+        door = Door(_listen(path), _Rights(self.service), agent, die=self._die)
         door.on_limit = self.service.limit
         door.open()
         self._stack.callback(path.unlink, missing_ok=True)
@@ -215,6 +217,7 @@ class Office:
                 leased=lambda resource: state.resources[resource].used if resource in state.resources else 0,
                 report=self.driver.report,
                 now_ns=self.clock.now_ns,
+                die=self._die,
             )
             self._stack.push_async_callback(self._cards.close)
 
@@ -369,10 +372,3 @@ def _raise_file_limit() -> None:
     wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _die(message: str) -> None:
-    """End at once, without another word to anybody: what was not answered must not be answered now."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"sublet: {message}\n".encode())
-    os._exit(1)

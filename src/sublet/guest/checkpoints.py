@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
+from sublet.background import start_thread
 from sublet.errors import Unsupported
 from sublet.values import EndReason, LeaseId
 from sublet.wire.page import PageReader, PageState
@@ -46,8 +47,7 @@ class Checkpoints:
         self._save = save
         if self._watcher is None or self._pid != os.getpid():
             self._pid, self._saving = os.getpid(), threading.RLock()
-            self._watcher = threading.Thread(target=self._watch, name="sublet-notice", daemon=True)
-            self._watcher.start()
+            self._watcher = start_thread("notice", self._watch, again=True)
 
     def save(self, *, by_hand: bool = False) -> object:
         """Once, whoever asks; a second one waits for the first."""

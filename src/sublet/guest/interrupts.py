@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, TracebackType
 from typing import Any, Final
 
+from sublet.background import start_thread
 from sublet.guest.current import note_host_device
 
 __all__ = ["LATE", "Interrupts", "kernel_class"]
@@ -114,7 +115,8 @@ class Interrupts:
         task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _wake_again(self) -> None:
-        threading.Thread(target=self._insist, args=(self._cell,), name="sublet-interrupt", daemon=True).start()
+        cell = self._cell
+        _ = start_thread("interrupt", lambda: self._insist(cell))
 
     def _insist(self, cell: str) -> None:
         pause_s = AGAIN_S

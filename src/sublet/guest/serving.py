@@ -9,8 +9,10 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 
+from sublet.background import Guard, is_shortage, start_thread
 from sublet.errors import SubletError, Unsupported
 from sublet.guest.frameworks import free_caches
 from sublet.guest.inbox import Inbox
@@ -28,16 +30,33 @@ ServeOne = Callable[[Conversation, Visit], None]
 
 def start_serving(inbox: Inbox, services: Mapping[Service, ServeOne]) -> threading.Thread:
     """From now on, until the inbox ends. The threads do not keep the guest from ending."""
-    thread = threading.Thread(target=_accept, args=(inbox, services), name="sublet-inbox", daemon=True)
-    thread.start()
-    return thread
+    return start_thread("inbox", lambda: _accept(inbox, services), again=True)
 
 
 def _accept(inbox: Inbox, services: Mapping[Service, ServeOne]) -> None:
-    while (came := inbox.take()) is not None:
-        visit, sock = came
-        name = f"sublet-{visit.service.value}"
-        threading.Thread(target=_serve, args=(visit, sock, services), name=name, daemon=True).start()
+    guard = Guard("inbox")
+    while True:
+        try:
+            came = inbox.take()
+        except (OSError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            time.sleep(guard.failed(error))
+            continue
+        if came is None:
+            return
+        try:
+            _begin_serving(*came, services)
+        except (OSError, MemoryError, RuntimeError) as error:  # no room for another thread
+            came[1].close()
+            time.sleep(guard.failed(error, "a connection was closed"))
+        else:
+            guard.passed()
+
+
+def _begin_serving(visit: Visit, sock: socket.socket, services: Mapping[Service, ServeOne]) -> None:
+    name = f"sublet-{visit.service.value}"
+    _ = start_thread("served", lambda: _serve(visit, sock, services), called=name)
 
 
 def _serve(visit: Visit, sock: socket.socket, services: Mapping[Service, ServeOne]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
+from sublet.background import start_thread
 from sublet.clock import Clock, SystemClock
 from sublet.lease.holder import Holder
 from sublet.lease.policy import RenewalPolicy
@@ -112,10 +113,9 @@ class RenewalDriver:
     def start(self) -> None:
         """Begin ticking; harmless if it does already. The thread does not keep the program alive."""
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._stopping = False
-                self._thread = threading.Thread(target=self.run, name="sublet-renewal", daemon=True)
-                self._thread.start()
+                self._thread = start_thread("renewal", self.run, again=True)
 
     def stop(self, timeout: float | None = 5.0) -> None:
         """Stop ticking, and wait up to ``timeout`` seconds for a request in flight. Leases are left as they are."""

@@ -15,6 +15,8 @@ import sys
 import threading
 from typing import Final
 
+from sublet.background import start_thread
+
 __all__ = ["Ahead", "imported_by"]
 
 SLOW: Final = ("numpy", "torch", "warp")
@@ -41,8 +43,7 @@ class Ahead:
     def begin(self) -> None:
         """Import beside the cell what it imports."""
         if self._wanted and self._thread is None:
-            self._thread = threading.Thread(target=_import, args=(self._wanted,), name="sublet-import", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("import", lambda: _import(self._wanted))
 
     def settle(self) -> None:
         """Before anything of these libraries arrives here."""

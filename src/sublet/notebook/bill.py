@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from sublet.background import start_thread
 from sublet.errors import SubletError
 from sublet.notebook.status import CellBill
 from sublet.values import GIB, format_cost, format_size
@@ -56,7 +56,7 @@ class NotebookBill:
         beside it, for no cell is held up for this: so 0 at first, and where nobody answers."""
         if lease not in self._prices:
             self._prices[lease] = 0.0
-            threading.Thread(target=self._ask, args=(lease, fabric), name="sublet-price", daemon=True).start()
+            _ = start_thread("price", lambda: self._ask(lease, fabric))
         return self._prices[lease]
 
     def _ask(self, lease: str, fabric: Fabric) -> None:

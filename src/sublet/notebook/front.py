@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from sublet.background import start_timer
 from sublet.errors import SubletError
 from sublet.notebook.kernel_line import Message
 from sublet.notebook.status import (
@@ -292,9 +293,7 @@ class StatusLine:
         if self._id or left_s <= 0 or isinstance(status, (Waiting, Suspended)) or getattr(status, "notice", ""):
             return False
         if isinstance(status, (Starting, Running)):
-            self._timer = threading.Timer(left_s, self._show_late, [status])
-            self._timer.daemon = True
-            self._timer.start()
+            self._timer = start_timer("status", left_s, lambda: self._show_late(status))
             return True
         return isinstance(status, Ended) or not is_unusual(status)
 

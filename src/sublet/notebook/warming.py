@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
+from sublet.background import start_thread
 from sublet.client.address import Address, find_address
 from sublet.client.office import ensure_office
 from sublet.errors import SubletError
@@ -37,8 +38,7 @@ def begin(env: Mapping[str, str] = os.environ) -> threading.Thread | None:
     if address.home is None or address.token is not None or sys.platform != "linux":
         return None
     begun = threading.Event()
-    thread = threading.Thread(target=_warm, args=(address, wish_of(env), begun), name="sublet-warm", daemon=True)
-    thread.start()
+    thread = start_thread("warm", lambda: _warm(address, wish_of(env), begun))
     begun.wait(HEAD_START_S)
     return thread
 

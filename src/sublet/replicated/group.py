@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from sublet.background import start_thread
 from sublet.errors import CheckpointFailed, InvalidRequest
 from sublet.replicated.asked import asked_replicas
 from sublet.replicated.ballot import NONCE_BYTES, OFFICE_MAX
@@ -186,7 +187,10 @@ class ReplicaGroup:
 
         until_s = time.monotonic() + self.patience_s + len(data) / PACK_RATE
         for worker in voters:
-            threading.Thread(target=put, args=(worker,), daemon=True).start()
+            try:
+                _ = start_thread("replica-pack", lambda worker=worker: put(worker))  # type: ignore[misc]
+            except RuntimeError as full:  # no room for another thread: this replica is not written to
+                done.put((worker.identity, ReplicaFaulty(f"the replica could not be asked: {full}")))
         took, why = set[str](), ""
         for _ in voters:
             try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from sublet.background import start_thread
 from sublet.replicated.cell import Answer, Query
 from sublet.replicated.folder import FolderReplica, Started
 from sublet.replicated.phases import Send
@@ -54,8 +55,7 @@ class Worker:
         """Errands that are in the queue or in the thread's hands. What is begun elsewhere must find none, or the thread
         would wait for the replica while what frees the replica waits for the thread."""
         self._quick = replica if isinstance(replica, FolderReplica) else None
-        self._thread = threading.Thread(target=self._run, name=f"replica-{self.identity[:8]}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("replica", self._run, again=True, called=f"replica-{self.identity[:8]}")
 
     def ask(self, errand: Errand) -> None:
         """Have it asked; the answer comes in the errand's queue."""

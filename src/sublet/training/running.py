@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from sublet.background import start_thread, start_timer
 from sublet.client.core import new_request_id
 from sublet.client.guests import command_spec, start_spec
 from sublet.client.home import runtime_dir
-from sublet.errors import InvalidRequest, LeaseEnded, NotFound, SubletError
+from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, NotFound, SubletError
 from sublet.lease.states import LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.training.leaving import SIGTERM, TERMINATED
@@ -302,8 +303,7 @@ class _Attendance:
         """Of a program that was told to leave: it is ended then."""
 
     def run(self) -> Life:
-        listener = threading.Thread(target=self._listen, name="sublet-train-output", daemon=True)
-        listener.start()
+        _ = start_thread("train-output", self._listen, failed=self._deaf)
         self._hold(self.lease)
         stopped: Stopped | None = None
         running = contextlib.ExitStack()
@@ -360,6 +360,10 @@ class _Attendance:
             self._heard.put(error)
         self._heard.put(None)
 
+    def _deaf(self, error: BaseException) -> None:
+        self._heard.put(Disconnected(f"the program's output could not be read ({type(error).__name__}: {error})"))
+        self._heard.put(None)
+
     def _hold(self, lease: Lease) -> None:
         self.lease, self._end = lease, None
         lease.on_end(self._ended)
@@ -398,9 +402,7 @@ class _Attendance:
         self.training.onlooker.news(f"{why}: the program may finish its step and save; once more ends it at once")
         with contextlib.suppress(SubletError):
             self.guest.send_signal(signal.SIGTERM)
-        self._deadline = threading.Timer(STOP_S, self._stop_now)
-        self._deadline.daemon = True
-        self._deadline.start()
+        self._deadline = start_timer("train-stop", STOP_S, self._stop_now)
 
     def _stop_now(self) -> None:
         with contextlib.suppress(SubletError):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pynvml
+import pytest
 
+from sublet import background
 from sublet.agent.cards import Cards, has_cards
 from sublet.agent.inventory import machine_inventory, parse_host_gpus
 from sublet.agent.nvml import Nvml, survey
+from sublet.background import SHORTAGES
 from sublet.errors import Disconnected
 from sublet.values import GIB, NS_PER_S, NodeId, ResourceId
 from sublet.wire.cards import CardUse
@@ -165,3 +169,34 @@ def test_what_each_process_has_is_handed_on_once_for_each_look(tmp_path: Path) -
     assert desk.uses == [CardUse(card=uuid_of(0), pid=4711, bytes=GIB)]
     desk.cards.watch.sees_processes = False
     assert desk.cards._uses() == ()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [*(OSError(number, os.strerror(number)) for number in sorted(SHORTAGES)), MemoryError(), KeyError("a mistake")],
+    ids=repr,
+)
+def test_a_look_that_fails_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(background, "PAUSES_S", (0.001,))
+    left = [3]
+
+    def ours() -> tuple[int, ...]:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return ()
+
+    desk = Desk(tmp_path, ours)
+
+    async def play() -> None:
+        desk.cards.start()
+        async with asyncio.timeout(20):
+            while not desk.heard:
+                desk.now_ns += NS_PER_S
+                await asyncio.sleep(0.005)
+        assert desk.heard == [Foreign(node=NodeId("local"), resource=FIRST)]
+        await desk.cards.close()
+
+    asyncio.run(play())

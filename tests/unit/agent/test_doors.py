@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -12,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from sublet import background
 from sublet.agent import doors
 from sublet.agent.doors import Door, Visitor
-from sublet.errors import Disconnected, InvalidRequest, SubletError, Unauthorized
+from sublet.background import SHORTAGES
+from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, SubletError, Unauthorized
 from sublet.lease.token import Operation, TokenClaims
 from sublet.values import Epoch, LeaseId, TenantId
 from sublet.wire.codec import dumps
@@ -70,7 +75,8 @@ class Bench:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
         listening.listen()
-        self.door = Door(listening, Rights(), self.supervisor)
+        self.ended: list[str] = []
+        self.door = Door(listening, Rights(), self.supervisor, die=self.ended.append)
 
     async def says(self, *pieces: bytes) -> SubletError | None:
         """Connect and say this; the error one is turned away with, None if one is let in (and has been cut since)."""
@@ -221,3 +227,105 @@ def test_too_many_who_say_nothing_do_not_keep_others_out_for_ever(
         assert await b.says(hello(Greeting(capability="good"))) is None
 
     run(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(OSError(number, os.strerror(number)) for number in sorted(SHORTAGES)),
+        OSError(errno.ECONNABORTED, "gone"),
+        MemoryError(),
+    ],
+    ids=repr,
+)
+def test_a_connection_that_cannot_be_accepted_waits_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(background, "PAUSES_S", (0.001,))
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        real, left = loop.sock_accept, [3]
+
+        async def accept(listening: socket.socket) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise error
+            return await real(listening)
+
+        monkeypatch.setattr(loop, "sock_accept", accept)
+        async with bench(tmp_path) as b:
+            assert await b.says(hello(Greeting(capability="good"))) is None
+            assert not left[0]
+            assert b.ended == []
+
+    asyncio.run(story())
+
+
+def test_a_door_without_descriptors_opens_again_when_there_are_some(tmp_path: Path) -> None:
+    """The limit is real: it is lowered so far that the kernel refuses the door a descriptor."""
+
+    async def story(b: Bench) -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.setblocking(False)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (sock.fileno() + 1, hard))  # all below are taken
+            try:
+                held = _all_below(sock.fileno())
+                await loop.sock_connect(sock, str(b.path))
+                await loop.sock_sendall(sock, hello(Greeting(capability="good")))
+                await asyncio.sleep(0.2)
+                assert b.supervisor.fronts == []
+                assert [one.name for one in background.troubles() if one.failing] == ["data_door"]
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                for fd in held:
+                    os.close(fd)
+            async with asyncio.timeout(20):
+                while not b.supervisor.fronts:  # noqa: ASYNC110 - what is waited for is no event
+                    await asyncio.sleep(0.01)
+        assert await b.says(hello(Greeting(capability="good"))) is None
+        assert not any(one.failing for one in background.troubles())
+        assert b.ended == []
+
+    run(tmp_path, story)
+
+
+def _all_below(fd: int) -> list[int]:
+    """Take every descriptor that the limit still allows."""
+    held: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.dup(fd))
+    return held
+
+
+def test_who_comes_when_there_is_no_descriptor_to_hand_over_is_told_so(tmp_path: Path) -> None:
+    async def story(b: Bench) -> None:
+        admit = b.supervisor.admit
+
+        async def short(front: Front, hello: Hello, fd: int) -> None:
+            b.supervisor.admit = admit  # type: ignore[method-assign]
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        b.supervisor.admit = short  # type: ignore[method-assign]
+        assert isinstance(await b.says(hello(Greeting(capability="good"))), CapacityExceeded)
+        assert await b.says(hello(Greeting(capability="good"))) is None
+
+    run(tmp_path, story)
+
+
+def test_a_door_that_ends_ends_the_office_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async def broken(listening: socket.socket) -> Any:
+            raise KeyError("a mistake")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", broken)
+        async with bench(tmp_path) as b:
+            async with asyncio.timeout(20):
+                while not b.ended:  # noqa: ASYNC110 - what is waited for is no event
+                    await asyncio.sleep(0.002)
+            assert b.ended == ["the office stopped: its data door ended (KeyError: 'a mistake')"]
+
+    asyncio.run(story())

@@ -7,13 +7,13 @@ import logging
 import math
 import queue
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, TypeVar
 
+from sublet.background import start_thread
 from sublet.cli import bill
 from sublet.cli.demo import notebook_step, training_step
 from sublet.cli.demo.commands import Commands
@@ -331,7 +331,7 @@ def _in_background(acquire: Callable[[], Lease]) -> Future[Lease]:
         except BaseException as error:  # noqa: BLE001 - it is raised where the lease was expected
             asked.set_exception(error)
 
-    threading.Thread(target=run, name="sublet-demo-request", daemon=True).start()
+    _ = start_thread("demo-request", run)
     return asked
 
 

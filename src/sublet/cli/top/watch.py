@@ -10,11 +10,11 @@ import contextlib
 import json
 import os
 import select
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
+from sublet.background import start_thread
 from sublet.cli.top.reading import Reader
 from sublet.cli.top.snapshot import Snapshot, heard, merged
 from sublet.client.http1 import ProtocolError
@@ -44,7 +44,6 @@ class Watch:
         self._reader = reader
         self._on_change = on_change
         self._ours, self._theirs = os.pipe()
-        self._thread = threading.Thread(target=self._run, name="sublet-top-watch", daemon=True)
         self._stopped = False
         self._news: Flight | None = None
         self._events = EventReader()
@@ -54,7 +53,7 @@ class Watch:
         self._bill_at_s = known.at_s + BILL_EVERY_S
 
     def start(self) -> None:
-        self._thread.start()
+        _ = start_thread("top-watch", self._run, again=True)
 
     def stop(self) -> None:
         """Does not wait for an answer that is under way: the thread ends with the process."""

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from queue import Empty
 from typing import Final, TypeVar
 
+from sublet.background import start_task, start_thread
 from sublet.compute.kernel_guest import KernelGuest
 from sublet.errors import SubletError
 from sublet.notebook.kernel_line import KernelLine, Message
@@ -82,7 +83,7 @@ class GuestClient:
         }
         self._is_interrupted.clear()
         asked = self._line.send("shell", "execute_request", content)
-        self._reader = asyncio.ensure_future(self._read(asked))
+        self._reader = start_task("job-reader", lambda: self._read(asked), failed=self._failed)
         return asked
 
     async def is_alive(self) -> bool:
@@ -116,6 +117,10 @@ class GuestClient:
         self._look()
         return self._line.wait(LOOK_S)
 
+    def _failed(self, error: BaseException) -> None:
+        """Nothing of the kernel is heard any more, so its notebook is told that it is dead."""
+        self._is_over = True
+
     async def _read(self, asked: str) -> None:
         """Until the request is answered and the kernel is idle again, or gone."""
         has_reply = is_idle = False
@@ -148,7 +153,7 @@ async def beside(call: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
             done.set_exception(error)
 
-    threading.Thread(target=run, name="sublet-job", daemon=True).start()
+    _ = start_thread("job", run)
     return await asyncio.wrap_future(done)
 
 

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from sublet.background import start_task
 from sublet.client.fabric import Fabric, connect
 from sublet.errors import LeaseEnded, RemoteError, SubletError
 from sublet.notebook.batch.asked import cell_options
@@ -101,7 +102,7 @@ class Runner:
         if self.stopping:
             return
         self.stopping = True
-        self._stopper = asyncio.ensure_future(self._stop())
+        self._stopper = start_task("job-stop", self._stop, failed=lambda _: self._main.cancel())
 
     async def _stop(self) -> None:
         if self._kernel is not None and self._is_ready:
@@ -113,7 +114,9 @@ class Runner:
     # ---- the run
 
     async def _run(self) -> None:
-        self._main = asyncio.current_task() or asyncio.ensure_future(asyncio.sleep(0))
+        main = asyncio.current_task()
+        assert main is not None
+        self._main = main
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(RuntimeError, ValueError):  # not on the main thread: whoever runs us sees to it

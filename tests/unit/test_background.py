@@ -1,0 +1,378 @@
+"""Background threads and tasks: what a shortage does to a loop, what an error does, and that all use the one helper."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import errno
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import sublet
+from sublet import background
+from sublet.background import (
+    PAUSES_S,
+    SHORTAGES,
+    Guard,
+    accept_connections,
+    is_shortage,
+    start_task,
+    start_thread,
+    start_timer,
+    troubles,
+)
+
+SOURCE: Final = Path(sublet.__file__).parent
+SHORT: Final = [OSError(number, os.strerror(number)) for number in sorted(SHORTAGES)] + [MemoryError("no memory")]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_troubles", {})
+    monkeypatch.setattr(background, "PAUSES_S", (0.001,))
+
+
+def the_trouble(name: str) -> background.Trouble:
+    return next(one for one in troubles() if one.name == name)
+
+
+# ------------------------------------------------------------------------------------------------------- the guard
+
+
+@pytest.mark.parametrize("error", SHORT, ids=repr)
+def test_what_passes_by_itself_is_a_shortage(error: BaseException) -> None:
+    assert is_shortage(error)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EBADF, "bad"), KeyError("x")], ids=repr)
+def test_other_errors_are_none(error: BaseException) -> None:
+    assert not is_shortage(error)
+
+
+def test_that_no_thread_can_be_started_is_a_shortage() -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError) as caught:
+            start_thread("never", lambda: None)
+    assert is_shortage(caught.value)
+
+
+def test_pauses_grow_to_a_bound_and_begin_anew_after_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "PAUSES_S", PAUSES_S)
+    guard = Guard("loop")
+    pauses = [guard.failed(SHORT[0]) for _ in range(8)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == PAUSES_S[0]
+    assert pauses[-1] == PAUSES_S[-1] <= 1.0
+    guard.passed()
+    assert guard.failed(SHORT[0]) == PAUSES_S[0]
+
+
+def test_the_first_failure_is_logged_and_every_one_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard("loop")
+    with caplog.at_level(logging.INFO):
+        for _ in range(50):
+            guard.failed(OSError(errno.EMFILE, "Too many open files"))
+        guard.failed(KeyError("x"))
+        assert the_trouble("loop").failing == 1
+        guard.passed()
+        for _ in range(50):  # it comes back within the minute
+            guard.failed(OSError(errno.EMFILE, "Too many open files"))
+            guard.passed()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["loop: OSError: [Errno 24] Too many open files; it goes on", "loop: works again after 51 failures"]
+    found = the_trouble("loop")
+    assert (found.shortages, found.errors, found.failing) == (100, 1, 0)
+
+
+def test_a_mistake_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise KeyError("x")
+    except KeyError as error:
+        Guard("loop").failed(error)
+    assert caplog.records[0].exc_info is not None
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+# -------------------------------------------------------------------------------------------------- threads, tasks
+
+
+@pytest.mark.parametrize("error", [*SHORT, KeyError("x"), SystemExit(1)], ids=repr)
+def test_a_thread_is_started_again_until_it_returns(error: BaseException) -> None:
+    turns = []
+
+    def run() -> None:
+        turns.append(1)
+        if len(turns) < 5:
+            raise error
+
+    thread = start_thread("loop", run, again=True)
+    thread.join(20)
+    assert len(turns) == 5
+    found = the_trouble("loop")
+    assert (found.shortages + found.errors, found.failing) == (4, 0)
+    assert thread.daemon
+    assert thread.name == "sublet-loop"
+
+
+def test_a_thread_that_ends_by_an_error_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[BaseException] = []
+
+    def run() -> None:
+        raise KeyError("x")
+
+    start_thread("once", run, failed=told.append).join(20)
+    assert [type(error) for error in told] == [KeyError]
+    assert [record.getMessage() for record in caplog.records] == ["once: KeyError: 'x'; it has ended"]
+    assert the_trouble("once").failing == 1
+
+
+def test_a_timer_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def call() -> None:
+        raise KeyError("x")
+
+    timer = start_timer("later", 0.0, call)
+    timer.join(20)
+    assert the_trouble("later").errors == 1
+    assert timer.daemon
+
+
+@pytest.mark.parametrize("error", [*SHORT, KeyError("x")], ids=repr)
+def test_a_task_is_started_again_until_it_returns(error: BaseException) -> None:
+    turns = []
+
+    async def work() -> None:
+        turns.append(1)
+        await asyncio.sleep(0)
+        if len(turns) < 5:
+            raise error
+
+    async def story() -> None:
+        await asyncio.wait_for(start_task("loop", work, again=True), 20)
+
+    asyncio.run(story())
+    assert len(turns) == 5
+    assert the_trouble("loop").failing == 0
+
+
+def test_a_task_that_ends_by_an_error_says_so_and_one_that_is_cancelled_does_not() -> None:
+    told: list[BaseException] = []
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    async def story() -> None:
+        await start_task("once", fail, failed=told.append)
+        endless = start_task("endless", asyncio.Event().wait, failed=told.append)
+        await asyncio.sleep(0)
+        endless.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await endless
+
+    asyncio.run(story())
+    assert [type(error) for error in told] == [KeyError]
+    assert [one.name for one in troubles()] == ["once"]
+
+
+# ---------------------------------------------------------------------------------------------------------- accept
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - what is waited for is no event
+            await asyncio.sleep(0.002)
+
+
+class _Door:
+    """A listening socket, the loop that accepts on it, and what came."""
+
+    def __init__(self, place: Path) -> None:
+        self.path = str(place / "door.sock")
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(self.path)
+        self.listening.listen()
+        self.listening.setblocking(False)
+        self.came: list[socket.socket] = []
+
+    def connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(self.path)
+        return sock
+
+
+@pytest.mark.parametrize("error", [*SHORT, OSError(errno.ECONNABORTED, "gone"), OSError(errno.EPROTO, "?")], ids=repr)
+def test_accepting_goes_on_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    async def story() -> None:
+        door, loop, left = _Door(tmp_path), asyncio.get_running_loop(), [3]
+        real = loop.sock_accept
+
+        async def accept(listening: socket.socket) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise error
+            return await real(listening)
+
+        monkeypatch.setattr(loop, "sock_accept", accept)
+        task = start_task("door", lambda: accept_connections("door", door.listening, door.came.append))
+        with door.connect(), door.connect():
+            await until(lambda: len(door.came) == 2)
+        task.cancel()
+        for sock in (*door.came, door.listening):
+            sock.close()
+        assert the_trouble("door").failing == 0
+
+    asyncio.run(story())
+
+
+def test_a_closed_socket_ends_the_accepting_loudly(tmp_path: Path) -> None:
+    async def story() -> None:
+        door, told = _Door(tmp_path), list[BaseException]()
+        door.listening.close()
+        work = start_task(
+            "door", lambda: accept_connections("door", door.listening, door.came.append), failed=told.append
+        )
+        await asyncio.wait_for(work, 20)
+        assert [type(error) for error in told] in ([OSError], [ValueError])
+
+    asyncio.run(story())
+
+
+def test_one_connection_that_fails_closes_no_door(tmp_path: Path) -> None:
+    async def story() -> None:
+        door, turns = _Door(tmp_path), []
+
+        def take(sock: socket.socket) -> None:
+            turns.append(sock)
+            if len(turns) == 1:
+                raise KeyError("x")
+            door.came.append(sock)
+
+        task = start_task("door", lambda: accept_connections("door", door.listening, take))
+        with door.connect() as first, door.connect():
+            await until(lambda: door.came)
+            assert first.recv(1) == b""
+        task.cancel()
+        for sock in (*door.came, door.listening):
+            sock.close()
+
+    asyncio.run(story())
+
+
+# ------------------------------------------------------------------------------------------------------------ lint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exemption:
+    module: str
+    call: str
+    count: int
+    reason: str
+
+
+EXEMPT: Final = (
+    Exemption(module="background", call="Thread", count=1, reason="the helper itself"),
+    Exemption(module="background", call="Timer", count=1, reason="the helper itself"),
+    Exemption(module="background", call="create_task", count=1, reason="the helper itself"),
+    Exemption(
+        module="client.aio_guests",
+        call="run_in_executor",
+        count=1,
+        reason="awaited in the same function; what it raises is raised there",
+    ),
+    Exemption(
+        module="compute.aio_calls",
+        call="ensure_future",
+        count=1,
+        reason="handed to the caller, whose future it is",
+    ),
+    Exemption(
+        module="testing.replica_conformance",
+        call="Thread",
+        count=1,
+        reason="joined in the same function, which then looks at what each has left",
+    ),
+    *(
+        Exemption(
+            module=f"durable.{module}",
+            call="ThreadPoolExecutor",
+            count=1,
+            reason="left at the end of the block, in which every result is asked for",
+        )
+        for module in ("opening", "memory", "changes", "lasting")
+    ),
+)
+"""Starts of threads and tasks beside the helper. Each has a reason; one that is no longer there is an error."""
+
+STARTS: Final = frozenset(
+    (
+        *("Thread", "Timer", "Process", "start_new_thread", "start_joinable_thread"),
+        *("ThreadPoolExecutor", "ProcessPoolExecutor"),
+        *("create_task", "ensure_future", "run_in_executor", "TaskGroup"),
+        *("start_server", "start_unix_server", "create_server", "create_unix_server"),
+    )
+)
+OWN: Final = frozenset(("supervisor.loop.Timer",))
+"""Names of ours that are called like one of these."""
+
+
+def starts_in(path: Path) -> Iterator[str]:
+    module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own = {name.rpartition(".")[2] for name in OWN if name.startswith(module + ".")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name in STARTS - own:
+                yield name
+        elif isinstance(node, ast.ClassDef):
+            for base in node.bases:
+                name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+                if name in ("Thread", "Timer"):
+                    yield name
+
+
+def test_nothing_is_started_beside_the_helper() -> None:
+    found: dict[tuple[str, str], int] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        for name in starts_in(path):
+            found[module, name] = found.get((module, name), 0) + 1
+    allowed = {(one.module, one.call): one.count for one in EXEMPT}
+    assert all(one.reason for one in EXEMPT)
+    assert found == allowed, (
+        "start threads and tasks with sublet.background (start_thread, start_timer, start_task), or list the exemption"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import threading\nthreading.Thread(target=print).start()",
+        "from threading import Thread\nThread(target=print).start()",
+        "import asyncio\nasyncio.create_task(work())",
+        "loop.create_task(work())",
+        "asyncio.ensure_future(work())",
+        "loop.run_in_executor(None, work)",
+        "class Mine(threading.Thread): pass",
+    ],
+)
+def test_the_lint_sees_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
+    path = tmp_path / "module.py"
+    path.write_text(text)
+    assert list(starts_in(path))
