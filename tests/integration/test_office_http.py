@@ -29,6 +29,7 @@ from sublet.errors import InvalidRequest, Unsupported
 from tests.traces import plain_env
 
 GIB = 1 << 30
+MIB = 1 << 20
 PATIENCE_S = 30.0
 
 PROGRAM = """
@@ -450,14 +451,15 @@ def test_prices_that_cannot_be_read_are_said_before_anything_is_served(
 
 
 def test_a_device_keeps_what_its_leases_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started anew with smaller or fewer devices, the office has no lease on hardware it does not know."""
+    """Started anew with smaller devices. A lease on a device that is gone has ended, and nobody is offered it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     home = tmp_path / "home"
 
     async def story() -> None:
         from sublet.broker.commands import Acquire
         from sublet.broker.records import LOCAL_TENANT, Want
-        from sublet.values import Exclusivity, Kind, LeaseId, RequestId
+        from sublet.broker.views import device_view
+        from sublet.values import EndReason, Exclusivity, Kind, LeaseId, RequestId, ResourceId
 
         first = local.Office(home, host_gpus="2x4GiB")
         await first.start()
@@ -474,14 +476,101 @@ def test_a_device_keeps_what_its_leases_hold(tmp_path: Path, monkeypatch: pytest
         await first.close()
         second = local.Office(home, host_gpus="1x1GiB")
         await second.start()
-        capacities = {
-            resource.id: resource.device.capacity
-            for resource in second.driver.ledger.state.resources.values()
+        state = second.driver.ledger.state
+        found = {
+            resource.id: (resource.device.capacity, resource.state.value, resource.detail)
+            for resource in state.resources.values()
             if resource.device.kind is Kind.GPU
         }
-        assert capacities == {"local/gpu0": 3 * GIB, "local/gpu1": 3 * GIB}
-        second.driver.ledger.state.check()
+        gone = (4 * GIB, "lost", "the device is no longer there")
+        assert found == {"local/gpu0": (3 * GIB, "free", ""), "local/gpu1": gone}
+        on_gone = state.leases[LeaseId("b")]
+        assert on_gone.end is not None
+        assert on_gone.end.reason is EndReason.DEVICE_LOST
+        assert state.leases[LeaseId("a")].end is None
+        page = second.service.counting.metrics.page().decode()
+        assert "sublet_lost 1.0" in page
+        assert f'sublet_capacity{{kind="gpu"}} {3 * GIB / 1e9}e+09' in page
+        views = {view.id: view for view in (device_view(one, None) for one in state.resources.values())}
+        assert (views["local/gpu1"].state, views["local/gpu1"].free) == ("lost", 0)
+        state.check()
         await second.close()
+        third = local.Office(home, host_gpus="2x4GiB")
+        await third.start()
+        resource = third.driver.ledger.state.resources[ResourceId("local/gpu1")]
+        assert (resource.state.value, resource.detail) == ("free", "")
+        third.driver.ledger.state.check()
+        await third.close()
+
+    asyncio.run(story())
+    shutil.rmtree(runtime_dir(home), ignore_errors=True)
+
+
+def test_what_is_offered_of_the_disk_shrinks_as_it_fills_and_leases_keep_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a small file system that other programs write to as well."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(local, "DISK_LOOK_S", 0.01)
+    home = tmp_path / "home"
+    free = 40 * MIB
+    statvfs = os.statvfs
+
+    class Disk:
+        f_frsize, f_blocks = 1, 48 * MIB
+
+        @property
+        def f_bavail(self) -> int:
+            return free
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Disk() if str(path) == str(home) else statvfs(path))
+
+    async def story() -> None:
+        nonlocal free
+        from sublet.broker.commands import Acquire, Release
+        from sublet.broker.records import LOCAL_TENANT, Want
+        from sublet.values import Kind, LeaseId, RequestId, ResourceId
+
+        office = local.Office(home, host_gpus="1x64MiB")
+        await office.start()
+        state = office.driver.ledger.state
+        block = state.resources[ResourceId("local/block")]
+        assert block.device.capacity == 40 * MIB
+
+        async def becomes(capacity: int) -> None:
+            for _ in range(3000):
+                if block.device.capacity == capacity:
+                    break
+                await asyncio.sleep(0.01)
+            assert block.device.capacity == capacity
+            state.check()
+
+        async def acquire(name: str, amount: int) -> Any:
+            return await office.driver.submit(
+                Acquire(
+                    tenant=LOCAL_TENANT,
+                    lease=LeaseId(name),
+                    request_id=RequestId(name),
+                    wants=(Want(kind=Kind.BLOCK, amount=amount),),
+                    ttl_ns=300 * 10**9,
+                    wait_ns=0,
+                )
+            )
+
+        assert (await acquire("a", 16 * MIB)).lease.epoch is not None
+        free = 20 * MIB + 5
+        await becomes(20 * MIB)
+        assert type(await acquire("b", 5 * MIB)).__name__ == "Refusal"
+        assert (await acquire("c", 4 * MIB)).lease.epoch is not None
+        free = 3 * MIB
+        await becomes(20 * MIB)  # what is leased stays accounted for
+        assert type(await acquire("d", MIB)).__name__ == "Refusal"
+        await office.driver.submit(Release(tenant=LOCAL_TENANT, lease=LeaseId("a")))
+        await becomes(4 * MIB)
+        free = 40 * MIB
+        await becomes(40 * MIB)
+        assert (await acquire("e", 36 * MIB)).lease.epoch is not None
+        await office.close()
 
     asyncio.run(story())
     shutil.rmtree(runtime_dir(home), ignore_errors=True)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from sublet.values import GIB
+from sublet.values import GIB, MIB
 
-__all__ = ["block_bytes", "memory_bytes", "usable_cores"]
+__all__ = ["block_bytes", "disk_bytes", "memory_bytes", "offer_again", "usable_cores"]
 
 _GROUPS: Final = "sys/fs/cgroup"
 _MEMORY_FILES: Final = ("memory.max", "memory.limit_in_bytes")
@@ -44,10 +44,24 @@ def memory_bytes(root: str = "/") -> int:
 
 
 def block_bytes(folder: Path) -> int:
-    """What may be lent of the disk behind an office's folder: whole GiB, and at least one. What is free now, and what
-    is lent or kept already: the books take that off once more."""
+    """What may be lent of the disk behind an office's folder: what is free now, and what is lent or kept already, since
+    the books take that off once more. Whole GiB; of less than one whole MiB."""
     found = os.statvfs(folder)
-    return max(GIB, (found.f_bavail * found.f_frsize + _in_images(folder / "blocks")) // GIB * GIB)
+    there = found.f_bavail * found.f_frsize + _in_images(folder / "blocks")
+    unit = GIB if there >= GIB else MIB
+    return there // unit * unit
+
+
+def disk_bytes(folder: Path) -> int:
+    """How large the disk behind an office's folder is: ``block_bytes`` is never more."""
+    found = os.statvfs(folder)
+    return found.f_blocks * found.f_frsize
+
+
+def offer_again(before: int, there: int) -> bool:
+    """Whether what is offered of a disk changes, now that ``there`` may be. Less always; more only if it is worth an
+    entry in the journal, since other programs write and remove files all day."""
+    return there < before or there - before >= max(before // 16, 1)
 
 
 def _in_images(blocks: Path) -> int:

@@ -82,13 +82,15 @@ class SupervisedAgent:
         connect: Connect,
         report: ReportSink,
         on_new_supervisor: Callable[[], None],
+        offered: Callable[[], Inventory] | None = None,
         die: Callable[[str], object] = end_process,
     ) -> None:
-        """``on_new_supervisor`` is called when one with empty tables has taken the place of another. ``die`` ends the
-        process with a line."""
+        """``offered`` is what may be lent now, never more than ``inventory``. ``on_new_supervisor`` is called when one
+        with empty tables has taken the place of another. ``die`` ends the process with a line."""
         self.supervisor: Configured | None = None
         """What the supervisor said of itself; None while there is none."""
         self._inventory = inventory
+        self._offered = offered
         self._office = office
         self._incarnation = incarnation
         self._connect = connect
@@ -119,7 +121,7 @@ class SupervisedAgent:
         return self._inventory.node
 
     def inventory(self) -> Inventory:
-        return self._inventory
+        return self._inventory if self._offered is None else self._offered()
 
     def send(self, order: Order, *, incarnation: int | None = None) -> None:
         self._out.append(order)

@@ -123,17 +123,20 @@ class Counting:
         held = self._integral + self._level * (self._driver.clock.now_ns() - self._since_ns)
         capacity: dict[str, int] = {}
         used: dict[str, int] = {}
-        quarantined = 0
+        quarantined = lost = 0
         for resource in state.resources.values():
             kind = resource.device.kind.value
-            capacity[kind] = capacity.get(kind, 0) + resource.device.capacity
-            used[kind] = used.get(kind, 0) + resource.used
+            is_lost = resource.state is SliceState.LOST
+            lost += is_lost
+            capacity[kind] = capacity.get(kind, 0) + (0 if is_lost else resource.device.capacity)
+            used[kind] = used.get(kind, 0) + (0 if is_lost else resource.used)
             quarantined += resource.state is SliceState.QUARANTINED
             quarantined += sum(piece.state is SliceState.QUARANTINED for piece in resource.slices.values())
         return Readings(
             queued=state.queued_count,
             live=state.live_count,
             quarantined=quarantined,
+            lost=lost,
             streams=self.streams,
             commits=self._driver.commits,
             gpu_seconds=held / MILLIS_PER_DEVICE / NS_PER_S,

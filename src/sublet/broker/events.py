@@ -48,6 +48,8 @@ __all__ = [
     "Renewed",
     "Replaced",
     "ResourceFaulted",
+    "ResourceLost",
+    "ResourceReturned",
     "Resumed",
     "Saved",
     "Spared",
@@ -116,6 +118,18 @@ class ResourceFaulted(_Audited, frozen=True, kw_only=True, tag="resource_faulted
 
     resource: ResourceId
     detail: str
+
+
+class ResourceLost(_Audited, frozen=True, kw_only=True, tag="resource_lost"):
+    """The node answers and no longer has the device: nobody gets it before it is there again."""
+
+    resource: ResourceId
+
+
+class ResourceReturned(_Audited, frozen=True, kw_only=True, tag="resource_returned"):
+    """The node has the device again. What is left on it of leases must be verified first."""
+
+    resource: ResourceId
 
 
 class ForeignSeen(_Fact, frozen=True, kw_only=True, tag="foreign_seen"):
@@ -403,6 +417,8 @@ Event = (
     | NodeReturned
     | NodeDrained
     | ResourceFaulted
+    | ResourceLost
+    | ResourceReturned
     | ForeignSeen
     | TenantSet
     | Queued

@@ -14,7 +14,7 @@ import msgspec
 
 from sublet.broker import events as ev
 from sublet.broker.fold_volumes import VOLUME_FOLD, keep_volume, take_over, volume_attached
-from sublet.broker.records import LeaseRecord, NodeRecord, Now, ResourceRecord, SliceRecord, volume_key
+from sublet.broker.records import NO_LONGER_THERE, LeaseRecord, NodeRecord, Now, ResourceRecord, SliceRecord, volume_key
 from sublet.broker.rooms import Room
 from sublet.lease.states import (
     LIVE_STATES,
@@ -93,7 +93,8 @@ def _node_lost(state: State, event: ev.NodeLost, now: Now) -> None:
     for resource in map(state.resources.__getitem__, node.resources):
         for piece in resource.slices.values():
             state.move_slice(resource, piece, SliceEvent.VANISH)
-        resource.state = next_slice(resource.state, SliceEvent.VANISH, resource.id)
+        if resource.state is not SliceState.LOST:  # it was gone before its node was
+            resource.state = next_slice(resource.state, SliceEvent.VANISH, resource.id)
     state.index_node(node)
 
 
@@ -105,15 +106,21 @@ def _node_returned(state: State, event: ev.NodeReturned, now: Now) -> None:
             state.move_slice(resource, piece, SliceEvent.RETURN)
             if piece.hard:  # being away proves nothing: only an operator clears it
                 state.move_slice(resource, piece, SliceEvent.FAILED)
-        # What was on the node is in its slices, each of which must now be verified; the rest was never leased.
-        returned = next_slice(resource.state, SliceEvent.RETURN, resource.id)
-        resource.state = next_slice(returned, SliceEvent.VERIFIED, resource.id)
-        if resource.detail:  # the fault it had before is still unexplained
-            resource.state = next_slice(resource.state, SliceEvent.FAILED, resource.id)
-        elif node.draining:
-            resource.state = next_slice(resource.state, SliceEvent.DRAIN, resource.id)
+        _is_back(resource, node)
     state.index_node(node)
     state.capacity_version += 1
+
+
+def _is_back(resource: ResourceRecord, node: NodeRecord) -> None:
+    """What was on it is in its slices, which are verified one by one; the rest was never leased."""
+    returned = next_slice(resource.state, SliceEvent.RETURN, resource.id)
+    resource.state = next_slice(returned, SliceEvent.VERIFIED, resource.id)
+    if resource.detail == NO_LONGER_THERE:
+        resource.detail = ""
+    if resource.detail:  # the fault it had before is still unexplained
+        resource.state = next_slice(resource.state, SliceEvent.FAILED, resource.id)
+    elif node.draining:
+        resource.state = next_slice(resource.state, SliceEvent.DRAIN, resource.id)
 
 
 def _node_drained(state: State, event: ev.NodeDrained, now: Now) -> None:
@@ -134,6 +141,22 @@ def _resource_faulted(state: State, event: ev.ResourceFaulted, now: Now) -> None
     resource.state = next_slice(resource.state, SliceEvent.FAILED, resource.id)
     resource.detail = event.detail
     state.index_node(state.nodes[resource.node])
+
+
+def _resource_lost(state: State, event: ev.ResourceLost, now: Now) -> None:
+    resource = state.resources[event.resource]
+    resource.state = next_slice(resource.state, SliceEvent.VANISH, resource.id)
+    resource.detail = resource.detail or NO_LONGER_THERE
+    state.index_node(state.nodes[resource.node])
+    state.capacity_version += 1
+
+
+def _resource_returned(state: State, event: ev.ResourceReturned, now: Now) -> None:
+    resource = state.resources[event.resource]
+    node = state.nodes[resource.node]
+    _is_back(resource, node)
+    state.index_node(node)
+    state.capacity_version += 1
 
 
 def _foreign_seen(state: State, event: ev.ForeignSeen, now: Now) -> None:
@@ -430,6 +453,8 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.NodeReturned: _node_returned,
     ev.NodeDrained: _node_drained,
     ev.ResourceFaulted: _resource_faulted,
+    ev.ResourceLost: _resource_lost,
+    ev.ResourceReturned: _resource_returned,
     ev.ForeignSeen: _foreign_seen,
     ev.TenantSet: _tenant_set,
     ev.Queued: _queued,

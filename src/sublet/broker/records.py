@@ -32,6 +32,7 @@ from sublet.wire.orders import Device, Parking, Part, VolumeRef
 __all__ = [
     "KEPT_STATES",
     "LOCAL_TENANT",
+    "NO_LONGER_THERE",
     "NO_QUOTA",
     "EndRecord",
     "ForeignRecord",
@@ -287,6 +288,10 @@ class ForeignRecord(msgspec.Struct, frozen=True, kw_only=True):
     blocks: bool
     """Nobody can have the device for himself."""
     detail: str
+
+
+NO_LONGER_THERE: Final = "the device is no longer there"
+"""What is said of a device that its node does not have any more."""
 
 
 class ResourceRecord(msgspec.Struct, kw_only=True):

@@ -8,15 +8,16 @@ from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker import parking, volumes
 from sublet.broker.answers import Answer, Done
-from sublet.broker.records import ForeignRecord, ResourceRecord, SliceRecord
+from sublet.broker.records import NO_LONGER_THERE, ForeignRecord, ResourceRecord, SliceRecord
 from sublet.broker.schedule import Schedule
+from sublet.broker.state import State
 from sublet.broker.step import Step
 from sublet.errors import InvalidRequest
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.values import EndReason, Epoch, LeaseId, NodeId
 from sublet.wire import orders
 
-__all__ = ["agent_report", "node_gone", "node_up"]
+__all__ = ["agent_report", "node_gone", "node_up", "with_what_is_held"]
 
 
 def agent_report(step: Step, schedule: Schedule, command: cmd.AgentReport) -> Answer:
@@ -49,7 +50,8 @@ def agent_report(step: Step, schedule: Schedule, command: cmd.AgentReport) -> An
 
 def node_up(step: Step, command: cmd.NodeUp) -> Answer:
     """An agent reported in with what it has. What it no longer has is lost with all that ran on it."""
-    found, state = command.inventory, step.state
+    state = step.state
+    found = with_what_is_held(command.inventory, state)
     for device in found.devices:
         owner = state.resources.get(device.id)
         if owner is not None and owner.node != found.node:
@@ -65,10 +67,23 @@ def node_up(step: Step, command: cmd.NodeUp) -> Answer:
     if changed or set(found.devices) - set(devices):
         step.emit(ev.NodeJoined(inventory=found))
     offered = {device.id for device in found.devices}
-    for device in devices:
-        if device.id not in offered:
-            _fault(step, orders.Fault(node=found.node, resource=device.id, detail="the device is no longer there"))
+    for resource in (state.resources[device.id] for device in devices):
+        if resource.id in offered and resource.state is SliceState.LOST:
+            step.emit(ev.ResourceReturned(resource=resource.id))
+        elif resource.id not in offered and resource.state is not SliceState.LOST:
+            _end_all_on(step, resource, NO_LONGER_THERE)
+            step.emit(ev.ResourceLost(resource=resource.id))
     return Done()
+
+
+def with_what_is_held(inventory: orders.Inventory, state: State) -> orders.Inventory:
+    """A device never has less than its leases hold, also if it is declared smaller now, or a disk has filled up."""
+    devices = []
+    for device in inventory.devices:
+        record = state.resources.get(device.id)
+        held = 0 if record is None or record.node != inventory.node else record.used
+        devices.append(replace(device, capacity=held) if device.capacity < held else device)
+    return replace(inventory, devices=tuple(devices))
 
 
 def node_gone(step: Step, command: cmd.NodeGone) -> Answer:
@@ -155,11 +170,15 @@ def _fault(step: Step, report: orders.Fault) -> None:
     resource = step.state.resources.get(report.resource)
     if resource is None or resource.node != report.node or resource.state is SliceState.LOST or resource.detail:
         return
+    _end_all_on(step, resource, report.detail)
+    step.emit(ev.ResourceFaulted(resource=resource.id, detail=report.detail or "fault"))
+
+
+def _end_all_on(step: Step, resource: ResourceRecord, detail: str) -> None:
     for piece in list(resource.slices.values()):
         lease = step.state.leases.get(piece.lease)
         if lease is not None and lease.epoch == piece.epoch and piece.state is SliceState.LEASED:
-            step.end(lease, EndReason.DEVICE_LOST, report.detail)
-    step.emit(ev.ResourceFaulted(resource=resource.id, detail=report.detail or "fault"))
+            step.end(lease, EndReason.DEVICE_LOST, detail)
 
 
 def _foreign(step: Step, report: orders.Foreign) -> None:

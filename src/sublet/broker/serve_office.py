@@ -89,6 +89,7 @@ async def status(service: Service, call: Call) -> Reply:
             started_at=rfc3339(me.started_wall_ns),
             uptime=seconds(now.ns - me.started_ns),
             embedded=me.embedded,
+            host_gpus=me.host_gpus,
             nodes=[node_view(node) for node in state.nodes.values()],
             devices=[device_view(resource, shown) for resource in state.resources.values()],
             live=state.live_count,
@@ -255,6 +256,7 @@ async def down(service: Service, call: Call) -> Reply:
             "1 lease lives" if len(live) == 1 else f"{len(live)} leases live",
             do="Use --drain (end them with notice), --keep (leave them) or --now (end them).",
         )
+    service.ends_for_good = request.how != "keep"
     if request.how in ("drain", "now"):
         service.drain_and_stop(notice=request.how == "drain", by=call.caller.tenant)
     else:

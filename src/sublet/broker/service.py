@@ -67,6 +67,8 @@ class Identity:
     embedded: bool
     started_ns: int
     started_wall_ns: int
+    host_gpus: str = ""
+    """The host devices it was told to have, as `sublet up` takes them; empty if none were declared."""
 
 
 @dataclass(slots=True)
@@ -134,6 +136,8 @@ class Service:
     requests: int = 0
     """Since the start: whoever wants to know if anybody still calls."""
     closing: bool = False
+    ends_for_good: bool = False
+    """Its end was asked for and is to leave nothing: the next office does not come back as this one was started."""
     billing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     history: History | None = field(default=None, init=False)
     """The past, as far as a bill has read it."""

@@ -164,7 +164,7 @@ class Hub:
             elif isinstance(event, ev.NodeJoined | ev.NodeLost | ev.NodeReturned | ev.NodeDrained):
                 node = event.inventory.node if isinstance(event, ev.NodeJoined) else event.node
                 self._operator_news("node", f"{_VERB[type(event)]} {node}")
-            elif isinstance(event, ev.Quarantined | ev.Cleared | ev.ResourceFaulted):
+            elif isinstance(event, _HARDWARE):
                 self._operator_news("fence", f"{_VERB[type(event)]} {event.resource}")
         if moved and self._places_due is None:
             self._places_due = asyncio.get_running_loop().call_later(PLACES_EVERY_S, self._tell_places)
@@ -273,6 +273,7 @@ _WHAT_IS: Final[dict[LeaseStatus, str]] = {
     LeaseStatus.ENDING: "ending",
     LeaseStatus.ENDED: "ended",
 }
+_HARDWARE: Final = ev.Quarantined | ev.Cleared | ev.ResourceFaulted | ev.ResourceLost | ev.ResourceReturned
 _VERB: Final[dict[type, str]] = {
     ev.NodeJoined: "joined",
     ev.NodeLost: "lost",
@@ -281,4 +282,6 @@ _VERB: Final[dict[type, str]] = {
     ev.Quarantined: "quarantined",
     ev.Cleared: "cleared",
     ev.ResourceFaulted: "fault of",
+    ev.ResourceLost: "lost",
+    ev.ResourceReturned: "returned",
 }

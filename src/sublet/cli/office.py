@@ -18,21 +18,18 @@ from sublet.client.home import home_dir
 from sublet.client.office import ensure_office
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
 from sublet.invocation import typed
+from sublet.lease.states import SliceState
 from sublet.values import Kind, format_size
 
 if TYPE_CHECKING:
     from sublet.agent.inventory import HostGpus
     from sublet.cli.call import Office
 
-__all__ = ["OfficeDiffers", "OfficeInUse", "down", "end_office", "up"]
+__all__ = ["OfficeInUse", "down", "end_office", "up"]
 
 GONE_S: Final = 90.0
 """How long `down` waits for the process to end. Draining takes the longest notice, half a minute."""
 _LOOK_EVERY_S: Final = 0.05
-
-
-class OfficeDiffers(SubletError):
-    """An office runs, and it is not the one that was asked for."""
 
 
 class OfficeInUse(SubletError):
@@ -68,8 +65,9 @@ def up(
 ) -> int:
     """Start the office of this machine, and return when it answers.
 
-    The first lease starts an office too, which ends after ten idle minutes; one that `up` started stays. A second `up`
-    with the same settings succeeds.
+    The first lease starts an office too, which ends after ten idle minutes; one that `up` started stays, and after a
+    crash or a reboot it comes back with the same settings, until `sublet down`. A second `up` with the same settings
+    succeeds.
     """
     if os.environ.get("SUBLET_URL"):
         raise UsageError(
@@ -80,7 +78,9 @@ def up(
             "an office runs on Linux only", do="Set SUBLET_URL to the address of one that runs elsewhere."
         )
     if embedded:  # who started it has looked whether one runs, and waits
-        return _serve(None if host_gpus is None else str(host_gpus), embedded=True)
+        return _serve(host_gpus, embedded=True)
+    from sublet.engines.start_settings import OfficeDiffers, agreed
+
     office = _office()
     running = _status_or_none(office)
     if foreground:
@@ -89,20 +89,23 @@ def up(
                 f"an office runs already for {visible(running['home'])}: pid {running['pid']}",
                 do="Use that one, or end it with `sublet down` first.",
             )
-        return _serve(None if host_gpus is None else str(host_gpus), embedded=False)
+        return _serve(host_gpus, embedded=False)
     _check_same(running, host_gpus)
     if running is not None and running["embedded"]:
         _replace(office, running)
         running = None
     if running is None:
+        settings = agreed(home_dir(), host_gpus)
         words = ["up", "--foreground"]
-        ensure_office(home_dir(), words=words if host_gpus is None else [*words, "--host-gpus", str(host_gpus)])
+        if settings.host_gpus is not None:
+            words += ["--host-gpus", str(settings.host_gpus)]
+        ensure_office(home_dir(), words=words)
     view: Json = office.get("/v1/status")
     _check_same(view, host_gpus)  # somebody else may have been quicker, with other settings
     if as_json:
         document(view)
     else:
-        devices = [device for device in view["devices"] if device["kind"] == Kind.GPU]
+        devices = [d for d in view["devices"] if d["kind"] == Kind.GPU and d["state"] != SliceState.LOST]
         kind = "host device (no GPU)" if all(device["host"] for device in devices) else "GPU"
         said = "is up" if running is None else "was up already"
         print(f"The office {said}: pid {view['pid']}, {len(devices)} × {kind}.")
@@ -119,18 +122,22 @@ def down(
 ) -> int:
     """End the office of this machine.
 
-    It is refused while leases live, unless --drain, --keep or --now is given.
+    It is refused while leases live, unless --drain, --keep or --now is given. The next office starts anew, with what
+    the next `up` says; with --keep it comes back as this one was started.
     """
     given = [word for word, said in (("drain", drain), ("keep", keep), ("now", now)) if said]
     if len(given) > 1:
         raise UsageError(f"--{given[0]} and --{given[1]} contradict each other", do="Give one of them.")
     office = _office()
     running = _status_or_none(office)
+    if running is None and not keep:
+        running = _with_what_goes_on(office)
     if running is None:
+        forgotten = "" if keep else _forgotten(office)
         if as_json:
             document({"pid": None, "leases": 0})
         else:
-            print("No office is running.")
+            print(f"No office is running.{forgotten}")
         return DONE
     answer = end_office(office, running, given[0] if given else "idle")
     if as_json:
@@ -158,24 +165,70 @@ def _status_or_none(office: Office) -> Json | None:
     return view
 
 
+def _with_what_goes_on(office: Office) -> Json | None:
+    """Leases of an office that was killed may live on, on the devices of its settings: then it is started again as it
+    was, so that its end is an ordinary one. None if there is nothing to end."""
+    from sublet.cli.call import NoOffice, check_nothing_lives
+    from sublet.engines.start_settings import SettingsUnusable, read_settings
+
+    home = office.address.home
+    if home is None:
+        return None
+    try:
+        if read_settings(home) is None:
+            return None
+        check_nothing_lives(home)
+    except SettingsUnusable:  # nobody can tell how it was started
+        return None
+    except NoOffice:
+        ensure_office(home)
+        return _status_or_none(office)
+    return None
+
+
+def _forgotten(office: Office) -> str:
+    """The settings of an office that was killed are forgotten; what to say of it."""
+    home = office.address.home
+    if home is None or not home.is_dir():
+        return ""
+    from sublet.broker.journal_files import HomeLock
+    from sublet.engines.start_settings import SettingsUnusable, forget_settings, read_settings
+
+    try:
+        settings = read_settings(home)
+        said = "" if settings is None else f" It will not come back as `{typed(settings.command())}`."
+    except SettingsUnusable as error:
+        said = f" A file is removed that could not be used: {error.message}."
+    if said:
+        lock = HomeLock.take(home)  # or an office runs that does not answer
+        forget_settings(home)
+        lock.release()
+    return said
+
+
 def _check_same(running: Json | None, host_gpus: HostGpus | None) -> None:
-    """An office that runs must have what is asked for now, or it is not the one that is meant."""
-    if running is None or host_gpus is None:
+    """An office that runs must have been started with what is asked for now, or it is not the one that is meant."""
+    if running is None or host_gpus is None or running.get("host_gpus") == str(host_gpus):
         return
-    there = {d["id"]: d["capacity"] for d in running["devices"] if d["kind"] == Kind.GPU}
-    wanted = {str(device.id): device.capacity for device in host_gpus.devices()}
-    if there != wanted:
-        said, meant = _sizes(there), _sizes(wanted)
-        if said == meant:  # the same sizes under other names
-            said, meant = " and ".join(there), " and ".join(wanted)
-        raise OfficeDiffers(
-            f"the office that runs (pid {running['pid']}) has other settings: devices {said}, not {meant}",
-            do="Use it as it is, or end it with `sublet down` and start it anew.",
-        )
+    from sublet.engines.start_settings import OfficeDiffers, StartSettings, host_gpus_words
+
+    had = host_gpus_of(running["host_gpus"]) if running.get("host_gpus") else None
+    devices = ", ".join(
+        f"{device['id'].rpartition('/')[2]} {format_size(device['capacity'])}"
+        for device in running["devices"]
+        if device["kind"] == Kind.GPU and device["state"] != SliceState.LOST
+    )
+    by = "started by itself" if running["embedded"] else f"was started with `{StartSettings(host_gpus=had).command()}`"
+    raise OfficeDiffers(
+        f"the office that runs (pid {running['pid']}) {by} and has {devices or 'no GPU'}, "
+        f"not {host_gpus_words(host_gpus)}",
+        do=f"Use it as it is, or end it with `sublet down`, then `{StartSettings(host_gpus=host_gpus).command()}`.",
+    )
 
 
-def _serve(host_gpus: str | None, *, embedded: bool) -> int:
-    """Be the office, until told to end."""
+def _serve(host_gpus: HostGpus | None, *, embedded: bool) -> int:
+    """Be the office, until told to end. ``embedded``: it ends when it is idle, unless one that was started by `up` is
+    to come back: then it is that one."""
     from sublet.cli.sparing import spare
 
     spare()
@@ -183,28 +236,42 @@ def _serve(host_gpus: str | None, *, embedded: bool) -> int:
     from sublet.engines.beginning import begun
 
     home = home_dir()
-
-    def say() -> None:
-        if not embedded:
-            print(
-                f"The office is up: pid {os.getpid()}, {home}. Ctrl-C ends it; leases go on to their deadlines.",
-                flush=True,
-            )
-
     with begun(home, SystemClock()) as beginning:  # it comes up while the rest is loaded
         from sublet.engines.local import run_office
+        from sublet.engines.start_settings import agreed, forget_settings, read_settings, write_settings
 
-        return run_office(home, host_gpus=host_gpus, embedded=embedded, ready=say, beginning=beginning)
+        # Only now, since the journal is ours: no other office starts here with other settings meanwhile.
+        settings = agreed(home, host_gpus)
+        stays = not embedded or read_settings(home) is not None
 
+        def remember() -> None:
+            if stays:
+                write_settings(home, settings)
 
-def _sizes(devices: dict[str, int]) -> str:
-    sizes = list(devices.values())
-    return " and ".join(f"{sizes.count(size)}x{format_size(size)}" for size in sorted(set(sizes))) or "none"
+        def say() -> None:
+            if stays:
+                print(
+                    f"The office is up: pid {os.getpid()}, {home}. Ctrl-C ends it; leases go on to their deadlines.\n"
+                    f"Until `sublet down` it comes back as `{settings.command()}`.",
+                    flush=True,
+                )
+
+        return run_office(
+            home,
+            host_gpus=None if settings.host_gpus is None else str(settings.host_gpus),
+            embedded=not stays,
+            ready=say,
+            beginning=beginning,
+            before_serving=remember,
+            ended_for_good=lambda: forget_settings(home),
+        )
 
 
 def _replace(office: Office, running: Json) -> None:
     """An office that started by itself would end by itself, and that is not what `up` promises: start it anew."""
     if running["live"] or running["queued"]:
+        from sublet.engines.start_settings import OfficeDiffers
+
         raise OfficeDiffers(
             f"the office that runs (pid {running['pid']}) started by itself, ends after ten idle minutes, "
             "and is in use now",

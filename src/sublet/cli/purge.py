@@ -55,7 +55,7 @@ KINDS: Final = (
     (re.compile(r"replaced-\d+"), "a journal that was replaced"),
     (re.compile(r"incarnation(?:\.new)?|keys|uids"), "keys and numbers of the office"),
     (re.compile(r"(?:office|supervisor)\.log(?:\.1)?"), "logs"),
-    (re.compile(r"(?:config|rates|policy|studio)\.toml"), "settings"),
+    (re.compile(r"(?:config|rates|policy|studio)\.toml|started-with(?:\.new)?"), "settings"),
     (re.compile(r"\.config\.toml\.\d+|\.room-\d+"), "an unfinished file"),
 )
 """Names in the state folder that are Sublet's, and what they are."""

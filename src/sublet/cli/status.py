@@ -62,6 +62,8 @@ def _state(device: Json) -> str:
     """A device in service is free, lent, or partly lent; one that is not says what it is, and why."""
     if device["state"] != SliceState.FREE:
         return f"{device['state']}: {device['detail']}" if device["detail"] else str(device["state"])
+    if not device["capacity"]:
+        return "full"
     if device["free"] == device["capacity"]:
         return "free"
     return "partly lent" if device["free"] else "lent"

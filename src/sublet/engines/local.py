@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import resource
 import signal
@@ -28,7 +29,7 @@ from sublet import __version__
 from sublet.agent.cards import Cards, has_cards
 from sublet.agent.doors import Door, Visitor
 from sublet.agent.inventory import machine_inventory, parse_host_gpus
-from sublet.agent.limits import usable_cores
+from sublet.agent.limits import block_bytes, disk_bytes, offer_again, usable_cores
 from sublet.agent.memory import MemoryAgent
 from sublet.agent.supervised import SupervisedAgent
 from sublet.agent.suspend_probe import probe_cards
@@ -47,6 +48,7 @@ from sublet.broker.policy import Policy
 from sublet.broker.ports import Agent
 from sublet.broker.processes import Processes
 from sublet.broker.records import Now
+from sublet.broker.reports import with_what_is_held
 from sublet.broker.service import Identity, Service
 from sublet.broker.signing import Signer
 from sublet.broker.state import Books, State
@@ -57,7 +59,7 @@ from sublet.engines.beginning import Beginning, begun
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
-from sublet.values import NS_PER_S
+from sublet.values import NS_PER_S, Kind
 from sublet.wire.orders import Inventory, Report
 
 __all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
@@ -65,6 +67,7 @@ __all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
 IDLE_ENDS_S: Final = 600.0
 """An office that started by itself ends after this long without lease, queue entry, teardown, quarantine or request."""
 IDLE_LOOK_S: Final = 30.0
+DISK_LOOK_S: Final = 10.0
 SOCKET_PATH_MAX: Final = 107
 """Bytes in the path of a unix socket."""
 CLOCK_SLACK_NS: Final = 2 * NS_PER_S
@@ -75,6 +78,8 @@ RATES_FILE: Final = "rates.toml"
 BACKLOG: Final = 1024
 FILES_WANTED: Final = 8192
 """Descriptors: each connection takes one."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 def journal_path(home: Path) -> Path:
@@ -97,6 +102,7 @@ class Office:
         die: Callable[[str], None] | None = None,
         pretended: bool = False,
         beginning: Beginning | None = None,
+        before_serving: Callable[[], None] = lambda: None,
     ) -> None:
         """``pretended`` leaves out the supervisor: the rules are kept in memory, and nothing can run under a lease.
         ``beginning``: what was begun already, and is put away by whoever did."""
@@ -110,10 +116,12 @@ class Office:
         self._die = end_process if die is None else die
         self._pretended = pretended
         self._beginning = beginning
+        self._before_serving = before_serving
         self._cards: Cards | None = None
         self._idle_since_ns = 0
         self._requests_seen = -1
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._disk_timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """From nothing to serving. If it raises, nothing is left open."""
@@ -140,6 +148,7 @@ class Office:
                     version=__version__,
                     home=self.home,
                     embedded=self._embedded,
+                    host_gpus="" if self._gpus is None else str(self._gpus),
                     started_ns=self.clock.now_ns(),
                     started_wall_ns=self.clock.wall_ns(),
                 ),
@@ -150,8 +159,8 @@ class Office:
                 stop=self.stop,
             )
             found = await probe_cards(machine_inventory(self.home, self._gpus))
-            inventory = _with_what_is_held(found, ledger.state)
-            agent = await self._agent(inventory, beginning, ledger.state)
+            self._inventory = with_what_is_held(found, ledger.state)
+            agent = await self._agent(self._inventory, beginning, ledger.state)
             await self.driver.start(opening, [agent])
             if isinstance(agent, SupervisedAgent):
                 agent.listen()
@@ -162,6 +171,7 @@ class Office:
             self._stack.callback(watch.close)
             watch.start()
             self.server = HttpServer(App(self.service), on_limit=self.service.limit, processes=processes, die=self._die)
+            self._before_serving()
             path = socket_path(self.home)
             listening = _listen(path)
             self._stack.callback(path.unlink, missing_ok=True)
@@ -170,6 +180,7 @@ class Office:
             self._stack.callback(self.service.close)
             if self._embedded:
                 self._look_if_idle()
+            self._look_at_disk()
             self._stack = self._stack.pop_all()
 
     def stop(self) -> None:
@@ -178,21 +189,24 @@ class Office:
 
     async def close(self) -> None:
         """Undo the start, last thing first."""
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        for timer in (self._idle_timer, self._disk_timer):
+            if timer is not None:
+                timer.cancel()
         await self._stack.aclose()
 
     async def _agent(self, inventory: Inventory, beginning: Beginning, state: State) -> Agent:
         """The real one, with a supervisor and a door for holders; or a pretended one."""
         if beginning.supervisor is None:
             return MemoryAgent(inventory, report=self.driver.report, clock=self.clock)
+        # Orders are only checked against the whole disk there: how much of it is lent changes, and is ours to decide.
         agent = SupervisedAgent(
-            inventory,
+            _with_disk(inventory, disk_bytes(self.home)),
+            offered=lambda: self._inventory,
             office=beginning.journal.id,
             incarnation=lambda: state.books.incarnation,
             connect=beginning.supervisor,
             report=self._heard,
-            on_new_supervisor=lambda: self.driver.post(NodeUp(inventory=inventory)),
+            on_new_supervisor=lambda: self.driver.post(NodeUp(inventory=self._inventory)),
             die=self._die,
         )
         await agent.start()
@@ -259,6 +273,20 @@ class Office:
             return
         self._idle_timer = asyncio.get_running_loop().call_later(IDLE_LOOK_S, self._look_if_idle)
 
+    def _look_at_disk(self) -> None:
+        """What is lent of the disk is never more than is there. What leases have of it stays theirs."""
+        self._disk_timer = asyncio.get_running_loop().call_later(DISK_LOOK_S, self._look_at_disk)
+        try:
+            there = block_bytes(self.home)
+        except OSError as error:
+            _log.warning("the room on the disk could not be seen: %s", error)
+            return
+        resources = self.driver.ledger.state.resources.values()
+        offered = sum(resource.device.capacity for resource in resources if resource.device.kind is Kind.BLOCK)
+        if offer_again(offered, there):
+            self._inventory = _with_disk(self._inventory, there)
+            self.driver.post(NodeUp(inventory=self._inventory))
+
 
 def _vigil() -> Vigil:
     """With one processor whoever is waited for could not run meanwhile."""
@@ -291,15 +319,28 @@ def run_office(
     policy: Policy | None = None,
     ready: Callable[[], None] | None = None,
     beginning: Beginning | None = None,
+    before_serving: Callable[[], None] = lambda: None,
+    ended_for_good: Callable[[], object] | None = None,
 ) -> int:
     """Be the office of this home until told to end; the exit status. ``ready`` is called once it answers.
-    ``beginning``: what was begun of it already."""
+    ``beginning``: what was begun of it already. ``before_serving`` is called before it answers anybody; if it raises,
+    nothing was started. ``ended_for_good`` is called after an end that was asked for, and was
+    to leave nothing."""
     if sys.platform != "linux":
         raise Unsupported("an office runs on Linux only", do="Connect to one elsewhere: set SUBLET_URL to its address.")
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        office = Office(home_dir(home), host_gpus=host_gpus, embedded=embedded, policy=policy, beginning=beginning)
+        office = Office(
+            home_dir(home),
+            host_gpus=host_gpus,
+            embedded=embedded,
+            policy=policy,
+            beginning=beginning,
+            before_serving=before_serving,
+        )
         runner.run(_serve(office, ready))
+    if ended_for_good is not None and office.service.ends_for_good:
+        ended_for_good()
     return 0
 
 
@@ -324,16 +365,10 @@ async def _serve(office: Office, ready: Callable[[], None] | None) -> None:
         await office.close()
 
 
-def _with_what_is_held(inventory: Inventory, state: State) -> Inventory:
-    """A device never has less than its leases hold, also if it is declared smaller now, or not at all."""
-    found = {device.id: device for device in inventory.devices}
-    for record in state.resources.values():
-        device = found.get(record.id)
-        if record.node == inventory.node and (device is None or device.capacity < record.used):
-            found[record.id] = replace(device or record.device, capacity=record.used)
-    return Inventory(
-        node=inventory.node, domain=inventory.domain, labels=inventory.labels, devices=tuple(found.values())
-    )
+def _with_disk(inventory: Inventory, amount: int) -> Inventory:
+    """The same, with so much of the disk."""
+    devices = (replace(one, capacity=amount) if one.kind is Kind.BLOCK else one for one in inventory.devices)
+    return replace(inventory, devices=tuple(devices))
 
 
 def _rates(path: Path) -> Rates:

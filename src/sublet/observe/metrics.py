@@ -43,6 +43,8 @@ class Readings:
     live: int
     quarantined: int
     """Slices and devices nobody gets."""
+    lost: int
+    """Devices that their node does not have any more, or whose node does not answer."""
     streams: int
     """Open event streams."""
     commits: int
@@ -171,13 +173,14 @@ class OfficeMetrics:
         yield GaugeMetricFamily("sublet_queue_length", "Requests waiting.", value=now.queued)
         yield GaugeMetricFamily("sublet_live_leases", "Leases granted and not yet ended.", value=now.live)
         yield GaugeMetricFamily("sublet_quarantined", "Slices and devices nobody gets.", value=now.quarantined)
+        yield GaugeMetricFamily("sublet_lost", "Devices that are gone, or whose node is.", value=now.lost)
         yield GaugeMetricFamily("sublet_event_streams", "Open event streams.", value=now.streams)
         yield CounterMetricFamily("sublet_commits", "Commits of the journal.", value=now.commits)
         yield CounterMetricFamily(
             "sublet_gpu_seconds", "Device time held, in devices times seconds.", value=now.gpu_seconds
         )
         for name, text, amounts in (
-            ("sublet_capacity", "What exists, in bytes or cores.", now.capacity),
+            ("sublet_capacity", "What is there, in bytes or cores.", now.capacity),
             ("sublet_used", "What is not free, in bytes or cores.", now.used),
         ):
             family = GaugeMetricFamily(name, text, labels=["kind"])

@@ -8,7 +8,6 @@ trees as no stranger. At most a few at a time; the others wait their turn.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 from collections import deque
@@ -31,6 +30,8 @@ ANSWER_MAX: Final = 60_000
 ANSWER_FD: Final = 3
 """Where a copy writes its answer: ``ANSWERED``, and then the text."""
 ANSWERED: Final = b"="
+FAILED: Final = b"!"
+"""In its place: there is no answer, and the text says why."""
 _STDERR: Final = 2
 
 Work = Callable[[], str]
@@ -46,6 +47,7 @@ class _Errand:
     done: Done
     timer: Timer
     key: object
+    is_late: bool = False
 
 
 class Errands:
@@ -56,6 +58,8 @@ class Errands:
         self._longest_s = longest_s
         self._loop = loop.guarded(lambda _: self._next())  # whose answer it was has been told, or never will be
         self._on_life = on_life
+        self.why_failed = ""
+        """Why there is no answer, for whoever is just being told that there is none: the log may lie on a full disk."""
         self._waiting: deque[tuple[Work, Done, object]] = deque()
         self._running: dict[int, _Errand] = {}
 
@@ -87,8 +91,13 @@ class Errands:
             work, done, key = self._waiting.popleft()
             try:
                 self._start(work, done, key)
-            except OSError:  # no process to be had; its caller asks again
-                self._loop.soon(lambda done=done: done(None))  # type: ignore[misc]
+            except OSError as error:  # its caller asks again
+                why = f"no process could be started for it ({error.strerror})"
+                self._loop.soon(lambda done=done, why=why: self._fail(done, why))  # type: ignore[misc]
+
+    def _fail(self, done: Done, why: str) -> None:
+        self.why_failed = why
+        done(None)
 
     def _start(self, work: Work, done: Done, key: object) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -111,9 +120,13 @@ class Errands:
             raise
         self._on_life(pid, True)
         os.set_blocking(reading, False)
-        timer = self._loop.after(self._longest_s, lambda: _stop(pidfd))
+        timer = self._loop.after(self._longest_s, lambda: self._is_late(pidfd))
         self._running[pidfd] = _Errand(pid, pidfd, reading, done, timer, key)
         self._loop.watch(pidfd, READ, lambda _: self._ended(pidfd))
+
+    def _is_late(self, pidfd: int) -> None:
+        self._running[pidfd].is_late = True
+        _stop(pidfd)
 
     def _ended(self, pidfd: int) -> None:
         errand = self._running[pidfd]
@@ -121,7 +134,11 @@ class Errands:
         with contextlib.suppress(BlockingIOError):  # it has ended, so all is there that will ever be
             said = os.read(errand.answer, ANSWER_MAX + 1)
         self._forget(errand)
-        errand.done(said[1:].decode("utf-8", "surrogateescape") if said else None)
+        text = said[1:].decode("utf-8", "surrogateescape")
+        if said.startswith(ANSWERED):
+            errand.done(text)
+        else:
+            self._fail(errand.done, text or ("it took too long" if errand.is_late else "its process was killed"))
         self._next()
 
     def _forget(self, errand: _Errand) -> None:
@@ -140,10 +157,12 @@ def _stop(pidfd: int) -> None:
 
 def _be(work: Work, writing: int, parent: int) -> NoReturn:
     """The copy: nothing may return from here."""
+    can_answer = False
     try:
         signal.set_wakeup_fd(-1)
-        pipe = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, ANSWER_FD)
-        os.dup2(pipe, ANSWER_FD, inheritable=False)
+        if writing != ANSWER_FD:  # which takes no descriptor more: there may be none
+            os.dup2(writing, ANSWER_FD, inheritable=False)
+        can_answer = True
         close_from(ANSWER_FD + 1)  # first of all, so that nobody takes this copy's sockets for ones that are served
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -155,6 +174,10 @@ def _be(work: Work, writing: int, parent: int) -> NoReturn:
     except (ParentGone, BrokenPipeError):  # nobody is there to be told
         pass
     except BaseException as error:  # noqa: BLE001 - this is a copy of the supervisor
+        why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+        with contextlib.suppress(OSError):
+            if can_answer:  # else this number is of a file of the supervisor's
+                os.write(ANSWER_FD, FAILED + why.encode("utf-8", "surrogateescape")[:ANSWER_MAX])
         with contextlib.suppress(OSError):
             os.write(_STDERR, f"sublet: an errand failed: {error!r}\n".encode())
     finally:

@@ -223,7 +223,7 @@ class Stores:
     def _was_made(self, store: Store, said: str | None) -> None:
         store.is_asked = False
         if said is None:
-            store.made = Made(refused="the folder of the lease could not be made; the supervisor's log says why")
+            store.made = Made(refused=f"the folder of the lease could not be made: {self._errands.why_failed}")
         else:
             store.made = loads(Made, said.encode("utf-8", "surrogateescape"))
         if store.note.kind is Kind.MEMORY and store.made.counted:
@@ -357,7 +357,7 @@ class Stores:
             self._all.remove(store)
             self._loop.soon(lambda: self.on_gone(store.note.lease))  # not while whoever asked is still at it
             return
-        store.why = said or f"{store.folder} could not be removed; the supervisor's log says why"
+        store.why = said or f"{store.folder} could not be removed: {self._errands.why_failed}"
         store.again_ns = self._loop.now_ns() + AGAIN_NS[min(store.tries, len(AGAIN_NS) - 1)]
         store.tries += 1
         self.on_stuck(store)

@@ -152,8 +152,9 @@ def among_errands(lock: str, *, after_others: bool) -> Iterator[None]:
 def make_blocks(folder: str, note: StoreNote, ids: tuple[int, int] | None) -> Made:
     """The folders of the block parts of one lease; with ``ids`` they belong to that user."""
     made: list[tuple[str, str]] = []
-    was_kept = _begin(folder, note)
+    was_kept = os.path.exists(os.path.join(folder, KEPT))
     try:
+        _begin(folder, note)
         for number, part in enumerate(note.parts):
             made.append(_make_block(os.path.join(folder, str(number)), part.amount, ids))
     except OSError as error:
@@ -181,14 +182,12 @@ def make_memory(folder: str, note: StoreNote, ids: tuple[int, int] | None) -> Ma
     return Made(paths=(path,))
 
 
-def _begin(folder: str, note: StoreNote) -> bool:
-    """The note comes first: whatever is made after it is found by it. Whether the folder was kept until now."""
+def _begin(folder: str, note: StoreNote) -> None:
+    """The note comes first: whatever is made after it is found by it."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _write_note(folder, note)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, KEPT))
-        return True
-    return False
 
 
 def _write_note(folder: str, note: StoreNote) -> None:

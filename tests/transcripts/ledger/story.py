@@ -164,6 +164,10 @@ class Teller:
                 return f"{event.resource} is cleared ({event.by})"
             case ev.ResourceFaulted():
                 return f"{event.resource} is out of service: {event.detail}"
+            case ev.ResourceLost():
+                return f"{event.resource} is gone"
+            case ev.ResourceReturned():
+                return f"{event.resource} is there again"
             case ev.NodeLost():
                 return f"{event.node} is lost: {event.detail}"
             case ev.NodeReturned():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sublet.agent import limits
-from sublet.agent.limits import block_bytes, memory_bytes, usable_cores
+from sublet.agent.limits import block_bytes, disk_bytes, memory_bytes, offer_again, usable_cores
 from sublet.values import GIB, MIB
 
 WHOLE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -72,6 +72,7 @@ def test_the_real_machine_has_something(tmp_path: Path) -> None:
     assert 1 <= usable_cores() <= CORES
     assert MIB < memory_bytes() <= WHOLE
     assert block_bytes(tmp_path) % GIB == 0
+    assert block_bytes(tmp_path) <= disk_bytes(tmp_path)
 
 
 def test_what_is_lent_or_kept_already_is_not_taken_off_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,3 +87,33 @@ def test_what_is_lent_or_kept_already_is_not_taken_off_twice(tmp_path: Path, mon
         with (folder / "0.img").open("wb") as image:
             os.posix_fallocate(image.fileno(), 0, 2 * MIB)
     assert before + 4 * MIB <= block_bytes(tmp_path) <= before + 5 * MIB
+
+
+@pytest.mark.parametrize(
+    ("free", "offered"),
+    [(0, 0), (MIB - 1, 0), (12 * MIB, 12 * MIB), (40 * MIB + 5, 40 * MIB), (GIB - 1, GIB - MIB), (GIB, GIB)],
+)
+def test_no_more_of_a_disk_is_offered_than_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, offered: int
+) -> None:
+    class Small:
+        f_bavail, f_frsize, f_blocks = free, 1, free
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Small)
+    assert block_bytes(tmp_path) == offered
+
+
+@pytest.mark.parametrize(
+    ("before", "there", "changes"),
+    [
+        (100, 100, False),
+        (100, 99, True),
+        (100, 103, False),
+        (100, 106, True),
+        (0, 0, False),
+        (0, 1, True),
+        (5, 6, True),
+    ],
+)
+def test_less_is_offered_at_once_and_more_when_it_is_worth_it(before: int, there: int, changes: bool) -> None:
+    assert offer_again(before, there) is changes

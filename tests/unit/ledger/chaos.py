@@ -21,7 +21,7 @@ from sublet.errors import (
     QuotaExceeded,
     SubletError,
 )
-from sublet.lease.states import LIVE_STATES, LeaseStatus, VolumeState
+from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
 from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, ResourceId, Suspend, Tier
 from sublet.wire.orders import (
     End,
@@ -428,9 +428,26 @@ class Chaos:
             self.air.append(Fault(node=resource.node, resource=resource.id, detail="Xid 79"))
         elif self.rng.random() < 0.5:
             self.air.append(self._strangers(resource))
+        elif self.rng.random() < 0.3:
+            self._found_without(resource)
         else:
             vouch = self.rng.random() < 0.7
             self.do(cmd.ClearFence(resource=resource.id, vouch=vouch))
+
+    def _found_without(self, resource: ResourceRecord) -> None:
+        """The node says what it has, and this device is not there, or is there again."""
+        node = self.bench.state.nodes[resource.node]
+        found = next(found for found in self.nodes if found.node == node.id)
+        if node.lost:
+            return
+        if resource.state is not SliceState.LOST:
+            found = replace(found, devices=tuple(device for device in found.devices if device.id != resource.id))
+        self.do(cmd.NodeUp(inventory=found))
+        assert (resource.state is SliceState.LOST) == (resource.id not in {device.id for device in found.devices})
+        for piece in resource.slices.values():
+            assert resource.state is not SliceState.LOST or piece.state is not SliceState.LEASED, (
+                "a lost device is leased"
+            )
 
     def _strangers(self, resource: ResourceRecord) -> Foreign:
         """They come, take more or less, or leave; the agent may say what makes no sense."""

@@ -213,6 +213,9 @@ class Watch:
             assert note.claim_by_ns <= now_ns, f"L5: {event.lease} lost its claim too early"
         elif reason is EndReason.DRAINED and isinstance(command, cmd.Drain):
             pass
+        elif reason is EndReason.DEVICE_LOST and isinstance(command, cmd.NodeUp):
+            there = {device.id for device in command.inventory.devices}
+            assert any(part.resource not in there for part in lease.parts), f"{event.lease} ended, its device is there"
         elif note.take_at_ns is not None and reason not in (EndReason.EXPIRED, EndReason.IDLE, EndReason.QUOTA):
             assert min(note.take_at_ns, note.deadline_ns) <= now_ns, f"L5: {event.lease} was taken before the moment"
         else:

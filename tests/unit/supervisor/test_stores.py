@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,6 +187,7 @@ def test_an_errand_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
         runner.errands.run(fails, said.append)
         runner.until(lambda: said == [None])
         assert "no such luck" in capfd.readouterr().err
+        assert "no such luck" in runner.errands.why_failed, "whose log lies on a full disk hears of it all the same"
         runner.errands.run(hangs, said.append)
         runner.until(lambda: runner.alive)
         (pid,) = runner.alive
@@ -193,4 +196,41 @@ def test_an_errand_that_fails_has_no_answer_and_one_that_hangs_is_ended_with_us(
     assert said == [None]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+    runner.loop.close()
+
+
+def test_why_an_errand_has_no_answer_is_known_to_whoever_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, why = Runner(), list[str]()
+    errands = Errands(runner.loop, runner.life, longest_s=0.01)
+
+    def told(said: str | None) -> None:
+        assert said is None
+        why.append(errands.why_failed)
+
+    def full() -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def hangs() -> str:
+        select.select([], [], [])
+        return ""
+
+    def dies() -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    with nothing_left_open():
+        errands.run(hangs, told)
+        runner.until(lambda: why == ["it took too long"])
+        errands.run(dies, told)
+        runner.until(lambda: why[1:] == ["its process was killed"])
+        errands = Errands(runner.loop, runner.life)
+        errands.run(full, told)
+        runner.until(lambda: why[2:] == ["No space left on device"])
+
+        def no_process() -> int:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+        monkeypatch.setattr(os, "fork", no_process)
+        errands.run(lambda: "", told)
+        runner.until(lambda: why[3:] == ["no process could be started for it (Resource temporarily unavailable)"])
     runner.loop.close()

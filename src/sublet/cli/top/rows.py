@@ -126,6 +126,8 @@ def _device_state(device: Json, nodes: Mapping[str, str], fences: Mapping[str, i
         return Span(f"{plural(fences[device['id']], 'slice')} QUARANTINED", "red")
     if device["detail"]:
         return Span(f"used by others{detail}", "yellow")
+    if not device["capacity"]:
+        return Span("full", "red")
     if device["free"] == device["capacity"]:
         return Span("free", "green")
     return Span("partly lent" if device["free"] else "lent")

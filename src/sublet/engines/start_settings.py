@@ -1,0 +1,166 @@
+"""How the office of a home was started by ``sublet up``, kept in the home, so that it comes back the same way.
+
+Whoever starts an office without a word of its own (the first lease, a notebook, ``sublet lease ls``) after it was
+killed, or after the machine went down, starts it with these settings: the same devices, and it stays. They are written
+before the office answers for the first time, and read by the process that has the journal's lock.
+
+The settings live from ``sublet up`` to ``sublet down``. An end that somebody else may have caused (a signal, a crash,
+power) keeps them, and so does ``sublet down --keep``, which leaves leases on the devices they name.
+
+The file is one line of JSON below a line with a checksum of it. Every shorter file, and every other one, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sublet.agent.inventory import HostGpus, parse_host_gpus
+from sublet.broker.journal_files import publish, sync_file, sync_folder
+from sublet.errors import InvalidRequest, SubletError
+from sublet.values import format_size, parse_size
+
+__all__ = [
+    "SETTINGS_NAME",
+    "OfficeDiffers",
+    "SettingsUnusable",
+    "StartSettings",
+    "agreed",
+    "forget_settings",
+    "host_gpus_words",
+    "read_settings",
+    "write_settings",
+]
+
+SETTINGS_NAME: Final = "started-with"
+_FORMAT: Final = "sublet-started-with 1"
+_SIZE_MAX: Final = 4096
+_DO: Final = "`sublet down` removes it; then start the office with `sublet up` and the devices that you want."
+
+
+class SettingsUnusable(SubletError):
+    """The file that says how the office was started cannot be read, written or removed."""
+
+
+class OfficeDiffers(SubletError):
+    """The office that runs, or is to come back, has other settings than those asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartSettings:
+    """What ``sublet up`` was told. An office with settings stays; one without ends when it is idle."""
+
+    host_gpus: HostGpus | None = None
+    """None: the cards of the machine, or without one a host device."""
+
+    def command(self) -> str:
+        """The command line that starts such an office."""
+        return f"sublet up {host_gpus_words(self.host_gpus)}".rstrip()
+
+
+def host_gpus_words(host_gpus: HostGpus | None) -> str:
+    """The option as a person types it: ``--host-gpus 2x16GiB``; empty without one."""
+    if host_gpus is None:
+        return ""
+    size = format_size(host_gpus.size)
+    if parse_size(size, "size") != host_gpus.size:  # it was rounded
+        size = f"{host_gpus.size}B"
+    return f"--host-gpus {host_gpus.count}x{size}" + (f"@{host_gpus.namespace}" if host_gpus.namespace else "")
+
+
+def agreed(home: Path, asked: HostGpus | None) -> StartSettings:
+    """The settings to start with: the remembered ones, else those asked for.
+
+    Raises ``OfficeDiffers`` if other devices are asked for than the remembered ones.
+    """
+    kept = read_settings(home)
+    if kept is None:
+        return StartSettings(host_gpus=asked)
+    if asked is not None and asked != kept.host_gpus:
+        raise OfficeDiffers(
+            f"the office of {home} was started with `{kept.command()}`, not with {host_gpus_words(asked)}, and was not "
+            "ended since by `sublet down`",
+            do=f"Start it as it was with `sublet up`; or forget that with `sublet down`, then "
+            f"`{StartSettings(host_gpus=asked).command()}`.",
+        )
+    return kept
+
+
+def read_settings(home: Path) -> StartSettings | None:
+    """The remembered settings; None if there are none. Raises ``SettingsUnusable`` for a file that is none of ours."""
+    path = home / SETTINGS_NAME
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(path, f"cannot be read ({error.strerror})") from error
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+            raise _unusable(path, "is not a file of yours")
+        data = os.read(fd, _SIZE_MAX + 1)
+    except OSError as error:
+        raise _unusable(path, f"cannot be read ({error.strerror})") from error
+    finally:
+        os.close(fd)
+    return _decoded(path, data)
+
+
+def write_settings(home: Path, settings: StartSettings) -> None:
+    """Durable when it returns. What is there already is not written anew: that may need room that there is not."""
+    path, temporary = home / SETTINGS_NAME, home / f"{SETTINGS_NAME}.new"
+    try:
+        if read_settings(home) == settings:
+            sync_file(path)
+            sync_folder(home)
+            return
+        temporary.unlink(missing_ok=True)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(_encoded(settings))
+        publish(temporary, path)
+    except OSError as error:
+        raise SettingsUnusable(
+            f"{path} cannot be written ({error.strerror}), so the office would not come back as it was started",
+            do="Make room there, or set SUBLET_HOME to another folder.",
+        ) from error
+
+
+def forget_settings(home: Path) -> bool:
+    """The next office starts as a new one. Whether there was anything to forget, readable or not."""
+    try:
+        (home / SETTINGS_NAME).unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise SettingsUnusable(
+            f"{home / SETTINGS_NAME} cannot be removed ({error.strerror})", do="Remove it by hand."
+        ) from error
+    return True
+
+
+def _encoded(settings: StartSettings) -> bytes:
+    host_gpus = None if settings.host_gpus is None else str(settings.host_gpus)
+    body = json.dumps({"host_gpus": host_gpus}).encode() + b"\n"
+    return f"{_FORMAT} {zlib.crc32(body):08x}\n".encode() + body
+
+
+def _decoded(path: Path, data: bytes) -> StartSettings:
+    head, _, body = data.partition(b"\n")
+    if head != f"{_FORMAT} {zlib.crc32(body):08x}".encode():
+        raise _unusable(path, "is damaged, or was not written by this version of Sublet")
+    try:
+        host_gpus = json.loads(body)["host_gpus"]
+        return StartSettings(host_gpus=None if host_gpus is None else parse_host_gpus(host_gpus))
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidRequest) as error:
+        raise _unusable(path, "names no settings that this version of Sublet knows") from error
+
+
+def _unusable(path: Path, why: str) -> SettingsUnusable:
+    return SettingsUnusable(f"{path}, which says how the office was started, {why}", do=_DO)
