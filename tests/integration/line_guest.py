@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 
@@ -30,5 +31,11 @@ def echo(conversation: Conversation, visit: Visit) -> None:
 
 
 def main() -> None:
-    start_serving(Inbox.from_stdin(), {Service.WORK: echo})
+    start_serving(Inbox.from_stdin(), {Service.WORK: echo, Service.JUPYTER: echo})
     threading.Event().wait()
+
+
+def deaf() -> None:
+    """The same, and no wish to leave."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    main()

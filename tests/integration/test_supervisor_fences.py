@@ -1,0 +1,215 @@
+"""What a supervisor lets through: connections to guests, and hardware on which something may still run.
+
+The guest is asked nothing: once a connection was handed to it, nothing but the supervisor knows whose it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from sublet.errors import LeaseNotActive, StaleEpoch
+from sublet.supervisor.holder_link import OPERATIONS
+from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.guests import Connect, Connected, GuestSpec, Revoke, Service, Start, Started, StdioKind
+from sublet.wire.orders import End, Extend, Grant, Held, Part
+from tests.integration.supervisor_stage import (
+    PATH,
+    TENANT,
+    Freezer,
+    HolderLine,
+    SupervisorStage,
+    needs_freezer,
+    supervisor_at,
+)
+from tests.traces import now_ns, until
+
+ROOT: Final = Path(__file__).parents[2]
+ALL: Final = ("device", "kernel", "logs", "run", "write")
+BEN: Final = TenantId("ben")
+S: Final = 1_000_000_000
+SERVED: Final = (Service.WORK, Service.JUPYTER)
+"""What the guest of these tests serves."""
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisorStage]:
+    with supervisor_at(tmp_path_factory.mktemp("stage"), gpus=4) as found:
+        yield found
+
+
+_numbers: Final = itertools.count(1)
+
+
+@pytest.fixture
+def lease() -> LeaseId:
+    """One for each test."""
+    return LeaseId(f"lease-{next(_numbers)}")
+
+
+def part(n: int) -> Part:
+    return Part(
+        resource=ResourceId(f"bench/gpu{n}"),
+        kind=Kind.GPU,
+        amount=1 << 30,
+        millis=1000,
+        exclusivity=Exclusivity.SESSION,
+    )
+
+
+CORE: Final = Part(resource=ResourceId("bench/cpu"), kind=Kind.CPU, amount=1)
+
+
+def grant(stage: SupervisorStage, lease: LeaseId, epoch: Epoch, *, tenant: TenantId = TENANT, on: Part = CORE) -> None:
+    deadline_ns = now_ns() + 300 * S
+    order = Grant(
+        lease=lease, epoch=epoch, number=epoch.n, tenant=tenant, parts=(on,), deadline_ns=deadline_ns, ttl_ns=300 * S
+    )
+    stage.office_line.order(order)
+
+
+def end(stage: SupervisorStage, lease: LeaseId, epoch: Epoch, *, grace_s: float = 0) -> None:
+    reason, grace_ns = EndReason.RELEASED, round(grace_s * S)
+    order = End(lease=lease, epoch=epoch, number=99, parts=(CORE,), reason=reason, grace_ns=grace_ns)
+    stage.office_line.order(order)
+
+
+def serving(stage: SupervisorStage, lease: LeaseId, epoch: Epoch, tenant: TenantId = TENANT) -> GuestId:
+    """A guest that does not leave when it is told to."""
+    spec = GuestSpec(
+        entry="tests.integration.line_guest:deaf",
+        cwd=str(ROOT),
+        env={"PATH": PATH, "PYTHONPATH": str(ROOT)},
+        stdio=StdioKind.NULL,
+        serves=True,
+    )
+    with contextlib.closing(stage.office_line.admit(lease, epoch, tenant=tenant)) as holder:
+        started = holder.ask(Start(spec=spec))
+    assert isinstance(started, Started), started
+    return started.guest
+
+
+def connected(
+    stage: SupervisorStage,
+    guest: GuestId,
+    lease: LeaseId,
+    epoch: Epoch,
+    service: Service = Service.WORK,
+    tenant: TenantId = TENANT,
+) -> HolderLine:
+    line = stage.office_line.admit(lease, epoch, tenant=tenant, operations=ALL)
+    try:
+        assert isinstance(line.ask(Connect(guest=guest, service=service)), Connected)
+    except BaseException:
+        line.close()
+        raise
+    line.talk.begin_anew()
+    return line
+
+
+def answers(line: HolderLine) -> bool:
+    return line.talk.call(b"hello").body.endswith(b"hello")
+
+
+def is_cut(line: HolderLine) -> bool:
+    return line.is_over or (line.talk.wait(0.05) is not None and line.is_over)
+
+
+@pytest.mark.parametrize("service", OPERATIONS)
+def test_only_the_live_epoch_is_connected_to_a_guest(stage: SupervisorStage, lease: LeaseId, service: Service) -> None:
+    """A token of an older epoch is still valid when it is shown: it was signed a moment before the attach. And nobody
+    is connected to what is on its way out. For no service is that left to the guest."""
+    old, new = Epoch(1, 5), Epoch(1, 6)
+    grant(stage, lease, old)
+    guest = serving(stage, lease, old)
+    connected(stage, guest, lease, old, service).close()
+    grant(stage, lease, new)
+    with pytest.raises(StaleEpoch):
+        connected(stage, guest, lease, old, service)
+    with contextlib.closing(connected(stage, guest, lease, new, service)) as line:
+        assert service not in SERVED or answers(line)
+    end(stage, lease, new, grace_s=20)
+    with pytest.raises(LeaseNotActive, match="given back"):
+        connected(stage, guest, lease, new, service)
+    assert stage.marked(lease), "it has its grace, and still runs"
+    end(stage, lease, new)
+
+
+def test_an_attach_cuts_the_connections_that_were_handed_to_guests_of_the_lease(
+    stage: SupervisorStage, lease: LeaseId
+) -> None:
+    """The holder before is stopped, or on another machine: its connections are cut here, not there. Those of another
+    lease stay, and so do the guests; a renewal or a repeated grant cuts nothing."""
+    old, new, other = Epoch(1, 5), Epoch(1, 6), LeaseId(f"{lease}-other")
+    for name in (lease, other):
+        grant(stage, name, old)
+    guests = {name: serving(stage, name, old) for name in (lease, other)}
+    lines = [connected(stage, guests[lease], lease, old, service) for service in SERVED]
+    beside = connected(stage, guests[other], other, old)
+    grant(stage, lease, old)
+    stage.office_line.order(Extend(lease=lease, epoch=old, number=7, deadline_ns=now_ns() + 300 * S, ttl_ns=300 * S))
+    assert all(answers(line) for line in (*lines, beside))
+    grant(stage, lease, new)
+    for line in lines:
+        until("a cut", lambda line=line: is_cut(line))  # type: ignore[misc]
+    assert answers(beside)
+    with contextlib.closing(connected(stage, guests[lease], lease, new)) as line:
+        assert answers(line)
+    for line in (*lines, beside):
+        line.close()
+    for name in (lease, other):
+        end(stage, name, new)
+
+
+def test_connections_of_a_tenant_whose_rights_changed_are_cut(stage: SupervisorStage, lease: LeaseId) -> None:
+    """Those to guests as well as those to the supervisor; nobody else's."""
+    epoch, theirs = Epoch(1, 5), LeaseId(f"{lease}-ben")
+    grant(stage, lease, epoch)
+    grant(stage, theirs, epoch, tenant=BEN)
+    mine = connected(stage, serving(stage, lease, epoch), lease, epoch)
+    his = connected(stage, serving(stage, theirs, epoch, BEN), theirs, epoch, tenant=BEN)
+    asking = stage.office_line.admit(theirs, epoch, tenant=BEN)
+    stage.office_line.ask(Revoke(tenant=BEN))
+    for line in (his, asking):
+        until("a cut", lambda line=line: is_cut(line))  # type: ignore[misc]
+    assert answers(mine)
+    for line in (mine, his, asking):
+        line.close()
+    for name in (lease, theirs):
+        end(stage, name, epoch)
+
+
+UNNOTED: Final = "from sublet.supervisor.notes import Notes; Notes.write = lambda self, note: None"
+"""It is killed after the fork and before the note."""
+
+
+@needs_freezer
+def test_a_guest_without_a_note_stands_in_the_way_of_every_grant(tmp_path: Path) -> None:
+    """Nobody knows which hardware it has: while it cannot be ended nothing is free, and once it is gone all is."""
+    left, fresh = LeaseId("lease-left"), LeaseId("lease-fresh")
+    with supervisor_at(tmp_path, gpus=2, faults=UNNOTED) as stage:
+        grant(stage, left, Epoch(1, 5), on=part(0))
+        stage.holder(left, Epoch(1, 5)).start("sleep", "1000")
+        freezer = Freezer.make(f"elsewhere-{stage.office}")
+        assert freezer is not None
+        with contextlib.closing(freezer):
+            freezer.freeze([one.pid for one in stage.marked()])
+            stage.kill()
+            stage.faults = ""
+            stage.start()
+            office = stage.connect()
+            grant(stage, fresh, Epoch(1, 6), on=part(1))
+            office.wait(0.3)
+            assert not _held(stage, fresh), "on which device it is nobody knows"
+            freezer.thaw()
+            until("a grant", lambda: office.wait(0.05) or _held(stage, fresh))
+        assert not stage.marked(left)
+
+
+def _held(stage: SupervisorStage, lease: LeaseId) -> bool:
+    return any(isinstance(report, Held) and report.lease == lease for report in stage.office_line.reports)

@@ -1,0 +1,144 @@
+"""What a supervisor that died left: which hardware is nobody's until it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sublet.supervisor.cgroups import Groups
+from sublet.supervisor.notes import GuestNote, Notes
+from sublet.supervisor.predecessor import Predecessor
+from sublet.supervisor.procs import Identity, Procs
+from sublet.supervisor.tree import LEASE_MARK, OFFICE_MARK
+from sublet.values import GIB, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.guests import Profile
+from sublet.wire.orders import Device, Part
+from tests.traces import until
+
+OFFICE = "t-predecessor"
+A, B = LeaseId("lease-a"), LeaseId("lease-b")
+DEVICES = (
+    Device(id=ResourceId("n/gpu0"), kind=Kind.GPU, capacity=16 * GIB),
+    Device(id=ResourceId("n/gpu1"), kind=Kind.GPU, capacity=8 * GIB),
+    Device(id=ResourceId("n/cpu"), kind=Kind.CPU, capacity=4),
+)
+ONE = Part(resource=DEVICES[0].id, kind=Kind.GPU, amount=GIB, millis=1000, exclusivity=Exclusivity.SESSION)
+
+
+class Kernel(Procs):
+    """The real table of processes, and signals that end nobody until they may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.obeys = False
+
+    def send(self, identity: Identity, number: int) -> bool:
+        return super().send(identity, number) if self.obeys else False
+
+
+class HeldClock:
+    """Time passes with each look."""
+
+    domain = "test"
+    ns = 0
+
+    def now_ns(self) -> int:
+        self.ns += 300_000_000
+        return self.ns
+
+    def wall_ns(self) -> int:
+        return self.ns
+
+
+@pytest.fixture
+def left() -> Iterator[int]:
+    """A process of lease ``A``, marked as every guest is from its first instruction on. Its parent is not ours: what
+    descends from us is spared."""
+    started = subprocess.run(
+        ["/bin/sh", "-c", "exec setsid /bin/sleep 1000 >/dev/null 2>&1 & echo $!"],
+        env={OFFICE_MARK: OFFICE, LEASE_MARK: A},
+        capture_output=True,
+        check=True,
+    )
+    pid = int(started.stdout)
+    until("an orphan that sleeps", lambda: (stat := Procs().stat(pid)) is not None and stat.session == pid)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_gone(pid: int) -> bool:
+    stat = Procs().stat(pid)
+    return stat is None or stat.is_gone
+
+
+def note(pid: int, epoch: Epoch, guest: str = "g-1", part: Part = ONE) -> GuestNote:
+    stat = Procs().stat(pid)
+    assert stat is not None
+    return GuestNote(
+        guest=GuestId(guest),
+        lease=A,
+        epoch=epoch,
+        tenant=TenantId("local"),
+        profile=Profile.LOCAL,
+        parts=(part,),
+        pid=pid,
+        start_ticks=stat.identity.start_ticks,
+        group="",
+    )
+
+
+def successor(place: Path, kernel: Procs, *notes: GuestNote) -> Predecessor:
+    found = Notes(str(place / "notes"))
+    for one in notes:
+        found.write(one)
+    (place / "leases").mkdir(exist_ok=True)
+    return Predecessor(
+        procs=kernel, groups=Groups.none(OFFICE), notes=found, leases=str(place / "leases"), clock=HeldClock()
+    )
+
+
+def test_what_is_left_without_a_note_has_all_of_every_device_until_it_is_gone(tmp_path: Path, left: int) -> None:
+    """Nobody knows which hardware it has. Its supervisor was killed between the fork and the note."""
+    kernel = Kernel()
+    predecessor = successor(tmp_path, kernel)
+    found = {leftover.part.resource: leftover for leftover in predecessor.leftovers(DEVICES)}
+    assert found.keys() == {device.id for device in DEVICES}
+    for device in DEVICES:
+        part = found[device.id].part
+        assert (part.amount, part.exclusivity, found[device.id].lease) == (device.capacity, Exclusivity.DEVICE, A)
+    assert predecessor.still_left(A)
+    assert not predecessor.still_left(B)
+    kernel.obeys = True
+    until("nothing left", lambda: not predecessor.still_left(A))
+    assert is_gone(left)
+
+
+def test_what_has_a_note_has_what_the_note_says_under_its_newest_epoch(tmp_path: Path, left: int) -> None:
+    """And nothing else: other devices are free at once."""
+    other = Part(resource=DEVICES[2].id, kind=Kind.CPU, amount=1)
+    notes = [note(left, Epoch(1, 5)), note(left, Epoch(1, 7), "g-2"), note(left, Epoch(1, 6), "g-3", other)]
+    found = successor(tmp_path, Kernel(), *notes).leftovers(DEVICES)
+    assert sorted((one.part.resource, one.epoch.n) for one in found) == [("n/cpu", 6), ("n/gpu0", 7)]
+    assert (tmp_path / "notes" / "g-1.note").exists(), "until it is gone the next supervisor must know of it too"
+
+
+def test_what_could_be_ended_is_in_nobodys_way(tmp_path: Path, left: int) -> None:
+    """Without a note there is nothing to verify; with one it is verified, as it was said to be there."""
+    kernel = Kernel()
+    kernel.obeys = True
+    folder = tmp_path / "leases" / f"{A}.1.5"
+    folder.mkdir(parents=True)
+    predecessor = successor(tmp_path, kernel, note(left, Epoch(1, 5)))
+    assert is_gone(left)
+    assert not predecessor.still_left(A)
+    assert [one.part.resource for one in predecessor.leftovers(DEVICES)] == [ONE.resource]
+    assert not (tmp_path / "notes" / "g-1.note").exists()
