@@ -207,9 +207,10 @@ def test_a_guest_without_a_note_stands_in_the_way_of_every_grant(tmp_path: Path)
             office.wait(0.3)
             assert not _held(stage, fresh), "on which device it is nobody knows"
             freezer.thaw()
-            until("a grant", lambda: office.wait(0.05) or _held(stage, fresh))
+            until("a grant", lambda: _held(stage, fresh))
         assert not stage.marked(left)
 
 
 def _held(stage: SupervisorStage, lease: LeaseId) -> bool:
+    stage.office_line.pump()
     return any(isinstance(report, Held) and report.lease == lease for report in stage.office_line.reports)

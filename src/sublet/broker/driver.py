@@ -189,9 +189,8 @@ class Driver:
         if type(report) is Held:  # hardly ever a decision, so it is taken at once
             self._vigil.passes()
             is_waited_for = self.ledger.confirm(report)
-            if not report.told:
-                for held in self._holds.take(report.lease, report.number):
-                    held.answer()
+            for held in self._holds.held(report):
+                held.answer()
             if is_waited_for:
                 self.post(AgentReport(report=report))
             return
@@ -313,8 +312,7 @@ class Driver:
         for waiting, outcome in batch:
             # The hold is noted before the order goes out: an agent in this process reports from inside ``send``.
             if outcome.hold is not None and waiting.wanted:
-                waiting.lease, waiting.number = LeaseId(outcome.hold[0]), outcome.hold[1]
-                self._holds.add(waiting, until_s)
+                self._holds.add(waiting, outcome.hold, until_s)
                 holding = True
             for order in outcome.orders:
                 self._send(order)
@@ -373,7 +371,7 @@ class Driver:
             self._arm(now)
 
     def _refused(self, report: NotHeld) -> None:
-        for waiting in self._holds.take(report.lease, report.number):
+        for waiting in self._holds.not_held(report):
             waiting.fail(not_held(report.lease))
 
     def _lose_patience(self) -> None:

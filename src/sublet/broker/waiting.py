@@ -9,6 +9,7 @@ from typing import Any
 from sublet.broker.commands import Command
 from sublet.errors import Disconnected, LeaseNotActive, RenewalRefusal, SubletError
 from sublet.values import LeaseId
+from sublet.wire.orders import Held, NotHeld
 
 __all__ = ["Holds", "Waiting", "not_confirmed", "not_held", "too_many"]
 
@@ -89,15 +90,25 @@ class Holds:
         self._in_order: deque[Waiting] = deque()
         """As they came, which is the order in which their patience ends. Those that wait no more leave at the front."""
 
-    def add(self, waiting: Waiting, until_s: float) -> None:
-        """``until_s`` is never earlier than that of the one before."""
+    def add(self, waiting: Waiting, hold: tuple[str, int], until_s: float) -> None:
+        """``hold``: the lease, and the number of the order that its agent must hold. ``until_s`` is never earlier than
+        that of the one before."""
+        waiting.lease, waiting.number = LeaseId(hold[0]), hold[1]
         waiting.until_s = until_s
         self._by_lease.setdefault(waiting.lease, []).append(waiting)
         self.next_s()
         self._in_order.append(waiting)
 
-    def take(self, lease: LeaseId, number: int) -> list[Waiting]:
-        """Those that waited for an order up to this number; they wait no more."""
+    def held(self, report: Held) -> list[Waiting]:
+        """Those that waited for this confirmation; they wait no more. That of a notice confirms no deadline, though its
+        number is higher."""
+        return [] if report.told else self._take(report.lease, report.number)
+
+    def not_held(self, report: NotHeld) -> list[Waiting]:
+        """Those whose order was not taken; they wait no more."""
+        return self._take(report.lease, report.number)
+
+    def _take(self, lease: LeaseId, number: int) -> list[Waiting]:
         waiters = self._by_lease.get(lease)
         if waiters is None:
             return []

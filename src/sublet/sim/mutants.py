@@ -1,9 +1,9 @@
 """Known bugs of other systems, put into the real parts while a seed runs, to see that the seeds would find them.
 
-Z1 to Z22, G1 to G9 of parked guests, K1 to K4 of volumes, B1 of leases that are bound to a process; each says whose bug
-it was, or of which kind. Nothing of it is in the product: a mutant replaces one method or function of a part for as
-long as its context lasts. Where the bug needs machinery that this design does not have, the nearest thing that could
-happen here stands for it, and says so.
+Z1 to Z22, G1 to G9 of parked guests, K1 to K4 of volumes, B1 of leases that are bound to a process, A1 of answers; each
+says whose bug it was, or of which kind. Nothing of it is in the product: a mutant replaces one method or function of a
+part for as long as its context lasts. Where the bug needs machinery that this design does not have, the nearest thing
+that could happen here stands for it, and says so.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.schedule import Schedule
 from sublet.broker.state import State
 from sublet.broker.step import Step
+from sublet.broker.waiting import Holds, Waiting
 from sublet.errors import LeaseExpired
 from sublet.lease.fence import FenceTable, Live
 from sublet.lease.hardware import Leftover
@@ -40,7 +41,7 @@ from sublet.sim.mutant import Mutant, in_force
 from sublet.sim.parking_mutants import PARKING
 from sublet.sim.volume_mutants import VOLUMES
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId
-from sublet.wire.orders import End, Extend, Grant, Order
+from sublet.wire.orders import End, Extend, Grant, Held, Order
 
 __all__ = ["MUTANTS", "Mutant", "switched_on"]
 
@@ -154,6 +155,13 @@ def _bring_back(state: State, lease: LeaseRecord, now: Now) -> None:
     state.held[lease.tenant].add(lease.parts, +1)
     state.meter(lease, +1, now)
     state.arm(lease)
+
+
+def _a_notice_confirms_a_deadline(_original: Any) -> Any:
+    def held(self: Holds, report: Held) -> list[Waiting]:
+        return self._take(report.lease, report.number)
+
+    return held
 
 
 # ---- restarts ----
@@ -392,5 +400,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "an office that came back does not look again at the processes that leases are bound to",
         "watches that end with the process that set them",
         ((BoundLeases, "restored", _not_restored),),
+    ),
+    "A1": Mutant(
+        "the confirmation of a notice is taken for that of an extension that was ordered before it",
+        "cumulative acknowledgements of two streams",
+        ((Holds, "held", _a_notice_confirms_a_deadline),),
     ),
 }

@@ -8,17 +8,18 @@ crash may come at any moment of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker.answers import Outcome
+from sublet.broker.answers import Answer, Outcome
 from sublet.broker.bound import BoundLeases
 from sublet.broker.ledger import Ledger
 from sublet.broker.presence import Presence
 from sublet.broker.records import LeaseRecord, Now, ProcessRecord
-from sublet.errors import Disconnected, LeaseNotActive
+from sublet.broker.waiting import Holds, Waiting, not_confirmed, not_held
+from sublet.errors import Disconnected, SubletError
 from sublet.lease.states import LIVE_STATES
 from sublet.sim.process import MachineClock, Process
 from sublet.sim.replies import Reply, reply_for
@@ -48,17 +49,6 @@ COMPACT_EVERY: Final = 200
 """Batches; the real office compacts less often, and this one lives shorter."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Asked:
-    """A command on its way, and who wants to know."""
-
-    command: cmd.Command
-    answer: Callable[[Reply], None] | None
-    reply: Reply | None = None
-    number: int = 0
-    deadline_ns: int = 0
-
-
 class OfficeProcess(Process):
     """One office. ``ledger`` is None while it is down."""
 
@@ -79,8 +69,8 @@ class OfficeProcess(Process):
     def _reset(self) -> None:
         self.presence = Presence()
         self.bound = BoundLeases()
-        self._pending: list[_Asked] = []
-        self._waiting: dict[LeaseId, list[_Asked]] = {}
+        self._pending: list[Waiting] = []
+        self._holds = Holds()
         self._listeners: dict[LeaseId, HolderProcess] = {}
         self._known_boots: dict[str, int] = {}
         self._syncing = False
@@ -179,7 +169,7 @@ class OfficeProcess(Process):
         now = Now(self.clock.now_ns(), self.clock.wall_ns())
         self.presence.seen(lease_id, now.ns)
         lease = self.ledger.state.leases.get(lease_id)
-        if lease is None or lease.tenant != tenant or self._waiting.get(lease_id):
+        if lease is None or lease.tenant != tenant or self._holds.waiting(lease_id):
             return
         if lease.status in LIVE_STATES and not self.ledger.is_held(lease_id):
             return  # a claim that was not confirmed in time may still be; he will ask again
@@ -222,8 +212,8 @@ class OfficeProcess(Process):
             return
         assert self.ledger is not None
         is_waited_for = self.ledger.confirm(report)
-        if not report.told:
-            self._holds(report)
+        for held in self._holds.held(report):
+            held.answer()
         if is_waited_for:
             self.submit(cmd.AgentReport(report=report), None)
 
@@ -233,8 +223,23 @@ class OfficeProcess(Process):
             if answer is not None:
                 answer(Reply(kind="unknown"))
             return
-        self._pending.append(_Asked(command=command, answer=answer))
+        then = None if answer is None else lambda told, error: self._answered(waiting, answer, told, error)
+        waiting: Waiting = Waiting(command, None, _reply, then)
+        self._pending.append(waiting)
         self._plan_flush()
+
+    def _answered(
+        self, waiting: Waiting, answer: Callable[[Reply], None], told: tuple[Reply, int], error: SubletError | None
+    ) -> None:
+        if error is None:
+            self.world.watch.promised(self, *told)
+            answer(told[0])
+        elif isinstance(error, Disconnected):
+            answer(Reply(kind="unknown", error=error))
+        elif waiting.number:  # it was decided, and its machine did not take it
+            answer(Reply(kind="error", lease=waiting.lease, error=error, ended=True))
+        else:
+            answer(reply_for(error, None, _NEVER))
 
     # ---- one turn ----
 
@@ -249,14 +254,15 @@ class OfficeProcess(Process):
             return
         now = Now(self.clock.now_ns(), self.clock.wall_ns())
         pending, self._pending = self._pending, []
-        batch: list[tuple[_Asked, Outcome]] = []
+        batch: list[tuple[Waiting, Outcome]] = []
         events: list[ev.Event] = []
-        for asked in pending:
-            outcome = self.handle(asked.command, now)
-            self._prepare(asked, outcome, now)
-            self.world.watch.decided(self, asked.command, outcome, now)
+        for waiting in pending:
+            outcome = self.handle(waiting.command, now)
+            if waiting.wanted and not isinstance(outcome.answer, SubletError):
+                waiting.decided(outcome.answer, now, more=True)  # time passes before the disk has it
+            self.world.watch.decided(self, waiting.command, outcome, now)
             events.extend(outcome.events)
-            batch.append((asked, outcome))
+            batch.append((waiting, outcome))
         if not events:
             self._carry_out(batch)
             self._arm()
@@ -270,19 +276,7 @@ class OfficeProcess(Process):
         assert self.ledger is not None
         return self.ledger.handle(command, now)
 
-    def _prepare(self, asked: _Asked, outcome: Outcome, now: Now) -> None:
-        """What the answer says is fixed now: the record behind it lives on."""
-        if asked.answer is None:
-            return
-        answer = outcome.answer
-        lease = getattr(answer, "lease", None)
-        asked.reply = reply_for(answer, lease, now)
-        if lease is not None:
-            asked.deadline_ns = lease.deadline_ns or 0
-        if outcome.hold is not None:
-            asked.number = outcome.hold[1]
-
-    def _synced(self, batch: list[tuple[_Asked, Outcome]], events: list[ev.Event], now: Now) -> None:
+    def _synced(self, batch: list[tuple[Waiting, Outcome]], events: list[ev.Event], now: Now) -> None:
         if self.world.scenario.sync_fails(self.world):
             self.world.coverage.met_leases("sync failed", self.leases())
             self.crash()
@@ -303,21 +297,21 @@ class OfficeProcess(Process):
         self._arm()
         self._plan_flush()
 
-    def _carry_out(self, batch: list[tuple[_Asked, Outcome]]) -> None:
-        for asked, outcome in batch:
-            if outcome.hold is not None and asked.answer is not None:
-                self._waiting.setdefault(LeaseId(outcome.hold[0]), []).append(asked)
+    def _carry_out(self, batch: list[tuple[Waiting, Outcome]]) -> None:
+        for waiting, outcome in batch:
+            if outcome.hold is not None and waiting.wanted:
+                until_ns = self.clock.now_ns() + HOLD_TIMEOUT_NS
+                self._holds.add(waiting, outcome.hold, until_ns)
+                self.at(until_ns, self._lose_patience)
             for order in outcome.orders:
                 self._send(order)
-            if isinstance(asked.command, cmd.AgentReport):
-                if isinstance(asked.command.report, NotHeld):
-                    self._refused(asked.command.report)
-            elif asked.answer is not None and asked.reply is not None:
-                if outcome.hold is None:
-                    self.world.watch.promised(self, asked.reply, asked.deadline_ns)
-                    asked.answer(asked.reply)
-                else:
-                    self.after(HOLD_TIMEOUT_NS, self._not_confirmed, LeaseId(outcome.hold[0]), asked)
+            if isinstance(waiting.command, cmd.AgentReport):
+                if isinstance(waiting.command.report, NotHeld):
+                    self._refused(waiting.command.report)
+            elif isinstance(outcome.answer, SubletError):
+                waiting.fail(outcome.answer)
+            elif outcome.hold is None:
+                waiting.answer()
         if self.agent is not None:
             self.agent.tick()
 
@@ -332,31 +326,13 @@ class OfficeProcess(Process):
         else:
             self.world.net.send(self, node, node.take, order, self.disk.incarnation, lease=order.lease)
 
-    def _holds(self, report: Held) -> None:
-        for asked in [a for a in self._waiting.get(report.lease, ()) if a.number <= report.number]:
-            self._drop(report.lease, asked)
-            self.world.watch.promised(self, asked.reply, asked.deadline_ns)
-            assert asked.answer is not None and asked.reply is not None
-            asked.answer(asked.reply)
-
     def _refused(self, report: NotHeld) -> None:
-        for asked in [a for a in self._waiting.get(report.lease, ()) if a.number <= report.number]:
-            self._drop(report.lease, asked)
-            error = LeaseNotActive(f"lease {report.lease} ended on its machine before the answer")
-            assert asked.answer is not None
-            asked.answer(Reply(kind="error", lease=report.lease, error=error, ended=True))
+        for waiting in self._holds.not_held(report):
+            waiting.fail(not_held(report.lease))
 
-    def _not_confirmed(self, lease: LeaseId, asked: _Asked) -> None:
-        if asked in self._waiting.get(lease, ()):
-            self._drop(lease, asked)
-            assert asked.answer is not None
-            asked.answer(Reply(kind="unknown", error=Disconnected("not confirmed in time")))
-
-    def _drop(self, lease: LeaseId, asked: _Asked) -> None:
-        waiters = self._waiting[lease]
-        waiters.remove(asked)
-        if not waiters:
-            del self._waiting[lease]
+    def _lose_patience(self) -> None:
+        for waiting in self._holds.late(self.clock.now_ns()):
+            waiting.fail(not_confirmed(waiting.lease, HOLD_TIMEOUT_NS / _S))
 
     def _tell(self, events: list[ev.Event], now: Now) -> None:
         """The stream of news. It is a comfort: nothing may depend on its arriving."""
@@ -418,4 +394,11 @@ class OfficeProcess(Process):
         return [] if self.ledger is None else list(self.ledger.state.leases.values())
 
 
+def _reply(answer: Answer, now: Now) -> tuple[Reply, int]:
+    """The outer form of an answer, and the deadline that it promises."""
+    lease: LeaseRecord | None = getattr(answer, "lease", None)
+    return reply_for(answer, lease, now), 0 if lease is None else lease.deadline_ns or 0
+
+
+_NEVER: Final = Now(0, 0)
 _NEWS: Final = (ev.Granted, ev.Ungranted, ev.Noticed, ev.Spared, ev.Ending, ev.Ended)

@@ -142,3 +142,13 @@ def test_what_could_be_ended_is_in_nobodys_way(tmp_path: Path, left: int) -> Non
     assert not predecessor.still_left(A)
     assert [one.part.resource for one in predecessor.leftovers(DEVICES)] == [ONE.resource]
     assert not (tmp_path / "notes" / "g-1.note").exists()
+
+
+def test_a_file_that_is_no_note_is_removed(tmp_path: Path, left: int) -> None:
+    """Of a note that was being written the guest never ran; a damaged one tells nothing. Neither is read again."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "g-2.note~").write_bytes(b"half of")
+    (notes / "g-3.note").write_bytes(b"not a note")
+    successor(tmp_path, Kernel(), note(left, Epoch(1, 5)))
+    assert [path.name for path in notes.iterdir()] == ["g-1.note"]
