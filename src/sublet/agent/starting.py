@@ -14,6 +14,7 @@ from typing import Final
 
 from sublet.agent.scope import KEPT, scope_prefix
 from sublet.errors import SubletError
+from sublet.wire import unix
 from sublet.wire.codec import dumps
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.zygote import COLD_VARIABLE, WARM_VARIABLE
@@ -185,10 +186,9 @@ def _last_line(log: str, said_from: int) -> str:
 
 
 def _connected(path: str) -> socket.socket | None:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    with contextlib.suppress(OSError):
-        sock.connect(path)
-        sock.setblocking(False)
-        return sock
-    sock.close()
-    return None
+    try:
+        sock = unix.connect(path, timeout_s=None)
+    except OSError:
+        return None
+    sock.setblocking(False)
+    return sock

@@ -10,12 +10,17 @@ import json
 import os
 import socket
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from sublet.cli.messages import greeting
 from sublet.client.home import home_dir, home_text, runtime_text
 from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
 from sublet.errors import Disconnected, SubletError, Unsupported
+from sublet.wire import unix
 from sublet.wire.version import WIRE_VERSION
+
+if TYPE_CHECKING:
+    from sublet.wire.conversation import Conversation
 
 __all__ = ["Direct"]
 
@@ -27,13 +32,13 @@ _PIECE: Final = 256 * 1024
 class Direct:
     """One connection, opened when it is first needed and again when it broke between two requests."""
 
-    def __init__(self, path: str, data: str, token: str | None) -> None:
-        self.data_path = data
-        """Where data connections are made."""
+    def __init__(self, path: str, token: str | None, *, named: bool = False) -> None:
+        """``named``: the path stands in SUBLET_URL (``unix.connect``)."""
         self.token = token
         self.sent_ns = 0
         """The instant before the last request left: what is granted counts from there."""
         self._path = path
+        self._named = named
         self._sock: socket.socket | None = None
 
     @classmethod
@@ -42,8 +47,7 @@ class Direct:
         token = os.environ.get("SUBLET_TOKEN") or None
         if os.environ.get("SUBLET_URL"):
             return cls._reach_url(token)
-        folder = runtime_text(home_text())
-        made = cls(f"{folder}/office.sock", f"{folder}/data.sock", token)
+        made = cls(f"{runtime_text(home_text())}/office.sock", token)
         try:
             made._open()
         except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -67,7 +71,15 @@ class Direct:
                 "which carries leases and no commands yet",
                 do="Log in to that machine (ssh) and run it there; or unset SUBLET_URL to use the office of this one.",
             )
-        return cls(os.fspath(found), os.fspath(found.with_name("data.sock")), token)
+        return cls(os.fspath(found), token, named=True)
+
+    def connect_data(self, *, capability: str = "") -> Conversation:
+        """A data connection: with a lease's token; or, to look and stop, as whom our token says we are."""
+        from sublet.wire.conversation import Conversation
+
+        hello = greeting(capability=capability) if capability else greeting(access=self.token)
+        path = os.path.join(os.path.dirname(self._path), "data.sock")
+        return Conversation.connect(path, hello, named=self._named)
 
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
         """Ask; ``answer`` brings what comes of it, and meanwhile something else can be done."""
@@ -128,15 +140,8 @@ class Direct:
             self._sock = None
 
     def _open(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(ANSWER_S)
-            sock.connect(self._path)
-        except BaseException:
-            sock.close()
-            raise
-        self._sock = sock
-        return sock
+        self._sock = unix.connect(self._path, timeout_s=ANSWER_S, named=self._named)
+        return self._sock
 
     def _lost(self, why: BaseException, *, sent: bool) -> SubletError:
         said = "in time" if isinstance(why, TimeoutError) else f"({getattr(why, 'strerror', None) or why})"

@@ -20,14 +20,13 @@ from sublet.cli.exits import DONE, FAILED
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import document, paint, plural, seconds, visible
 from sublet.client.home import home_dir, socket_path
-from sublet.errors import SubletError
+from sublet.errors import InvalidRequest, SubletError
 from sublet.invocation import typeable
 from sublet.values import GIB, format_size
+from sublet.wire.unix import check_folder, check_parents
 
 __all__ = ["Finding", "doctor"]
 
-SOCKET_PATH_MAX: Final = 107
-"""Bytes; a limit of the kernel for the path of a unix socket."""
 DISK_FREE_MIN: Final = GIB
 NARROW: Final = 30
 """Columns behind the subjects below which lines are left to the terminal."""
@@ -143,18 +142,16 @@ _HOME_DO: Final = "Set SUBLET_HOME to a folder of your own."
 
 
 def _check_socket() -> tuple[str, str] | tuple[str, str, str]:
+    """As a client looks before it sends anything."""
     path = socket_path(home_dir())
-    length = len(os.fsencode(path))
-    if length > SOCKET_PATH_MAX:
-        return (
-            "broken",
-            f"{path} is {length} bytes long, more than {SOCKET_PATH_MAX}",
-            "Set SUBLET_HOME to a shorter path.",
-        )
-    folder = path.parent
-    if folder.exists() and folder.stat().st_uid != os.getuid():
-        return "broken", f"{folder} belongs to somebody else", "Remove it, or have it removed: no office can use it."
-    return "ok", f"{path}, {length} of {SOCKET_PATH_MAX} bytes"
+    try:
+        if path.parent.exists():
+            check_folder(os.fspath(path.parent))
+        else:
+            check_parents(os.fspath(path.parent), set())
+    except InvalidRequest as error:
+        return "broken", error.message, error.do
+    return "ok", f"{path}: only you and root can put a socket there"
 
 
 def _check_disk() -> tuple[str, str] | tuple[str, str, str]:

@@ -20,11 +20,10 @@ from sublet.cli.hosting import (
     wants_terminal,
     with_what_was_lost,
 )
-from sublet.cli.messages import greeting, message, read
+from sublet.cli.messages import message, read
 from sublet.cli.show import visible
 from sublet.cli.taking import token_of
 from sublet.errors import NotFound, SubletError
-from sublet.wire.conversation import Conversation
 
 __all__ = ["exec_"]
 
@@ -58,7 +57,7 @@ def exec_(
     spec = spec_of(words, tenant=view["lease"]["tenant"], env=env, name=name, grace=grace, terminal=terminal)
     on_host = any(part["kind"] == "gpu" and part["host"] for part in view["lease"]["parts"])
     try:
-        conversation, attendance = start(direct.data_path, token, spec, on_host=on_host)
+        conversation, attendance = start(direct, token, spec, on_host=on_host)
     except NotStarted as failed:
         say_error(failed, as_json=False)
         return failed.exit_code
@@ -72,7 +71,7 @@ def exec_(
 
 
 def _lease_of(direct: Direct, guest: str) -> str:
-    with Conversation.connect(direct.data_path, greeting(access=direct.token)) as conversation:
+    with direct.connect_data() as conversation:
         found = read(conversation.call(message("ListGuests", guest=guest, ended=True)).body)["guests"]
     if not found:
         raise NotFound(f"there is no guest {visible(guest)}", do="`sublet ps --all` lists them.")

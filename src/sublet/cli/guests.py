@@ -10,7 +10,7 @@ from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.direct import Direct
 from sublet.cli.exits import DONE, FAILED
 from sublet.cli.hosting import with_what_was_lost
-from sublet.cli.messages import Json, greeting, message, read
+from sublet.cli.messages import Json, message, read
 from sublet.cli.parsing import AsJson, duration
 from sublet.cli.show import document, seconds, table, visible
 from sublet.client.home import home_text
@@ -128,7 +128,7 @@ def _connected() -> Conversation:
     """As whoever we are to the office: the owner of this machine's, or the tenant of our token."""
     direct = Direct.reach(start=False)
     direct.close()
-    return Conversation.connect(direct.data_path, greeting(access=direct.token))
+    return direct.connect_data()
 
 
 def _listed(conversation: Conversation, *, lease: str, ended: bool) -> list[Json]:

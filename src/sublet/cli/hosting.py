@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import FAILED, say_error
-from sublet.cli.messages import Json, greeting, is_older, message, read
+from sublet.cli.messages import Json, is_older, message, read
 from sublet.cli.parsing import duration
 from sublet.cli.terminal import size_of
 from sublet.errors import InvalidRequest, SubletError
@@ -17,6 +17,7 @@ from sublet.values import NS_PER_S
 
 if TYPE_CHECKING:
     from sublet.cli.attend import Attendance
+    from sublet.cli.direct import Direct
     from sublet.wire.conversation import Conversation
 
 __all__ = [
@@ -116,12 +117,11 @@ def wants_terminal(tty: bool, no_tty: bool) -> bool:
     return (tty or os.isatty(1)) and os.tcgetpgrp(0) == os.getpgrp()
 
 
-def start(data_path: str, token: str, spec: Json, *, on_host: bool = False) -> tuple[Conversation, Attendance]:
+def start(direct: Direct, token: str, spec: Json, *, on_host: bool = False) -> tuple[Conversation, Attendance]:
     """Run it under the lease of this token, and be attached. ``on_host``: the lease is of a host device."""
     from sublet.cli.attend import Attendance
-    from sublet.wire.conversation import Conversation
 
-    conversation = Conversation.connect(data_path, greeting(capability=token))
+    conversation = direct.connect_data(capability=token)
     try:
         answer = _started(conversation, spec)
         if answer["is"] == "NotStarted":

@@ -14,9 +14,7 @@ import pwd
 import re
 import shutil
 import signal
-import socket
 import stat
-import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +31,8 @@ from sublet.client.office import answers
 from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.supervisor.mounts import detach_loop, loops_of, mounts_below, take_down, who_else_has
 from sublet.values import format_size
+from sublet.wire import unix
+from sublet.wire.sockets import peer_of
 
 __all__ = ["Entry", "entries", "purge", "refuse_place"]
 
@@ -42,7 +42,6 @@ UNMOUNTED_S: Final = 10.0
 """How long a volume may stay busy after the last command that used it has ended."""
 OTHERS_SHOWN: Final = 5
 _LOOK_EVERY_S: Final = 0.05
-_PEER: Final = struct.Struct("iII")
 
 KINDS: Final = (
     (re.compile(r"blocks"), "volumes and checkpoints"),
@@ -265,12 +264,12 @@ def _end(office: Office, running: Json | None, runners: list[tuple[int, int]], *
 
 def _kill_supervisor(path: Path) -> None:
     """End the supervisor that listens there, if it is this office's: what runs under it ends with it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            sock.connect(os.fspath(path))
-        except OSError:
-            return
-        pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    try:
+        sock = unix.connect(os.fspath(path), timeout_s=SUPERVISOR_GONE_S)
+    except OSError:
+        return
+    with sock:
+        pid, uid, _ = peer_of(sock)
         with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(pid)
             try:

@@ -147,7 +147,7 @@ def run(
         spec = spec_of(words, tenant=lease.tenant, env=env, name=name, grace=grace, terminal=terminal)
         spec["python"] = python or ""
         try:
-            conversation, attendance = start(lease.data_path, lease.token, spec, on_host=lease.is_on_host)
+            conversation, attendance = start(lease.direct, lease.token, spec, on_host=lease.is_on_host)
         except NotStarted as failed:
             say_error(failed, as_json=False)
             return failed.exit_code

@@ -54,7 +54,7 @@ class Taken:
         """The office did not answer when it was given back."""
         self.end: dict[str, Any] | None = None
         """How it ended, if that was before it was given back."""
-        self._direct = direct
+        self.direct = direct
         self._answer = answer
         self._sent_ns = sent_ns
         self._renew = renew
@@ -68,11 +68,6 @@ class Taken:
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
         self.try_to_give_back()
-
-    @property
-    def data_path(self) -> str:
-        """Where commands are started under it."""
-        return self._direct.data_path
 
     def keep(self) -> None:
         """The command runs on: from now on it is renewed. What does that is loaded beside the command's output."""
@@ -100,7 +95,7 @@ class Taken:
         except SubletError:
             self.is_silent = True
         finally:
-            self._direct.close()
+            self.direct.close()
 
     def _let_go(self) -> float:
         """From here on it is not renewed."""
@@ -114,7 +109,7 @@ class Taken:
         request_id = f"cli-{os.urandom(12).hex()}"
         try:
             body = {"request_id": request_id, "busy": busy_s}
-            view = self._direct.ask("POST", f"/v1/leases/{self.id}/release", body)
+            view = self.direct.ask("POST", f"/v1/leases/{self.id}/release", body)
         except Disconnected:
             view = self._release_patiently(request_id, busy_s)
         end: dict[str, Any] | None = view.get("end")

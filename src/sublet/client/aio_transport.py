@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from typing import Final
 
 from sublet.client.address import Address
@@ -11,6 +12,7 @@ from sublet.client.http1 import BODY_BYTES_MAX, AnswerReader, ProtocolError, enc
 from sublet.client.steps import Call, Reply
 from sublet.client.transport import IDLE_MAX, headers_for, lost, tls_context
 from sublet.clock import Clock
+from sublet.wire import unix
 
 __all__ = ["AioStream", "AioTransport"]
 
@@ -75,7 +77,7 @@ class AioTransport:
     async def _open(self) -> _Pipe:
         address = self.address
         if address.socket is not None:
-            return await asyncio.open_unix_connection(os.fspath(address.socket))
+            return await _open_unix(os.fspath(address.socket), named=address.home is None)
         return await asyncio.open_connection(
             address.host, address.port, ssl=self._tls, server_hostname=address.host if address.tls else None
         )
@@ -126,6 +128,20 @@ class AioStream:
 
     def close(self) -> None:
         self._pipe[1].transport.abort()
+
+
+async def _open_unix(path: str, *, named: bool) -> _Pipe:
+    """``unix.connect``, for asyncio."""
+    owner = unix.check_folder(os.path.dirname(path), named=named)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        with unix.short_path(path) as address:
+            await asyncio.get_running_loop().sock_connect(sock, address)
+        unix.check_listener(sock, path, owner)
+        return await asyncio.open_unix_connection(sock=sock)
+    except BaseException:
+        sock.close()
+        raise
 
 
 async def _receive(stream: asyncio.StreamReader, reader: AnswerReader) -> bytes:

@@ -366,7 +366,8 @@ def connect_data(address: Address, capability: str) -> Conversation:
             do="Start them from a program on that machine.",
         )
     greeting = Greeting(capability=capability, access="" if capability else address.token or "")
-    return Conversation.connect(os.fspath(address.socket.with_name("data.sock")), dumps(greeting))
+    path = os.fspath(address.socket.with_name("data.sock"))
+    return Conversation.connect(path, dumps(greeting), named=address.home is None)
 
 
 def _start(conversation: Conversation, spec: GuestSpec, volume: str = "") -> Started:

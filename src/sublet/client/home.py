@@ -1,8 +1,8 @@
 """Where an office keeps its things on this machine. Office and clients must agree, so it is here once.
 
-The state folder (``SUBLET_HOME``) holds what must survive: journal, keys, logs. The socket lies in the runtime folder,
-under a short hash of the state folder, because the path of a unix socket is limited to 107 bytes and a home may be
-deep. Both are for the owner only, and that is checked, not assumed.
+The state folder (``SUBLET_HOME``) holds what must survive: journal, keys, logs. The sockets lie in the runtime folder.
+Both are for the owner only, and so that no other user can put a folder into their place every folder above them belongs
+to the owner or root: that is checked, not assumed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sublet.errors import InvalidRequest
+from sublet.wire.unix import check_parents, connect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +31,8 @@ __all__ = [
     "socket_path",
 ]
 
-BOOTED = "/run/systemd/system"
-"""There where the machine was booted with systemd: what ``sd_booted`` looks at."""
-USERS, ROOTS, SHARED = "/run/user", "/run", "/tmp"
+USERS, ROOTS, EARLIER = "/run/user", "/run", "/tmp"
+"""Of users who are logged in, of root; and of all others, in earlier versions."""
 
 # `sublet run` asks for the paths as text: what makes a ``Path`` takes as long to load as the rest of its client.
 
@@ -57,11 +57,12 @@ def home_text(home: str | os.PathLike[str] | None = None, env: Mapping[str, str]
 def runtime_dir(home: Path) -> Path:
     """The folder of the socket and of whatever else must not outlive the machine's boot.
 
-    It does not depend on ``XDG_RUNTIME_DIR``: a shell and a cron job of the same user must find the same office. It is
-    one level deep, so that checking the one folder is enough where anybody may write beside it.
+    It does not depend on ``XDG_RUNTIME_DIR``: a shell and a cron job of the same user must find the same office. Nor
+    does it depend on who is logged in. ``/run/user/0`` comes and goes with root's logins, so root's is in ``/run``. A
+    user who is not logged in has ``run`` in the state folder, and an office that began there is found there.
 
-    Nor does it depend on who is logged in. ``/run/user/0`` comes and goes with root's logins, so root's is in ``/run``
-    where there is systemd; and an office that a service began for a user without a login is found where it lies.
+    Never in a folder where others may make theirs first, such as ``/tmp``. An office that an earlier version runs there
+    is found as long as it, or its supervisor, listens.
     """
     from pathlib import Path
 
@@ -72,10 +73,13 @@ def runtime_text(home: str) -> str:
     """The same, as text."""
     uid = os.getuid()
     digest = _sha256(os.fsencode(home))[:12]
-    own, shared = f"{USERS}/{uid}", f"{SHARED}/sublet-{uid}-{digest}"
-    if uid == 0 and os.path.isdir(BOOTED):
+    own, below = f"{USERS}/{uid}", f"{home}/run"
+    earlier = f"{EARLIER}/sublet-{uid}-{digest}"
+    if os.path.lexists(earlier) and _is_alive(earlier, uid):
+        return earlier
+    if uid == 0 and _is_own(ROOTS, uid):
         return f"{ROOTS}/sublet-0-{digest}"
-    return f"{own}/sublet-{digest}" if _is_own(own, uid) and not _is_own(shared, uid) else shared
+    return f"{own}/sublet-{digest}" if _is_own(own, uid) and not _is_own(below, uid) else below
 
 
 def socket_path(home: Path) -> Path:
@@ -96,6 +100,7 @@ def log_path(home: Path) -> Path:
 def make_private_dir(path: Path) -> Path:
     """Make the folder, or check that it is ours alone; a foreign one is refused, never used and never changed."""
     try:
+        check_parents(os.fspath(path), set())
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat(follow_symlinks=False)
     except OSError as error:
@@ -106,7 +111,21 @@ def make_private_dir(path: Path) -> Path:
         raise InvalidRequest(f"{path} is not a folder of yours", do="Set SUBLET_HOME to a folder of your own.")
     if stat.S_IMODE(found.st_mode) & 0o022:
         raise InvalidRequest(f"others may write into {path}", do=f"Take that right away with `chmod go-w {path}`.")
+    check_parents(os.fspath(path), set())  # again: what was made now has the rights that the umask left it
     return path
+
+
+def _is_alive(folder: str, uid: int) -> bool:
+    """Whether something of this user listens in it."""
+    if not _is_own(folder, uid):
+        return False
+    for name in ("office.sock", "supervisor.sock"):
+        try:
+            connect(f"{folder}/{name}", timeout_s=1.0).close()
+        except OSError:
+            continue
+        return True
+    return False
 
 
 def _sha256(data: bytes) -> str:

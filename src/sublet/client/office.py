@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.client.home import log_path, make_private_dir, runtime_dir, socket_path
 from sublet.errors import Disconnected, Unsupported
+from sublet.wire import unix
 
 if TYPE_CHECKING:
     from sublet.wire.zygote import Warm
@@ -88,14 +88,14 @@ def _told_as_disconnected(home: Path) -> Iterator[None]:
 
 
 def answers(path: Path) -> bool:
-    """Whether somebody accepts connections there. A socket left by a dead office does not."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(1.0)
-        try:
-            sock.connect(os.fspath(path))
-        except OSError:
-            return False
-        return True
+    """Whether an office (or supervisor) of this user accepts connections there. A socket left by a dead one does not.
+
+    Raises ``InvalidRequest`` where it could be somebody else's."""
+    try:
+        unix.connect(os.fspath(path), timeout_s=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from sublet.client.http1 import BODY_BYTES_MAX, AnswerReader, ProtocolError, enc
 from sublet.client.steps import Call, Reply
 from sublet.clock import Clock
 from sublet.errors import Disconnected
+from sublet.wire import unix
 
 if TYPE_CHECKING:
     import ssl
@@ -121,9 +122,7 @@ class Transport:
         sock: socket.socket | None = None
         try:
             if address.socket is not None:
-                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                sock.settimeout(_left(until))
-                sock.connect(os.fspath(address.socket))
+                sock = unix.connect(os.fspath(address.socket), timeout_s=_left(until), named=address.home is None)
             else:
                 sock = socket.create_connection((address.host, address.port), timeout=_left(until))
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

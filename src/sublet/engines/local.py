@@ -61,6 +61,7 @@ from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
 from sublet.values import NS_PER_S, Kind
 from sublet.wire.orders import Inventory, Report
+from sublet.wire.unix import short_path
 
 __all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
 
@@ -68,8 +69,6 @@ IDLE_ENDS_S: Final = 600.0
 """An office that started by itself ends after this long without lease, queue entry, teardown, quarantine or request."""
 IDLE_LOOK_S: Final = 30.0
 DISK_LOOK_S: Final = 10.0
-SOCKET_PATH_MAX: Final = 107
-"""Bytes in the path of a unix socket."""
 CLOCK_SLACK_NS: Final = 2 * NS_PER_S
 """The journal knows the time to the second while anything lives: that much a reboot may hide of a lease's time."""
 COLLECT_AFTER: Final = (5_000, 20, 200)
@@ -385,16 +384,12 @@ def _rates(path: Path) -> Rates:
 
 def _listen(path: Path) -> socket.socket:
     """The owner's socket. Whoever holds the journal's lock is the only office, so a socket that lies there is stale."""
-    if len(os.fsencode(path)) > SOCKET_PATH_MAX:
-        raise SubletError(
-            f"the path of the socket is longer than {SOCKET_PATH_MAX} bytes: {path}",
-            do="Set SUBLET_HOME to a shorter path.",
-        )
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     mask = os.umask(0o177)
     try:
-        listening.bind(os.fspath(path))
+        with short_path(os.fspath(path)) as address:
+            listening.bind(address)
     finally:
         os.umask(mask)
     listening.listen(BACKLOG)

@@ -22,6 +22,7 @@ from sublet.supervisor.loop import Loop
 from sublet.supervisor.zygotes import Zygotes
 from sublet.wire.codec import loads
 from sublet.wire.settings import SupervisorSettings
+from sublet.wire.unix import short_path
 from sublet.wire.zygote import COLD_VARIABLE, WARM_VARIABLE, Warm
 
 __all__ = ["main"]
@@ -99,7 +100,8 @@ def _listen(path: str) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     mask = os.umask(0o177)
     try:
-        listening.bind(path)
+        with short_path(path) as address:
+            listening.bind(address)
     finally:
         os.umask(mask)
     listening.listen(BACKLOG)

@@ -20,6 +20,7 @@ from sublet.values import NS_PER_S
 from sublet.wire.codec import dumps, loads
 from sublet.wire.refusals import refusal_of
 from sublet.wire.sockets import Peer, peer_of
+from sublet.wire.unix import short_path
 from sublet.wire.volumes import MESSAGE_MAX, VolumeCall, VolumeReply
 
 __all__ = ["PublishDoor"]
@@ -69,7 +70,8 @@ class PublishDoor:
                 socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
             )
             try:
-                listening.bind(self.path)
+                with short_path(self.path) as address:
+                    listening.bind(address)
                 os.chmod(self.path, 0o666)  # the folder is nobody's but ours; who is shown this alone may connect
                 listening.listen(BACKLOG)
                 self._loop.guarded(lambda _: None).watch(listening.fileno(), READ, self._accept)

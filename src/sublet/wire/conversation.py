@@ -17,6 +17,7 @@ from typing import Final
 from sublet.clock import Clock, SystemClock
 from sublet.errors import CapacityExceeded, Disconnected
 from sublet.values import NS_PER_S
+from sublet.wire import unix
 from sublet.wire.frames import close_all
 from sublet.wire.happenings import (
     Buffer,
@@ -57,15 +58,19 @@ class Conversation:
 
     @classmethod
     def connect(
-        cls, path: str, hello: bytes = b"", *, timeout_s: float = PATIENCE_S, clock: Clock | None = None
+        cls,
+        path: str,
+        hello: bytes = b"",
+        *,
+        named: bool = False,
+        timeout_s: float = PATIENCE_S,
+        clock: Clock | None = None,
     ) -> Conversation:
-        """Connect to a unix socket and be welcomed. Raises ``Disconnected``, or the error one is turned away with."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        """Connect to a unix socket (``unix.connect``) and be welcomed. Raises ``Disconnected``, or the error one is
+        turned away with."""
         try:
-            sock.settimeout(timeout_s)
-            sock.connect(path)
+            sock = unix.connect(path, timeout_s=timeout_s, named=named)
         except OSError as error:
-            sock.close()
             words = error.strerror or "it took too long"
             raise Disconnected(f"nobody answers at {path}: {words}", sent=False) from error
         made = cls(sock, Link.connecting(hello), clock=clock)

@@ -1,0 +1,148 @@
+"""Unix sockets: who may lie behind a path, and paths that are too long for the kernel.
+
+A client sends its token to whatever listens, and loads what comes back. So before the first byte it sees that nobody
+but this user (or root) could have put a socket there: the folder and every folder above it belong to trusted users and
+cannot be written by others, as ``sshd`` asks of its files, and the process that listens runs as one of those users.
+
+The address of a unix socket has room for 107 bytes. A longer path is opened by its folder's descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from sublet.errors import InvalidRequest
+from sublet.wire.sockets import peer_of
+
+__all__ = ["ADDRESS_BYTES_MAX", "check_folder", "check_listener", "check_parents", "connect", "short_path"]
+
+ADDRESS_BYTES_MAX: Final = 107
+"""What ``sun_path`` takes, less the zero at its end."""
+ROOT: Final = 0
+_OTHERS_WRITE: Final = 0o022
+_ACL: Final = "system.posix_acl_access"
+
+
+def connect(path: str, *, timeout_s: float | None, named: bool = False) -> socket.socket:
+    """A connection to the socket at ``path``, once folder and listener were found to be this user's or root's.
+
+    ``named``: the user wrote this path down (``SUBLET_URL``), so the owner of its folder is trusted, whoever it is.
+    Raises `OSError` where nothing listens, and ``InvalidRequest`` where others could: then nothing was sent.
+    """
+    owner = check_folder(os.path.dirname(path), named=named)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.settimeout(timeout_s)
+        with short_path(path) as address:
+            sock.connect(address)
+        check_listener(sock, path, owner)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def short_path(path: str) -> Iterator[str]:
+    """A name of the same socket that fits into an address, for ``bind`` and ``connect``."""
+    if len(os.fsencode(path)) <= ADDRESS_BYTES_MAX:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{handle}/{name}"
+    finally:
+        os.close(handle)
+
+
+def check_folder(folder: str, *, named: bool = False) -> int:
+    """See that only trusted users can put a socket into the folder, and return the uid of its owner.
+
+    Raises `FileNotFoundError` where there is none.
+    """
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        raise _untrusted(folder, "is not a folder")
+    if not named and found.st_uid not in (ROOT, os.getuid()):
+        raise _untrusted(folder, f"belongs to {_user(found.st_uid)}, not to you")
+    if found.st_mode & _OTHERS_WRITE:
+        raise _untrusted(folder, "can be written by other users")
+    check_parents(folder, {found.st_uid})
+    return found.st_uid
+
+
+def check_parents(folder: str, owners: set[int]) -> None:
+    """See that only the ``owners``, this user and root can put another folder into its place. Folders on the way that
+    do not exist yet are passed over."""
+    trusted = owners | {ROOT, os.getuid()}
+    path = os.path.realpath(os.path.dirname(os.path.abspath(folder)))
+    while True:
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            path = os.path.dirname(path)
+            continue
+        if found.st_uid not in trusted and not _stands_for_root(found.st_uid):
+            raise _untrusted(folder, f"lies in {path}, which belongs to {_user(found.st_uid)}")
+        if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX and not _is_private_group(path, found):
+            raise _untrusted(folder, f"lies in {path}, which other users can write")
+        if path == "/":
+            return
+        path = os.path.dirname(path)
+
+
+def check_listener(sock: socket.socket, path: str, owner: int) -> None:
+    """See that the process that listens belongs to the folder's owner, or to root."""
+    uid = peer_of(sock).uid
+    if uid not in (ROOT, owner):
+        raise _untrusted(path, f"is served by a process of {_user(uid)}, not of its folder's owner")
+
+
+def _untrusted(path: str, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path} {why}; nothing was sent to it",
+        do="Remove it or set its rights right, or set SUBLET_HOME to a folder that only you can write.",
+    )
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _is_private_group(path: str, found: os.stat_result) -> bool:
+    """Whether the only right beyond the owner's is that of the owner's own group, which has no other member: with a
+    umask of 0002, the habit of several distributions, every folder of a user looks like this."""
+    if found.st_mode & 0o002 or found.st_uid == ROOT:
+        return False
+    import grp
+    import pwd
+
+    with contextlib.suppress(OSError):
+        os.getxattr(path, _ACL)
+        return False  # then the group's bits are those of the list, which may name anybody
+    try:
+        owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
+    except KeyError:
+        return False
+    members = {*group.gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == group.gr_gid)}
+    return owner.pw_gid == group.gr_gid and members <= {owner.pw_name}
+
+
+def _stands_for_root(uid: int) -> bool:
+    """In a user namespace without a root, root's folders belong to the overflow user."""
+    try:
+        with open("/proc/self/uid_map", "rb") as mapped, open("/proc/sys/kernel/overflowuid", "rb") as overflow:
+            return uid == int(overflow.read()) and all(int(line.split()[0]) != ROOT for line in mapped)
+    except OSError:
+        return False
