@@ -6,7 +6,6 @@ Played by root, who gives every right away but that of reading: an interpreter m
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -88,15 +87,15 @@ def user(uid: int) -> Iterator[User]:
         yield found
     finally:
         found.sublet("down", "--now")
-        for runtime in offices_below(home, uid):
+        for runtime in offices_below(home):
             end_office(runtime)
         shutil.rmtree(home, ignore_errors=True)
 
 
-def offices_below(home: Path, uid: int) -> Iterator[Path]:
+def offices_below(home: Path) -> Iterator[Path]:
     """The runtime folders of offices whose state lies in here. Another test may run as the same user just now."""
     for folder, _, _ in os.walk(home):
-        runtime = Path(f"/tmp/sublet-{uid}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}")
+        runtime = Path(folder) / "run"
         if runtime.exists():
             yield runtime
 

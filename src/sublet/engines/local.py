@@ -56,7 +56,7 @@ from sublet.broker.vigil import ASLEEP, MOMENT_NS, Vigil
 from sublet.client.home import data_path, home_dir, socket_path
 from sublet.clock import Clock, SystemClock
 from sublet.engines.beginning import Beginning, begun
-from sublet.errors import InvalidRequest, SubletError, Unsupported
+from sublet.errors import InvalidRequest, Unsupported
 from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
 from sublet.values import NS_PER_S, Kind

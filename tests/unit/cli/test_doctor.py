@@ -16,7 +16,7 @@ import pytest
 
 from sublet.agent.nvml import IDLE_SHARE
 from sublet.cli import main
-from sublet.cli.doctor import SOCKET_PATH_MAX, _wrapped
+from sublet.cli.doctor import _wrapped
 from sublet.cli.doctor_devices import check_machine, device_checks, nvidia_cards_on_the_bus
 from sublet.cli.doctor_guests import Check, _in_scope, check_logout, guest_checks
 from sublet.supervisor.cgroups import Said
@@ -126,11 +126,15 @@ def test_a_wall_clock_that_nobody_set_is_noted(
     assert findings(capsys, broken=False)["clock"]["state"] == "note"
 
 
-def test_a_socket_path_that_is_too_long_is_broken(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_folder_of_sockets_that_others_may_write_is_broken(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("sublet.cli.doctor.socket_path", lambda _: Path("/" + "x" * SOCKET_PATH_MAX))
-    assert "107" in findings(capsys, broken=True)["socket"]["text"]
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setattr("sublet.cli.doctor.socket_path", lambda _: tmp_path / "open" / "office.sock")
+    assert "written by other users" in findings(capsys, broken=True)["socket"]["text"]
+    monkeypatch.setattr("sublet.cli.doctor.socket_path", lambda _: tmp_path / "open" / "run" / "office.sock")
+    assert "other users can write" in findings(capsys, broken=True)["socket"]["text"]
 
 
 def test_a_slow_disk_is_noted(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import socket
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from sublet.client.asking import Terms, ask_block, ask_cpu, ask_gpu, ask_memory
 from sublet.client.home import home_dir, make_private_dir, runtime_dir
 from sublet.errors import InvalidRequest
 from sublet.values import GIB, RenewMode
+from sublet.wire.unix import short_path
 
 
 def gpu(**asked: Any) -> Any:
@@ -205,12 +208,11 @@ def test_the_same_home_written_otherwise_is_the_same_office(tmp_path: Any) -> No
 
 def test_where_an_office_listens_does_not_depend_on_who_is_logged_in(tmp_path: Any, monkeypatch: Any) -> None:
     """A service, a job of cron and a login find the same office, whichever of them began it."""
-    for name in ("USERS", "ROOTS", "SHARED", "BOOTED"):
+    for name in ("USERS", "ROOTS", "EARLIER"):
         monkeypatch.setattr(f"sublet.client.home.{name}", str(tmp_path / name))
     uid = os.getuid()
-    monkeypatch.setattr("os.getuid", lambda: uid)
     without_login = runtime_dir(tmp_path)
-    assert without_login.parent == tmp_path / "SHARED"
+    assert without_login == tmp_path / "run"
     (tmp_path / "USERS" / str(uid)).mkdir(parents=True)
     assert runtime_dir(tmp_path).parent == tmp_path / "USERS" / str(uid)
     without_login.mkdir(parents=True)
@@ -218,13 +220,29 @@ def test_where_an_office_listens_does_not_depend_on_who_is_logged_in(tmp_path: A
 
 
 def test_roots_office_does_not_lie_where_roots_last_logout_clears_up(tmp_path: Any, monkeypatch: Any) -> None:
-    for name in ("USERS", "ROOTS", "SHARED", "BOOTED"):
+    for name in ("USERS", "ROOTS", "EARLIER"):
         monkeypatch.setattr(f"sublet.client.home.{name}", str(tmp_path / name))
     monkeypatch.setattr("os.getuid", lambda: 0)
-    assert runtime_dir(tmp_path).parent == tmp_path / "SHARED"
-    (tmp_path / "BOOTED").mkdir()
+    monkeypatch.setattr("sublet.client.home._is_own", lambda path, uid: uid == 0 and os.path.isdir(path))
+    assert runtime_dir(tmp_path) == tmp_path / "run", "where there is no /run, or it cannot be written"
+    (tmp_path / "ROOTS").mkdir()
     (tmp_path / "USERS/0").mkdir(parents=True)
     assert runtime_dir(tmp_path).parent == tmp_path / "ROOTS"
+
+
+def test_an_office_of_an_earlier_version_is_found_while_it_listens(tmp_path: Any, monkeypatch: Any) -> None:
+    for name in ("USERS", "ROOTS", "EARLIER"):
+        monkeypatch.setattr(f"sublet.client.home.{name}", str(tmp_path / name))
+    new = runtime_dir(tmp_path)
+    digest = hashlib.sha256(os.fsencode(tmp_path)).hexdigest()[:12]
+    earlier = tmp_path / "EARLIER" / f"sublet-{os.getuid()}-{digest}"
+    earlier.mkdir(parents=True, mode=0o700)
+    assert runtime_dir(tmp_path) == new, "nothing listens there"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, short_path(f"{earlier}/supervisor.sock") as address:
+        sock.bind(address)
+        sock.listen(1)
+        assert runtime_dir(tmp_path) == earlier
+    assert runtime_dir(tmp_path) == new
 
 
 def test_a_folder_that_others_may_write_is_refused_and_left_as_it_is(tmp_path: Any) -> None:

@@ -27,6 +27,7 @@ from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner, Volume
 from sublet.notebook.status import Suspended, as_text
 from sublet.values import GIB, NS_PER_S, Tier
+from sublet.wire.unix import ADDRESS_BYTES_MAX
 
 if TYPE_CHECKING:
     from sublet.client.fabric import Fabric
@@ -39,6 +40,7 @@ Notebook = Any
 VRAM_DEFAULT: Final = 1 * GIB
 STARTS_S: Final = 120
 OUTPUT_S: Final = 60
+_SOCKET_NAME_BYTES: Final = len("/k-5")
 """How long after its reply a cell's last outputs may come. On a very busy machine nbclient's 4 s would lose them."""
 ASK_LOOK_S: Final = 1.0
 END_PATIENCE_S: Final = 15.0
@@ -133,6 +135,11 @@ class OrdinaryKernel(_Kernel):
 
     def _make_folder(self) -> None:
         """Of the job, so that a runner that was killed leaves nothing that the next does not clean up."""
+        if len(os.fsencode(self._sockets)) + _SOCKET_NAME_BYTES > ADDRESS_BYTES_MAX:
+            raise InvalidRequest(
+                f"the sockets of a kernel cannot have a path as long as {self._sockets}",
+                do="Set SUBLET_HOME to a shorter path.",
+            )
         make_private_dir(runtime_dir(home_dir()))
         shutil.rmtree(self._sockets, ignore_errors=True)
         os.mkdir(self._sockets, 0o700)
