@@ -248,6 +248,8 @@ def _under(state: State, lease: LeaseRecord) -> LeaseRecord | None:
 def take(step: Step, lease: LeaseRecord, notice: NoticeRecord) -> None:
     """The notice is due: off its devices, with its guests parked if that can be."""
     under = _under(step.state, lease)
+    # That it is ACTIVE is redundant: a parking lease is granted at once or refused, and one that ends is not found. It
+    # stays because guests that are parked under a lease without hardware would be counted nowhere.
     if under is not None and under.status is LeaseStatus.ACTIVE and _ability(step.state, lease) is not Suspend.NONE:
         assert under.epoch is not None
         park = Parking(lease=under.id, epoch=under.epoch)

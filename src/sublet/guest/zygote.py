@@ -184,6 +184,8 @@ class Zygote:
     def _wait_to_be_one(self, ours: socket.socket, theirs: socket.socket) -> Program:
         ours.close()  # or it would be closed by its number, when that is another's
         self._sock.close()
+        # Redundant today: one is made when no request is under way, so nothing else is open. It stays because a request
+        # that came in between would leave its descriptors in a guest of somebody else.
         _close_all_but({*self._kept, theirs.fileno()})
         request, fds = await_request(theirs)
         return become(loads(Fork, request), fds, self._parent)

@@ -203,6 +203,8 @@ class _Plan:
         if id(new) in self._views:
             return self._views[id(new)]
         old = self._originals.get(id(new))
+        # ``_taken`` is redundant within one transfer, which names each original once. It stays because two objects that
+        # became one would be a wrong result that nobody sees.
         if old is None or type(old) is not type(new) or id(old) in self._taken or id(new) in self._refused:
             return new
         return old if can_take_over(self, old, new) else new

@@ -233,7 +233,9 @@ class Traffic:
                 news, interrupted = _saved(kernel, self.handles, options)
             broken = self._merged(kernel, options, out)
             self._settle(out)
-        except BaseException:  # an interrupt: what the cell changed is there and not here, and must not be gone on from
+        except BaseException:
+            # What the cell changed is there and not here, and must not be gone on from. After an interrupt this is
+            # redundant, since the guest is given up; it stays for errors that the guest outlives.
             self.space.disagree(sent.names)
             self.steady.forget()
             self._surroundings_unsure()
