@@ -23,6 +23,7 @@ import pytest
 
 from sublet.broker import journal_opening
 from sublet.broker.backup import restore
+from sublet.broker.events import Queued
 from sublet.broker.journal import Journal
 from sublet.errors import JournalError
 from tests.crash import journal_program as program
@@ -32,7 +33,7 @@ from tests.crash.test_pack_reorder import ALL, SEED
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
-PER_POINT: Final = 40 if ALL else 4
+PER_POINT: Final = 40 if ALL else 5
 FOLDER: Final = -1
 """Stands for the file behind the name of a folder."""
 Note = dict[str, object]
@@ -167,9 +168,22 @@ def live(place: Path, note: Callable[[Note], None]) -> None:
         journal.backup(place / "old.backup")
     note({"backup": "old.backup"})
     program.life(home, anchors, note)
+    is_killed(home, anchors, note)
     note({"restores": True})
     program.put_back(home, anchors, note)
     program.go_on(home, anchors, note)
+
+
+def is_killed(home: Path, anchors: Path, note: Callable[[Note], None]) -> None:
+    """An office that ends without closing its journal, and leaves a log beside it."""
+    office = SmallOffice(home, anchors, note)
+    office.open()
+    office.acquire("killed")
+    left = {path: path.read_bytes() for path in home.glob("journal.db*") if not path.name.endswith("-shm")}
+    office.journal.close()
+    for path, content in left.items():
+        path.write_bytes(content)
+    assert (home / "journal.db-wal").stat().st_size
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -240,6 +254,10 @@ def judge(place: Path, notes: list[Note], answered: int) -> None:
         if done or not begun or "gone" not in error.message:
             raise
         restore(place / "old.backup", home, wall_ns=WALL_NS, anchors=anchors)
+    if done:  # nothing ever deletes a journal: the one that was given up is whole, with its log
+        with Journal.open(aside(place), wall_ns=WALL_NS, anchors=place / "no-anchors") as journal:
+            entries = [entry.event for entry in journal.recover().entries]
+        assert any(isinstance(event, Queued) and event.lease.id == "killed" for event in entries)
     if not begun:
         office = SmallOffice(home, anchors, lambda _: None)
         books = office.books()
@@ -248,6 +266,12 @@ def judge(place: Path, notes: list[Note], answered: int) -> None:
         count = sum("books" in note for note in told)
         assert count == 0 or books in known[count - 1 : count + 1], f"what was answered ({count} batches) is gone"
     look(epochs_in(told), place)
+
+
+def aside(place: Path) -> Path:
+    copy = place / "aside"
+    shutil.copytree(place / "home" / "replaced-1", copy)
+    return copy
 
 
 def judge_all(recorder: Recorder) -> int:
