@@ -33,7 +33,8 @@ from tests.crash.test_pack_reorder import ALL, SEED
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
-PER_POINT: Final = 40 if ALL else 5
+PER_NAME: Final = 20 if ALL else 3
+"""Folders that are drawn after a call, for each name that is not durable then."""
 FOLDER: Final = -1
 """Stands for the file behind the name of a folder."""
 Note = dict[str, object]
@@ -277,7 +278,7 @@ def aside(place: Path) -> Path:
 def judge_all(recorder: Recorder) -> int:
     chance, seen = random.Random(SEED), set[int]()
     for at, (disk, answered) in enumerate(recorder.states):
-        for _ in range(PER_POINT):
+        for _ in range(1 + PER_NAME * len(disk.pending)):
             files = after_crash(disk, chance)
             key = hash((answered, tuple(sorted(files.items()))))
             if key in seen:
