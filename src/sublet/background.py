@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Never
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,6 +32,7 @@ __all__ = [
     "Guard",
     "Trouble",
     "accept_connections",
+    "count",
     "end_process",
     "is_shortage",
     "start_task",
@@ -46,6 +47,8 @@ PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 """After the first, second, … failure in a row."""
 SAY_AGAIN_S: Final = 60.0
 """A loop that fails and recovers again and again is logged at most so often."""
+LAST_MAX: Final = 500
+"""Characters that are kept of an error."""
 STEADY_S: Final = 5.0
 """A loop that has run for so long has recovered."""
 _BROKEN: Final = frozenset((errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP))
@@ -92,6 +95,17 @@ def _log(text: str, error: BaseException | None) -> None:
     logging.getLogger("sublet.background").log(logging.WARNING if error is None else logging.ERROR, text, exc_info=info)
 
 
+def count(name: str, error: BaseException) -> Trouble:
+    """Note one failure under this name."""
+    trouble = _troubles.setdefault(name, Trouble(name))
+    if is_shortage(error):
+        trouble.shortages += 1
+    else:
+        trouble.errors += 1
+    trouble.last = f"{type(error).__name__}: {error}"[:LAST_MAX]
+    return trouble
+
+
 class Guard:
     """Decides how long one loop pauses after a failure, logs the first in a row, and counts each."""
 
@@ -113,14 +127,9 @@ class Guard:
         """Note a failure. Returns how long to pause before the loop goes on."""
         pause_s = PAUSES_S[min(self._in_a_row, len(PAUSES_S) - 1)]
         with contextlib.suppress(MemoryError):  # to tell of a shortage must not fail for want of the same
-            trouble = self._trouble = self._trouble or _troubles.setdefault(self.name, Trouble(self.name))
+            trouble = self._trouble = count(self.name, error)
             trouble.failing += self._in_a_row == 0
             self._in_a_row += 1
-            if is_shortage(error):
-                trouble.shortages += 1
-            else:
-                trouble.errors += 1
-            trouble.last = f"{type(error).__name__}: {error}"
             if self._in_a_row == 1 and time.monotonic() - self._said_s >= SAY_AGAIN_S:
                 self._said_s = time.monotonic()
                 self._log(f"{self.name}: {trouble.last}; {what_now}", error)
@@ -234,7 +243,7 @@ _tasks: set[asyncio.Task[None]] = set()
 """A loop has only weak references to its tasks."""
 
 
-async def accept_connections(name: str, listening: socket.socket, take: Callable[[socket.socket], object]) -> Never:
+async def accept_connections(name: str, listening: socket.socket, take: Callable[[socket.socket], object]) -> NoReturn:
     """Accept for ever, and hand each connection to ``take``. Who connects during a shortage waits in the backlog."""
     import asyncio
 
@@ -257,7 +266,7 @@ async def accept_connections(name: str, listening: socket.socket, take: Callable
             guard.passed()
 
 
-def end_process(message: str) -> Never:
+def end_process(message: str) -> NoReturn:
     """End this process at once with one line, and without another word to anybody."""
     with contextlib.suppress(OSError):
         os.write(2, f"sublet: {message}\n".encode())

@@ -33,6 +33,7 @@ from sublet.wire.guests import (
     Guests,
     ListGuests,
     ListProcesses,
+    ListTroubles,
     OfficeCall,
     OfficeReply,
     Orders,
@@ -40,6 +41,7 @@ from sublet.wire.guests import (
     Quit,
     Reports,
     Revoke,
+    Troubles,
 )
 from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
 from sublet.wire.link import Link
@@ -201,6 +203,12 @@ class SupervisedAgent:
         found = await self.ask(ListProcesses(uses=uses))
         assert isinstance(found, Processes)
         return found.pids
+
+    async def troubles(self) -> Troubles:
+        """What has failed in the supervisor since it was started."""
+        found = await self.ask(ListTroubles())
+        assert isinstance(found, Troubles)
+        return found
 
     async def admit(self, front: Front, hello: Hello, fd: int) -> None:
         """Hand a holder's connection over; the descriptor here is still the caller's to close.

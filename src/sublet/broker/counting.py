@@ -11,6 +11,7 @@ from sublet.broker.records import LeaseRecord, Now
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.metrics import OfficeMetrics, Readings
 from sublet.values import MILLIS_PER_DEVICE, NS_PER_S, LeaseId, Way
+from sublet.wire.http import TroubleView
 
 __all__ = ["Counting"]
 
@@ -21,6 +22,8 @@ class Counting:
     def __init__(self, driver: Driver) -> None:
         self.metrics = OfficeMetrics(self._read)
         self.streams = 0
+        self.troubles: tuple[TroubleView, ...] = ()
+        """As they were last looked up."""
         self._driver = driver
         self._millis: dict[LeaseId, int] = {}
         self._level = 0
@@ -142,6 +145,7 @@ class Counting:
             gpu_seconds=held / MILLIS_PER_DEVICE / NS_PER_S,
             capacity=capacity,
             used=used,
+            troubles=self.troubles,
         )
 
 

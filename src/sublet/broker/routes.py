@@ -84,6 +84,14 @@ def _table() -> tuple[Route, ...]:
             "Numbers for Prometheus",
             answers={200: "text/plain"},
         ),
+        route(
+            "GET",
+            "/v1/troubles",
+            Right.OPERATOR,
+            looking.troubles,
+            "What has failed in background loops",
+            answers={200: list[wire.TroubleView]},
+        ),
         route("GET", "/v1/status", Right.TENANT, office.status, "The office", answers={200: wire.StatusView}),
         route(
             "POST",

@@ -7,19 +7,21 @@ lease is a sign of life of its holder, which an onlooker is not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from dataclasses import replace
 from typing import Final
 
+from sublet import background
 from sublet.broker.asking import flag, number
 from sublet.broker.order import position
 from sublet.broker.service import Call, Reply, Service, json_reply
 from sublet.broker.views import place_answer, rfc3339, seconds
-from sublet.errors import Disconnected
+from sublet.errors import Disconnected, SubletError
 from sublet.wire.guests import GuestView, ListGuests
-from sublet.wire.http import GuestEntry
+from sublet.wire.http import GuestEntry, TroubleView
 
-__all__ = ["COMMAND_MAX", "GUESTS_MAX", "PLACES_MAX", "guests", "queue"]
+__all__ = ["COMMAND_MAX", "GUESTS_MAX", "PLACES_MAX", "all_troubles", "guests", "queue", "troubles"]
 
 COMMAND_MAX: Final = 2000
 """Characters of a command line that are shown."""
@@ -30,6 +32,9 @@ PLACES_MAX: Final = 256
 """Places in one answer: each is looked for in the whole line."""
 ANSWER_S: Final = 3.0
 """How long the supervisor may take. It answers in a millisecond; who looks should not hang where it does not."""
+
+TROUBLES_S: Final = 1.0
+"""The same for what is shown beside other things."""
 
 
 async def guests(service: Service, call: Call) -> Reply:
@@ -54,6 +59,42 @@ async def guests(service: Service, call: Call) -> Reply:
     except TimeoutError:
         raise Disconnected("the supervisor of this machine does not answer", do="Try again in a moment.") from None
     return json_reply(found[:most])
+
+
+async def troubles(service: Service, call: Call) -> Reply:
+    """What has failed in background loops of the office and of the supervisor."""
+    return json_reply(await all_troubles(service))
+
+
+async def all_troubles(service: Service) -> list[TroubleView]:
+    """The same. A supervisor that does not answer is left out."""
+    found = [
+        TroubleView(
+            part="office",
+            loop=one.name,
+            shortages=one.shortages,
+            errors=one.errors,
+            failing=one.failing,
+            last=one.last,
+        )
+        for one in background.troubles()
+    ]
+    if service.list_troubles is not None:
+        with contextlib.suppress(SubletError, TimeoutError):
+            async with asyncio.timeout(TROUBLES_S):
+                noted = (await service.list_troubles()).troubles
+            found += [
+                TroubleView(
+                    part="supervisor",
+                    loop=one.loop,
+                    shortages=one.shortages,
+                    errors=one.errors,
+                    failing=one.failing,
+                    last=one.last,
+                )
+                for one in noted
+            ]
+    return found
 
 
 async def queue(service: Service, call: Call) -> Reply:

@@ -11,6 +11,7 @@ from sublet.broker import commands as cmd
 from sublet.broker.access import new_token, token_hash
 from sublet.broker.asking import choice, number, quota, text
 from sublet.broker.records import TenantRecord
+from sublet.broker.serve_looking import all_troubles
 from sublet.broker.service import Call, Reply, Service, is_live, json_reply
 from sublet.broker.views import audit_entry, device_view, fence_views, node_view, rfc3339, seconds, tenant_view
 from sublet.errors import InvalidRequest, NotFound
@@ -102,6 +103,7 @@ async def status(service: Service, call: Call) -> Reply:
 
 async def metrics(service: Service, call: Call) -> Reply:
     service.counting.streams = len(service.hub)
+    service.counting.troubles = tuple(await all_troubles(service))
     return Reply(200, service.counting.metrics.page(), CONTENT_TYPE.encode())
 
 

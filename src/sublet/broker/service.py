@@ -28,7 +28,7 @@ from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.audit import Record
 from sublet.observe.bills import Rates
 from sublet.values import LeaseId, TenantId
-from sublet.wire.guests import Guests, ListGuests
+from sublet.wire.guests import Guests, ListGuests, Troubles
 from sublet.wire.http import AuditReport, LeaseView
 
 __all__ = ["JSON", "Asked", "Call", "Identity", "Reply", "Service", "is_live", "json_reply"]
@@ -127,6 +127,8 @@ class Service:
     rates: Rates = field(default_factory=Rates)
     list_guests: Callable[[ListGuests], Awaitable[Guests]] | None = None
     """What runs, of all tenants; None where nothing can run."""
+    list_troubles: Callable[[], Awaitable[Troubles]] | None = None
+    """What has failed in the supervisor; None where there is none."""
     cut_off: Callable[[TenantId], None] = lambda _: None
     """The rights of this tenant have changed: its open data connections are cut."""
     document: Callable[[], bytes] = bytes

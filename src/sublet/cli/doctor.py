@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from sublet.cli.call import NoOffice, Office
+from sublet.cli.data_door import data_door_trouble
 from sublet.cli.exits import DONE, FAILED
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import document, paint, plural, seconds, visible
 from sublet.client.home import home_dir, socket_path
-from sublet.errors import InvalidRequest, SubletError
+from sublet.errors import InvalidRequest, NotFound, SubletError, Unauthorized
 from sublet.invocation import typeable
 from sublet.values import GIB, format_size
 from sublet.wire.unix import check_folder, check_parents
@@ -189,6 +190,47 @@ def _check_office() -> tuple[str, str] | tuple[str, str, str]:
     )
 
 
+def _check_data_door() -> tuple[str, str] | tuple[str, str, str]:
+    if sys.platform != "linux" and not os.environ.get("SUBLET_URL"):
+        return "note", "no office here"
+    office = Office.reach(start=False)
+    try:
+        office.get("/v1/hello")
+    except NoOffice:
+        return "note", "no office runs"
+    if office.address.socket is None:
+        return "note", "the office is on another machine"
+    trouble = data_door_trouble(office.address)
+    return ("ok", "answers") if trouble is None else ("broken", trouble.message, trouble.do or "")
+
+
+def _check_background() -> tuple[str, str] | tuple[str, str, str]:
+    """What has failed in background loops of the office and of its supervisor, as far as they answer."""
+    if sys.platform != "linux" and not os.environ.get("SUBLET_URL"):
+        return "note", "no office here"
+    try:
+        found = Office.reach(start=False).get("/v1/troubles")
+    except NoOffice:
+        return "note", "no office runs"
+    except NotFound:
+        return "note", "the office is older than this command, and does not tell"
+    except Unauthorized:
+        return "note", "the office tells this to operators only"
+    if not found:
+        return "ok", "nothing has failed since the office and its supervisor were started"
+    failing = [one for one in found if one["failing"]]
+    text = "; ".join(
+        f"{one['part']} {one['loop']}: {plural(one['shortages'], 'shortage')}, {plural(one['errors'], 'error')}, "
+        f"{'does not work now' if one['failing'] else 'works'} (last: {one['last']})"
+        for one in failing or found
+    )
+    if any(one["errors"] for one in found):
+        do = "See office.log and supervisor.log in the state folder, and report it."
+    else:
+        do = "Free file descriptors and memory, or raise the limits of the office (`ulimit -n`)."
+    return "broken" if failing else "note", text, do
+
+
 def _check_journal() -> tuple[str, str] | tuple[str, str, str]:
     """All that an office would start from, read as it would read it; a damaged or newer journal raises."""
     from sublet.broker.journal_files import JOURNAL_NAME
@@ -226,4 +268,6 @@ def _checks() -> dict[str, Callable[[], tuple[str, str] | tuple[str, str, str]]]
         "socket": _check_socket,
         "journal": _check_journal,
         "office": _check_office,
+        "data door": _check_data_door,
+        "background loops": _check_background,
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sublet.cli.call import Office
-from sublet.cli.exits import DONE
+from sublet.cli.data_door import data_door_trouble
+from sublet.cli.exits import DONE, FAILED
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import Json, amount, document, paint, plural, seconds, table, visible, where
 from sublet.invocation import typeable
@@ -17,11 +18,16 @@ long as all the rest of this command)."""
 
 
 def status(*, as_json: AsJson = False) -> int:
-    """Show whether an office is running, and what is free. Starts nothing."""
-    view: Json = Office.reach(start=False).get("/v1/status")
+    """Show whether an office is running, and what is free. Starts nothing.
+
+    Exit status 1 if the office answers but its data door, through which commands are reached, does not.
+    """
+    office = Office.reach(start=False)
+    view: Json = office.get("/v1/status")
+    closed = data_door_trouble(office.address)
     if as_json:
-        document(view)
-        return DONE
+        document({**view, "data_door": None if closed is None else closed.message})
+        return DONE if closed is None else FAILED
     print(
         f"{paint('The office is running', 'green')}: pid {view['pid']}, for {seconds(round(view['uptime']))}, "
         f"version {visible(view['version'])}."
@@ -45,7 +51,10 @@ def status(*, as_json: AsJson = False) -> int:
             print(typeable(trouble))
     if view["quarantined"]:
         print(typeable("See `sublet fence ls` for what is in quarantine, and why."))
-    return DONE
+    if closed is not None:
+        print(paint(visible(f"{closed.message[0].upper()}{closed.message[1:]}."), "red"))
+        print(typeable(visible(closed.do)))
+    return DONE if closed is None else FAILED
 
 
 def _row(device: Json) -> list[str]:

@@ -212,6 +212,7 @@ class Office:
         self._stack.push_async_callback(agent.close)
         self._watch_cards(inventory, agent, state)
         self.service.list_guests = agent.guests
+        self.service.list_troubles = agent.troubles
         self.service.cut_off = agent.cut_off
         path = data_path(self.home)
         door = Door(_listen(path), _Rights(self.service), agent, die=self._die)

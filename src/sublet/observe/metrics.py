@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from sublet.wire.http_views import TroubleView
+
 __all__ = ["CONTENT_TYPE", "TEARDOWN_STEPS", "Count", "OfficeMetrics", "Readings", "Spread"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,6 +56,8 @@ class Readings:
     """By kind, in bytes or cores."""
     used: dict[str, int] = field(default_factory=dict)
     """By kind: leased, in teardown or quarantined."""
+    troubles: tuple[TroubleView, ...] = ()
+    """What has failed in background loops."""
 
 
 class Count:
@@ -187,3 +191,17 @@ class OfficeMetrics:
             for kind, amount in sorted(amounts.items()):
                 family.add_metric([kind], amount)
             yield family
+        failures = CounterMetricFamily(
+            "sublet_background_failures",
+            "Failures of background loops: shortage (descriptors, memory, processes) or error.",
+            labels=["part", "loop", "kind"],
+        )
+        failing = GaugeMetricFamily(
+            "sublet_background_failing", "Background loops that do not work now.", labels=["part", "loop"]
+        )
+        for one in now.troubles:
+            failures.add_metric([one.part, one.loop, "shortage"], one.shortages)
+            failures.add_metric([one.part, one.loop, "error"], one.errors)
+            failing.add_metric([one.part, one.loop], one.failing)
+        yield failures
+        yield failing

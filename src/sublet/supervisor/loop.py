@@ -10,22 +10,30 @@ nothing. What the law's own turn raises is nobody's to swallow, and ends the pro
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import select
+import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Final
 
+from sublet.background import Guard, count, is_shortage
 from sublet.clock import Clock
 from sublet.values import NS_PER_S
 
-__all__ = ["READ", "WRITE", "Loop", "Timer", "confess"]
+__all__ = ["READ", "WRITE", "Accepting", "Loop", "Timer", "confess", "log_trouble"]
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
 LONGEST_WAIT_S: Final = 1.0
 """A wait stands still while the machine sleeps, so it is never trusted for longer."""
 READY_MAX: Final = 256
+MISTAKES: Final = "supervisor"
+"""Under this name mistakes of this process are counted."""
+SAY_AGAIN_S: Final = 60.0
+LOGGED_MAX: Final = 64
 TIMERS_LEAST: Final = 64
 """So many are kept before those are looked for that were cancelled: most are, long before their moment."""
 
@@ -199,6 +207,85 @@ class _Guarded(Loop):
             confess(worse)
 
 
-def confess(error: Exception) -> None:
-    """A mistake of ours that ends nobody but whom it concerns: the log has it."""
+def confess(error: BaseException) -> None:
+    """A mistake of ours that ends nobody but whom it concerns: it is counted, for `sublet doctor`, and the log has it.
+    The same one is logged once a minute at most, for some come again with every turn."""
+    count(MISTAKES, error)
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    where = (type(error), "" if at is None else at.tb_frame.f_code.co_filename, 0 if at is None else at.tb_lineno)
+    now_s = time.monotonic()
+    if now_s - _logged_s.get(where, -SAY_AGAIN_S) < SAY_AGAIN_S:
+        return
+    if len(_logged_s) >= LOGGED_MAX:
+        _logged_s.clear()
+    _logged_s[where] = now_s
     sys.excepthook(type(error), error, error.__traceback__)
+
+
+_logged_s: dict[tuple[object, str, int], float] = {}
+"""When which mistake was last logged, by its kind and place."""
+
+
+def log_trouble(text: str, error: BaseException | None) -> None:
+    """How a ``Guard`` in this process logs: to stderr, which is the supervisor's log."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"sublet: {text}\n")
+        sys.stderr.flush()
+    if error is not None and not is_shortage(error):
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+class Accepting:
+    """Accepts on one listening socket. A shortage stops it for a moment; nothing stops it for good."""
+
+    def __init__(self, loop: Loop, name: str, listening: socket.socket, take: Callable[[socket.socket], None]) -> None:
+        listening.setblocking(False)
+        self._loop = loop
+        self._listening = listening
+        self._take = take
+        self._guard = Guard(name, log_trouble)
+        self._timer: Timer | None = None
+
+    def begin(self) -> None:
+        """From now on. Raises where the socket cannot be watched."""
+        self._loop.watch(self._listening.fileno(), READ, self._ready)
+
+    def rest(self, seconds: float) -> None:
+        """Accept nothing for so long: who connects waits, and nobody else is harmed."""
+        self._loop.forget(self._listening.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.after(seconds, self._again)
+
+    def close(self) -> None:
+        """No more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.forget(self._listening.fileno())
+        self._listening.close()
+
+    def _again(self) -> None:
+        self._timer = None
+        try:
+            self.begin()
+        except Exception as error:  # noqa: BLE001 - no room to watch it, or no memory: later there is
+            self._timer = self._loop.after(self._guard.failed(error), self._again)
+
+    def _ready(self, events: int) -> None:
+        try:
+            sock, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except Exception as error:  # noqa: BLE001 - too many are open, mostly
+            self.rest(self._guard.failed(error))
+            return
+        self._guard.passed()
+        try:
+            self._take(sock)
+        except Exception as error:  # noqa: BLE001 - one connection must not be able to close the door for others
+            sock.close()
+            if not is_shortage(error):
+                confess(error)
+            self.rest(self._guard.failed(error))

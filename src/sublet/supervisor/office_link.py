@@ -27,6 +27,7 @@ from sublet.wire.guests import (
     Guests,
     ListGuests,
     ListProcesses,
+    ListTroubles,
     OfficeCall,
     OfficeReply,
     Orders,
@@ -34,6 +35,7 @@ from sublet.wire.guests import (
     Quit,
     Reports,
     Revoke,
+    Troubles,
 )
 from sublet.wire.happenings import Called, Event, Happening, Hello, Over
 from sublet.wire.link import Link
@@ -57,6 +59,8 @@ class Served(Protocol):
     def list_guests(self, asked: ListGuests) -> Guests: ...
 
     def list_processes(self, asked: ListProcesses) -> Processes: ...
+
+    def list_troubles(self) -> Troubles: ...
 
     def end_guest(self, asked: EndGuest) -> None: ...
 
@@ -144,6 +148,8 @@ class OfficeLink:
                 return self._served.list_guests(asked)
             case ListProcesses():
                 return self._served.list_processes(asked)
+            case ListTroubles():
+                return self._served.list_troubles()
             case EndGuest():
                 self._served.end_guest(asked)
             case Quit():

@@ -14,7 +14,7 @@ from typing import Final
 
 from sublet.errors import CapacityExceeded, InvalidRequest, SubletError, Unauthorized
 from sublet.supervisor.guest import Guest
-from sublet.supervisor.loop import READ, Loop
+from sublet.supervisor.loop import READ, Accepting, Loop
 from sublet.supervisor.publishing import Asker, Publishing
 from sublet.values import NS_PER_S
 from sublet.wire.codec import dumps, loads
@@ -30,7 +30,6 @@ BACKLOG: Final = 64
 CONNECTIONS_MAX: Final = 256
 PER_TENANT_MAX: Final = 128
 PER_GUEST_MAX: Final = 8
-ACCEPT_AGAIN_S: Final = 0.5
 TURNED_MAX: Final = 32
 """Who is just being turned away; if they are more, they are not told why."""
 TURNED_S: Final = 2.0
@@ -57,13 +56,13 @@ class PublishDoor:
         self._publishing = publishing
         self._who = who
         self._asker = asker
-        self._listening: socket.socket | None = None
+        self._accepting: Accepting | None = None
         self._lines: set[_Line] = set()
         self._turned = 0
 
     def open(self) -> str:
         """Where it is; made when the first guest needs it. Whoever listened here before is gone."""
-        if self._listening is None:
+        if self._accepting is None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path)
             listening = socket.socket(
@@ -74,49 +73,30 @@ class PublishDoor:
                     listening.bind(address)
                 os.chmod(self.path, 0o666)  # the folder is nobody's but ours; who is shown this alone may connect
                 listening.listen(BACKLOG)
-                self._loop.guarded(lambda _: None).watch(listening.fileno(), READ, self._accept)
+                accepting = Accepting(self._loop.guarded(lambda _: None), "publish_door", listening, self._accept)
+                accepting.begin()
             except BaseException:
                 listening.close()
                 raise
-            self._listening = listening
+            self._accepting = accepting
         return self.path
 
     def close(self) -> None:
         """Nobody is served any more."""
         for line in tuple(self._lines):
             line.close()
-        if self._listening is not None:
-            self._loop.forget(self._listening.fileno())
-            self._listening.close()
-            self._listening = None
+        if self._accepting is not None:
+            self._accepting.close()
+            self._accepting = None
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path)
 
-    def _accept(self, events: int) -> None:
-        assert self._listening is not None
-        try:
-            sock, _ = self._listening.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError:  # too many are open: who connects waits
-            self._rest(ACCEPT_AGAIN_S)
-            return
+    def _accept(self, sock: socket.socket) -> None:
         began_ns = self._loop.now_ns()
         self._let_in(sock)
         took_ns = self._loop.now_ns() - began_ns
-        if took_ns > QUICK_NS:
-            self._rest(REST_SHARE * took_ns / NS_PER_S)
-
-    def _rest(self, seconds: float) -> None:
-        assert self._listening is not None
-        loop, fd = self._loop.guarded(lambda _: None), self._listening.fileno()
-        self._loop.forget(fd)
-
-        def again() -> None:
-            if self._listening is not None:
-                loop.watch(fd, READ, self._accept)
-
-        loop.after(seconds, again)
+        if took_ns > QUICK_NS and self._accepting is not None:
+            self._accepting.rest(REST_SHARE * took_ns / NS_PER_S)
 
     def _let_in(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -137,7 +117,6 @@ class PublishDoor:
             sock.close()
             return
         loop, fd = self._loop.guarded(lambda _: None), sock.fileno()
-        self._turned += 1
 
         def over() -> None:
             if sock.fileno() >= 0:
@@ -156,6 +135,7 @@ class PublishDoor:
         with contextlib.suppress(OSError):
             sock.send(dumps(refusal_of(error)), socket.MSG_NOSIGNAL)
         loop.watch(fd, READ, heard)
+        self._turned += 1
         loop.after(TURNED_S, over)
 
     def _admitted(self, sock: socket.socket) -> Guest:

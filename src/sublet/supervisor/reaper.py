@@ -76,9 +76,12 @@ class Reaper:
                     except Exception as error:  # noqa: BLE001 - others wait to be reaped
                         confess(error)
         if any_ended:
-            self._then()
+            try:
+                self._then()
+            except Exception as error:  # noqa: BLE001 - others end later, and are reaped then
+                confess(error)
 
     def _woken(self, events: int) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # there is nothing, or no memory to read it: it comes again
             os.read(self._read, 4096)
         self.reap()

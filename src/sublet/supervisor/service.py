@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from sublet.background import troubles
 from sublet.errors import CapacityExceeded, InvalidRequest, LeaseNotActive, QuotaExceeded, SubletError, Unauthorized
 from sublet.lease.node import Node
 from sublet.supervisor.cgroups import Groups
@@ -24,7 +25,7 @@ from sublet.supervisor.holder_link import HolderLink
 from sublet.supervisor.kept import GUESTS_MAX
 from sublet.supervisor.launch import Launch
 from sublet.supervisor.locks import DeviceLocks
-from sublet.supervisor.loop import READ, Timer, confess
+from sublet.supervisor.loop import Accepting, Timer, confess
 from sublet.supervisor.memory_watch import MemoryWatch
 from sublet.supervisor.notes import Notes
 from sublet.supervisor.office_link import OfficeLink
@@ -54,6 +55,8 @@ from sublet.wire.guests import (
     Quit,
     Reports,
     Revoke,
+    TroubleNote,
+    Troubles,
 )
 from sublet.wire.guests import Guests as GuestList
 from sublet.wire.happenings import Hello
@@ -71,8 +74,6 @@ QUIT_NS: Final = 5 * NS_PER_S
 QUIT_LOOK_S: Final = 0.05
 REPORTS_MAX: Final = 256
 """In one message: thousands of leases may end at the same moment."""
-ACCEPT_AGAIN_S: Final = 0.5
-"""After a connection could not be taken for want of descriptors."""
 HOLDERS_MAX: Final = 2048
 """Connections of holders; each takes a descriptor, of which the guests need most."""
 HOLDERS_PER_TENANT_MAX: Final = 1024
@@ -170,9 +171,8 @@ class Supervisor:
 
     def serve(self, listening: socket.socket) -> None:
         """Until nobody needs it any more."""
-        listening.setblocking(False)
-        self._listening = listening
-        self._listen()
+        self._accepting = Accepting(self.loop, "supervisor_door", listening, self._accept)
+        self._accepting.begin()
         self._beat()
         try:
             self.loop.run()
@@ -188,25 +188,11 @@ class Supervisor:
                 with contextlib.suppress(OSError):  # something is in it, and is there for the next one
                     os.rmdir(folder)
 
-    def _listen(self) -> None:
-        self.loop.watch(self._listening.fileno(), READ, self._accept)
-
-    def _accept(self, events: int) -> None:
-        try:
-            sock, _ = self._listening.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError:  # too many are open: who connects waits, and nobody else is harmed
-            self.loop.forget(self._listening.fileno())
-            self.loop.after(ACCEPT_AGAIN_S, self._listen)
-            return
+    def _accept(self, sock: socket.socket) -> None:
         if peer_of(sock).uid != os.getuid():
             sock.close()
             return
-        try:
-            OfficeLink(self.loop, sock, self, self._office_gone)
-        except OSError:  # no room to watch one more
-            sock.close()
+        OfficeLink(self.loop, sock, self, self._office_gone)
 
     def _office_gone(self, link: OfficeLink) -> None:
         if self._office is link:
@@ -222,7 +208,7 @@ class Supervisor:
         self._safely(self.guests.look_after)
         self._safely(self._look_after_stores)
         self._safely(lambda: self._claim_again(now_ns))
-        self._stop_if_idle()
+        self._safely(self._stop_if_idle)
 
     def _look_after_stores(self) -> None:
         for lease, line in self._launch.stores.look_after():
@@ -361,6 +347,16 @@ class Supervisor:
             self._end_offenders(asked.uses, look)
         guests = (stat.pid for stats in look.members.values() for stat in stats)
         return Processes(pids=(os.getpid(), *self._trees.helpers, *guests))
+
+    def list_troubles(self) -> Troubles:
+        return Troubles(
+            troubles=tuple(
+                TroubleNote(
+                    loop=one.name, shortages=one.shortages, errors=one.errors, failing=one.failing, last=one.last
+                )
+                for one in troubles()
+            )
+        )
 
     def _end_offenders(self, uses: tuple[CardUse, ...], look: Look) -> None:
         """Guests that have more of a card than their lease."""

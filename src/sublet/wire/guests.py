@@ -46,6 +46,7 @@ __all__ = [
     "HolderReply",
     "ListGuests",
     "ListProcesses",
+    "ListTroubles",
     "NotStarted",
     "OfficeCall",
     "OfficeReply",
@@ -61,6 +62,8 @@ __all__ = [
     "Start",
     "Started",
     "StdioKind",
+    "TroubleNote",
+    "Troubles",
     "Visit",
 ]
 
@@ -423,5 +426,31 @@ class Processes:
     pids: tuple[int, ...]
 
 
-OfficeCall = Configure | Admit | Revoke | ListGuests | ListProcesses | EndGuest | Quit
-OfficeReply = Configured | Guests | Processes | Done
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListTroubles:
+    """What has failed in the supervisor since it was started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleNote:
+    """The failures of one loop."""
+
+    loop: str
+    shortages: int
+    """Of descriptors, memory, processes: the loop waited."""
+    errors: int
+    """Others."""
+    failing: int
+    """How many loops of this name do not work now."""
+    last: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Troubles:
+    """One for each loop in which something failed."""
+
+    troubles: tuple[TroubleNote, ...]
+
+
+OfficeCall = Configure | Admit | Revoke | ListGuests | ListProcesses | ListTroubles | EndGuest | Quit
+OfficeReply = Configured | Guests | Processes | Troubles | Done

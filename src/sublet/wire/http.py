@@ -32,6 +32,7 @@ from sublet.wire.http_views import (
     ParksView,
     PartView,
     StatusView,
+    TroubleView,
     VolumeView,
 )
 from sublet.wire.version import WIRE_HEADER, WIRE_OLDEST, WIRE_VERSION
@@ -83,6 +84,7 @@ __all__ = [
     "TenantToken",
     "TenantView",
     "TokenView",
+    "TroubleView",
     "UnbindRequest",
     "VolumeView",
     "WantBody",

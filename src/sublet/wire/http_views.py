@@ -28,6 +28,7 @@ __all__ = [
     "ParksView",
     "PartView",
     "StatusView",
+    "TroubleView",
     "VolumeView",
 ]
 
@@ -134,6 +135,22 @@ class StatusView(Message, kw_only=True):
     queued: int
     quarantined: int
     audit_head: str
+
+
+class TroubleView(Message, kw_only=True):
+    """The failures of one background loop since its process was started."""
+
+    part: str
+    """``office`` or ``supervisor``: the process."""
+    loop: str
+    shortages: int
+    """Times it waited for descriptors, memory or processes."""
+    errors: int
+    """Times it failed otherwise; the log of the process has the details."""
+    failing: int
+    """How many loops of this name do not work now."""
+    last: str
+    """The last error."""
 
 
 class GuestEntry(Message, kw_only=True):

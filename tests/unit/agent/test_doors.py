@@ -262,8 +262,11 @@ def test_a_connection_that_cannot_be_accepted_waits_until_it_can(
     asyncio.run(story())
 
 
-def test_a_door_without_descriptors_opens_again_when_there_are_some(tmp_path: Path) -> None:
+def test_a_door_without_descriptors_opens_again_when_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The limit is real: it is lowered so far that the kernel refuses the door a descriptor."""
+    monkeypatch.setattr(background, "_troubles", {})
 
     async def story(b: Bench) -> None:
         loop = asyncio.get_running_loop()

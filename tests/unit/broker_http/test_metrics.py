@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
+import pytest
+
+from sublet import background
+from sublet.background import Guard
+from sublet.errors import Disconnected
 from sublet.values import GIB
+from sublet.wire.guests import TroubleNote, Troubles
 from tests.unit.broker_http.bench import Bench, bench, run
 
 
@@ -100,5 +107,40 @@ def test_device_time_stands_still_when_nothing_is_held() -> None:
             await b.acquire(request_id="half", wants=half)
             await b.pass_time("10s")
             assert value(await page(b), "sublet_gpu_seconds_total") == 15
+
+    run(story)
+
+
+def test_what_failed_in_the_background_is_counted_and_told_to_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the office itself, and of the supervisor as long as it answers."""
+    monkeypatch.setattr(background, "_troubles", {})
+
+    async def of_supervisor() -> Troubles:
+        note = TroubleNote(loop="publish_door", shortages=2, errors=1, failing=1, last="OSError: no")
+        return Troubles(troubles=(note,))
+
+    async def away() -> Troubles:
+        raise Disconnected("the supervisor of this machine is being started")
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            guard = Guard("data_door")
+            guard.failed(OSError(errno.EMFILE, "Too many open files"))
+            b.service.list_troubles = of_supervisor
+            text = await page(b)
+            name = "sublet_background_failures_total"
+            assert value(text, name + '{kind="shortage",loop="data_door",part="office"}') == 1
+            assert value(text, name + '{kind="error",loop="publish_door",part="supervisor"}') == 1
+            assert value(text, 'sublet_background_failing{loop="data_door",part="office"}') == 1
+            told = (await b.ask("GET", "/v1/troubles")).json
+            assert [(one["part"], one["loop"], one["failing"]) for one in told] == [
+                ("office", "data_door", 1),
+                ("supervisor", "publish_door", 1),
+            ]
+            assert told[0]["last"] == "OSError: [Errno 24] Too many open files"
+            guard.passed()
+            b.service.list_troubles = away
+            assert value(await page(b), 'sublet_background_failing{loop="data_door",part="office"}') == 0
+            assert [one["part"] for one in (await b.ask("GET", "/v1/troubles")).json] == ["office"]
 
     run(story)

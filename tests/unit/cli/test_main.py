@@ -17,6 +17,7 @@ from sublet.cli import main
 from sublet.cli.declare import Opt
 from sublet.cli.mistakes import ELSEWHERE, SYNONYMS
 from sublet.cli.table import COMMANDS, GROUPS, load
+from sublet.client.address import Address
 
 HEAVY = (
     "typer",
@@ -160,6 +161,8 @@ STATUS: dict[str, object] = {
 
 
 class FakeOffice:
+    address = Address(url="https://gpu.example.org")
+
     def get(self, path: str) -> dict[str, object]:
         assert path == "/v1/status"
         return STATUS
@@ -180,7 +183,7 @@ def test_a_stream_that_cannot_show_a_letter_is_no_error(monkeypatch: pytest.Monk
     said = narrow_status(monkeypatch)
     assert "/home/zo?" in said
     assert "\x1b" not in said
-    assert json.loads(narrow_status(monkeypatch, "--json")) == STATUS
+    assert json.loads(narrow_status(monkeypatch, "--json")) == STATUS | {"data_door": None}
 
 
 def test_status_says_what_is_not_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:

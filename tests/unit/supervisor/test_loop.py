@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sublet import background
+from sublet.background import SHORTAGES
 from sublet.clock import SystemClock
-from sublet.supervisor.loop import READ, Loop
+from sublet.supervisor.loop import READ, Accepting, Loop, confess
 
 
 class Mistake(Exception):
@@ -75,3 +82,124 @@ def test_the_law_is_not_guarded(loop: Loop) -> None:
     loop.soon(fail)
     with pytest.raises(Mistake):
         loop.turn(0.01)
+
+
+# ---- accepting
+
+
+class Short:
+    """A listening socket that fails so many times."""
+
+    def __init__(self, sock: socket.socket, error: BaseException, times: int) -> None:
+        self._sock, self._error, self.left = sock, error, times
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.left:
+            self.left -= 1
+            raise self._error
+        return self._sock.accept()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "door.sock"))
+        sock.listen()
+        yield sock
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "PAUSES_S", (0.001,))
+    monkeypatch.setattr(background, "_troubles", {})
+
+
+def turns_until(loop: Loop, is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end_s
+        loop.turn(0.01)
+
+
+@pytest.mark.parametrize(
+    "error", [*(OSError(number, os.strerror(number)) for number in sorted(SHORTAGES)), MemoryError()], ids=repr
+)
+@pytest.mark.parametrize("is_guarded", [False, True], ids=["door of offices", "publish door"])
+def test_what_cannot_be_accepted_now_is_accepted_later(
+    loop: Loop, listening: socket.socket, capfd: pytest.CaptureFixture[str], error: BaseException, is_guarded: bool
+) -> None:
+    came: list[socket.socket] = []
+    short = Short(listening, error, 3)
+    with_mistakes = loop.guarded(lambda _: None) if is_guarded else loop
+    accepting = Accepting(with_mistakes, "door", short, came.append)  # type: ignore[arg-type]
+    accepting.begin()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(listening.getsockname())
+        turns_until(loop, lambda: came)
+    assert not short.left
+    if not isinstance(error, BlockingIOError):  # that one only says that nobody is there
+        [trouble] = background.troubles()
+        assert (trouble.name, trouble.shortages, trouble.failing) == ("door", 3, 0)
+        assert capfd.readouterr().err.count(f"door: {type(error).__name__}") == 1
+    accepting.close()
+    came[0].close()
+
+
+def test_a_door_that_cannot_be_watched_again_is_watched_later(
+    loop: Loop, listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[socket.socket] = []
+    accepting = Accepting(loop, "door", Short(listening, OSError(errno.EMFILE, "short"), 1), came.append)  # type: ignore[arg-type]
+    accepting.begin()
+    real, left = loop.watch, [3]
+
+    def watch(*words: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        real(*words)
+
+    monkeypatch.setattr(loop, "watch", watch)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(listening.getsockname())
+        turns_until(loop, lambda: came)
+    assert not left[0]
+    accepting.close()
+    came[0].close()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "no memory"), Mistake()], ids=repr)
+def test_a_connection_that_fails_closes_no_door(
+    loop: Loop, listening: socket.socket, capfd: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    came: list[socket.socket] = []
+
+    def take(sock: socket.socket) -> None:
+        came.append(sock)
+        if len(came) == 1:
+            raise error
+
+    accepting = Accepting(loop, "door", listening, take)
+    accepting.begin()
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        first.connect(listening.getsockname())
+        second.connect(listening.getsockname())
+        turns_until(loop, lambda: len(came) == 2)
+        assert first.recv(1) == b""
+    accepting.close()
+    came[1].close()
+    assert type(error).__name__ in capfd.readouterr().err
+
+
+def test_a_mistake_that_comes_again_is_counted_and_logged_once(capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(100):
+        try:
+            raise Mistake("the same")
+        except Mistake as error:
+            confess(error)
+    assert capfd.readouterr().err.count("Traceback") == 1
+    [trouble] = background.troubles()
+    assert (trouble.errors, trouble.last) == (100, "Mistake: the same")

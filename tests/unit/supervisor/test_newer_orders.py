@@ -121,7 +121,7 @@ class Served:
     def never(self, *given: object) -> Any:
         raise AssertionError("it was not asked for that")
 
-    admit = revoke = list_guests = list_processes = end_guest = quit = never
+    admit = revoke = list_guests = list_processes = list_troubles = end_guest = quit = never
 
 
 @pytest.fixture

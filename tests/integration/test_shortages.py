@@ -1,0 +1,102 @@
+"""Descriptors run out in an office and in a program that holds leases, by real limits, and come back."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import sublet
+from sublet.client.guests import connect_data
+from sublet.client.office import ensure_office
+from tests.integration.test_client import end_office, run
+
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("short") / "home"
+    ensure_office(folder, words=("up", "--foreground", "--host-gpus", "1x4GiB"))
+    yield folder
+    end_office(folder)
+
+
+def until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s, f"waited {WAIT_S:g} s for it in vain"
+        time.sleep(0.02)
+
+
+def test_an_office_without_descriptors_is_whole_again_when_it_has_some(home: Path) -> None:
+    """Its limit is lowered to what it has open. Who comes to the data door waits, and is welcomed in the end."""
+    with sublet.connect(home=home) as fabric:
+        pid = fabric.status().pid
+        welcomed: list[bool] = []
+
+        def come() -> None:
+            with connect_data(fabric.address, ""):
+                welcomed.append(True)
+
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        first_free = next(fd for fd in range(soft) if not os.path.exists(f"/proc/{pid}/fd/{fd}"))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, hard))
+        try:
+            threads = [threading.Thread(target=come) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            time.sleep(1.0)
+            assert not welcomed, "the limit does not bind"
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert len(welcomed) == 3
+        with fabric.memory("64MiB") as lease:
+            lease.check()
+        [trouble] = [
+            one
+            for one in fabric.request("GET", "/v1/troubles", shape=list[dict[str, object]])
+            if one["loop"] == "data_door"
+        ]
+        assert trouble["part"] == "office"
+        assert trouble["shortages"]
+        assert not trouble["errors"]
+        assert not trouble["failing"]
+    log = (home / "office.log").read_text()
+    assert log.count("data_door: OSError: [Errno 24]") == 1, "once, and not for every repetition"
+
+
+PROGRAM = """
+import os, resource, sublet, time
+
+with sublet.connect() as fabric:
+    first = fabric.memory("64MiB", ttl="2s", renew="always")
+    time.sleep(0.5)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    held = []
+    try:
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        print(error.errno)
+    time.sleep(3.0)
+    print(first.status)
+    for fd in held:
+        os.close(fd)
+    second = fabric.memory("64MiB", ttl="2s", renew="always")
+    time.sleep(2.5)
+    print(first.status, second.status)
+"""
+
+
+def test_a_program_without_descriptors_keeps_its_leases(home: Path) -> None:
+    done = run(PROGRAM, home)
+    assert done.stdout.split() == ["24", "active", "active", "active"], done.stderr
