@@ -214,7 +214,7 @@ def _make_block(place: str, size: int, ids: tuple[int, int] | None) -> tuple[str
     if ids is None:
         os.chmod(place, 0o700)
     else:  # they may make names in it, and not move away what is ours there: the folder of what is published
-        os.chown(place, os.geteuid(), ids[1])
+        os.chown(place, os.geteuid(), ids[1], follow_symlinks=False)
         os.chmod(place, 0o1770)
     return place, why
 
@@ -293,7 +293,7 @@ def _become(argv: tuple[str, ...], parent: int) -> NoReturn:
 def _give(ids: tuple[int, int] | None, *paths: str) -> None:
     if ids is not None:
         for path in paths:
-            os.chown(path, *ids)
+            os.chown(path, *ids, follow_symlinks=False)
 
 
 def _in_words(error: OSError, size: int) -> str:

@@ -19,6 +19,7 @@ from sublet.wire.tally import TallyFile, total
 from sublet.wire.volumes import VOLUME_VARIABLE
 
 if TYPE_CHECKING:
+    from sublet.supervisor.isolation import Ids
     from sublet.supervisor.stores import Store
 
 __all__ = ["Borrowed", "Tenancy", "lease_of_folder", "limits_for"]
@@ -178,6 +179,27 @@ class Tenancy:
             os.makedirs(os.path.dirname(self.tally_path), mode=0o700, exist_ok=True)
             self._tally = TallyFile.create(self.tally_path)
         self._page = PageWriter.create(self.page_path, self._view(now_ns))
+
+    def make_home(self, ids: Ids | None) -> tuple[str, str]:
+        """The home of its guests, and the folder of what they count ("" where nothing is counted), given to ``ids``.
+
+        Both lie in the lease's folder, where no guest may write, so their names lead to what we made. What lies in them
+        is only touched by a descriptor that we have kept: the names in there are the guests' to change, and root would
+        give away whatever one of them leads to.
+        """
+        home = os.path.join(self.folder, "home")
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        counts = os.path.dirname(self.tally_path) if self._tally is not None else ""
+        if ids is not None:
+            if self._tally is not None:
+                os.fchown(self._tally.fileno(), *ids)
+            for folder in filter(None, (counts, home)):
+                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    os.fchown(fd, *ids)
+                finally:
+                    os.close(fd)
+        return home, counts
 
     def is_at_rest(self) -> bool:
         """Whether none of its guests is answering a call, as far as they say."""

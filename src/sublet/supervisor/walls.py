@@ -88,12 +88,7 @@ class _Behind:
     ) -> Room:
         """Home and temporary files lie in the lease's folder, and go with it. ``lent``: folders of another lease;
         ``door``: where it may ask for publication."""
-        home = os.path.join(tenancy.folder, "home")
-        os.makedirs(home, mode=0o700, exist_ok=True)
-        tally = tuple(os.path.dirname(path) for path in (tenancy.tally_path,) if os.path.exists(path))
-        if self._ids is not None:
-            for path in (home, *tally, *((tenancy.tally_path,) if tally else ())):
-                os.chown(path, *self._ids)
+        home, counts = tenancy.make_home(self._ids)
         readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *prefix_of(spec.python, self._walls.hidden)}
         readable |= {door} if door else set()
         if spec.entry:  # which is ours, wherever it is installed
@@ -104,7 +99,7 @@ class _Behind:
                 tenant=self._tenant,
                 ids=self._ids,
                 readable=tuple(sorted(readable)),
-                writable=(*tenancy.writable, *lent, *tally),
+                writable=(*tenancy.writable, *lent, *filter(None, (counts,))),
                 hidden=self._walls.hidden,
                 counted=counted,
             )

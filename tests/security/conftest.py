@@ -1,0 +1,41 @@
+"""An office of root's with two tenants, for the tests of one file."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+
+
+@dataclass
+class Place:
+    """The office, and one connection for each of its tenants."""
+
+    home: Path
+    owner: sublet.Fabric
+    ana: sublet.Fabric = field(init=False)
+    ben: sublet.Fabric = field(init=False)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="sublet-security-") as folder, contextlib.ExitStack() as stack:
+        home = Path(folder) / "office"
+        ensure_office(home, words=("up", "--host-gpus", "2x1GiB", "--foreground"))
+        owner = stack.enter_context(sublet.connect(home=home))
+        stack.callback(shutil.rmtree, runtime_dir(home.resolve()), ignore_errors=True)
+        stack.callback(owner.request, "POST", "/v1/down", {"how": "now"}, shape=dict)
+        made = Place(home, owner)
+        for name in ("ana", "ben"):
+            token = owner.request("POST", "/v1/tenants", {"id": name}, shape=dict)["token"]
+            setattr(made, name, stack.enter_context(sublet.connect(home=home, token=token)))
+        yield made
