@@ -95,6 +95,8 @@ ACTIONS: dict[str, Callable[[int], Any]] = {
     "level": lambda n: logging.getLogger(f"test.{n}").setLevel(n * 10),
     "disable": lambda n: logging.disable(n * 10),
     "limit": lambda n: sys.setrecursionlimit(2000 + n),
+    "argv": lambda n: setattr(sys, "argv", ["program", f"test-{n}"]),
+    "argv more": lambda n: sys.argv.append(f"test-{n}"),
     "path": lambda n: sys.path.insert(0, f"/folder/{n}"),
     "path end": lambda n: sys.path.append(f"/end/{n}"),
     "path away": lambda n: sys.path.remove(f"/folder/{n}") if f"/folder/{n}" in sys.path else None,
@@ -110,6 +112,7 @@ def state() -> dict[str, Any]:
         "environment": os.environ.get("TEST_SETTING"),
         "path": [one for one in sys.path if one.startswith(("/folder", "/end"))],
         "limit": sys.getrecursionlimit(),
+        "argv": [one for one in sys.argv if one.startswith("test-")],
         "levels": [logging.getLogger(f"test.{n}").level for n in range(4)],
         "disabled": logging.root.manager.disable,
         "decimal": (

@@ -13,6 +13,7 @@ import importlib
 import sys
 import types
 import typing
+import weakref
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +22,7 @@ from sublet.errors import Unsupported
 __all__ = [
     "ClassState",
     "Flat",
+    "HeldReference",
     "array",
     "array_of_kind",
     "array_on",
@@ -41,6 +43,7 @@ __all__ = [
     "memory_view_on",
     "mock_call",
     "module_globals",
+    "new_optimizer",
     "new_type",
     "object_view",
     "on_host",
@@ -49,6 +52,7 @@ __all__ = [
     "set_chain",
     "set_class",
     "set_grad",
+    "set_hook_handle",
     "single_dispatch",
     "torch_storage",
     "torch_typed_storage",
@@ -154,6 +158,32 @@ def torch_typed_storage(storage: Any, dtype: Any) -> Any:
 def set_grad(tensor: Any, grad: Any) -> None:
     """Give a tensor its gradient back."""
     tensor.grad = grad
+
+
+def new_optimizer(kind: Any) -> Any:
+    """Without its state. From here on the ``step`` of its class calls hooks, and functions may hold that very one."""
+    made = kind.__new__(kind)
+    importlib.import_module("torch.optim").Optimizer.__setstate__(made, {"defaults": {}})
+    return made
+
+
+class HeldReference(weakref.ref[Any]):
+    """A weak reference that keeps its object, which nothing else here may hold."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        super().__init__(held)
+        self.held = held
+
+
+def set_hook_handle(handle: Any, state: tuple[Any, int, tuple[Any, ...]]) -> None:
+    """The handle of a hook of PyTorch: the dicts that have the hook belong to a model that may not be here."""
+    handle.__setstate__(state)
+    hooks, _, extra = state
+    if hooks is not None:
+        handle.hooks_dict_ref = HeldReference(hooks)
+    handle.extra_dict_ref = tuple(map(HeldReference, extra))
 
 
 def operation_of(tensor: Any) -> str:

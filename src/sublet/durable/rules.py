@@ -8,6 +8,7 @@ none is imported. What each rule makes is put together again by ``rebuild``.
 from __future__ import annotations
 
 import array
+import copyreg
 import dataclasses
 import enum
 import functools
@@ -177,6 +178,12 @@ class Rules:
                 return self._storage
             if kind is torch.Tensor or kind is torch.nn.Parameter:
                 return self._tensor
+            if issubclass(kind, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
+                return self._optimizer
+            if kind is torch.utils.hooks.RemovableHandle:
+                return self._hook_handle
+            if kind is weakref.ReferenceType:
+                return self._weak_reference
         if "matplotlib.figure" in sys.modules and figures.is_part_kind(kind):
             return self._plotted
         if (internals := sys.modules.get("pandas._libs.internals")) is not None and issubclass(kind, internals.Block):
@@ -418,6 +425,23 @@ class Rules:
         length = value.nbytes()
         view = memory_at(value.data_ptr(), length) if length else memoryview(b"")
         return rebuild.torch_storage, (PickleBuffer(view), device)
+
+    def _optimizer(self, value: Any) -> Any:
+        """With all that it has: of itself it leaves its hooks behind, and the ``step`` that a scheduler of learning
+        rates has given it to count by."""
+        return rebuild.new_optimizer, (type(value),), dict(vars(value))
+
+    def _hook_handle(self, value: Any) -> Any:
+        """It knows its dicts by weak references; those that are gone it cannot restore itself."""
+        extra = tuple(found for one in value.extra_dict_ref if (found := one()) is not None)
+        state = value.hooks_dict_ref(), value.id, extra
+        return copyreg.__newobj__, (type(value),), state, None, None, rebuild.set_hook_handle  # type: ignore[attr-defined]
+
+    def _weak_reference(self, value: Any) -> Any:
+        """Of an optimizer: it is in the ``step`` that a scheduler gave it, so the optimizer goes with it."""
+        found = value()
+        is_optimizer = isinstance(found, sys.modules["torch"].optim.Optimizer) and value.__callback__ is None
+        return (weakref.ref, (found,)) if is_optimizer else NotImplemented
 
     # ---- matplotlib ----
 

@@ -140,6 +140,15 @@ def _of_python(is_notebook: bool) -> Iterable[Setting]:
         assigned=("sys:path",),
     )
     yield _value(
+        "sys.argv",
+        "`sys.argv`, which `argparse` reads",
+        lambda: list(sys.argv),
+        lambda given: setattr(sys, "argv", list(given)),
+        default=list,
+        stored=("sys.argv",),
+        assigned=("sys:argv",),
+    )
+    yield _value(
         "recursion limit",
         "`sys.setrecursionlimit`",
         sys.getrecursionlimit,

@@ -13,6 +13,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from sublet.durable import rebuild
 from sublet.durable.codec import encode
 from sublet.durable.figures import figure_of, is_part_kind
 from sublet.durable.roots import IDENTITY_FREE
@@ -209,6 +210,8 @@ _WAYS: Final[dict[type, Way]] = {
     memoryview: writing.into_memoryview,
     functools.partial: writing.into_partial,
     functools._lru_cache_wrapper: writing.into_remembering,
+    weakref.ReferenceType: writing.into_weak_reference,
+    rebuild.HeldReference: writing.into_weak_reference,
 }
 _STATED: Final[dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]] = {
     "random.Random": (lambda one: one.getstate(), lambda one, state: one.setstate(state)),
@@ -225,6 +228,7 @@ MADE_ANEW: Final[frozenset[type]] = frozenset(
     {
         *(tuple, frozenset, types.MethodType, types.MappingProxyType),
         *(classmethod, staticmethod, property, functools._lru_cache_wrapper),
+        *(weakref.ReferenceType, rebuild.HeldReference),
     }
 )
 """These cannot be changed: what stands for one is the original or is made."""

@@ -12,6 +12,7 @@ import enum
 import functools
 import sys
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
@@ -69,6 +70,7 @@ __all__ = [
     "into_taken_apart",
     "into_tensor",
     "into_tuple",
+    "into_weak_reference",
     "is_frame",
     "is_looked_at",
 ]
@@ -357,6 +359,16 @@ def into_memoryview(plan: Plan, target: Any, new: Any) -> Any:
         return new
     at = address_of(new) - address_of(memoryview(held))
     return rebuild.memory_view_on(plan.choose(held), at, new.nbytes, new.format, new.shape)
+
+
+def into_weak_reference(plan: Plan, target: Any, new: Any) -> Any:
+    """To what stands for its object. The object came as well: who restores a weak reference was given the object."""
+    referent = new()
+    is_known = type(new) in (weakref.ReferenceType, rebuild.HeldReference)
+    if referent is None or not is_known or new.__callback__ is not None:
+        return new
+    found = plan.choose(referent)
+    return new if found is referent else weakref.ref(found)
 
 
 def into_taken_apart(plan: Plan, target: Any, new: Any) -> Any:

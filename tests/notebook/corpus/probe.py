@@ -272,6 +272,8 @@ def _of_numpy(np: Any, value: Any, kind: type) -> list[Any] | None:
         return [value.get_state(legacy=False)]
     if isinstance(value, np.ufunc):
         return [value.__name__]
+    if isinstance(value, np.lib.npyio.NpzFile):  # its attribute f raises for any attribute, also __class__
+        return [value.files]
     return None
 
 
@@ -279,7 +281,7 @@ def _of_torch(torch: Any, value: Any, kind: type) -> list[Any] | None:
     if not hasattr(torch, "Tensor"):  # it is being imported
         return None
     if isinstance(value, torch.Tensor):
-        flat = value.detach()
+        flat = value.detach() if value.layout is torch.strided else value.detach().to_dense()
         content = bytes(flat.contiguous().reshape(-1).view(torch.uint8).numpy()) if flat.numel() else b""
         found = [str(value.dtype), tuple(value.shape), str(value.device), content]
         # How it was computed is looked at apart: the graph behind a result stays in the process that computed it.
@@ -340,8 +342,8 @@ def _reduced(value: Any) -> list[Any]:
         found = value.__reduce_ex__(4)
     except Exception:  # then its type is all that can be told
         return []
-    if not isinstance(found, tuple):
-        return []
+    if not isinstance(found, tuple) or found[:2] in ((iter, ([],)), (iter, ((),))):
+        return []  # an iterator that has come to its end keeps nothing, also not where it stood
     return [part for part in found[:3] if part is not None] + [list(part) for part in found[3:5] if part is not None]
 
 

@@ -330,6 +330,28 @@ TENSORS: list[Kind] = [
         "y.state[x.a.weight]['step'] == 1",
     ),
     travels(
+        "an optimizer with a hook and a scheduler",
+        TORCH + "y = torch.nn.Linear(1, 1); x = torch.optim.SGD(y.parameters(), lr=0.1); seen = []\n"
+        "z = torch.optim.lr_scheduler.StepLR(x, 1); x.register_step_post_hook(lambda *given: seen.append(1))",
+        "z.optimizer is x and x.step._wrapped_by_lr_sched and len(x._optimizer_step_post_hooks) == 1",
+        "y(torch.ones(1, 1)).sum().backward(); x.step(); z.step()",
+        "seen == [1] and x._opt_called and abs(x.param_groups[0]['lr'] - 0.01) < 1e-9 and z.last_epoch == 1",
+    ),
+    travels(
+        "a hook of a model and its handle",
+        TORCH + "y = torch.nn.Linear(1, 1); seen = []; x = y.register_forward_hook(lambda *given: seen.append(1))",
+        "len(y._forward_hooks) == 1 and x.hooks_dict_ref() is y._forward_hooks",
+        "x.remove(); y(torch.ones(1, 1))",
+        "not y._forward_hooks and not seen",
+    ),
+    travels(
+        "a handle of a hook, without its model",
+        TORCH + "x = torch.nn.Linear(1, 1).register_forward_hook(print)",
+        "x.hooks_dict_ref() is None or len(x.hooks_dict_ref()) == 1",
+        "x.remove()",
+        "not x.hooks_dict_ref()",
+    ),
+    travels(
         "tied weights",
         TORCH + "x = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]); x[1].weight = x[0].weight",
         "x[1].weight is x[0].weight",
