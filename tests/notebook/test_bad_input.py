@@ -236,6 +236,23 @@ def test_results_of_cells_are_where_the_shell_keeps_them(shell: Shell) -> None:
     assert shell.run("print(_, Out[max(Out)])")["out"] == "42 42\n"
     assert shell.run(GPU + "(n for n in [1])")["error"] == ""
     assert "stayed on the device and was not kept" in shell.run("print(_)")["out"]
+    for cell in ("'one'", "'two'", GPU + "'three'", GPU + "_ + '!'", "'five'"):
+        shell.run(cell)
+    assert shell.run(GPU + "print(_, __, ___)")["out"] == "five three! three\n"
+    assert shell.run("print(_, __, ___)")["out"] == "five three! three\n"
+
+
+def test_a_result_does_not_take_a_name_that_a_cell_has_bound(shell: Shell) -> None:
+    shell.run(GPU + "for _ in range(3): pass")
+    assert shell.run("print(_)")["out"] == "2\n"
+    shell.run(GPU + "'not in _'")
+    assert shell.run("print(_, Out[max(Out)])")["out"] == "2 not in _\n"
+    shell.run("del _; del __; del ___")
+    shell.run(GPU + "'in _'")
+    assert shell.run(GPU + "print(_)")["out"] == "in _\n"
+    shell.run(GPU + "_ = (n for n in [1])")
+    assert "stayed on the device and was not kept" in shell.run("print(_)")["out"]
+    shell.run("del _")
 
 
 def test_a_result_that_is_the_same_object_as_the_last_one_is_kept_again(shell: Shell) -> None:

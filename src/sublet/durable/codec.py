@@ -295,7 +295,7 @@ def regions(seen: list[Seen]) -> list[list[int]]:
 
 def kind_of(view: memoryview) -> BufferKind:
     owner: object = view.obj
-    room = type(owner).__module__.partition(".")[0]
+    room = str(type(owner).__module__).partition(".")[0]
     if isinstance(owner, bytes):
         return BufferKind.BYTES
     if isinstance(owner, bytearray):

@@ -71,7 +71,7 @@ def numbered(units: list[Unit]) -> Iterator[tuple[int, Any]]:
 
 def is_part_kind(kind: type) -> bool:
     """Whether objects of this class may be part of a figure."""
-    return any(base.__module__.partition(".")[0] in OWN for base in kind.__mro__ if base is not object)
+    return any(str(base.__module__).partition(".")[0] in OWN for base in kind.__mro__ if base is not object)
 
 
 def figure_of(value: Any) -> Any:
@@ -122,7 +122,7 @@ class _Pickler(pickle.Pickler):
             return self._array
         if is_part_kind(kind):
             return self._part
-        top = kind.__module__.partition(".")[0]
+        top = str(kind.__module__).partition(".")[0]
         if (top in PLAIN or top in sys.stdlib_module_names) and self._rule_for(kind) is None:
             return None
         return None if kind is types.MethodType else self._beside

@@ -45,6 +45,8 @@ RESULT_BYTES: Final = 1 << 20
 """A result with more is not taken along for the shell's sake alone."""
 NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")
 RESULT: Final = re.compile(r"_\d+")
+LAST_RESULTS: Final = frozenset({"_", "__", "___"})
+"""The shell here binds these as well: a cell has changed one only if its text binds it."""
 TO_DELETE: Final = object()
 """Stands for what a cell may only delete."""
 IN_USE: Final = frozenset({THREAD, TASK, CALLBACK})
@@ -65,6 +67,8 @@ class _Before(NamedTuple):
     """What it may delete and does not read."""
     is_open: bool = False
     """It was not collected."""
+    unders: frozenset[str] = frozenset()
+    """Of ``_``, ``__`` and ``___`` those that its text binds, as in ``for _ in range(3)``."""
 
 
 _space: Space | None = None
@@ -135,7 +139,7 @@ def place(
     old = {name: NotKept(0) for name in _results - reads if name in space.names}
     space.names.update(old)  # so that this cell's result is new, also if it is the same object under the same name
     _results.clear()
-    _before = _Before(reads, aside, number, deletes, is_open=True)
+    _before = _Before(reads, aside, number, deletes, is_open=True, unders=binds & LAST_RESULTS)
     _bound.noted(space.names, (*aside, *deletes, *old))
     holding.begin(number, reads, _bound, room)
     shell = sys.modules["IPython"].get_ipython() if number else None
@@ -247,7 +251,7 @@ def collect(only: frozenset[str] | None = None, room: int | None = None) -> Outg
 
 
 def _collected(space: Space, every: set[str], only: frozenset[str] | None, room: int | None) -> Outgoing:
-    rebound = visible_among(space.names, every) | _small_result(space, every)
+    rebound = visible_among(space.names, every) | _small_result(space, every) | _small_unders(space)
     gone = [name for name in _before.reads | _before.deletes if name not in space.names]
     _put_back(space)
     if only is not None:
@@ -259,7 +263,7 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
     back = {name for name, why in holding.whys().items() if why in IN_USE and name not in used}
     stuck = {name: why for name, why in holding.stuck().items() if name not in rebound | back}
     rebound |= back & space.names.keys()
-    wanted = _before.reads | rebound | space.names_with_new_gradients()
+    wanted = (_before.reads - LAST_RESULTS) | rebound | space.names_with_new_gradients()
     running = {name: why for name, why in used.items() if name in wanted or name in holding.whys()}
     found = space.outgoing(
         wanted,
@@ -305,14 +309,26 @@ def _small_result(space: Space, rebound: set[str]) -> set[str]:
     if not kept or not _before.number:
         return set()
     name, value = f"_{_before.number}", space.names.pop(kept[0])  # versions of IPython count differently here
-    try:
-        groups = [] if has_too_many(value) else encode_roots({name: value}, rules=HomeRules())
-        is_small = 0 < sum(group.encoded.nbytes for group in groups) <= RESULT_BYTES
-    except Unpicklable:
-        is_small = False
-    space.names[name] = value if is_small else NotKept(_before.number)
+    space.names[name] = value if _is_small(value) else NotKept(_before.number)
     _results.add(name)
     return {name}
+
+
+def _small_unders(space: Space) -> set[str]:
+    """Of ``_`` and its like those that the cell's text has bound, each as if it was a result."""
+    found = {name for name in _before.unders if name in space.names}
+    for name in found:
+        if not _is_small(space.names[name]):
+            space.names[name] = NotKept(_before.number)
+    return found
+
+
+def _is_small(value: object) -> bool:
+    try:
+        groups = [] if has_too_many(value) else encode_roots({"_": value}, rules=HomeRules())
+    except Unpicklable:
+        return False
+    return 0 < sum(group.encoded.nbytes for group in groups) <= RESULT_BYTES
 
 
 class NotKept:

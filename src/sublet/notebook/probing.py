@@ -61,7 +61,7 @@ def describe(value: object) -> str:
         if dtype is not None:
             words += f" {str(dtype).removeprefix('torch.')}"
         device = _asked(value, "device")
-        if kind.__module__.startswith("torch") and device is not None:
+        if str(kind.__module__).startswith("torch") and device is not None:
             words += f" on {device}"
     elif kind in (list, tuple, dict, set, frozenset):
         n = len(value)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def describe(value: object) -> str:
 
 def _asked(value: object, attribute: str) -> object:
     """Only of arrays, tensors and frames: a stranger's attribute may be a program."""
-    if type(value).__module__.partition(".")[0] not in ("numpy", "torch", "pandas", "cupy", "jax", "jaxlib", "warp"):
+    if str(type(value).__module__).partition(".")[0] not in ("numpy", "torch", "pandas", "cupy", "jax", "jaxlib", "warp"):
         return None
     try:
         return getattr(value, attribute, None)

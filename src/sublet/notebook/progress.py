@@ -45,7 +45,7 @@ def _size(value: Any) -> int:
         return len(value) * ITEM_BYTES
     if type(value) in (str, bytes, bytearray):
         return len(value)
-    found = getattr(value, "nbytes", 0) if type(value).__module__.partition(".")[0] in ARRAYS else 0
+    found = getattr(value, "nbytes", 0) if str(type(value).__module__).partition(".")[0] in ARRAYS else 0
     return found if type(found) is int else 0
 
 

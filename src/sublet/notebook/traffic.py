@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import re
+import builtins
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -351,14 +352,20 @@ def _keep_result(names: dict[str, Any], number: int) -> None:
     if not isinstance(results, dict) or number in results:
         return
     results[number] = value
-    last = {"_": value, "__": names.get("_", ""), "___": names.get("__", "")}
-    names.update(last)
     ipython = sys.modules.get("IPython")
     shell: Any = None if ipython is None else ipython.get_ipython()
-    if shell is not None and shell.user_ns is names:
-        # IPython binds these names only while they hold what it bound to them last. Else a program has bound them.
+    if shell is None or shell.user_ns is not names:
+        names.update({"_": value, "__": names.get("_", ""), "___": names.get("__", "")})
+        return
+    # IPython binds these names only while they hold what it bound to them last. Else a program has bound them.
+    hook, hidden = vars(shell.displayhook), shell.user_ns_hidden
+    is_its_own = "_" not in vars(builtins) and all(
+        hidden.get(name, hook[name]) is names[name] for name in ("_", "__", "___") if name in names
+    )
+    last = {"_": value, "__": hook["_"], "___": hook["__"]}
+    hook.update(last)
+    if is_its_own:
         shell.push(last, interactive=False)
-        vars(shell.displayhook).update(last)
 
 
 def fates_text(fates: dict[str, tuple[Fate, str]]) -> str:

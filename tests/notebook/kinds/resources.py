@@ -113,6 +113,11 @@ LIBRARIES: list[Kind] = [
     ),
     travels("a symbol of sympy", "import sympy\nx = sympy.Symbol('a') ** 2", "x.diff() == 2 * sympy.Symbol('a')"),
     travels(
+        "a function of sympy, whose class has no module",
+        "import matplotlib.figure, sympy\nf = sympy.Function('f'); y = f(sympy.Symbol('a')); x = [f, y]",
+        "x[0] == f == type(y) and x[1] == y and f.__module__ is None",
+    ),
+    travels(
         "a graph of networkx",
         "import networkx as nx\nx = nx.path_graph(3)",
         "list(x.edges) == [(0, 1), (1, 2)]",
