@@ -34,6 +34,7 @@ __all__ = [
     "function",
     "gone_from",
     "home",
+    "inference_tensor",
     "itself",
     "leaving_classes",
     "make_class",
@@ -53,6 +54,7 @@ __all__ = [
     "set_class",
     "set_grad",
     "set_hook_handle",
+    "shell",
     "single_dispatch",
     "torch_storage",
     "torch_typed_storage",
@@ -158,6 +160,12 @@ def torch_typed_storage(storage: Any, dtype: Any) -> Any:
 def set_grad(tensor: Any, grad: Any) -> None:
     """Give a tensor its gradient back."""
     tensor.grad = grad
+
+
+def inference_tensor(make: Any, arguments: tuple[Any, ...]) -> Any:
+    """One that was made in inference mode."""
+    with importlib.import_module("torch").inference_mode():
+        return make(*arguments)
 
 
 def new_optimizer(kind: Any) -> Any:
@@ -476,6 +484,11 @@ def map_view(root: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, 
     import numpy as np
 
     return np.ndarray.__new__(np.memmap, shape, dtype, root, at, strides)
+
+
+def shell() -> Any:
+    """IPython's of this process."""
+    return importlib.import_module("IPython").get_ipython()
 
 
 def home() -> dict[str, Any]:

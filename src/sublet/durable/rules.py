@@ -8,6 +8,7 @@ none is imported. What each rule makes is put together again by ``rebuild``.
 from __future__ import annotations
 
 import array
+import contextlib
 import copyreg
 import dataclasses
 import enum
@@ -398,6 +399,8 @@ class Rules:
                 return made if grad is None else (*made, grad, None, None, rebuild.set_grad)
             value = plain
         reduced = value.__reduce_ex__(5)
+        if value.is_inference():
+            return rebuild.inference_tensor, reduced[:2]
         if len(reduced) != 2 or not value.is_leaf or value.grad is None:
             return reduced
         return (*reduced, value.grad, None, None, rebuild.set_grad)
@@ -624,6 +627,9 @@ def found_by_name(value: Any) -> bool:
     if name is None or name in MAINS or _registered_by_value(name):
         return False
     found: Any = sys.modules.get(name)
+    if found is None and name.partition(".")[0] in sys.modules:  # its library imports this part when it is asked for
+        with contextlib.suppress(Exception):
+            found = importlib.import_module(name)
     try:
         for part in value.__qualname__.split("."):
             found = getattr(found, part)

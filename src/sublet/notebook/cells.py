@@ -62,6 +62,7 @@ from sublet.notebook.options import CellOptions
 from sublet.notebook.ownership import Owner
 from sublet.notebook.queued import QueuedCells
 from sublet.notebook.reading import Reading, read_cell
+from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.replaced import ReplacedAttributes
 from sublet.notebook.spaces import NOTEBOOK, Space
 from sublet.notebook.status import CellBill, Ended, Finished, Starting, Waiting
@@ -80,6 +81,8 @@ __all__ = ["Cells"]
 
 VRAM_DEFAULT = 1 * GIB
 """What a cell asks for that does not say."""
+UNSENT_MAX: Final = 8
+"""Names in the line of those that cannot be sent."""
 QUICK_S: Final = 0.1
 """Of a cell that is over by then, and said nothing, nobody is told that it runs: only that it is done."""
 LATE_S: Final = 2.0
@@ -247,9 +250,12 @@ class Cells:
         """What a cell reads, of names that are there. Raises ``SyntaxError`` before anything is asked for."""
         found = read_cell(python)
         space = self._space
-        reads = space.visible() | space.results(found.reads) if found.opaque else space.named(found.reads)
+        reads = space.named(found.reads)
+        if found.opaque:
+            reads |= {name for name in space.visible() if type(space.names[name]) is RemoteValue}
         deletes = frozenset(space.named(found.deletes) - reads)
-        maybe = frozenset() if found.opaque else looked_up(found.lookups, reads, space.names) - reads
+        maybe = frozenset(space.visible()) if found.opaque else looked_up(found.lookups, reads, space.names)
+        maybe -= reads
         asked = None if found.opaque else found.reads
         return replace(found, reads=frozenset(reads), deletes=deletes, maybe=maybe, asked=asked)
 
@@ -487,6 +493,12 @@ class Cells:
         for what, why in problems.items():
             say(self._shell, f"{what} is not the same in the notebook and on the device ({why}); set it on both")
         problems.clear()
+        if unsent := self.traffic.unsent:
+            each = ", ".join(f"{name} ({why})" for name, why in sorted(unsent.items())[:UNSENT_MAX])
+            more = len(unsent) - UNSENT_MAX
+            said = f"{each} and {more} more" if more > 0 else each
+            say(self._shell, f"this cell can use any name, and these cannot be sent to the device: {said}")
+        unsent.clear()
 
     def _why_lost(self, lease: Lease, kernel: KernelGuest) -> SubletError:
         error = kernel.why_lost()

@@ -33,7 +33,7 @@ def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
     lines += [f"{name}: {_handle(handle)}" for name, handle in found.handles.items()]
     lines += [f"line {one.line}: {one.what} can reach any name, so all of them travel" for one in reading.opaque]
     lines += [f"{name}() can reach any name of the namespace it runs in" for name in found.opaque]
-    if found.looked_up:
+    if found.looked_up and not reading.opaque:
         lines.append(f"found in strings: {', '.join(sorted(found.looked_up))}")
     if reading.binds:
         lines.append(f"may come back: {', '.join(sorted(reading.binds))}")

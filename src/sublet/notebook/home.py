@@ -81,11 +81,18 @@ class HomeRules(Rules):
     def _rule_for(self, kind: type) -> Any:
         if issubclass(kind, CONNECTIONS):
             return self._refused
+        shell = sys.modules.get("IPython.core.interactiveshell")
+        if shell is not None and issubclass(kind, shell.InteractiveShell):
+            return self._shell
         numpy = loaded("numpy")
         return self._map if numpy is not None and kind is numpy.memmap else super()._rule_for(kind)
 
     def _refused(self, value: Any) -> Any:
         raise Refused(NAMED.get(type(value).__name__, f"a {type(value).__qualname__}"))
+
+    def _shell(self, value: Any) -> Any:
+        """What ``get_ipython()`` gives: each side has its own."""
+        return (rebuild.shell, ()) if value is type(value).instance() else NotImplemented
 
     def _map(self, value: Any) -> Any:
         """A file that is mapped as an array is opened there, unless changes of it are to stay with who made them."""

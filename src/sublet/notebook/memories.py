@@ -141,7 +141,8 @@ def same_tensor(old: Any, new: Any) -> bool:
         and old.stride() == new.stride()
         and old.device == new.device
         and old.is_leaf == new.is_leaf
-        and old.requires_grad == new.requires_grad
+        and (old.is_leaf or old.requires_grad == new.requires_grad)
+        and old.is_inference() == new.is_inference()
     )
     if not alike or old.is_leaf or (is_computed_elsewhere(old) and operation_of(old) == operation_of(new)):
         return alike

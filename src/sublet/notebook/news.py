@@ -20,7 +20,6 @@ __all__ = ["RERUN", "cannot_travel", "process_lost", "session_ended", "unnamed",
 
 RERUN = "Rerun this cell to reacquire."
 ONE_DO = "Build it inside the cell, or don't use it there."
-ANY_DO = "This cell can use every name. Say with --in which it needs, or del what cannot be sent."
 NAMED_MAX: Final = 8
 WHAT_MAX: Final = 100
 """Letters of what something is, where a library said it."""
@@ -108,8 +107,8 @@ def process_lost(error: SubletError, handles: Mapping[str, RemoteValue]) -> Subl
     return error
 
 
-def cannot_travel(error: Unpicklable, *, is_any: bool) -> Unpicklable:
-    """Of what a cell needs, by the names the notebook has for it. ``is_any``: the cell can reach every name."""
+def cannot_travel(error: Unpicklable) -> Unpicklable:
+    """Of what a cell needs, by the names the notebook has for it."""
     first: dict[str, tuple[str, str]] = {}
     for path, what in error.blockers:
         name = _NAME.match(path)
@@ -122,13 +121,12 @@ def cannot_travel(error: Unpicklable, *, is_any: bool) -> Unpicklable:
         each = [f"`{name}` ({why})" for name, why in list(whys.items())[:NAMED_MAX]]
         each += [f"{len(whys) - NAMED_MAX} more"] if len(whys) > NAMED_MAX else []
         said = f"can't send {', '.join(each[:-1])} and {each[-1]} to the GPU process" if each else error.message
-    do = ANY_DO if is_any else ONE_DO
     return Unpicklable(
         said,
         path=error.path,
         what=error.what,
         blockers=error.blockers,
-        do=do,
+        do=ONE_DO,
     )
 
 

@@ -598,22 +598,21 @@ class TensorMemory(_Write):
     """All numbers of a tensor, and its gradient."""
 
     phase = MEMORY
-    __slots__ = ("_grad", "grad", "new", "target")
+    __slots__ = ("_grad", "_requires_grad", "grad", "new", "target")
 
     def __init__(self, target: Any, new: Any, grad: Any) -> None:
         self.target, self.new, self.grad = target, new, grad
         self._grad: Any = MISSING
+        self._requires_grad = target.requires_grad
 
     def resolve(self, stands_for: StandsFor) -> bool:
         came, self.grad = self.grad, stands_for(self.grad)
         return self.grad is not came
 
     def check(self) -> None:
-        if self.target.is_inference():
-            raise ValueError("it was made in inference mode")
         torch = sys.modules["torch"]
         if self.target.dim() and self.target.layout is torch.strided:
-            with torch.no_grad():
+            with self._writing():
                 try:  # of no elements: says whether tensors like these can be copied
                     # ``data`` has a version counter of its own. With that of ``detach()`` this would count as a change,
                     # and ``backward()`` refuses a graph whose tensors were changed.
@@ -623,14 +622,23 @@ class TensorMemory(_Write):
 
     def apply(self) -> None:
         if not same_values(self.target, self.new):  # a write would spoil the graphs that have used it
-            with sys.modules["torch"].no_grad():
+            with self._writing():
                 self.target.copy_(self.new)
+        if self.target.is_leaf:
+            self.target.requires_grad_(self.new.requires_grad)
         if not self.target.is_leaf and self.new.retains_grad:
             self.target.retain_grad()
         self._grad = gradient_of(self.target)
         if self._grad is not self.grad:
             self.target.grad = self.grad
 
+    def _writing(self) -> Any:
+        """A tensor that was made in inference mode is written to in that mode only."""
+        torch = sys.modules["torch"]
+        return torch.inference_mode() if self.target.is_inference() else torch.no_grad()
+
     def undo(self) -> None:
+        if self.target.is_leaf:
+            self.target.requires_grad_(self._requires_grad)
         if self._grad is not MISSING:
             self.target.grad = self._grad

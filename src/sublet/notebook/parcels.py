@@ -94,6 +94,8 @@ class Outgoing:
     """Of these names those that nothing reads by name, but that stand in strings."""
     stays: dict[str, str] = field(default_factory=dict)
     """Names that cannot travel, and why."""
+    unsent: dict[str, str] = field(default_factory=dict)
+    """Of names that nothing reads by name those that cannot be sent, and why."""
     opaque: tuple[str, ...] = ()
     """Functions among them that may read any name."""
     gone: tuple[str, ...] = ()

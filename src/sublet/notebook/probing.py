@@ -74,7 +74,15 @@ def describe(value: object) -> str:
 
 def _asked(value: object, attribute: str) -> object:
     """Only of arrays, tensors and frames: a stranger's attribute may be a program."""
-    if str(type(value).__module__).partition(".")[0] not in ("numpy", "torch", "pandas", "cupy", "jax", "jaxlib", "warp"):
+    if str(type(value).__module__).partition(".")[0] not in (
+        "numpy",
+        "torch",
+        "pandas",
+        "cupy",
+        "jax",
+        "jaxlib",
+        "warp",
+    ):
         return None
     try:
         return getattr(value, attribute, None)

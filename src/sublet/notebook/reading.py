@@ -45,6 +45,7 @@ HARMLESS: Final = frozenset(
         "pip",
         "conda",
         "precision",
+        "pprint",
         "load_ext",
         "reload_ext",
         "autoreload",

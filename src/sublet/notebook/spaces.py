@@ -254,8 +254,8 @@ class Space:
             groups = self._encoded(names, rules, found, must=must, strict=strict, anew=anew)
             more = without_handles(self.names, rules.needs - HIDDEN, found) - names - found.stays.keys()
         if must:
-            names -= found.stays.keys()
-            found.stays.clear()
+            names.difference_update(found.stays)
+            found.unsent, found.stays = found.stays, {}
         found.looked_up = frozenset(names - strict)
         return groups, rules
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import enum
 import re
-import builtins
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -96,6 +96,8 @@ class Traffic:
     """The notebook's settings and random states."""
     problems: dict[str, str] = field(default_factory=dict)
     """Settings that do not cross, and why, until they are shown."""
+    unsent: dict[str, str] = field(default_factory=dict)
+    """Names that a cell that can use any name does not see, and why, until they are shown."""
     progress: Progress = field(init=False)
     """Of a transfer that takes long."""
 
@@ -123,7 +125,9 @@ class Traffic:
             self._surroundings_unsure()
             if not isinstance(error, Unpicklable):
                 raise
-            raise cannot_travel(error, is_any=bool(reading.opaque) and options.takes is None) from None
+            raise cannot_travel(error) from None
+        if reading.opaque:
+            self.unsent = sent.unsent
         try:
             handles, restored = self.handles.prepare(sent.handles, kernel, must=not reading.opaque)
             alive = self.handles.live()

@@ -320,6 +320,20 @@ TENSORS: list[Kind] = [
         "x(torch.ones(1, 2)).item() == 2 and x.weight is y",
     ),
     travels(
+        "a model whose weights are frozen",
+        TORCH + "x = torch.nn.Linear(1, 1); y = torch.optim.SGD(x.parameters()); z = x.weight",
+        "x.weight is z and y.param_groups[0]['params'][0] is z",
+        "for one in x.parameters(): one.requires_grad = False",
+        "x.weight is z and y.param_groups[0]['params'][0] is z and not z.requires_grad",
+    ),
+    travels(
+        "a tensor of inference mode",
+        TORCH + "with torch.inference_mode(): x = torch.zeros(3)\ny = [x]",
+        "x.is_inference() and y[0] is x",
+        "with torch.inference_mode(): x[0] = 5",
+        "y[0][0] == 5 and x.is_inference()",
+    ),
+    travels(
         "a model of one's own with its optimizer",
         TORCH + "class M(torch.nn.Module):\n    def __init__(self):\n"
         "        super().__init__(); self.a = torch.nn.Linear(1, 1)\n    def forward(self, v): return self.a(v)\n"

@@ -396,6 +396,23 @@ def test_buffers_of_another_number_or_length_are_refused() -> None:
         decode(encoded.head, [memoryview(b"12345")])
 
 
+def test_a_class_of_a_part_that_its_library_has_not_imported_yet_goes_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ``numpy.recarray``, which says that it is in ``numpy.rec``."""
+    (tmp_path / "lazylib").mkdir()
+    (tmp_path / "lazylib" / "__init__.py").write_text("class Kind: pass\nKind.__module__ = 'lazylib.part'\n")
+    (tmp_path / "lazylib" / "part.py").write_text("from lazylib import Kind\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        library = importlib.import_module("lazylib")
+        assert "lazylib.part" not in sys.modules
+        assert again(library.Kind) is library.Kind
+    finally:
+        for name in ("lazylib", "lazylib.part"):
+            sys.modules.pop(name, None)
+
+
 def test_no_library_is_loaded_that_the_program_has_not() -> None:
     import subprocess
 
