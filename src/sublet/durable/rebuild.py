@@ -181,7 +181,6 @@ class HeldReference(weakref.ref[Any]):
     __slots__ = ("held",)
 
     def __init__(self, held: Any) -> None:
-        super().__init__(held)
         self.held = held
 
 

@@ -183,7 +183,7 @@ class Traffic:
         except LeaseEnded:
             raise
         except Unpicklable as error:
-            why = cannot_travel(error, is_any=False).message
+            why = cannot_travel(error).message
         except SubletError as error:
             why = error.message
         except Exception as error:  # noqa: BLE001 - whatever it is, the cell waits for an answer
