@@ -184,6 +184,7 @@ def main(kind: str) -> None:
         if kind != "root":
             os.chown(base, ORDINARY, ORDINARY)
     os.chmod(base, 0o755)
+    os.chdir(base)  # where every user may be: the checkout, from where this is started, often lies below a private home
     become(kind)
     uid = TENANT if kind == "root" else os.geteuid()
     abilities = isolation.Abilities.probe()
