@@ -1,10 +1,8 @@
 """With ``SUBLET_AGAIN=1`` a test that failed among thousands is run once more, alone, and is named if it passes then.
 
-Thousands of tests share a few cores here, many of them with processes and clocks of their own, and on a machine that
-stands still for seconds one of them may see what it would not see otherwise. Such a test is *unsteady*: it does not
-fail the run, but the run says which it was and shows how it failed, since that is a bug to be found, in the test or in
-what it tests. Whoever fails twice has failed, and so has a run in which more than ``UNSTEADY_AT_MOST`` fail at all:
-that is not chance.
+The run has failed all the same. The second run only tells the person who reads the end of it what to look for: a test
+that passes alone is *unsteady*, which is a bug in the test or in what it tests; a test that fails twice is simply
+broken. Where more than ``ASKED_AT_MOST`` tests failed, nothing is run again.
 """
 
 from __future__ import annotations
@@ -16,12 +14,12 @@ from typing import Final
 
 import pytest
 
-UNSTEADY_AT_MOST: Final = 2
+ASKED_AT_MOST: Final = 2
 """Tests that may fail in one run before nothing is run again."""
 
 
 class Again:
-    """Notes, in the process that reports, what failed; looks again when all is over."""
+    """Notes, in the process that reports, what failed; runs it again when all is over. It changes no result."""
 
     def __init__(self) -> None:
         self.failed: dict[str, None] = {}  # in the order in which they failed
@@ -33,16 +31,14 @@ class Again:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.exitstatus != pytest.ExitCode.TESTS_FAILED or not 0 < len(self.failed) <= UNSTEADY_AT_MOST:
-            return
-        passed = [test for test in self.failed if passes_alone(test)]
-        if len(passed) == len(self.failed):
-            self.unsteady = passed
-            session.exitstatus = pytest.ExitCode.OK
+        if session.exitstatus == pytest.ExitCode.TESTS_FAILED and len(self.failed) <= ASKED_AT_MOST:
+            self.unsteady = [test for test in self.failed if passes_alone(test)]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for test in self.unsteady:
-            terminalreporter.write_line(f"unsteady: {test} failed among the others and passed alone; find out why.")
+            terminalreporter.write_line(
+                f"unsteady: {test} failed among the others and passed alone, so this run FAILS; find out why."
+            )
 
 
 def plain(nodeid: str) -> str:

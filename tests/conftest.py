@@ -288,9 +288,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(HandingOut(), "sublet-handing-out")
     if os.environ.get("SUBLET_AGAIN") == "1" and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(
-            Again(), "sublet-again"
-        )  # the later one is asked first, before a promise is judged
+        config.pluginmanager.register(Again(), "sublet-again")
 
 
 def _same_examples_on_every_run() -> None:
