@@ -18,7 +18,7 @@ FROM  ?= 1000
 
 export PYTHON TORCH TORCH_INDEX
 
-.PHONY: help setup demo test lint types fmt wheel check soak bench test-gpu bench-gpu lock clean
+.PHONY: help setup demo test lint types fmt wheel check soak mutants load bench test-gpu bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,12 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_CORPUS=all $(PY) -m pytest tests/notebook/test_corpus.py
 	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 tests/notebook/test_spaces.py
 	@SUBLET_SUSPENDS=500 $(PY) -m pytest --timeout 900 tests/integration/test_suspend.py
+
+mutants: $(READY) $(TORCH_READY) ## small mistakes planted, and which no test notices; NUMBER=20 of each group, MORE="--files 'client/*'"
+	@$(PY) tools/mutants.py $(if $(NUMBER),--number $(NUMBER)) $(if $(SEED),--seed $(SEED)) $(MORE)
+
+load: $(READY) $(TORCH_READY) ## the whole suite beside a load of 8, until it is green ten times in a row; hours
+	@$(PY) tools/under_load.py $(MORE)
 
 bench: $(READY) $(TORCH_READY) ## the benchmarks, each beside its peer in the same run
 	@if [ -f benchmarks/__main__.py ]; then $(PY) -m benchmarks; else echo "There are no benchmarks yet."; fi
