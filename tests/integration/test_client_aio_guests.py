@@ -61,6 +61,19 @@ def test_a_command_runs_and_says_what_it_says(home: Path, tmp_path: Path) -> Non
     run(home, story)
 
 
+def test_who_stopped_a_guest_need_not_wait_for_the_news_of_its_end(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that hears of ends gets no processor meanwhile, as on a busy machine."""
+
+    async def story(lease: aio.Lease) -> None:
+        monkeypatch.setattr(lease._fabric._watch, "add", lambda conversation, hear: conversation.close())
+        async with await lease.start(["sleep", "300"], stdio="null") as guest:
+            assert lease.busy
+        assert not lease.busy
+        assert await guest.wait() == 143
+
+    run(home, story)
+
+
 def test_many_talk_at_once_and_one_is_given_something_to_read(home: Path) -> None:
     """More than there are threads to wait on."""
 

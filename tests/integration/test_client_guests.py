@@ -98,6 +98,19 @@ def test_signals_and_the_end_of_a_block(lease: sublet.Lease) -> None:
     assert not lease.busy
 
 
+def test_who_stopped_a_guest_need_not_wait_for_the_news_of_its_end(
+    lease: sublet.Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that hears of ends gets no processor meanwhile, as on a busy machine."""
+    monkeypatch.setattr(lease._fabric._watch, "add", lambda conversation, hear: conversation.close())
+    with lease.start(["sleep", "300"], stdio="null") as guest:
+        assert lease.busy
+        assert guest.stop() == 143
+        assert not lease.busy
+        assert guest.wait(0) == 143
+    assert not lease.busy, "it was stopped twice, and was in use once"
+
+
 def test_a_terminal_of_its_own(lease: sublet.Lease) -> None:
     with lease.start(["sh", "-c", "test -t 0 && stty size"], stdio="pty", rows=11, cols=77) as guest:
         assert guest.wait(PATIENCE_S) == 0

@@ -115,7 +115,7 @@ def test_only_a_lease_of_blocks_has_a_volume(fabric: sublet.Fabric) -> None:
 PAUSED = """
 import os, signal, sys, sublet
 fabric = sublet.connect(home=sys.argv[1])
-block = fabric.block("4MiB", name="paused", ttl="2s", renew="never")
+block = fabric.block("4MiB", name="paused", ttl="3s", renew="always")  # as long as it is not paused
 state = sublet.Durable({"n": 1}, block)
 state.checkpoint()
 print(block.id, flush=True)
@@ -138,6 +138,7 @@ def test_a_program_that_was_paused_past_its_end_changes_nothing(fabric: sublet.F
     try:
         assert paused.stdout is not None
         lease = paused.stdout.readline().strip()
+        assert lease, "it ended before it was paused"
         until("its end", lambda: fabric.lease(lease).end is not None)
         with fabric.block("4MiB", name="paused", wait="30s") as block:
             state = sublet.Durable.restore(block)

@@ -101,6 +101,7 @@ class Guest:
         self._reason: EndReason | None = None
         self._lost: SubletError | None = None
         self._on_exit: Callable[[], None] = lambda: None
+        self._ending = threading.Lock()
         self._lock = threading.Lock()
         self._asking: Conversation | None = None
         self._stdin = 0
@@ -142,6 +143,8 @@ class Guest:
         """
         if not self._exited.wait(timeout):
             raise TimeoutError(f"guest {self.id} has not ended within {timeout} s")
+        with self._ending:  # its lease does not count as in use any more
+            pass
         if self._exit_code is None:
             raise self._lost or Disconnected("the supervisor hung up")
         return self._exit_code
@@ -165,6 +168,7 @@ class Guest:
             pause_s = min(PAUSE_MAX_S, 1.5 * pause_s)
         self._reason = _reason_of(view)
         self._exit_code = view.exit_code
+        self._ended()  # the thread that watches may hear of it later
         return view.exit_code
 
     def view(self) -> GuestView:
@@ -270,9 +274,11 @@ class Guest:
             self._ended()
 
     def _ended(self) -> None:
-        if not self._exited.is_set():
-            self._exited.set()
-            self._on_exit()
+        """Once, though the thread that watches and one that stops it may both come to it."""
+        with self._ending:
+            if not self._exited.is_set():
+                self._exited.set()
+                self._on_exit()
 
 
 def start_guest(
