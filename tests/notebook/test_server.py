@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from tests.traces import until
 
 GRACE_S = 5.0
 """What a guest has to save, from the end of its lease on."""
-START_S = 10.0
-"""A new guest on a busy machine."""
+VERIFIED_S = 10.0
+"""Until the device is verified clean on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -401,12 +402,15 @@ def test_a_killed_kernel_keeps_no_device_from_the_next_notebook(
         until("the cell", lambda: any(lease.bound_to == pid and not lease.idle for lease in live(fabric)))
         [lease] = live(fabric)
         os.kill(pid, signal.SIGKILL)
-        killed = time.monotonic()
         cell = kernel.run("%%gpu --vram 2GiB\nprint('mine')")
-        assert time.monotonic() - killed < GRACE_S + START_S
         assert cell.text() == "mine\n"
     end = fabric.lease(lease.id).end
     assert end is not None
+    [mine] = live(fabric)
+    assert mine.granted_at is not None
+    # by the office's account: how long a new guest takes to start on a busy machine is no part of the promise
+    waited = datetime.fromisoformat(mine.granted_at) - datetime.fromisoformat(end.at)
+    assert waited.total_seconds() < GRACE_S + VERIFIED_S
     assert (end.reason, end.detail) == ("holder_gone", f"its process {pid} has ended")
     until(
         "the end of all that the dead kernel had", lambda: not [one for one in fabric.leases() if one.bound_to == pid]
