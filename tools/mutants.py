@@ -412,7 +412,9 @@ class Judge:
         self.place.write(f"src/sublet/{mutant.file}", self.texts[mutant.file])
 
     def _stages(self, mutant: Mutant, tests: list[Test]) -> tuple[str, str]:
-        first, rest, seconds = [], [], 0.0
+        first: list[Test] = []
+        rest: list[Test] = []
+        seconds = 0.0
         for test in tests:
             seconds += test.seconds
             if len(first) < FIRST_TESTS and seconds < FIRST_S:

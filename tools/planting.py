@@ -387,6 +387,8 @@ def _calls(source: Source, node: ast.expr) -> Iterator[Edit]:
                 return
             (start, middle), (after, end) = source.span(first), source.span(second)
             yield "swap", node, start, end, words[1] + source.bytes[middle:after].decode() + words[0]
+        case _:
+            pass
 
 
 def _numbers(source: Source, node: ast.expr) -> Iterator[Edit]:
@@ -399,6 +401,8 @@ def _numbers(source: Source, node: ast.expr) -> Iterator[Edit]:
             yield "number", node, *source.span(node), f"{value + 1.0}"
         case ast.BinOp(op=ast.Add() | ast.Sub() as op) if not _is_text(node.left) and not _is_text(node.right):
             yield from _between(source, node, node.left, node.right, op, "")
+        case _:
+            pass
 
 
 def _between(

@@ -67,8 +67,8 @@ def test_who_stopped_a_guest_need_not_wait_for_the_news_of_its_end(home: Path, m
     async def story(lease: aio.Lease) -> None:
         monkeypatch.setattr(lease._fabric._watch, "add", lambda conversation, hear: conversation.close())
         async with await lease.start(["sleep", "300"], stdio="null") as guest:
-            assert lease.busy
-        assert not lease.busy
+            in_use = lease.busy
+        assert (in_use, lease.busy) == (True, False)
         assert await guest.wait() == 143
 
     run(home, story)

@@ -104,11 +104,11 @@ def test_who_stopped_a_guest_need_not_wait_for_the_news_of_its_end(
     """The thread that hears of ends gets no processor meanwhile, as on a busy machine."""
     monkeypatch.setattr(lease._fabric._watch, "add", lambda conversation, hear: conversation.close())
     with lease.start(["sleep", "300"], stdio="null") as guest:
-        assert lease.busy
+        in_use = [lease.busy]
         assert guest.stop() == 143
-        assert not lease.busy
+        in_use.append(lease.busy)
         assert guest.wait(0) == 143
-    assert not lease.busy, "it was stopped twice, and was in use once"
+    assert [*in_use, lease.busy] == [True, False, False], "it was stopped twice, and was in use once"
 
 
 def test_a_terminal_of_its_own(lease: sublet.Lease) -> None:
