@@ -384,11 +384,8 @@ class Flat:
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def append(self, item: tuple[Any, Any] | None) -> None:
+    def __setitem__(self, made: Any, state: Any) -> None:
         """Give an object its attributes, as pickle does."""
-        if item is None:
-            return
-        made, state = item
         attributes, slots = state if type(state) is tuple else (state, None)
         if attributes:
             own = made.__dict__
@@ -396,10 +393,6 @@ class Flat:
                 own[sys.intern(name) if type(name) is str else name] = value
         for name, value in (slots or {}).items():
             object.__setattr__(made, name, value)
-
-    def extend(self, items: list[tuple[Any, Any] | None]) -> None:
-        for item in items:
-            self.append(item)
 
 
 class ClassState(NamedTuple):

@@ -15,6 +15,7 @@ import fractions
 import gc
 import pathlib
 import re
+import sys
 import types
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -155,7 +156,8 @@ class _Bundle:
 
     def __init__(self, names: tuple[str, ...], roots: Mapping[str, object], rules: Rules) -> None:
         self.names = names
-        self.value = {name: roots[name] for name in names}
+        # A name may stand in a value as well, as an attribute, say: then it is one string in each encoding, or in none.
+        self.value = {sys.intern(name) if type(name) is str else name: roots[name] for name in names}
         self._encoding = Encoding(rules)
         pickler = self._encoding.dump(self.value, roots=True, remember=False)
         values = self.value.values()
@@ -225,6 +227,8 @@ def _sharing(bundles: Sequence[_Bundle | _Still]) -> set[int]:
 
 def _links(bundles: Sequence[_Bundle | _Still]) -> list[tuple[int, int]]:
     links: list[tuple[int, int]] = []
+    if len(bundles) < 2:
+        return links
     if len(set().union(*(bundle.ids for bundle in bundles))) < sum(bundle.count for bundle in bundles):
         links += _met_twice(bundles)
     spans = sorted((start, end, n) for n, bundle in enumerate(bundles) for start, end in bundle.spans)

@@ -515,16 +515,16 @@ class FlatRoot:
         self._value, self._chain = value, chain
 
     def __reduce__(self) -> Any:
-        return rebuild.Flat, (self._value,), None, self._items()
+        return rebuild.Flat, (self._value,), None, None, self._items()
 
-    def _items(self) -> Iterator[tuple[Any, Any] | None]:
+    def _items(self) -> Iterator[tuple[Any, Any]]:
         """pickle asks for an item before it has taken the last one apart, in which there may be more: so it is given
         nothing now and then, and is asked again."""
         while True:
             if self._chain:
                 yield self._chain.pop()
                 continue
-            yield None
+            yield None, None
             if not self._chain:
                 return
 

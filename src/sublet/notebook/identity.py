@@ -10,6 +10,7 @@ crossed again, with whatever it had by then, or is gone.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,7 +46,7 @@ class Identities:
         self._objects: dict[Tag, Any] = {}
         self._tags: dict[int, Tag] = {}
         """By the id of an object that is held."""
-        self._uses: dict[Tag, int] = {}
+        self._uses: Counter[Tag] = Counter()
         self._latest: dict[str, _Crossing] = {}
         self._gradients: dict[Tag, tuple[Any, int]] = {}
         """Of tensors: the gradient when they crossed, and its version then."""
@@ -85,20 +86,27 @@ class Identities:
         crossing = _Crossing([], {name for name in names if name.isidentifier()})
         if not crossing.names:
             return  # what has no name is let go of
-        objects, uses = self._objects, self._uses
-        has_tensors = "torch" in sys.modules
-        for n, value in met.items():
-            if n == 0 or value is self._home:  # the first is made for the crossing
+        objects, home = self._objects, self._home
+        # The first is made for the crossing.
+        new = {own + n: value for n, value in met.items() if n not in known and n and value is not home}
+        objects.update(new)
+        self._tags.update(zip(map(id, new.values()), new, strict=True))
+        for n, tag in known.items():
+            value = met.get(n, home)
+            if n == 0 or value is home:
                 continue
-            tag = known.get(n) or own + n
             if objects.get(tag) is not value:
                 self._drop_object(tag)
                 objects[tag] = value
                 self._tags[id(value)] = tag
-            uses[tag] = uses.get(tag, 0) + 1
             crossing.tags.append(tag)
-            if has_tensors and is_tensor(value):
-                self._gradients[tag] = _gradient(value)
+        crossing.tags += new
+        self._uses.update(crossing.tags)
+        torch = sys.modules.get("torch")
+        if torch is not None and not {torch.Tensor, torch.nn.Parameter}.isdisjoint(map(type, met.values())):
+            for tag in crossing.tags:
+                if is_tensor(objects[tag]):
+                    self._gradients[tag] = _gradient(objects[tag])
         for name in crossing.names:
             self._leave(name)
             self._latest[name] = crossing

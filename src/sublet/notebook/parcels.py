@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from collections.abc import Callable
@@ -178,10 +179,16 @@ def without_scaffolding(met: dict[int, Any]) -> None:
     """Let go of what was made only to take the values apart or to put them together, such as the state that an object
     is given: nobody else holds it, and on the other side its number may stand for something that lives. And of the
     namespaces of functions, which never cross: each side has its own."""
-    namespaces = {id(one.__globals__) for one in met.values() if type(one) is types.FunctionType}
-    if namespaces:
+    if types.FunctionType in set(map(type, met.values())):
+        namespaces = {id(one.__globals__) for one in met.values() if type(one) is types.FunctionType}
         for n in [n for n, one in met.items() if id(one) in namespaces]:
             del met[n]
-    while alone := [n for n, count in zip(met, map(sys.getrefcount, met.values()), strict=True) if count <= ALONE]:
-        for n in alone:
-            del met[n]
+    alone = [n for n, count in zip(met, map(sys.getrefcount, met.values()), strict=True) if count <= ALONE]
+    number = {id(one): n for n, one in met.items()} if alone else {}
+    while alone:
+        removed = [met.pop(n) for n in alone]
+        for key in map(id, removed):
+            del number[key]
+        held = set(map(id, gc.get_referents(*removed))) & number.keys()
+        del removed
+        alone = [n for n in map(number.__getitem__, held) if sys.getrefcount(met[n]) <= ALONE]

@@ -472,6 +472,8 @@ class Space:
         if not came:
             return {}
         groups = list(groups)
+        if _ids_of(groups).issuperset(map(id, came)):
+            return {}
         lost = _unmet([value for value in came if not is_part_kind(type(value)) and can_change(value)], groups)
         if lost:  # names that crossed together with these may hold them
             beside = self._identities.crossed_with(names).difference(*(group.names for group in groups))
