@@ -28,7 +28,7 @@ from sublet.durable.memory import address_of
 from sublet.durable.records import leaf_starts
 from sublet.durable.rules import OWNERS, GpuRule, Rules, found_by_name
 
-__all__ = ["IDENTITY_FREE", "Group", "Order", "encode_roots", "met_by_name"]
+__all__ = ["IDENTITY_FREE", "LARGE_BYTES", "Group", "Order", "encode_roots", "met_by_name"]
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""
@@ -104,26 +104,36 @@ def encode_roots(
     rules: Rules | None = None,
     order: Order | None = None,
     still: Collection[str] = (),
+    together: Iterable[tuple[str, ...]] = (),
+    stays: Callable[[Group], bool] = lambda _: True,
     before: Callable[[tuple[str, ...]], object] | None = None,
 ) -> list[Group]:
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
     ``names``: of these roots alone, each once; ``rules``: others than the usual ones; ``order``: of the last time, for
-    who asks again and again; ``still``: flat values that need not be encoded unless they share something; ``before``:
-    called with names before they are encoded together. Raises ``Unpicklable`` with the root's name at the head of the
+    who asks again and again; ``still``: flat values that need not be encoded unless they share something; ``together``:
+    groups of an earlier time, each encoded at once, since to find groups takes up to three encodings; ``stays``: whether
+    one of these that has several names is to stay a group; ``before``: called with names before they are encoded
+    together. Raises ``Unpicklable`` with the root's name at the head of the
     path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules
     runs = (Order() if order is None else order).runs(roots if names is None else names)
     bundles: list[_Bundle | _Still] = []
-    if still:
+    known = list(together)
+    apart = set(still).union(*known)
+    if apart:
         bundles += [_Still(name, roots[name]) for names in runs for name in names if name in still]
-        runs = [left for names in runs if (left := tuple(name for name in names if name not in still))]
+        runs = [left for names in runs if (left := tuple(name for name in names if name not in apart))]
+    first = len(bundles)
+    bundles += _bundles(known, roots, rules, before)
+    kept = {n for n in range(first, len(bundles)) if len(bundles[n].names) == 1 or stays(bundles[n].group())}
     bundles += _bundles(runs, roots, rules, before)
-    doubtful = _sharing(bundles) | {n for n, one in enumerate(bundles) if len(one.names) > 1 and one.is_large}
+    large = {n for n, one in enumerate(bundles) if len(one.names) > 1 and one.is_large or first <= n < first + len(known)}
+    doubtful = _sharing(bundles) | large - kept
     groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
     if doubtful:
-        groups += _one_by_one([bundles[n].names for n in sorted(doubtful)], roots, rules, before)
+        groups += _one_by_one([bundles[n] for n in sorted(doubtful)], roots, rules, before)
     return sorted(groups, key=lambda group: group.names[0])
 
 
@@ -158,6 +168,7 @@ class _Bundle:
         self.names = names
         # A name may stand in a value as well, as an attribute, say: then it is one string in each encoding, or in none.
         self.value = {sys.intern(name) if type(name) is str else name: roots[name] for name in names}
+        self._group: Group | None = None
         self._encoding = Encoding(rules)
         pickler = self._encoding.dump(self.value, roots=True, remember=False)
         values = self.value.values()
@@ -197,8 +208,10 @@ class _Bundle:
         return found
 
     def group(self) -> Group:
-        encoded = self._encoding.finished(self.value)
-        return Group(names=self.names, encoded=encoded, plain=self.value if self.plain else None)
+        if self._group is None:
+            encoded = self._encoding.finished(self.value)
+            self._group = Group(names=self.names, encoded=encoded, plain=self.value if self.plain else None)
+        return self._group
 
 
 class _Still:
@@ -271,13 +284,18 @@ def _has_identity(value: object) -> bool:
 
 
 def _one_by_one(
-    bundles: Sequence[tuple[str, ...]],
+    bundles: Sequence[_Bundle | _Still],
     roots: Mapping[str, object],
     rules: Rules,
     before: Callable[[tuple[str, ...]], object] | None = None,
 ) -> list[Group]:
     """Components of names that share, large names, and what is left of each bundle."""
-    single = list(_bundles([(name,) for names in bundles for name in names], roots, rules, before))
+    single: list[_Bundle] = []
+    for bundle in bundles:
+        if isinstance(bundle, _Bundle) and len(bundle.names) == 1:
+            single.append(bundle)
+        else:
+            single += _bundles([(name,) for name in bundle.names], roots, rules, before)
     parent = list(range(len(single)))
 
     def top(n: int) -> int:
@@ -298,16 +316,16 @@ def _one_by_one(
         if len(members) > 1
     ]
     at = 0
-    for names in bundles:
+    for bundle in bundles:
         rest = []
-        for n in range(at, at + len(names)):
+        for n in range(at, at + len(bundle.names)):
             if n in alone:
                 continue
             if single[n].is_large:
                 groups.append(single[n].group())
             else:
                 rest.append(single[n].names[0])
-        at += len(names)
+        at += len(bundle.names)
         if rest:
             groups.append(_Bundle(tuple(rest), roots, rules.anew()).group())
     return groups

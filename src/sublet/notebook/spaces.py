@@ -21,7 +21,7 @@ from sublet.durable.changes import ChangeFinder
 from sublet.durable.codec import can_travel, encode
 from sublet.durable.encoded import Buffer, BufferKind, Encoded
 from sublet.durable.figures import is_part_kind
-from sublet.durable.roots import Group, Order, encode_roots
+from sublet.durable.roots import LARGE_BYTES, Group, Order, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.blame import blamed
 from sublet.notebook.counting import TOO_MANY, has_too_many
@@ -123,6 +123,8 @@ class Space:
         """Large containers of atoms that were agreed on, by name."""
         self._group_of: dict[str, tuple[str, ...]] = {}
         """The group in which each name was agreed on last."""
+        self._large: set[tuple[str, ...]] = set()
+        """Those of these groups that had much in them."""
         self._shared = Shared()
         """Names that the other side has."""
         self._files: set[str] = set()
@@ -393,7 +395,7 @@ class Space:
         if not lodged or parcel.names not in self._agreed or not self.names.keys() >= set(parcel.names):
             return None
         rules = HomeRules()
-        groups = self._encoded(set(parcel.names), rules, Outgoing(), must=False)
+        groups = self._encoded(set(parcel.names), rules, Outgoing(), must=False, like=[parcel.names])
         if len(groups) != 1 or groups[0].encoded.head != parcel.head:
             return None
         group = groups[0].remembering(rules)
@@ -418,7 +420,7 @@ class Space:
         self._figures = {}
         rules = HomeRules()
         known = {name for name in names if name in self.names}
-        for group in self._encoded(known, rules, Outgoing(), must=False):
+        for group in self._encoded(known, rules, Outgoing(), must=False, like=came):
             parcel = came.get(group.names)
             if parcel is None or parcel.head != group.encoded.head or len(parcel.hashes) != len(parcel.buffers):
                 self._remember(group, digest(group))
@@ -457,6 +459,7 @@ class Space:
         self._agreed.clear()
         self._still.clear()
         self._group_of.clear()
+        self._large.clear()
         self._shared.clear()
         self._files.clear()
         self._finder.forget()
@@ -500,9 +503,12 @@ class Space:
         beside: Mapping[str, Any] = NOTHING,
         strict: frozenset[str] | None = None,
         anew: frozenset[str] | None = None,
+        like: Iterable[tuple[str, ...]] | None = None,
     ) -> list[Group]:
         """``must``: names that cannot be sent are an error; of these only, where they are said to be ``strict``.
-        ``anew``: all others need not be encoded if they are known to be unchanged; None: all are encoded."""
+        ``anew``: all others need not be encoded if they are known to be unchanged; None: all are encoded. ``like``:
+        groups that came from the other side; None: large ones of the last time stay as they are if nothing in them has
+        changed."""
         rules.figures = self._figures
         left = names - found.stays.keys() if found.stays else names
         few = len(left) < ORDERED_MIN
@@ -517,8 +523,16 @@ class Space:
         before = None if told is None else lambda names: told(names, 0)
         while True:
             try:
-                order = None if few else self._order
-                groups = encode_roots(here, names=line, rules=rules, order=order, still=still, before=before)
+                groups = encode_roots(
+                    here,
+                    names=line,
+                    rules=rules,
+                    order=None if few else self._order,
+                    still=still,
+                    together=self._among(line, self._large if like is None else like, still),
+                    stays=self._is_agreed if like is None else lambda _: True,
+                    before=before,
+                )
                 for group in groups:
                     if isinstance(group.encoded.met, dict) and group.plain is None:
                         without_scaffolding(group.encoded.met)
@@ -530,6 +544,15 @@ class Space:
                 if name != LOST:
                     found.stays[name] = error.what or error.message
                 line.remove(name)
+
+    def _among(
+        self, names: Iterable[str], groups: Iterable[tuple[str, ...]], but: Collection[str]
+    ) -> list[tuple[str, ...]]:
+        left = set(names).difference(but) if groups else set()
+        return [group for group in groups if left.issuperset(group)]
+
+    def _is_agreed(self, group: Group) -> bool:
+        return self._agreed.get(group.names) == digest(group)
 
     def _looked(self, group: Group, *, must: bool = False) -> tuple[bool, tuple[bytes, ...]]:
         """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed. ``must``: it is
@@ -587,8 +610,13 @@ class Space:
             before = self._group_of.get(name)
             if before != names:
                 self._agreed.pop(before or (), None)
+                self._large.discard(before or ())
                 self._group_of[name] = names
         self._agreed[names] = digest
+        if group.encoded.nbytes > LARGE_BYTES:
+            self._large.add(names)
+        elif not group.is_still:
+            self._large.discard(names)
 
     def _fill(self, found: Outgoing, groups: list[Found], named: set[int] | None = None) -> None:
         self._lodging.undo()
