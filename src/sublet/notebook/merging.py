@@ -18,7 +18,7 @@ from sublet.durable.rebuild import ClassState
 from sublet.notebook.memories import Window, is_memory, overlapping, view_of, windows_of
 from sublet.notebook.operations import FigureContents, Operation, apply
 from sublet.notebook.untouchable import Untouchable
-from sublet.notebook.ways import can_change, can_take_over, can_wait, is_as_it_was, way_of
+from sublet.notebook.ways import can_change, can_take_over, can_wait, is_as_it_was, ordinary_way, way_of
 from sublet.notebook.writing import ATOMS, Way
 
 __all__ = ["ATOMS", "can_change", "merge"]
@@ -27,6 +27,7 @@ DEPTH_MAX: Final = 150
 """Tuples within tuples deeper than this are not looked into, and taken as they came. Objects that can change are looked
 at one after the other, so a chain of these may have any length."""
 
+UNKNOWN: Final[Any] = object()
 NO_CLASSES: Final[Mapping[type, ClassState]] = types.MappingProxyType({})
 
 
@@ -95,6 +96,7 @@ class _Plan:
         """Objects whose parts are still to be looked at: the way, what stands for the object, and the object."""
         self._windows: list[Window] = []
         self._keep: list[Any] = []
+        self._ordinary: dict[type, Way | None] = {}
         self._depth = 0
 
     def choose_all(self, news: Iterable[Any]) -> None:
@@ -107,12 +109,19 @@ class _Plan:
 
     def choose(self, new: Any) -> Any:
         """What is to stand for an object that came."""
-        if type(new) in ATOMS or (type(new) is tuple and ATOMS.issuperset(map(type, new))):
+        kind = type(new)
+        if kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(type, new))):
             return new
-        if id(new) in self.chosen:
-            return self.chosen[id(new)]
-        if id(new) in self._here and not isinstance(new, type):  # it is one of ours, not a copy
+        key = id(new)
+        if key in self.chosen:
+            return self.chosen[key]
+        if key in self._here and not isinstance(new, type):  # it is one of ours, not a copy
             return new
+        ordinary = self._ordinary.get(kind, UNKNOWN)
+        if ordinary is UNKNOWN:
+            ordinary = self._ordinary[kind] = ordinary_way(kind)
+        if ordinary is not None:
+            return self._choose_ordinary(ordinary, new, key)
         if self._untouchable.has(new) or (id(new) in self._originals and self._untouchable.has(self.original(new))):
             return new  # nor is looked into what a copy of such a thing holds
         if self._settled and (old := self.original(new)) is not None and id(old) in self._settled:
@@ -140,6 +149,19 @@ class _Plan:
             self.chosen[id(new)] = target = way(self, target, new)
             self._depth -= 1
             self._keep.append(target)
+        return target
+
+    def _choose_ordinary(self, way: Way, new: Any, key: int) -> Any:
+        """The same, for objects of a kind whose instances are all alike, of which there may be very many."""
+        old = self._originals.get(key)
+        if self._untouchable.has(new) or (old is not None and self._untouchable.has(old)):
+            return new
+        self._keep.append(new)
+        is_taken = old is None or type(old) is not type(new) or id(old) in self._taken or key in self._refused
+        target = new if is_taken else old
+        self.chosen[key] = target
+        self._taken.add(id(target))
+        self._waiting.append((way, target, new))
         return target
 
     def original(self, new: Any) -> Any:

@@ -41,6 +41,7 @@ __all__ = [
     "State",
     "TensorMemory",
     "apply",
+    "is_same_dict",
 ]
 
 StandsFor = Callable[[Any], Any]
@@ -125,6 +126,11 @@ def _same(one: list[Any], other: list[Any]) -> bool:
 
 def _same_value(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and type(one) in _VALUES and repr(one) == repr(other))
+
+
+def is_same_dict(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    """Whether two dicts of atoms say the same in the same order."""
+    return _same(list(one), list(other)) and _same(list(one.values()), list(other.values()))
 
 
 def _parts_of(state: tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]) -> list[Any]:

@@ -187,8 +187,6 @@ def without_scaffolding(met: dict[int, Any]) -> None:
     number = {id(one): n for n, one in met.items()} if alone else {}
     while alone:
         removed = [met.pop(n) for n in alone]
-        for key in map(id, removed):
-            del number[key]
-        held = set(map(id, gc.get_referents(*removed))) & number.keys()
+        held = dict.fromkeys(map(number.get, map(id, gc.get_referents(*removed))))  # what was with them, in its order
         del removed
-        alone = [n for n in map(number.__getitem__, held) if sys.getrefcount(met[n]) <= ALONE]
+        alone = [n for n in held if n is not None and sys.getrefcount(met[n]) <= ALONE]

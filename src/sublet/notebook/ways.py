@@ -25,7 +25,7 @@ from sublet.notebook.operations import State
 from sublet.notebook.untouchable import is_own_namespace
 from sublet.notebook.writing import Plan, Way, is_frame, is_looked_at
 
-__all__ = ["can_change", "can_take_over", "can_wait", "core_of", "is_as_it_was", "way_of"]
+__all__ = ["can_change", "can_take_over", "can_wait", "core_of", "is_as_it_was", "ordinary_way", "way_of"]
 
 APART: Final = frozenset({"builtins", "itertools", "functools", "operator", "collections"})
 """Modules of Python whose types, where they have no way of their own, are taken apart and made anew."""
@@ -60,6 +60,19 @@ def way_of(new: Any) -> Way | None:
     if kind.__module__ in APART and not isinstance(new, BaseException):
         return writing.into_taken_apart
     return writing.into_attributes if writing.has_attributes(kind) else None
+
+
+def ordinary_way(kind: type) -> Way | None:
+    """The way of all instances of a class, where it depends on nothing but the class, each of them ``can_wait``, and
+    each can take over what another one holds. None: each is to be looked at."""
+    if kind in _ALIKE:
+        return _WAYS[kind]
+    if issubclass(kind, type | types.ModuleType | logging.Logger) or is_part_kind(kind) or kind in _WAYS:
+        return None
+    core = core_of(kind)
+    if core is object and _by_state(kind) is None and kind.__module__ not in APART and writing.has_attributes(kind):
+        return functools.partial(writing.into_attributes, slots=writing.slots_of(kind))
+    return None
 
 
 def can_wait(new: Any) -> bool:
@@ -232,6 +245,7 @@ MADE_ANEW: Final[frozenset[type]] = frozenset(
     }
 )
 """These cannot be changed: what stands for one is the original or is made."""
+_ALIKE: Final = frozenset({list, dict, OrderedDict, defaultdict, set, types.CellType})
 _AT_ONCE: Final = MADE_ANEW | {types.FunctionType, memoryview}
 IMMUTABLE: Final[frozenset[type]] = frozenset({int, float, complex, str, bytes})
 _CORES: Final[frozenset[type]] = frozenset({object, *IMMUTABLE, *_WAYS})

@@ -38,6 +38,7 @@ from sublet.notebook.operations import (
     SetContents,
     SlotEmptied,
     TensorMemory,
+    is_same_dict,
 )
 from sublet.notebook.untouchable import is_class_dict, is_own_namespace
 
@@ -73,6 +74,7 @@ __all__ = [
     "into_weak_reference",
     "is_frame",
     "is_looked_at",
+    "slots_of",
 ]
 
 _FUNCTION_PARTS: Final = tuple(
@@ -291,23 +293,27 @@ def into_class(plan: Plan, target: Any, new: Any) -> Any:
     return target
 
 
-def into_attributes(plan: Plan, target: Any, new: Any) -> Any:
-    if hasattr(new, "__dict__"):
-        values = _chosen(plan, new.__dict__.values())
-        plan.claim(new.__dict__, target.__dict__)
-        plan.write(
-            DictContents(target.__dict__, list(new.__dict__), values, is_attributes=True), is_fresh=target is new
-        )
-    for slot in _slots_of(type(new)):
+def into_attributes(plan: Plan, target: Any, new: Any, slots: list[Any] | None = None) -> Any:
+    """``slots``: those of its class, where they are known."""
+    held = getattr(new, "__dict__", None)
+    if held is not None:
+        is_fresh, values, own = target is new, list(held.values()), held if target is new else target.__dict__
+        plan.claim(held, own)
+        is_plain = ATOMS.issuperset(map(type, values))
+        if not is_plain:
+            values = _chosen(plan, values)
+        if not is_plain or not (is_fresh or is_same_dict(own, held)):
+            plan.write(DictContents(own, list(held), values, is_attributes=True), is_fresh=is_fresh)
+    for slot in slots_of(type(new)) if slots is None else slots:
         _slot(plan, target, new, slot)
     return target
 
 
 def has_attributes(kind: type) -> bool:
-    return bool(kind.__dictoffset__) or bool(_slots_of(kind))
+    return bool(kind.__dictoffset__) or bool(slots_of(kind))
 
 
-def _slots_of(kind: type) -> list[Any]:
+def slots_of(kind: type) -> list[Any]:
     """The descriptors of its slots."""
     return [
         found
