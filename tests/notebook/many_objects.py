@@ -45,7 +45,7 @@ class Record:
     text: str
 
 
-Pair = namedtuple("Pair", "n text")  # noqa: PYI024 - the kind that people write
+Pair = namedtuple("Pair", "n text")
 
 
 class Node:
@@ -74,7 +74,7 @@ def tree(n: int) -> Node:
 
 def graph(n: int) -> list[Node]:
     """Each node refers to three others."""
-    drawn = random.Random(n)  # noqa: S311
+    drawn = random.Random(n)
     nodes = [Node(i) for i in range(n)]
     for node in nodes:
         node.next, node.left, node.right = (nodes[drawn.randrange(n)] for _ in range(3))
@@ -189,7 +189,8 @@ KINDS: dict[str, Callable[[int], Any]] = {
 LIBRARIES: Final = {
     **dict.fromkeys(("frame", "frame of objects"), "pandas"),
     **dict.fromkeys(("array of objects", "array of instances", "small arrays"), "numpy"),
-    **{"small tensors": "torch", "figure": "matplotlib"},
+    "small tensors": "torch",
+    "figure": "matplotlib",
 }
 """What a kind needs that may not be there."""
 
@@ -218,7 +219,7 @@ def change(value: Any) -> None:
     elif kind is Node:
         (value.next or value).value = -5
     elif kind is types.ModuleType:
-        value.changed = 5  # type: ignore[attr-defined]
+        value.changed = 5
     elif kind.__name__ == "DataFrame":
         value.iloc[len(value) // 2, 0] = "changed"
     elif kind.__name__ == "ndarray":

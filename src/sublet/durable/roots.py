@@ -112,10 +112,9 @@ def encode_roots(
 
     ``names``: of these roots alone, each once; ``rules``: others than the usual ones; ``order``: of the last time, for
     who asks again and again; ``still``: flat values that need not be encoded unless they share something; ``together``:
-    groups of an earlier time, each encoded at once, since to find groups takes up to three encodings; ``stays``: whether
-    one of these that has several names is to stay a group; ``before``: called with names before they are encoded
-    together. Raises ``Unpicklable`` with the root's name at the head of the
-    path.
+    groups of an earlier time, each encoded at once, since to find groups takes up to three encodings; ``stays``:
+    whether such a group of several names is to stay one; ``before``: called with names before they are encoded
+    together. Raises ``Unpicklable`` with the root's name at the head of the path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules
     runs = (Order() if order is None else order).runs(roots if names is None else names)
@@ -125,12 +124,12 @@ def encode_roots(
     if apart:
         bundles += [_Still(name, roots[name]) for names in runs for name in names if name in still]
         runs = [left for names in runs if (left := tuple(name for name in names if name not in apart))]
-    first = len(bundles)
     bundles += _bundles(known, roots, rules, before)
-    kept = {n for n in range(first, len(bundles)) if len(bundles[n].names) == 1 or stays(bundles[n].group())}
+    parted = {n for n, one in enumerate(bundles) if len(one.names) > 1 and not stays(one.group())}
+    first = len(bundles)
     bundles += _bundles(runs, roots, rules, before)
-    large = {n for n, one in enumerate(bundles) if len(one.names) > 1 and one.is_large or first <= n < first + len(known)}
-    doubtful = _sharing(bundles) | large - kept
+    parted |= {n for n, one in enumerate(bundles[first:], first) if len(one.names) > 1 and one.is_large}
+    doubtful = _sharing(bundles) | parted
     groups = [one.group() for n, one in enumerate(bundles) if n not in doubtful]
     if doubtful:
         groups += _one_by_one([bundles[n] for n in sorted(doubtful)], roots, rules, before)
@@ -310,10 +309,13 @@ def _one_by_one(
     for n in range(len(single)):
         components.setdefault(top(n), []).append(n)
     alone = {n: members for members in components.values() if len(members) > 1 for n in members}
+    whole = {bundle.names: bundle for bundle in bundles if isinstance(bundle, _Bundle)}
+
+    def joint(names: tuple[str, ...]) -> Group:
+        return (whole.get(names) or _Bundle(names, roots, rules.anew())).group()
+
     groups = [
-        _Bundle(tuple(sorted(single[n].names[0] for n in members)), roots, rules.anew()).group()
-        for members in components.values()
-        if len(members) > 1
+        joint(tuple(sorted(single[n].names[0] for n in members))) for members in components.values() if len(members) > 1
     ]
     at = 0
     for bundle in bundles:
@@ -327,5 +329,5 @@ def _one_by_one(
                 rest.append(single[n].names[0])
         at += len(bundle.names)
         if rest:
-            groups.append(_Bundle(tuple(rest), roots, rules.anew()).group())
+            groups.append(joint(tuple(rest)))
     return groups

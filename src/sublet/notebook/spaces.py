@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sublet.durable.changes import ChangeFinder
-from sublet.durable.codec import can_travel, encode
+from sublet.durable.codec import ATOMS, can_travel, encode
 from sublet.durable.encoded import Buffer, BufferKind, Encoded
 from sublet.durable.figures import is_part_kind
 from sublet.durable.roots import LARGE_BYTES, Group, Order, encode_roots
@@ -125,6 +126,8 @@ class Space:
         """The group in which each name was agreed on last."""
         self._large: set[tuple[str, ...]] = set()
         """Those of these groups that had much in them."""
+        self._values: dict[str, Any] = {}
+        """What each name had when it was agreed on, but for long texts."""
         self._shared = Shared()
         """Names that the other side has."""
         self._files: set[str] = set()
@@ -303,6 +306,7 @@ class Space:
         self._identities.gone(what.gone)
         for name in what.gone:
             self._still.pop(name, None)
+            self._values.pop(name, None)
 
     @_without_collections
     def take(
@@ -376,6 +380,7 @@ class Space:
         self._identities.gone(gone)
         for name in gone:
             self._still.pop(name, None)
+            self._values.pop(name, None)
         self._shared.add(changed)
         self._owed.append((changed, {one.names: one for one, _ in crossed}))
         if settled:
@@ -459,6 +464,7 @@ class Space:
         self._agreed.clear()
         self._still.clear()
         self._group_of.clear()
+        self._values.clear()
         self._large.clear()
         self._shared.clear()
         self._files.clear()
@@ -477,12 +483,36 @@ class Space:
         groups = list(groups)
         if _ids_of(groups).issuperset(map(id, came)):
             return {}
+        unchanged = self._unchanged_before(names)
+        came = [value for value in came if id(value) not in unchanged]
         lost = _unmet([value for value in came if not is_part_kind(type(value)) and can_change(value)], groups)
         if lost:  # names that crossed together with these may hold them
             beside = self._identities.crossed_with(names).difference(*(group.names for group in groups))
             lost = _unmet(lost, self._encoded(beside & self.names.keys(), HomeRules(), Outgoing(), must=False))
         found = _sendable([value for value in lost if not self._is_untouched(value)])
         return {LOST: found} if found else {}  # one by one each would have to say again what they share
+
+    def _unchanged_before(self, names: Iterable[str]) -> set[int]:
+        """Ids of the objects that some of these names held when they were agreed on, where they hold others now and
+        nothing has changed in the old ones."""
+        found: set[int] = set()
+        rebound = {name for name in names if name in self._values and self.names.get(name) is not self._values[name]}
+        for group in {self._group_of[name] for name in rebound if name in self._group_of} & self._agreed.keys():
+            values = {name: self._values[name] for name in group if name in self._values}
+            if len(values) < len(group):
+                continue
+            if self._still.keys() >= values.keys() and self._still[group[0]].is_of(values[group[0]]):
+                found.add(id(values[group[0]]))
+                continue
+            rules = HomeRules()
+            try:
+                (old,) = encode_roots(values, rules=rules, together=[group])
+            except Unpicklable:
+                continue
+            # Large memory is compared object by object.
+            if all(one.kind is BufferKind.SMALL for one in old.encoded.buffers) and self._is_agreed(old):
+                found |= _ids_of([old.remembering(rules)])
+        return found
 
     def _is_untouched(self, value: Any) -> bool:
         """Of an array or a tensor: its memory is all there is to it, and costs too much to send for nothing."""
@@ -503,7 +533,7 @@ class Space:
         beside: Mapping[str, Any] = NOTHING,
         strict: frozenset[str] | None = None,
         anew: frozenset[str] | None = None,
-        like: Iterable[tuple[str, ...]] | None = None,
+        like: Collection[tuple[str, ...]] | None = None,
     ) -> list[Group]:
         """``must``: names that cannot be sent are an error; of these only, where they are said to be ``strict``.
         ``anew``: all others need not be encoded if they are known to be unchanged; None: all are encoded. ``like``:
@@ -546,7 +576,7 @@ class Space:
                 line.remove(name)
 
     def _among(
-        self, names: Iterable[str], groups: Iterable[tuple[str, ...]], but: Collection[str]
+        self, names: Iterable[str], groups: Collection[tuple[str, ...]], but: Collection[str]
     ) -> list[tuple[str, ...]]:
         left = set(names).difference(but) if groups else set()
         return [group for group in groups if left.issuperset(group)]
@@ -613,6 +643,12 @@ class Space:
                 self._large.discard(before or ())
                 self._group_of[name] = names
         self._agreed[names] = digest
+        for name in names:
+            value = self.names.get(name)
+            if type(value) in ATOMS and sys.getsizeof(value) > QUICK_BYTES:
+                self._values.pop(name, None)
+            else:
+                self._values[name] = value
         if group.encoded.nbytes > LARGE_BYTES:
             self._large.add(names)
         elif not group.is_still:
