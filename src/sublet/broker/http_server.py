@@ -39,6 +39,11 @@ HEAD_MAX_BYTES: Final = 32 * 1024
 """Request line and headers. The parser has no limit of its own."""
 KEEP_ALIVE_S: Final = 120
 """An idle connection is closed after this long."""
+HEAD_S: Final = 5.0
+"""From the connection, or the first byte of a later request, to the end of its headers. A connection that says nothing
+takes one of ``CONNECTIONS_MAX`` from somebody who would."""
+BODY_S: Final = 30.0
+"""From there to the end of its body, which has a megabyte at most."""
 CLOSE_PATIENCE_S: Final = 2.0
 """How long requests in progress may take to end when the office closes."""
 CLOSE_LOOK_S: Final = 0.01
@@ -189,6 +194,10 @@ class _Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._piece = 0
         """Bytes of what came last, which may have the heads of several requests in it."""
+        self._awaited = ""
+        """What the client owes us: the head or the body of a request. Empty between two requests."""
+        self._late: tuple[str, asyncio.TimerHandle] | None = None
+        """What is timed now, and by which timer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._out = _OneWrite(transport, self.loop)
@@ -199,6 +208,33 @@ class _Protocol(HttpToolsProtocol):
         if len(self.connections) > CONNECTIONS_MAX:
             self._on_limit("connections")
             self._hang_up(b"503 Service Unavailable", "the office has too many connections", "Try again in a moment.")
+        self._awaited = "head"
+        self._time_what_is_awaited()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._awaited = ""
+        self._time_what_is_awaited()
+        super().connection_lost(exc)
+
+    def _time_what_is_awaited(self) -> None:
+        """Called once for all that came together: most requests come whole and are never timed."""
+        if self._late is not None and self._late[0] != self._awaited:
+            self._late[1].cancel()
+            self._late = None
+        if self._awaited and self._late is None:
+            seconds = HEAD_S if self._awaited == "head" else BODY_S
+            self._late = self._awaited, self.loop.call_later(seconds, self._too_late)
+
+    def _too_late(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._on_limit("request_seconds")
+        if self._awaited == "head" and not self._head_bytes:
+            self.transport.close()  # nothing was asked, so nothing is answered: a client may have been paused just here
+        else:
+            self._hang_up(
+                b"408 Request Timeout", f"the {self._awaited} of the request did not come in time", "Send it whole."
+            )
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -208,6 +244,7 @@ class _Protocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
             self._head_too_large()
+        self._time_what_is_awaited()
 
     def eof_received(self) -> None:
         if isinstance(self.transport, _OneWrite):
@@ -220,6 +257,7 @@ class _Protocol(HttpToolsProtocol):
         self.expect_100_continue = False
         self.headers = []
         self._in_head = True
+        self._awaited = "head"
 
     def _make_scope(self) -> None:
         url, expects, headers = self.url, self.expect_100_continue, self.headers
@@ -230,6 +268,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         came, self._head_bytes, self._in_head = self._head_bytes + self._piece, 0, False
+        self._awaited = "body"
         if came > HEAD_MAX_BYTES and self._head_size() > HEAD_MAX_BYTES:  # it is seldom worth adding up
             self._head_too_large()
         elif self._is_plain():
@@ -254,6 +293,7 @@ class _Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_head = True
         self._head_bytes = 0
+        self._awaited = ""
         if self.transport.is_closing():
             return
         if self._held is not None:

@@ -1,0 +1,118 @@
+"""Who connects and does not ask, or does not finish asking, is hung up on; who is served is not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sublet.broker import http_server
+from sublet.broker.http_server import HttpServer
+from tests.unit.broker_http.bench import Bench, bench, run
+
+HEAD_S, BODY_S = 0.05, 0.15
+HELLO = b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /v1/leases HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+CHUNKED = b"POST /v1/leases HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{   \n"
+
+Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEAD_S", HEAD_S)
+    monkeypatch.setattr(http_server, "BODY_S", BODY_S)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Bench, Pipe]]:
+    async with bench() as b:
+        server = HttpServer(b.app, on_limit=b.service.limit)
+        here, there = socket.socketpair()
+        await asyncio.get_running_loop().connect_accepted_socket(server._protocol, there)
+        reader, writer = await asyncio.open_connection(sock=here)
+        try:
+            yield b, (reader, writer)
+        finally:
+            writer.close()
+            await server.close()
+
+
+async def hung_up(reader: asyncio.StreamReader) -> bytes:
+    """Everything that came until the end, which has to come."""
+    return await asyncio.wait_for(reader.read(), 10.0)
+
+
+async def asked(pipe: Pipe, request: bytes) -> int:
+    reader, writer = pipe
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+    return int(head.split()[1])
+
+
+def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
+    async def story() -> None:
+        async with served() as (_, (reader, _writer)):
+            assert await hung_up(reader) == b""
+
+    run(story)
+
+
+@pytest.mark.parametrize("sent", [b"G", HELLO[:-2], POST, POST + b"{", CHUNKED], ids=repr)
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "second"])
+def test_a_request_that_does_not_come_whole_is_refused(sent: bytes, before: int) -> None:
+    async def story() -> None:
+        async with served() as (_, (reader, writer)):
+            for _ in range(before):
+                assert await asked((reader, writer), HELLO) == 200
+            writer.write(sent)
+            answer = await hung_up(reader)
+            assert answer.startswith(b"HTTP/1.1 408 "), answer
+            assert b"did not come in time" in answer
+
+    run(story)
+
+
+def test_a_byte_now_and_then_does_not_make_it_longer() -> None:
+    async def story() -> None:
+        async with served() as (_, (reader, writer)):
+            ended = asyncio.ensure_future(hung_up(reader))
+            for byte in HELLO * 2:
+                if ended.done():
+                    break
+                writer.write(bytes([byte]))
+                await asyncio.sleep(HEAD_S / 5)
+            assert (await ended).startswith(b"HTTP/1.1 408 ")
+
+    run(story)
+
+
+def test_who_waits_between_two_requests_keeps_the_connection() -> None:
+    async def story() -> None:
+        async with served() as (_, pipe):
+            assert await asked(pipe, HELLO) == 200
+            await asyncio.sleep(2 * BODY_S)
+            assert await asked(pipe, HELLO) == 200
+
+    run(story)
+
+
+def test_a_long_answer_is_not_cut() -> None:
+    """A stream of events has been asked for whole, and lasts."""
+
+    async def story() -> None:
+        async with served() as (_, (reader, writer)):
+            writer.write(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(_until_the_end(reader), 2 * BODY_S)
+
+    async def _until_the_end(reader: asyncio.StreamReader) -> None:
+        while await reader.read(4096):
+            pass
+
+    run(story)
