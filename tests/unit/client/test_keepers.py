@@ -1,264 +1,521 @@
-"""The threads and tasks of a fabric, sync and asyncio: no failure of a turn ends the renewing."""
+"""Both keepers, with their real transports, against an office that answers what a test tells it to, on a held clock.
+
+The tests state what a program relies on: a renewal counts from before it was sent, one slow answer delays nothing else,
+what the office tells is heard, and what was missed is read again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import select
+import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
-from sublet import background
-from sublet.client import errands
+from sublet.client.address import Address
 from sublet.client.aio_keeper import AioKeeper
+from sublet.client.aio_transport import AioTransport
 from sublet.client.book import Book
 from sublet.client.core import Core, Grant
-from sublet.client.courier import Courier
-from sublet.client.keeper import Keeper
-from sublet.client.steps import Call, Reply
-from sublet.clock import SystemClock
-from sublet.errors import Disconnected, SubletError
+from sublet.client.errands import FLIGHT_S
+from sublet.client.held import Held
+from sublet.client.keeper import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S, Keeper
+from sublet.client.steps import Call, Program, ask
+from sublet.client.transport import Transport
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
-from sublet.values import Epoch, RenewMode
-from sublet.wire.http import RenewalsAnswer, RenewAnswer
-from tests.unit.client.script import reply, view
+from sublet.values import NS_PER_S, EndReason, Epoch, RenewMode
+from sublet.wire.http import ErrorView, GrantAnswer, LeaseView, News, RenewalsAnswer, RenewalsRequest, RenewAnswer
+from tests.traces import until as until_it_is
+from tests.unit.client.script import HeldClock, ended, noticed, view
 
-TTL_S: Final = 60.0
-ERRORS: Final = [
-    *(OSError(number, os.strerror(number)) for number in sorted(background.SHORTAGES)),
-    MemoryError("no memory"),
-    KeyError("a mistake"),
-]
+ALWAYS: Final = RenewalPolicy(mode=RenewMode.ALWAYS)
+RENEWALS: Final = "POST /v1/renewals"
+EVENTS: Final = "GET /v1/events"
+LEASES: Final = "GET /v1/leases"
+Answer = Callable[[bytes], object]
 
 
-class Flight:
-    """A request that is answered already."""
-
-    def __init__(self, answer: Reply) -> None:
-        self._answer = answer
-        self.status, self.complete = answer.status, False
-        self.sent_ns = SystemClock().now_ns()
-        self._ours, self._theirs = socket.socketpair()
-        self._theirs.send(b"!")
-
-    def fileno(self) -> int:
-        return self._ours.fileno()
-
-    def read(self) -> bytes:
-        self.complete = True
-        self.close()
-        return self._answer.body
-
-    def close(self) -> None:
-        self._ours.close()
-        self._theirs.close()
+def until(what: str, is_so: Callable[[], object]) -> None:
+    until_it_is(what, is_so, 6.0)
 
 
 class Office:
-    """Renews whatever it is asked to; the far side of both transports."""
+    """Answers by path; what has no answer stays unanswered until it has one."""
 
-    def __init__(self) -> None:
-        self.renewals = 0
+    def __init__(self, path: Path) -> None:
+        self.asked: list[str] = []
+        self.bodies: list[tuple[str, bytes]] = []
+        self.answers: dict[str, Answer | None] = {LEASES: lambda _: []}
+        """By request; a function of its body. None withholds the answer."""
+        self.carried: defaultdict[str, list[socket.socket]] = defaultdict(list)
+        """By which connection each request came."""
+        self.streams: list[socket.socket] = []
+        self.withheld: dict[str, int] = {}
+        """So many of these requests, the first ones, stay unanswered whatever is set."""
+        self._closed = False
+        self._changed = threading.Condition()
+        self._open: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
 
-    def answer(self, call: Call) -> Reply:
-        if "renew" not in call.path:
-            raise Disconnected("this office only renews", sent=True)
-        self.renewals += 1
-        answer = RenewAnswer(lease="l-1", epoch=Epoch(1, 7), deadline=0.0, ttl=TTL_S, number=self.renewals)
-        return reply(RenewalsAnswer(items=[answer], errors=[None]))
+    def set(self, request: str, answer: Answer | None) -> None:
+        with self._changed:
+            self.answers[request] = answer
+            self._changed.notify_all()
 
-    def launch(self, call: Call) -> Flight:
-        return Flight(self.answer(call))
+    def count(self, request: str) -> int:
+        return self.asked.count(request)
 
-    async def exchange(self, call: Call) -> Reply:
-        found = self.answer(call)
-        return found._replace(sent_ns=SystemClock().now_ns())
+    def body(self, request: str) -> Any:
+        """Of the last one."""
+        return msgspec.json.decode([body for asked, body in self.bodies if asked == request][-1])
 
-    async def open_stream(self, path: str, timeout_s: float) -> None:
-        raise Disconnected("no news here", sent=False)
+    def tell(self, what: str, lease: LeaseView | None = None) -> None:
+        """News, to whoever listens."""
+        data = msgspec.json.encode(News(what=what, lease=lease)).decode()
+        self.say(f"event: {what}\ndata: {data}\n\n".encode())
+
+    def say(self, raw: bytes) -> None:
+        self.streams[-1].sendall(f"{len(raw):x}\r\n".encode() + raw + b"\r\n")
 
     def close(self) -> None:
-        pass
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for sock in self._open:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self._open.append(sock)
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, sock.makefile("rb") as file, contextlib.suppress(OSError, ValueError):
+            while line := file.readline():
+                request = " ".join(line.decode().split()[:2])
+                length = 0
+                while (header := file.readline().strip().lower()) != b"":
+                    if header.startswith(b"content-length:"):
+                        length = int(header.split(b":")[1])
+                body = file.read(length)
+                self.bodies.append((request, body))
+                self.carried[request].append(sock)
+                self.asked.append(request)
+                if request == EVENTS:
+                    sock.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+                    self.streams.append(sock)
+                    file.read(1)  # until it is closed
+                    return
+                sock.sendall(self._answer(request, body))
+
+    def _answer(self, request: str, body: bytes) -> bytes:
+        number = self.count(request)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._may_answer(request, number))
+            if self._closed:
+                return b""
+            answer = self.answers[request]
+        assert answer is not None
+        raw = msgspec.json.encode(answer(body))
+        return f"HTTP/1.1 200 OK\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+
+    def _may_answer(self, request: str, number: int) -> bool:
+        return self.answers.get(request) is not None and number > self.withheld.get(request, 0)
 
 
-class Failing:
-    """A function that fails so many times, and works then."""
-
-    def __init__(self, works: Callable[..., Any], error: BaseException, times: int = 3) -> None:
-        self._works, self._error, self.left = works, error, times
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        if self.left:
-            self.left -= 1
-            raise self._error
-        return self._works(*args, **named)
+def renewed(body: bytes, ttl: float = 100.0) -> RenewalsAnswer:
+    """Yes to all."""
+    items = msgspec.json.decode(body, type=RenewalsRequest).items
+    answers = [RenewAnswer(lease=item.lease, epoch=item.epoch, deadline=0.0, ttl=ttl, number=1) for item in items]
+    return RenewalsAnswer(items=list(answers), errors=[None] * len(answers))
 
 
-class Failed:
-    """A program that fails at its first step."""
+class Side:
+    """A book, and the keeper that is tested."""
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    def __init__(self, office: Office, path: Path) -> None:
+        self.office = office
+        self.clock = HeldClock()
+        self.core = Core(self.clock)
+        self.book = Book(self.clock, lambda: "r-release")
+        self.address = Address(url=f"unix://{path}", socket=path, token="sublet_x")
+        self.revived = 0
 
-    def send(self, value: object) -> Any:
-        raise self._error
+    def open(self, name: str = "l-1", policy: RenewalPolicy = ALWAYS, **facts: Any) -> Held:
+        return self.book.open(Grant(view=view(id=name, **facts), sent_ns=self.clock.now_ns()), policy)
 
-    throw = send
+    def go(self, seconds: float) -> bool:
+        """Time passes, and the keeper looks at the clock. False, so that it can go on until something is so."""
+        self.clock.go(seconds)
+        self.wake()
+        return False
 
-    def __next__(self) -> Any:
-        raise self._error
+    def wake(self) -> None:
+        raise NotImplementedError
 
+    def hold(self, *names: str, **facts: Any) -> list[Held]:
+        """Leases, and the keeper started."""
+        raise NotImplementedError
 
-class Desk:
-    """One lease that is due for renewal at every moment."""
+    def begin(self, program: Program[None]) -> None:
+        """Something to do in the background."""
+        raise NotImplementedError
 
-    def __init__(self) -> None:
-        self.clock = SystemClock()
-        self.core, self.book = Core(self.clock), Book(self.clock, lambda: "r-release")
-        self.office = Office()
-        grant = Grant(view=view(ttl=TTL_S, remaining=TTL_S), sent_ns=self.clock.now_ns())
-        policy = RenewalPolicy(mode=RenewMode.ALWAYS, every=0.02, backoff_first=0.01, backoff_max=0.02)
-        self.held = self.book.open(grant, policy)
+    def close(self) -> None:
+        raise NotImplementedError
 
-    def fail_at(self, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException) -> Failing:
-        where, name = {
-            "collect": (self.book, "collect"),
-            "words": (self.book, "words"),
-            "settle": (self.book, "settle"),
-            "next_wake": (self.book, "next_wake_ns"),
-            "poll": (select, "poll"),
-            "launch": (self.office, "launch"),
-            "exchange": (self.office, "exchange"),
-            "program": (errands, "renew"),
-        }[place]
-        failing = Failing(getattr(where, name), error)
-        if place == "program":
-
-            def broken(*args: Any) -> Any:
-                try:
-                    return failing(*args)
-                except BaseException as found:
-                    return Failed(found)
-
-            monkeypatch.setattr(errands, "renew", broken)
-        else:
-            monkeypatch.setattr(where, name, failing)
-        return failing
+    def revive(self) -> None:
+        self.revived += 1
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "PAUSES_S", (0.001,))
+class Blocking(Side):
+    def __init__(self, office: Office, path: Path) -> None:
+        super().__init__(office, path)
+        self.lock = threading.RLock()
+        self.transport = Transport(self.address, self.clock, wire=1)
+        self.keeper = Keeper(self.book, self.core, self.transport, self.clock, self.lock, self.revive)
+
+    def wake(self) -> None:
+        self.keeper.wake()
+
+    def hold(self, *names: str, **facts: Any) -> list[Held]:
+        with self.lock:
+            held = [self.open(name, **facts) for name in names or ("l-1",)]
+            self.keeper.start()
+        return held
+
+    def begin(self, program: Program[None]) -> None:
+        self.keeper._begin(program)
+        self.keeper.start()
+
+    def close(self) -> None:
+        self.keeper.stop(5.0)
+        self.transport.close()
 
 
-@pytest.mark.parametrize("place", ["collect", "words", "settle", "next_wake", "poll", "launch", "program"])
-@pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_failed_turn_of_the_thread_ends_no_renewing(
-    monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
-) -> None:
-    desk = Desk()
-    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
-    failing = desk.fail_at(monkeypatch, place, error)
-    keeper.start()
+class Awaited(Side):
+    """In a loop of its own, on another thread."""
+
+    def __init__(self, office: Office, path: Path) -> None:
+        super().__init__(office, path)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.transport = AioTransport(self.address, self.clock, wire=1)
+        self.keeper = AioKeeper(self.book, self.core, self.transport, self.clock, self._revive)
+
+    async def _revive(self) -> None:
+        self.revive()
+
+    def wake(self) -> None:
+        self.keeper.wake()
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        async def run() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def hold(self, *names: str, **facts: Any) -> list[Held]:
+        held: list[Held] = self.do(lambda: [self.open(name, **facts) for name in names or ("l-1",)])
+        self.do(self.keeper.start)
+        return held
+
+    def begin(self, program: Program[None]) -> None:
+        self.do(lambda: self.keeper._begin(program))
+
+    def close(self) -> None:
+        async def stop() -> None:
+            await self.keeper.stop()
+            await self.transport.close()
+
+        asyncio.run_coroutine_threadsafe(stop(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture(params=[Blocking, Awaited])
+def side(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Side]:
+    office = Office(tmp_path / "s")
+    made: Side = request.param(office, tmp_path / "s")
+    yield made
+    made.close()
+    office.close()
+
+
+# ---- renewals
+
+
+def test_a_renewal_counts_from_before_it_was_sent_however_late_its_answer_comes(side: Side) -> None:
+    """The office counts from when the request arrived. Five seconds pass until the answer is there."""
+    began_ns = side.clock.now_ns()
+
+    def slow(body: bytes) -> object:
+        side.clock.go(5)
+        return renewed(body)
+
+    side.office.set(RENEWALS, slow)
+    (held,) = side.hold()
+    first_ns = held.holder.deadline_ns
+    assert first_ns is not None
+    side.go(80)
+    until("a renewal", lambda: held.view.renewals)
+    assert held.holder.deadline_ns == first_ns + 80 * NS_PER_S, "as much later as the renewal was sent later"
+    assert side.clock.now_ns() == began_ns + 85 * NS_PER_S
+
+
+def test_a_program_in_the_background_is_told_when_its_request_was_sent(side: Side) -> None:
+    """The same for whatever the keeper asks: the answer carries the instant before the first byte."""
+    sent: list[int] = []
+    began_ns = side.clock.now_ns()
+
+    def asks() -> Program[None]:
+        reply = yield from ask(Call(method="POST", path="/v1/something", body=b"{}", timeout_s=5.0))
+        sent.append(reply.sent_ns)
+
+    def slow(_: bytes) -> object:
+        side.clock.go(4)
+        return {}
+
+    side.office.set("POST /v1/something", slow)
+    side.begin(asks())
+    until("an answer", lambda: sent)
+    assert sent == [began_ns]
+
+
+def test_a_renewal_without_an_answer_delays_no_other_lease(side: Side) -> None:
+    """The second lease is due while the first one's request is stuck, and is renewed."""
+    each_minute = RenewalPolicy(mode=RenewMode.ALWAYS, every=60)
+    side.hold("l-1", policy=each_minute)
+    side.clock.go(12)
+    (other,) = side.hold("l-2", policy=each_minute)
+    side.office.set(RENEWALS, None)
+    side.go(49)
+    until("a request", lambda: side.office.count(RENEWALS) == 1)
+    side.office.withheld[RENEWALS] = 1
+    side.office.set(RENEWALS, renewed)
+    side.go(12)
+    until("the other's renewal", lambda: other.view.renewals)
+
+
+def test_an_office_that_is_gone_is_started_again_for_the_leases_that_outlive_it(side: Side) -> None:
+    side.hold()
+    side.office.close()
+    side.go(75)
+    until("a wish for an office", lambda: side.revived)
+
+
+def test_what_the_office_says_of_a_renewal_is_the_leases_end(side: Side) -> None:
+    (held,) = side.hold()
+    end = ended("preempted").end
+    error = ErrorView(kind="LeaseRevoked", message="taken", do="Go on.", transient=False, end=end)
+    side.office.set(RENEWALS, lambda _: RenewalsAnswer(items=[None], errors=[error]))
+    side.go(75)
+    until("an end", lambda: held.over)
+    assert held.holder.end is not None
+    assert (held.holder.end.reason, held.confirmed) == (EndReason.PREEMPTED, True)
+
+
+# ---- what the office tells
+
+
+def listened(side: Side, *names: str) -> list[Held]:
+    """Leases whose keeper hears the news, and has read the state once."""
+    held = side.hold(*names)
+    side.office.set(LEASES, lambda _: [one.view for one in held if not one.over])
+    until("a stream", lambda: side.go(LISTEN_AFTER_S) or side.office.streams)
+    until("a look", lambda: side.office.count(LEASES))
+    return held
+
+
+def test_what_happened_before_the_stream_was_open_is_read(side: Side) -> None:
+    """A notice that was given in the first moments of the lease is in no event."""
+    (held,) = side.hold()
+    side.office.set(LEASES, lambda _: [noticed(30.0, id="l-1")])
+    assert not side.office.count(EVENTS)
+    until("the notice", lambda: side.go(LISTEN_AFTER_S) or held.notice)
+    assert side.office.count(EVENTS) == 1
+
+
+def test_the_end_of_a_lease_is_heard_at_once(side: Side) -> None:
+    gone, stays = listened(side, "l-1", "l-2")
+    side.office.tell("ended", ended("preempted", "for l-9", id="l-1"))
+    until("an end", lambda: gone.over)
+    assert gone.holder.end is not None
+    assert gone.holder.end.reason is EndReason.PREEMPTED
+    assert not stays.over
+
+
+def test_a_stream_that_lagged_is_made_up_for(side: Side) -> None:
+    """The office dropped events for a slow listener, and says so."""
+    (held,) = listened(side)
+    side.office.set(LEASES, lambda _: [noticed(30.0, id="l-1")])
+    side.office.tell("lagged")
+    until("the notice", lambda: held.notice)
+
+
+def test_a_lease_that_is_not_in_the_list_is_looked_at_by_itself(side: Side) -> None:
+    """It ended while nobody listened: the list has what lives."""
+    (held,) = listened(side)
+    side.office.set("GET /v1/leases/l-1", lambda _: GrantAnswer(lease=ended("operator", id="l-1")))
+    side.office.set(LEASES, lambda _: [])
+    side.office.tell("lagged")
+    until("its end", lambda: held.over)
+    assert held.holder.end is not None
+    assert held.holder.end.reason is EndReason.OPERATOR
+
+
+def test_a_stream_that_broke_is_opened_again_and_what_was_missed_is_read(side: Side) -> None:
+    (held,) = listened(side)
+    side.office.set(LEASES, lambda _: [noticed(30.0, id="l-1")])
+    side.office.streams[-1].shutdown(socket.SHUT_RDWR)
+    for pause_s in LISTEN_AGAIN_S[:2]:  # who comes first finds it broken
+        side.go(pause_s)
+    until("a second stream", lambda: side.go(0.2) or len(side.office.streams) == 2)
+    until("the notice", lambda: held.notice)
+
+
+# ---- what was dropped, and the end
+
+
+def test_a_dropped_lease_is_given_back_once_with_its_busy_time(side: Side) -> None:
+    side.office.set("POST /v1/leases/l-1/release", lambda _: ended("released", id="l-1"))
+    side.office.set("POST /v1/leases/l-1/activity", lambda _: view(id="l-1"))
+    (held,) = side.hold()
+    side.book.begin(held)
+    side.clock.go(7)
+    side.book.finish(held)
+    side.book.dropped.append(held)
+    side.wake()
+    until("a release", lambda: side.office.count("POST /v1/leases/l-1/release"))
+    until("nothing held", lambda: not side.book.live)
+    side.go(300)
+    assert side.office.count("POST /v1/leases/l-1/release") == 1
+    assert side.office.count(RENEWALS) == 0
+    assert side.office.body("POST /v1/leases/l-1/release") == {"request_id": "r-release", "busy": 7.0}
+
+
+def test_who_became_busy_or_idle_is_told(side: Side) -> None:
+    """Idle not before a fifth of a second: a pause between two cells is none."""
+    asked = "POST /v1/leases/l-1/activity"
+    side.office.set(asked, lambda _: view(id="l-1"))
+    (held,) = side.hold(policy=RenewalPolicy())
+    side.book.begin(held)
+    side.wake()
+    side.book.finish(held)
+    side.go(0.1)
+    assert side.office.count(asked) == 0
+    side.go(0.2)
+    until("a word", lambda: side.office.count(asked) == 1)
+    assert side.office.body(asked)["active"] is False
+    side.book.begin(held)
+    side.wake()
+    until("another", lambda: side.office.count(asked) == 2)
+    assert side.office.body(asked)["active"] is True
+    assert held.holder.status is LeaseStatus.ACTIVE
+
+
+# ---- the thread's own
+
+
+@pytest.fixture
+def blocking(tmp_path: Path) -> Iterator[Blocking]:
+    office = Office(tmp_path / "s")
+    made = Blocking(office, tmp_path / "s")
+    yield made
+    made.close()
+    office.close()
+
+
+def test_an_answer_that_never_comes_is_given_up_and_its_connection_with_it(blocking: Blocking) -> None:
+    """After the time-out of the request, by the clock: the lease is renewed over another connection."""
+    (held,) = blocking.hold()
+    blocking.office.set(RENEWALS, None)
+    blocking.go(75)
+    until("a request", lambda: blocking.office.count(RENEWALS) == 1)
+    stuck = blocking.office.carried[RENEWALS][0]
+    blocking.go(FLIGHT_S + 0.1)
+    until("a closed connection", lambda: has_hung_up(stuck))
+    blocking.office.set(RENEWALS, renewed)
+    until("a renewal", lambda: blocking.go(0.05) or held.view.renewals)
+
+
+def has_hung_up(sock: socket.socket) -> bool:
     try:
-        until(lambda: failing.left == 0)
-        seen = desk.office.renewals
-        until(lambda: desk.office.renewals >= seen + 2)
-        assert desk.held.holder.status is LeaseStatus.ACTIVE
-    finally:
-        keeper.stop(20)
+        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:  # it was closed on this side, too
+        return True
 
 
-@pytest.mark.parametrize("place", ["collect", "words", "settle", "next_wake", "exchange", "program"])
-@pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_failed_turn_of_the_task_ends_no_renewing(
-    monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
-) -> None:
-    async def nobody() -> None:
-        pass
-
-    async def story() -> None:
-        desk = Desk()
-        keeper = AioKeeper(desk.book, desk.core, desk.office, desk.clock, nobody)  # type: ignore[arg-type]
-        failing = desk.fail_at(monkeypatch, place, error)
-        keeper.start()
-        try:
-            async with asyncio.timeout(20):
-                while failing.left:  # noqa: ASYNC110 - what is waited for is no event
-                    await asyncio.sleep(0.002)
-                seen = desk.office.renewals
-                while desk.office.renewals < seen + 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.002)
-            assert desk.held.holder.status is LeaseStatus.ACTIVE
-        finally:
-            await keeper.stop()
-
-    asyncio.run(story())
+def test_a_silent_stream_is_given_up_and_opened_again(blocking: Blocking) -> None:
+    """The office gives a sign of life every 15 s. A comment is one."""
+    (_,) = listened(blocking)
+    blocking.office.set(RENEWALS, renewed)
+    for _ in range(4):
+        blocking.go(SILENCE_S - 20)
+        blocking.office.say(b": still here\n\n")
+        heard = blocking.clock.now_ns()
+        until("the sign", lambda heard=heard: blocking.keeper._heard_ns >= heard)  # type: ignore[misc]
+    assert len(blocking.office.streams) == 1
+    blocking.go(SILENCE_S)
+    until("another stream", lambda: blocking.go(0.2) or len(blocking.office.streams) == 2)
 
 
-def until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
+def test_the_stream_is_kept_a_little_after_the_last_lease(blocking: Blocking) -> None:
+    """For the next is often near. Then it is closed, and the office keeps no connection of an idle program."""
+    (held,) = listened(blocking)
+    blocking.office.tell("ended", ended("released", id="l-1"))
+    until("an end", lambda: held.over)
+    blocking.go(LISTEN_LINGER_S - 1)
+    (next_one,) = blocking.hold("l-2")
+    blocking.go(LISTEN_LINGER_S)
+    blocking.office.tell("notice", noticed(30.0, id="l-2"))
+    until("its notice", lambda: next_one.notice)
+    assert blocking.office.count(EVENTS) == 1, "the same stream serves the next lease"
+    blocking.office.tell("ended", ended("released", id="l-2"))
+    until("an end", lambda: next_one.over)
+    until("a closed stream", lambda: blocking.go(0.5) or has_hung_up(blocking.office.streams[-1]))
 
 
-def test_a_turn_of_the_thread_takes_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes one is refused; then the renewals still come."""
-    monkeypatch.setattr(select, "epoll", Failing(select.epoll, OSError(errno.EMFILE, "Too many open files"), 10**9))
-    desk = Desk()
-    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
-    keeper.start()
-    until(lambda: desk.office.renewals >= 3)
-    keeper.stop(20)
+def test_a_keeper_that_retires_gives_back_first(blocking: Blocking) -> None:
+    """The fabric was dropped with a lease that was dropped: the release is sent, and then the thread ends."""
+    asked = "POST /v1/leases/l-1/release"
+    blocking.office.set(asked, None)
+    (held,) = blocking.hold()
+    blocking.book.dropped.append(held)
+    blocking.keeper.retire()
+    until("a release", lambda: blocking.office.count(asked))
+    thread = blocking.keeper._thread
+    assert thread is not None
+    assert thread.is_alive(), "the answer is not there yet"
+    blocking.office.set(asked, lambda _: ended("released", id="l-1"))
+    thread.join(10)
+    assert not thread.is_alive()
 
 
-def test_a_thread_that_has_died_is_started_by_the_next_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
-    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
-    dead = threading.Thread(target=lambda: None)
-    dead.start()
-    dead.join()
-    monkeypatch.setattr(keeper, "_thread", dead)
-    keeper.start()
-    until(lambda: desk.office.renewals >= 1)
-    keeper.stop(20)
-
-
-def test_where_no_thread_can_be_started_the_call_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
-    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
-    start = Failing(threading.Thread.start, RuntimeError("can't start new thread"), 1)
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: start(thread))  # noqa: PLW0108 - a method
-    with pytest.raises(SubletError, match="could not be started"):
-        keeper.start()
-    keeper.start()
-    until(lambda: desk.office.renewals >= 1)
-    keeper.stop(20)
-
-
-def test_callbacks_come_after_one_that_ends_its_thread() -> None:
-    courier, told = Courier(), list[object]()
-
-    def leave(_: object) -> None:
-        raise SystemExit(1)
-
-    courier.deliver(leave, 1)
-    courier.deliver(told.append, 2)
-    until(lambda: told == [2])
-
-
-def test_callbacks_come_once_there_is_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    courier, told = Courier(), list[object]()
-    start = Failing(threading.Thread.start, RuntimeError("can't start new thread"), 1)
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: start(thread))  # noqa: PLW0108 - a method
-    courier.deliver(told.append, 1)
-    courier.deliver(told.append, 2)
-    until(lambda: told == [1, 2])
+def test_an_epoch_that_is_newer_than_ours_ends_the_lease_here(side: Side) -> None:
+    """Another program attached: told by the stream, before any renewal is refused."""
+    (held,) = listened(side)
+    side.office.tell("attached", view(id="l-1", epoch=Epoch(1, 8)))
+    until("an end", lambda: held.over)
+    assert held.holder.end is not None
+    assert "attached" in held.holder.end.detail
