@@ -6,18 +6,41 @@ The guest is asked nothing: once a connection was handed to it, nothing but the 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
+import os
+import platform
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from sublet.errors import LeaseNotActive, StaleEpoch
+from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, QuotaExceeded, StaleEpoch
 from sublet.supervisor.holder_link import OPERATIONS
+from sublet.supervisor.service import SOCKET_NAME
 from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
-from sublet.wire.guests import Connect, Connected, GuestSpec, Revoke, Service, Start, Started, StdioKind
-from sublet.wire.orders import End, Extend, Grant, Held, Part
+from sublet.wire.codec import dumps
+from sublet.wire.conversation import Conversation
+from sublet.wire.guests import (
+    Attach,
+    Attached,
+    Configure,
+    Connect,
+    Connected,
+    Detach,
+    Guests,
+    GuestSpec,
+    ListGuests,
+    Revoke,
+    Service,
+    Start,
+    Started,
+    StdioKind,
+)
+from sublet.wire.orders import End, EndedHere, Extend, Grant, Held, Part
 from tests.integration.supervisor_stage import (
     PATH,
     TENANT,
@@ -27,12 +50,14 @@ from tests.integration.supervisor_stage import (
     needs_freezer,
     supervisor_at,
 )
-from tests.traces import now_ns, until
+from tests.traces import PATIENCE_S, now_ns, until
 
 ROOT: Final = Path(__file__).parents[2]
 ALL: Final = ("device", "kernel", "logs", "run", "write")
 BEN: Final = TenantId("ben")
 S: Final = 1_000_000_000
+SETRESUID: Final = {"x86_64": 117}.get(platform.machine(), 147)
+"""By its number: the C library would change all threads."""
 SERVED: Final = (Service.WORK, Service.JUPYTER)
 """What the guest of these tests serves."""
 
@@ -65,17 +90,26 @@ def part(n: int) -> Part:
 CORE: Final = Part(resource=ResourceId("bench/cpu"), kind=Kind.CPU, amount=1)
 
 
-def grant(stage: SupervisorStage, lease: LeaseId, epoch: Epoch, *, tenant: TenantId = TENANT, on: Part = CORE) -> None:
-    deadline_ns = now_ns() + 300 * S
+def grant(
+    stage: SupervisorStage,
+    lease: LeaseId,
+    epoch: Epoch,
+    *,
+    tenant: TenantId = TENANT,
+    on: Part = CORE,
+    ttl_s: float = 300,
+) -> None:
+    ttl_ns = round(ttl_s * S)
+    deadline_ns = now_ns() + ttl_ns
     order = Grant(
-        lease=lease, epoch=epoch, number=epoch.n, tenant=tenant, parts=(on,), deadline_ns=deadline_ns, ttl_ns=300 * S
+        lease=lease, epoch=epoch, number=epoch.n, tenant=tenant, parts=(on,), deadline_ns=deadline_ns, ttl_ns=ttl_ns
     )
     stage.office_line.order(order)
 
 
-def end(stage: SupervisorStage, lease: LeaseId, epoch: Epoch, *, grace_s: float = 0) -> None:
+def end(stage: SupervisorStage, lease: LeaseId, epoch: Epoch, *, grace_s: float = 0, on: Part = CORE) -> None:
     reason, grace_ns = EndReason.RELEASED, round(grace_s * S)
-    order = End(lease=lease, epoch=epoch, number=99, parts=(CORE,), reason=reason, grace_ns=grace_ns)
+    order = End(lease=lease, epoch=epoch, number=99, parts=(on,), reason=reason, grace_ns=grace_ns)
     stage.office_line.order(order)
 
 
@@ -182,6 +216,124 @@ def test_connections_of_a_tenant_whose_rights_changed_are_cut(stage: SupervisorS
         line.close()
     for name in (lease, theirs):
         end(stage, name, epoch)
+
+
+def test_a_token_of_a_lease_shows_what_is_under_that_lease(stage: SupervisorStage, lease: LeaseId) -> None:
+    """Not what else the tenant has: the token may have been given to a program that is to know no more."""
+    epoch, other = Epoch(1, 5), LeaseId(f"{lease}-other")
+    for name in (lease, other):
+        grant(stage, name, epoch)
+    guests = {name: serving(stage, name, epoch) for name in (lease, other)}
+    for front, seen in (((lease, epoch), {guests[lease]}), ((None, None), set(guests.values()))):
+        with contextlib.closing(stage.office_line.admit(*front)) as line:
+            listed = line.ask(ListGuests())
+        assert isinstance(listed, Guests)
+        assert {one.id for one in listed.guests} & set(guests.values()) == seen
+    for name in (lease, other):
+        end(stage, name, epoch)
+
+
+def test_a_connection_that_follows_a_guest_is_not_handed_to_one(stage: SupervisorStage, lease: LeaseId) -> None:
+    """What the supervisor still sends on it would reach the guest's conversation in the middle."""
+    epoch = Epoch(1, 5)
+    grant(stage, lease, epoch)
+    guest = serving(stage, lease, epoch)
+    with contextlib.closing(stage.office_line.admit(lease, epoch, operations=ALL)) as line:
+        assert isinstance(line.ask(Attach(guest=guest)), Attached)
+        with pytest.raises(InvalidRequest, match="still follows a guest"):
+            line.ask(Connect(guest=guest, service=Service.WORK))
+        line.ask(Detach(guest=guest))
+        assert isinstance(line.ask(Connect(guest=guest, service=Service.WORK)), Connected)
+    end(stage, lease, epoch)
+
+
+def test_who_comes_while_the_hardware_is_cleared_is_told_to_come_again(stage: SupervisorStage, lease: LeaseId) -> None:
+    """The office has granted it, so it is not over: whoever had the hardware before has not left it yet."""
+    before, epoch = LeaseId(f"{lease}-before"), Epoch(1, 6)
+    grant(stage, before, Epoch(1, 5), on=part(3))
+    serving(stage, before, Epoch(1, 5))
+    end(stage, before, Epoch(1, 5), grace_s=20, on=part(3))
+    grant(stage, lease, epoch, on=part(3))
+    with contextlib.closing(stage.office_line.admit(lease, epoch)) as line:
+        with pytest.raises(Disconnected, match="still being cleared away") as refused:
+            line.start("true")
+        assert refused.value.transient
+        end(stage, before, Epoch(1, 5), on=part(3))
+        until("a grant", lambda: _held(stage, lease))
+        line.start("true")
+    end(stage, lease, epoch, on=part(3))
+
+
+def test_an_office_that_comes_back_hears_what_ended_while_nobody_listened(
+    stage: SupervisorStage, lease: LeaseId
+) -> None:
+    grant(stage, lease, Epoch(1, 5), ttl_s=0.3)
+    stage.hang_up()
+    until("its deadline", lambda: not _lives(stage, lease))
+    stage.connect()
+    until("word of its end", lambda: _ended(stage, lease))
+
+
+def _lives(stage: SupervisorStage, lease: LeaseId) -> bool:
+    office = stage.connect()
+    lives = lease in office.configured.live
+    stage.hang_up()
+    return lives
+
+
+def _ended(stage: SupervisorStage, lease: LeaseId) -> bool:
+    stage.office_line.pump()
+    return any(isinstance(report, EndedHere) and report.lease == lease for report in stage.office_line.reports)
+
+
+def test_an_office_of_another_home_is_turned_away(stage: SupervisorStage) -> None:
+    """It would be given the leases of this one; the office that is there stays."""
+    talk = Conversation.connect(str(stage.runtime / SOCKET_NAME), timeout_s=PATIENCE_S)
+    with contextlib.closing(talk), pytest.raises(InvalidRequest, match="not of another-office"):
+        talk.call(dumps(Configure(office="another-office", inventory=stage.inventory)), timeout_s=PATIENCE_S)
+    stage.office_line.ask(ListGuests())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_another_user_is_not_taken_for_an_office(stage: SupervisorStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where the folder lets everybody in. It is hung up on without a word."""
+    said: list[bytes] = []
+    monkeypatch.chdir(stage.runtime)  # the folders above it need not be open to anybody
+
+    def connects() -> None:
+        changed = ctypes.CDLL(None, use_errno=True).syscall(SETRESUID, -1, 65534, -1)  # of this thread alone
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as sock:
+            sock.settimeout(PATIENCE_S)
+            sock.connect(SOCKET_NAME)
+            said.append(b"changed" if changed == 0 else b"not changed")
+            said.append(sock.recv(1))
+
+    modes = [(one, one.stat().st_mode) for one in (stage.runtime, stage.runtime / SOCKET_NAME)]
+    try:
+        for one, mode in modes:
+            one.chmod(mode | 0o777)
+        thread = threading.Thread(target=connects)
+        thread.start()
+        thread.join()
+    finally:
+        for one, mode in modes:
+            one.chmod(mode)
+    assert said == [b"changed", b""]
+
+
+def test_connections_of_a_tenant_count_wherever_they_lead(tmp_path: Path) -> None:
+    """Those that were handed to guests take descriptors of the supervisor as the others do."""
+    few = "from sublet.supervisor import service; service.HOLDERS_PER_TENANT_MAX = 3"
+    with supervisor_at(tmp_path, faults=few) as stage, contextlib.ExitStack() as lines:
+        lease, epoch = LeaseId("lease-many"), Epoch(1, 5)
+        grant(stage, lease, epoch)
+        guest = serving(stage, lease, epoch)
+        for _ in range(2):
+            lines.callback(connected(stage, guest, lease, epoch).close)
+        lines.callback(stage.office_line.admit(lease, epoch).close)
+        with pytest.raises(QuotaExceeded, match="3 connections"):
+            stage.office_line.admit(lease, epoch)
+        stage.office_line.admit(lease, epoch, tenant=BEN).close()
 
 
 UNNOTED: Final = "from sublet.supervisor.notes import Notes; Notes.write = lambda self, note: None"
