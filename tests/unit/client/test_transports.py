@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
 import sys
@@ -18,7 +19,7 @@ from sublet.client import aio_driver, driver
 from sublet.client.address import Address
 from sublet.client.aio_transport import AioTransport
 from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
-from sublet.client.transport import Transport
+from sublet.client.transport import IDLE_MAX, Transport
 from sublet.errors import Disconnected
 from sublet.values import NS_PER_S
 from tests.unit.client.script import HeldClock
@@ -71,6 +72,12 @@ class Server:
         except OSError:
             pass
         connection.close()
+
+    def hang_up(self) -> None:
+        """Close the connections that are open, as an office does that ends."""
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -138,6 +145,40 @@ def test_a_connection_that_is_to_close_is_not_used_again(server: Server, exchang
     server.answers = [OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"), OK]
     exchange(CALL, CALL)
     assert server.connections == 2
+
+
+def test_a_kept_connection_that_the_office_closed_is_not_used_again(server: Server) -> None:
+    """An office was started anew between two calls. The second one must not come back as perhaps done."""
+    server.answers = [OK] * 4
+    transport = Transport(_address(server.path), HeldClock(), wire=1)
+    transport.exchange(CALL)
+    server.hang_up()
+    assert transport.exchange(CALL).status == 200
+    transport.close()
+
+    async def main() -> int:
+        transport = AioTransport(_address(server.path), HeldClock(), wire=1)
+        await transport.exchange(CALL)
+        server.hang_up()
+        assert await transport._idle[0][0].read() == b"", "it has noticed the end"
+        status = (await transport.exchange(CALL)).status
+        await transport.close()
+        return status
+
+    assert asyncio.run(main()) == 200
+    assert server.connections == 4
+
+
+def test_only_so_many_connections_are_kept(server: Server) -> None:
+    """A burst of threads opens many at once; afterwards the office has no more to hold than the limit."""
+    server.answers = [OK] * (IDLE_MAX + 3)
+    transport = Transport(_address(server.path), HeldClock(), wire=1)
+    flights = [transport.launch(CALL) for _ in range(IDLE_MAX + 3)]
+    for flight in flights:
+        while not flight.complete:
+            flight.read()
+    assert len(transport._idle) == IDLE_MAX
+    transport.close()
 
 
 @pytest.mark.parametrize("answer", [None, OK[:-1], b"SMTP ready\r\n\r\n", b"HTTP/1.1 200 OK\r\n"])
