@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import pytest
 
 from sublet.client import aio_driver, driver
+from sublet.client import aio_transport as aio_transport_module
+from sublet.client import transport as transport_module
 from sublet.client.address import Address
 from sublet.client.aio_transport import AioTransport
 from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
@@ -26,6 +28,8 @@ from tests.unit.client.script import HeldClock
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 CALL = Call(method="POST", path="/x", body=b"{}", timeout_s=5.0)
+LONG = Call(method="POST", path="/x", body=b" " * (4 << 20) + b"{}", timeout_s=5.0)
+"""More than a connection takes before anybody reads it: whoever sends it has to wait for the server."""
 
 
 class Server:
@@ -190,6 +194,31 @@ def test_half_an_answer_is_not_known(server: Server, exchange: Exchange, answer:
     assert caught.value.sent
 
 
+@pytest.mark.parametrize("way", ["exchange", "launch", "asyncio"])
+def test_a_connection_that_breaks_while_a_request_is_sent_leaves_it_unknown(way: str, server: Server) -> None:
+    """The office may have read enough: a release without a body is one that can be understood before its end."""
+    server.on_first_bytes = server.hang_up
+    ways: dict[str, Callable[[Call], object]] = {
+        "exchange": blocking(server.path),
+        "launch": Transport(_address(server.path), HeldClock(), wire=1).launch,
+        "asyncio": awaited(server.path),
+    }
+    with pytest.raises(Disconnected) as caught:
+        ways[way](LONG)
+    assert caught.value.sent
+
+
+def test_an_answer_that_is_too_long_is_not_taken(
+    server: Server, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever answers there, it must not fill the memory of the program."""
+    for module in (transport_module, aio_transport_module):
+        monkeypatch.setattr(module, "BODY_BYTES_MAX", 1)
+    server.answers = [OK]
+    with pytest.raises(Disconnected, match="too long"):
+        exchange(CALL)
+
+
 def test_nobody_there_is_known_to_have_had_no_effect(tmp_path: Path) -> None:
     for make in (blocking, awaited):
         with pytest.raises(Disconnected, match="nothing runs behind its socket") as caught:
@@ -198,9 +227,6 @@ def test_nobody_there_is_known_to_have_had_no_effect(tmp_path: Path) -> None:
 
 
 # ---- from when an answer counts
-
-LONG = Call(method="POST", path="/x", body=b" " * (4 << 20) + b"{}", timeout_s=5.0)
-"""More than a connection takes before anybody reads it: whoever sends it has to wait for the server."""
 
 
 def by_exchange(path: Path, clock: HeldClock) -> list[int]:
