@@ -103,6 +103,25 @@ def test_a_renew_function_that_breaks_is_tried_again(caplog: pytest.LogCaptureFi
     assert holder.deadline_ns > 60 * NS_PER_S
 
 
+def test_a_renewal_counts_from_before_it_was_sent() -> None:
+    """The office answers after five seconds, and has counted since an instant of them that nobody here knows."""
+    clock = HeldClock()
+
+    def slow(attempt: Attempt) -> Outcome:
+        clock.ns += 5 * NS_PER_S
+        return Done(granted_ns=60 * NS_PER_S)
+
+    driver = RenewalDriver(RenewalManager(Office(answer=slow).renew, clock=clock), clock=clock, waiter=Leap(clock, 0))
+    with driver.locked() as manager:
+        holder = manager.register("a", 60.0, ON_TIME)
+    first_ns = holder.deadline_ns
+    assert first_ns is not None
+    clock.ns = 42 * NS_PER_S
+    driver.step()
+    assert holder.deadline_ns == first_ns + 42 * NS_PER_S
+    assert clock.ns == 47 * NS_PER_S
+
+
 def test_nobody_is_kept_from_working_while_the_office_is_slow() -> None:
     """The lock is free while a request is under way; another thread begins work in the middle of it."""
     began = threading.Event()
