@@ -134,6 +134,53 @@ def test_what_a_thread_uses_stays_until_it_ends(nb: Notebook) -> None:
     assert len(nb.names["results"]) >= 3
 
 
+@pytest.mark.parametrize(
+    ("bind", "look"),
+    [
+        ("box = [results]", "box[0]"),
+        ("box = {'deep': ([], [results])}", "box['deep'][1][0]"),
+        ("class Box:\n    pass\nbox = Box(); box.held = results", "box.held"),
+        ("def closed(held):\n    return lambda: held\nbox = closed(results)", "box()"),
+    ],
+)
+def test_what_holds_something_that_a_thread_uses_stays_with_it(nb: Notebook, bind: str, look: str) -> None:
+    assert nb.there(FILL) is None
+    assert nb.there(bind) is None
+    assert nb.came.stays["box"] == "in use by a running thread"
+    assert "box" not in nb.names
+    assert nb.there(f"same = {look} is results\ngo.set()\nthread.join()") is None
+    assert nb.names["same"] is True
+    assert nb.there("pass") is None
+    assert nb.names["box"] is not None
+    assert eval(look, nb.names) is nb.names["results"]
+
+
+def test_a_container_of_the_notebook_stays_as_well(nb: Notebook) -> None:
+    """The thread's object has no name of its own."""
+    nb.here("box = [[]]; other = [1]")
+    assert nb.there(FILL.replace("results", "held").replace("held = []", "held = box[0]")) is None
+    assert nb.came.stays["box"] == "in use by a running thread"
+    assert nb.there("other.append(2); many = len(box[0])\ngo.set()\nthread.join()") is None
+    assert nb.there("pass") is None
+    assert len(nb.names["box"][0]) >= nb.names["many"]
+    assert nb.names["other"] == [1, 2]
+
+
+def test_a_view_of_an_array_that_a_thread_writes_stays(nb: Notebook) -> None:
+    assert (
+        nb.there(
+            "import numpy as np\n"
+            + FILL.replace("results = []", "results = np.zeros(4)").replace("results.append(1)", "results[0] += 1")
+        )
+        is None
+    )
+    assert nb.there("part = results[1:]; box = [results[:2]]") is None
+    assert nb.came.stays.keys() >= {"part", "box"}
+    assert nb.there("go.set()\nthread.join()") is None
+    assert nb.there("pass") is None
+    assert len(nb.names["part"]) == 3
+
+
 def test_a_thread_sees_its_names_while_another_cell_runs(nb: Notebook) -> None:
     assert nb.there(FILL) is None
     assert nb.there("import time\ntime.sleep(0.1)") is None

@@ -259,7 +259,8 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
         found.gone = ()
         holding.finish(space, found.stays, found.names)
         return found
-    used = in_use(space.names, can_change).changing
+    in_use_now = in_use(space.names, can_change)
+    used = in_use_now.changing
     back = {name for name, why in holding.whys().items() if why in IN_USE and name not in used}
     stuck = {name: why for name, why in holding.stuck().items() if name not in rebound | back}
     rebound |= back & space.names.keys()
@@ -273,6 +274,7 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
         stuck=stuck,
         staying=running,
         held=holding.whys(),
+        used=in_use_now,
     )
     found.gone = tuple(sorted({*found.gone, *gone}))
     holding.finish(space, found.stays, {*found.names, *found.gone})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import logging
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sublet.notebook.memories import is_array
 from sublet.notebook.reading import names_of, names_set_by
 from sublet.notebook.untouchable import Untouchable
 
@@ -42,9 +44,23 @@ class InUse:
     changing: dict[str, str] = field(default_factory=dict)
     """Of these, what stays on the device: names that are bound by running code, or that have an object which it may
     change."""
+    objects: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    """What running code may change, by its id, and why: it stays as well where a name only holds something with it."""
+
+    def why(self, values: Iterable[Any]) -> str:
+        """Why a group of objects cannot leave the device; empty if it can."""
+        for value in values:
+            one = value
+            while one is not None:
+                if id(one) in self.objects:
+                    return self.objects[id(one)][1]
+                one = getattr(one, "base", None) if is_array(one) else None
+        return ""
 
 
 NOTHING: Final = InUse()
+_SHARED_KINDS: Final = (types.FunctionType, type, logging.Logger)
+"""Code runs in threads and elsewhere at once, and each side has its own loggers."""
 
 
 def in_use(names: dict[str, Any], can_change: Callable[[Any], bool]) -> InUse:
@@ -205,8 +221,11 @@ def _follow(
         else:
             waiting += gc.get_referents(one)
             waiting.append(type(one))
+    for key, value in seen.items():
+        if not isinstance(value, _SHARED_KINDS) and can_change(value):
+            found.objects.setdefault(key, (value, why))
     for name, value in list(names.items()):
-        if id(value) in seen and can_change(value) and not isinstance(value, types.FunctionType | type):
+        if id(value) in found.objects and id(value) in seen:
             found.changing.setdefault(name, why)
 
 

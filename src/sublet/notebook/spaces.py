@@ -29,6 +29,8 @@ from sublet.notebook.counting import TOO_MANY, has_too_many
 from sublet.notebook.groups import digest, has_room, without_handles
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities
+from sublet.notebook.in_use import NOTHING as NOTHING_USED
+from sublet.notebook.in_use import InUse
 from sublet.notebook.lending import Lender
 from sublet.notebook.lodging import Freed, Key, Lodged, Lodger, Word
 from sublet.notebook.memories import is_array, is_memory
@@ -74,6 +76,13 @@ def _unmet(values: list[Any], groups: Iterable[Group]) -> list[Any]:
 def _ids_of(groups: Iterable[Group]) -> set[int]:
     """Of the objects that groups hold."""
     return {id(value) for group in groups for value in (group.plain or group.encoded.met or {}).values()}
+
+
+def _stays_with(group: Group, used: InUse, found: Outgoing) -> bool:
+    """Whether something in it is in use; then all of its names stay."""
+    why = used.why((group.plain or group.encoded.met or {}).values())
+    found.stays |= dict.fromkeys(group.names, why) if why else {}
+    return bool(why)
 
 
 def _sendable(values: list[Any]) -> list[Any]:
@@ -166,6 +175,7 @@ class Space:
         maybe: frozenset[str] | None = None,
         staying: Mapping[str, str] = NO_WHYS,
         held: Collection[str] = (),
+        used: InUse = NOTHING_USED,
     ) -> Outgoing:
         """What of these names, and of what functions among them read, differs from what the other side has.
 
@@ -179,7 +189,7 @@ class Space:
         ``late``: who asks is going to ask for ``changed_late`` as well. ``maybe``: words that may be names which are
         looked up; with those that stand in functions they are sent if they can be. None: nobody looks any up.
         ``staying``: names that are not sent, whoever reads them, and why. ``held``: names of which the other side has
-        no value, since it stayed here.
+        no value, since it stayed here. ``used``: objects that are not sent, whatever holds them.
         """
         self._remember_owed()
         self._figures = {}
@@ -204,6 +214,8 @@ class Space:
             names |= more
         if maybe is not None:
             groups, rules = self._with_looked_up(names, maybe, groups, rules, found, must=must, anew=anew)
+        if used.objects:
+            groups = [group for group in groups if not _stays_with(group, used, found)]
         lost = self._lost(groups, lost_of)
         named: set[int] | None = None
         if lost:
