@@ -327,3 +327,55 @@ def _picture(space: dict[str, Any]) -> Any:
         return type(value).__name__
 
     return {name: draw(space[name]) for name in ("a", "b", "c", "d", "total") if name in space}
+
+
+SCALED = """
+scale = 3
+def scaled(n):
+    return n * scale
+class Kept:
+    def __init__(self, n):
+        self.n = n
+    def __getstate__(self):
+        return self.n
+    def __setstate__(self, n):
+        self.n, self.times = n, scaled(n)
+class Made:
+    def __init__(self, n):
+        self.n = n
+    def __reduce__(self):
+        return made, (self.n,)
+def made(n):
+    found = Made(n)
+    found.times = scaled(n)
+    return found
+class Key:
+    def __init__(self, n):
+        self.n = n
+    def __hash__(self):
+        return hash((self.n, scale))
+    def __eq__(self, other):
+        return type(other) is Key and self.n == other.n
+"""
+
+
+@pytest.mark.parametrize("make", ["Kept(2)", "Made(2)", "[{'in': Kept(2)}][0]['in']"])
+def test_code_that_loads_an_object_reads_names_that_cross_with_it(nb: Notebook, make: str) -> None:
+    nb.here(f"{SCALED}\na = {make}")
+    assert nb.there("seen = a.times, scale") is None
+    assert nb.names["seen"] == (6, 3)
+    nb.here("scale = 5; a.n = 4")  # both cross again: not with the scale of before
+    assert nb.there("seen = a.times, scale") is None
+    assert nb.names["seen"] == (20, 5)
+    assert nb.there("scale = 7; b = Kept(1); c = Made(1); b.n = c.n = 2") is None
+    assert (nb.names["b"].times, nb.names["c"].times) == (14, 14)
+    for _ in range(2):
+        assert nb.there("scale, a, b, c") is None
+    assert nb.sent.parcels == [] and not nb.came.parcels
+
+
+def test_a_key_whose_hash_reads_a_name_that_crosses_with_it(nb: Notebook) -> None:
+    nb.here(f"{SCALED}\ntable = {{Key(1): 'one', Key(2): 'two'}}")
+    assert nb.there("found = table[Key(2)]; table[Key(3)] = 'three'") is None
+    assert nb.names["found"] == "two"
+    assert nb.names["table"][nb.names["Key"](3)] == "three"

@@ -28,19 +28,25 @@ from sublet.durable.memory import address_of
 from sublet.durable.records import leaf_starts
 from sublet.durable.rules import OWNERS, GpuRule, Rules, found_by_name
 
-__all__ = ["IDENTITY_FREE", "LARGE_BYTES", "Group", "Order", "encode_roots", "met_by_name"]
+__all__ = ["IDENTITY_FREE", "LARGE_BYTES", "Group", "Order", "StandsFor", "encode_roots", "met_by_name"]
 
 LARGE_BYTES: Final = 256 * 1024
 """A name with more than this is encoded by itself."""
 NOTHING: Final[Mapping[int, Any]] = types.MappingProxyType({})
 SCALARS: Final = frozenset((str, bytes, int, float, bool, type(None)))
 CHANGING: Final = frozenset((dict, list, set))
+
+
+class StandsFor:
+    """Base of what is pickled in the place of something that each side has, and has no identity of its own."""
+
+
 PLAIN: Final = SCALARS | CHANGING | {tuple, frozenset}
 IDENTITY_FREE: Final = (
     *(str, bytes, int, float, complex, tuple, frozenset, range, slice, type, type(None), type(...)),
     *(types.BuiltinFunctionType, types.ModuleType, types.CodeType, types.GenericAlias, types.UnionType),
     *(enum.Enum, dt.date, dt.time, dt.timedelta, dt.tzinfo, decimal.Decimal),
-    *(fractions.Fraction, uuid.UUID, pathlib.PurePath, re.Pattern),
+    *(fractions.Fraction, uuid.UUID, pathlib.PurePath, re.Pattern, StandsFor),
 )
 """What nobody can change; whether two names hold one of these or two equal ones, no program should ask. (What a tuple
 holds is looked at by itself.)"""
@@ -107,6 +113,7 @@ def encode_roots(
     together: Iterable[tuple[str, ...]] = (),
     stays: Callable[[Group], bool] = lambda _: True,
     before: Callable[[tuple[str, ...]], object] | None = None,
+    apart: Collection[str] = (),
 ) -> list[Group]:
     """Every root in exactly one group, in the order of names; objects and memory are shared within groups only.
 
@@ -114,19 +121,23 @@ def encode_roots(
     who asks again and again; ``still``: flat values that need not be encoded unless they share something; ``together``:
     groups of an earlier time, each encoded at once, since to find groups takes up to three encodings; ``stays``:
     whether such a group of several names is to stay one; ``before``: called with names before they are encoded
-    together. Raises ``Unpicklable`` with the root's name at the head of the path.
+    together; ``apart``: names that are in groups without others, unless they share something with them.
+    Raises ``Unpicklable`` with the root's name at the head of the path.
     """
     rules = Rules(gpu=gpu) if rules is None else rules
     runs = (Order() if order is None else order).runs(roots if names is None else names)
     bundles: list[_Bundle | _Still] = []
     known = list(together)
-    apart = set(still).union(*known)
-    if apart:
+    placed = set(still).union(*known)
+    if placed:
         bundles += [_Still(name, roots[name]) for names in runs for name in names if name in still]
-        runs = [left for names in runs if (left := tuple(name for name in names if name not in apart))]
+        runs = [left for names in runs if (left := tuple(name for name in names if name not in placed))]
     bundles += _bundles(known, roots, rules, before)
     parted = {n for n, one in enumerate(bundles) if len(one.names) > 1 and not stays(one.group())}
     first = len(bundles)
+    if apart:
+        halves = [([n for n in names if n in apart], [n for n in names if n not in apart]) for names in runs]
+        runs = [tuple(part) for both in halves for part in both if part]
     bundles += _bundles(runs, roots, rules, before)
     parted |= {n for n, one in enumerate(bundles[first:], first) if len(one.names) > 1 and one.is_large}
     doubtful = _sharing(bundles) | parted
@@ -170,6 +181,7 @@ class _Bundle:
         self._group: Group | None = None
         self._encoding = Encoding(rules)
         pickler = self._encoding.dump(self.value, roots=True, remember=False)
+        rules.forget_parts()
         values = self.value.values()
         kinds = set(map(type, values))
         self.plain = not rules.was_asked and kinds <= PLAIN and _are_flat(values, self._encoding)

@@ -238,6 +238,10 @@ class Rules:
             arguments = (*arguments[:4], cells)
         return make, arguments, (state, contents), None, None, rebuild.fill_function
 
+    def forget_parts(self) -> None:
+        """After an encoding: what only it held is told by reference counts, and these must not be held longer."""
+        self._alike.clear()
+
     def _parts_like(self, value: types.FunctionType, contents: tuple[tuple[Any, ...], ...]) -> tuple[Any, Any, Any]:
         """Functions that one ``def`` or ``lambda`` made over and over mostly differ in the variables around them alone:
         the first is taken apart, and the parts of the others are the very same."""

@@ -14,6 +14,7 @@ import weakref
 from typing import Any, Final
 
 from sublet.durable import rebuild
+from sublet.durable.roots import StandsFor
 from sublet.durable.rules import MAINS, GpuRule, Refused, Rules, loaded
 from sublet.notebook.lookups import words_of_annotations, words_of_code
 from sublet.notebook.reading import names_of
@@ -24,6 +25,13 @@ CONNECTIONS: Final = (multiprocessing.connection._ConnectionBase, weakref.WeakSe
 """What pickle has a form for and nobody a use: the number of a file of another process, and what nobody there holds."""
 NAMED: Final = {"Connection": "an end of a pipe", "WeakSet": "a set of weak references"}
 READ_ANY: Final = frozenset({"eval", "exec", "globals"})
+LOADING: Final = frozenset(
+    {
+        *("__new__", "__init__", "__setstate__", "__reduce__", "__reduce_ex__", "__setattr__", "__getattr__"),
+        *("__getattribute__", "__hash__", "__eq__", "__setitem__", "append", "extend", "add", "update"),
+    }
+)
+"""Methods that may run while an object is unpickled."""
 _GLOBALS = 1
 """Where cloudpickle puts the globals among the arguments that make a function."""
 
@@ -49,6 +57,8 @@ class HomeRules(Rules):
         """Functions that may read any."""
         self.maybe: set[str] = set() if maybe is None else maybe
         """Words in strings of functions and in type hints, which may be names that they look up."""
+        self.loads: set[str] = set()
+        """Of ``needs`` those that are read while an instance of one of the classes is put together."""
         self.files: set[str] = set()
         """Names of the files that functions were defined in: mostly cells."""
 
@@ -63,6 +73,7 @@ class HomeRules(Rules):
         found = type(self)(gpu=self.gpu, compact=compact, **more)
         found.figures = self.figures
         found.files = self.files
+        found.loads = self.loads
         return found
 
     def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
@@ -113,6 +124,10 @@ class HomeRules(Rules):
         reduced = super()._class(value)
         if isinstance(reduced, tuple):
             self.maybe |= words_of_annotations(value)
+            for name in LOADING & vars(value).keys():
+                method = vars(value)[name]
+                code = getattr(getattr(method, "__func__", method), "__code__", None)
+                self.loads |= set() if code is None else names_of(code)[0]
         if not isinstance(reduced, tuple) or len(reduced) < 6:
             return reduced
         return (*reduced[:5], rebuild.set_class)
@@ -130,7 +145,7 @@ def _of_its_module(value: types.FunctionType, arguments: Any, state: Any) -> tup
 _NO_MODULE = types.ModuleType("none")
 
 
-class _ModuleGlobals:
+class _ModuleGlobals(StandsFor):
     """Stands for the namespace of a module."""
 
     def __init__(self, name: str) -> None:
@@ -140,7 +155,7 @@ class _ModuleGlobals:
         return rebuild.module_globals, (self._name,)
 
 
-class _Home:
+class _Home(StandsFor):
     """Stands for the namespace, and is it where it arrives."""
 
     def __reduce__(self) -> Any:

@@ -37,6 +37,7 @@ from sublet.notebook.memories import is_array, is_memory
 from sublet.notebook.merging import can_change
 from sublet.notebook.namespace import HIDDEN, Shared, results, visible, visible_among
 from sublet.notebook.parcels import BESIDE, LOST, Came, Outgoing, Parcel, Taken, without_scaffolding
+from sublet.notebook.reading import names_of
 from sublet.notebook.remote_value import RemoteValue
 from sublet.notebook.sources import sources_of
 from sublet.notebook.taking import taken_over
@@ -145,6 +146,8 @@ class Space:
         self._lodging: Lender | Lodger = Lodger() if lender is None else lender
         self.on_group: Callable[[Collection[str], int], object] | None = None
         """Told, before it is encoded or merged, of each group: its names, and its bytes if they are known (else 0)."""
+        self._first: set[str] = set()
+        """Names that code reads which runs while other names are unpickled: they cross before those."""
         self._owed: list[tuple[list[str], Mapping[tuple[str, ...], Parcel]]] = []
         """What was taken and is still to be remembered."""
 
@@ -240,7 +243,8 @@ class Space:
             if group.names not in waiting
         ]
         changed = [one for one in looked if not one[1] or not bound.isdisjoint(one[0].names)]
-        self._fill(found, [(group.remembering(rules), hashes) for group, _, hashes in changed], named)
+        ready = [(group.remembering(rules), hashes) for group, _, hashes in changed]
+        self._fill(found, self._in_order(ready) if self._first else ready, named)
         self._figures = {}
         return found
 
@@ -480,6 +484,7 @@ class Space:
         self._large.clear()
         self._shared.clear()
         self._files.clear()
+        self._first.clear()
         self._finder.forget()
         self._identities.forget()
         self._lodging.forget()
@@ -574,7 +579,10 @@ class Space:
                     together=self._among(line, self._large if like is None else like, still),
                     stays=self._is_agreed if like is None else lambda _: True,
                     before=before,
+                    apart=self._first,
                 )
+                if self._read_first(rules.loads):
+                    continue
                 for group in groups:
                     if isinstance(group.encoded.met, dict) and group.plain is None:
                         without_scaffolding(group.encoded.met)
@@ -591,10 +599,32 @@ class Space:
         self, names: Iterable[str], groups: Collection[tuple[str, ...]], but: Collection[str]
     ) -> list[tuple[str, ...]]:
         left = set(names).difference(but) if groups else set()
-        return [group for group in groups if left.issuperset(group)]
+        first = self._first
+        found = [group for group in groups if left.issuperset(group)]
+        return [one for one in found if first.isdisjoint(one) or first.issuperset(one)] if first else found
 
     def _is_agreed(self, group: Group) -> bool:
         return self._agreed.get(group.names) == digest(group)
+
+    def _read_first(self, names: Iterable[str]) -> bool:
+        """Functions and classes among these read others in turn. Whether any is new."""
+        waiting = [name for name in names if name not in self._first and name in self.names]
+        is_any = bool(waiting)
+        while waiting:
+            name = waiting.pop()
+            self._first.add(name)
+            value = self.names[name]
+            codes = [value, *vars(value).values()] if isinstance(value, type) else [value]
+            for one in codes:
+                code = getattr(one, "__code__", None)
+                read = names_of(code)[0] if isinstance(code, types.CodeType) else ()
+                waiting += [more for more in read if more not in self._first and more in self.names]
+        return is_any
+
+    def _in_order(self, groups: Iterable[Found]) -> list[Found]:
+        """What others need while they are unpickled comes first, and of that what needs nothing."""
+        first = self._first
+        return sorted(groups, key=lambda one: (not first.issuperset(one[0].names), one[0].plain is None))
 
     def _looked(self, group: Group, *, must: bool = False) -> tuple[bool, tuple[bytes, ...]]:
         """Whether it is as it was, and the hashes of its buffers; from here on it counts as agreed. ``must``: it is
