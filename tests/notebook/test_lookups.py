@@ -152,7 +152,8 @@ def test_what_holds_something_that_a_thread_uses_stays_with_it(nb: Notebook, bin
     assert nb.names["same"] is True
     assert nb.there("pass") is None
     assert nb.names["box"] is not None
-    assert eval(look, nb.names) is nb.names["results"]
+    nb.here(f"same = {look} is results")
+    assert nb.names["same"] is True
 
 
 def test_a_container_of_the_notebook_stays_as_well(nb: Notebook) -> None:

@@ -371,7 +371,8 @@ def test_code_that_loads_an_object_reads_names_that_cross_with_it(nb: Notebook, 
     assert (nb.names["b"].times, nb.names["c"].times) == (14, 14)
     for _ in range(2):
         assert nb.there("scale, a, b, c") is None
-    assert nb.sent.parcels == [] and not nb.came.parcels
+    assert nb.sent.parcels == []
+    assert nb.came.parcels == []
 
 
 def test_a_key_whose_hash_reads_a_name_that_crosses_with_it(nb: Notebook) -> None:
