@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sublet.durable.encoded import NO_BUFFER, Buffer, BufferKind, BufferShape, Encoded, Head, Splice, Window, bare_head
 from sublet.durable.figures import numbered
-from sublet.durable.memory import address_of, memory_at
+from sublet.durable.memory import address_of, lending, memory_at, raw_view
 from sublet.durable.rules import OWNERS, FlatRoot, GpuRule, Rules, owner_of
 from sublet.durable.unpicklable import named
 
@@ -116,6 +116,11 @@ class Encoding:
         return pickler
 
     def run(self, value: object) -> Any:
+        """Run the pickler; errors come out as they are."""
+        with lending():
+            return self._run(value)
+
+    def _run(self, value: object) -> Any:
         """The same, with errors as they come. A chain of objects that is too long for pickle, which calls itself for
         each of them, is taken apart one object after the other."""
         pickler = Pickler(self, PROTOCOL, buffer_callback=self.take)
@@ -172,7 +177,7 @@ class Encoding:
 
     def take(self, buffer: pickle.PickleBuffer) -> None:
         """Called by the pickler for memory: it stays out of the pickle."""
-        view = buffer.raw()
+        view = raw_view(buffer)
         owner = owner_of(view)
         if type(owner) in OWNERS:
             self.owners[id(owner)] = owner

@@ -10,10 +10,26 @@ import contextlib
 import ctypes
 import mmap
 import os
+import pickle
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-__all__ = ["PAGE", "Copies", "address_of", "bring_near", "copy_beside", "copy_bytes", "fresh_memory", "memory_at"]
+__all__ = [
+    "PAGE",
+    "Copies",
+    "Lent",
+    "address_of",
+    "bring_near",
+    "copy_beside",
+    "copy_bytes",
+    "fresh_memory",
+    "lend",
+    "lending",
+    "memory_at",
+    "raw_view",
+]
 
 PAGE: Final = mmap.PAGESIZE
 HUGE: Final = 2 << 20
@@ -64,6 +80,54 @@ def address_of(view: memoryview) -> int:
 def memory_at(address: int, length: int) -> memoryview:
     """Bytes by their address. The caller keeps alive whatever they belong to, for as long as the view lives."""
     return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
+
+
+def lend(view: memoryview) -> pickle.PickleBuffer:
+    """For a pickle, until it is written (``lending``).
+
+    In Python up to 3.12 the garbage collector crashes on cycles in which a memoryview has lent its memory in this way.
+    And an error that IPython has shown is such a cycle, with all frames of its traceback."""
+    buffer = pickle.PickleBuffer(view)
+    lent: list[pickle.PickleBuffer] | None = getattr(_lent, "buffers", None)
+    if lent is not None:
+        lent.append(buffer)
+    return buffer
+
+
+@contextlib.contextmanager
+def lending() -> Iterator[None]:
+    """A pickle is written within, by this thread. Afterwards nothing has borrowed memory for it any more, also where an
+    error keeps what was made for it alive."""
+    outer, _lent.buffers = getattr(_lent, "buffers", None), []
+    try:
+        yield
+    finally:
+        for buffer in _lent.buffers:
+            buffer.release()
+        _lent.buffers = outer
+
+
+_lent: Final = threading.local()
+
+
+class Lent:
+    """Bytes in a value that is pickled later: they arrive as a memoryview."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def __reduce__(self) -> tuple[type, tuple[pickle.PickleBuffer]]:
+        return memoryview, (lend(self._view),)
+
+
+def raw_view(buffer: pickle.PickleBuffer) -> memoryview:
+    """Its bytes, as a view that lasts. Of a memoryview it shares the buffer, and does not take another (``lend``)."""
+    view = buffer.raw()
+    of = view.obj
+    if type(of) is memoryview and of.c_contiguous:
+        view.release()
+        return of if of.format == "B" and of.ndim == 1 else of.cast("B")
+    return view
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from sublet.durable import figures, rebuild
 from sublet.durable.away import devices_are_away
-from sublet.durable.memory import address_of, memory_at
+from sublet.durable.memory import address_of, lend, memory_at
 
 __all__ = ["OWNERS", "FlatRoot", "GpuRule", "Refused", "Rules", "behind", "found_by_name", "loaded", "owner_of"]
 
@@ -322,7 +322,7 @@ class Rules:
         if id(owner) in self.owned and value.nbytes:
             at = address_of(value) - address_of(memoryview(owner))
             return rebuild.memory_view_on, (owner, at, value.nbytes, value.format, value.shape)
-        return rebuild.memory_view, (PickleBuffer(value), value.format, value.shape)
+        return rebuild.memory_view, (lend(value), value.format, value.shape)
 
     def _array(self, value: Any) -> Any:
         """Every array is a window on memory, so that arrays which overlap still do after loading."""
@@ -345,7 +345,13 @@ class Rules:
         else:
             flat, offset = self._span(value)
             strides = value.strides
-        return rebuild.array, (PickleBuffer(flat), dtype, value.shape, strides, offset)
+        return rebuild.array, (
+            lend(flat) if type(flat) is memoryview else PickleBuffer(flat),
+            dtype,
+            value.shape,
+            strides,
+            offset,
+        )
 
     def _objects(self, value: Any) -> Any:
         """An array of objects; one that looks at another's goes on doing so."""
@@ -431,7 +437,7 @@ class Rules:
             self.keep.append(value)
         length = value.nbytes()
         view = memory_at(value.data_ptr(), length) if length else memoryview(b"")
-        return rebuild.torch_storage, (PickleBuffer(view), device)
+        return rebuild.torch_storage, (lend(view), device)
 
     def _optimizer(self, value: Any) -> Any:
         """With all that it has: of itself it leaves its hooks behind, and the ``step`` that a scheduler of learning

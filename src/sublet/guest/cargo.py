@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
+from sublet.durable.memory import lending, raw_view
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, Unpicklable, Unsupported
 from sublet.guest.culprit import find_culprit
 from sublet.guest.tensors import tensor_reducers
@@ -58,7 +59,7 @@ def encode(value: object, what: str, *, of: ModuleType | None = None) -> Cargo:
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
         try:
-            raw = buffer.raw()
+            raw = raw_view(buffer)
         except BufferError:  # not in one piece
             return True
         if raw.nbytes < LARGE_BYTES or len(buffers) >= PIECES_MAX // 2:
@@ -67,10 +68,12 @@ def encode(value: object, what: str, *, of: ModuleType | None = None) -> Cargo:
         return False
 
     try:
-        head = _plain(value, beside) if of is None else None
+        with lending():
+            head = _plain(value, beside) if of is None else None
         if head is None:
             buffers.clear()
-            head = _with_functions(value, beside, of)
+            with lending():
+                head = _with_functions(value, beside, of)
     except SubletError:
         raise
     except (KeyboardInterrupt, SystemExit):
@@ -293,7 +296,8 @@ def _in_words(path: str) -> str:
 
 def _travels(value: object) -> bool:
     try:
-        _with_functions(value, lambda buffer: False)
+        with lending():
+            _with_functions(value, lambda buffer: False)
     except (KeyboardInterrupt, SystemExit, Unsupported):
         raise
     except BaseException:  # noqa: BLE001 - a value may raise anything while it is taken apart

@@ -21,11 +21,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pickle import PickleBuffer
 from typing import Any, Final
 
 from sublet.durable.away import devices_are_away
 from sublet.durable.durable import store_of
+from sublet.durable.memory import Lent
 from sublet.durable.roots import encode_roots
 from sublet.errors import CheckpointFailed, NotFound, SubletError
 from sublet.notebook.home import HomeRules
@@ -248,13 +248,13 @@ def restore(names: Iterable[str], handles: Collection[str]) -> dict[str, About]:
     return restored
 
 
-def fetch(name: str) -> tuple[bytes, list[PickleBuffer]]:
+def fetch(name: str) -> tuple[bytes, list[Lent]]:
     """The value, as what ``decode`` makes it of again; the notebook does that ``on_host``."""
     names = _names()
     if name not in names:
         raise NotFound(f"{name} is not on the device any more", do=f"Rerun the cell that made {name}.")
     (group,) = encode_roots({name: names[name]}, rules=HomeRules(gpu="copy"))
-    return group.encoded.head, [PickleBuffer(view) for view in group.encoded.views]
+    return group.encoded.head, [Lent(view) for view in group.encoded.views]
 
 
 def drop(names: Iterable[str]) -> None:

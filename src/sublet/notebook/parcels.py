@@ -7,11 +7,11 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pickle import PickleBuffer
 from typing import Any, Final
 
 from sublet.durable.codec import with_identity
 from sublet.durable.loading import assembly_here, decode
+from sublet.durable.memory import lend
 from sublet.durable.rebuild import ClassState, leaving_classes
 from sublet.durable.roots import Group, met_by_name
 from sublet.notebook.identity import Tag
@@ -64,7 +64,7 @@ class Parcel:
 
     def __reduce__(self) -> Any:
         """Its memory is lent out only while it is pickled; see ``unpicklable`` for what may happen else."""
-        lent = tuple(one if isinstance(one, Lodged) else PickleBuffer(one) for one in self.buffers)
+        lent = tuple(one if isinstance(one, Lodged) else lend(one) for one in self.buffers)
         return _parcel, (self.names, self.head, lent, self.own, self.known, self.hashes, self.is_plain)
 
 
