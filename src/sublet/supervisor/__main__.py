@@ -19,6 +19,7 @@ from sublet.errors import SubletError
 from sublet.supervisor.cgroups_places import settle
 from sublet.supervisor.files import raise_limit
 from sublet.supervisor.loop import Loop
+from sublet.supervisor.memory_order import killed_last
 from sublet.supervisor.zygotes import Zygotes
 from sublet.wire.codec import loads
 from sublet.wire.settings import SupervisorSettings
@@ -40,6 +41,7 @@ def main(text: str) -> int:
     if not _lock(locked):
         return os.EX_TEMPFAIL
     settle()  # before there is a second process
+    killed_last()
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

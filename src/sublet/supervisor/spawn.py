@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 
 from sublet.supervisor import priority
 from sublet.supervisor.files import give_back
+from sublet.supervisor.memory_order import killed_first
 from sublet.supervisor.prctl import set_pdeathsig
 
 __all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "Child", "SpawnFailed", "SpawnPlan", "read_failure", "spawn"]
@@ -136,6 +137,7 @@ def _become(plan: SpawnPlan, parent: int, go: int, failure: int) -> NoReturn:
         if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):  # the office's; a group of cores takes no such one
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         priority.give_back()
+        killed_first()
         for path in plan.join:
             _write(path, b"0")
         step = "limits"
