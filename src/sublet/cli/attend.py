@@ -13,7 +13,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sublet.cli.messages import OUTPUT_HEAD_BYTES, STREAM_STDOUT, message, output_head, read
 from sublet.cli.outlet import Outlet
@@ -22,6 +22,9 @@ from sublet.errors import SubletError
 from sublet.wire.channels import WINDOW
 from sublet.wire.conversation import Conversation
 from sublet.wire.happenings import Closed, Data, Event, Happening, Over
+
+if TYPE_CHECKING:
+    from sublet.cli.harmless import Harmless
 
 __all__ = ["Attendance", "caught"]
 
@@ -37,6 +40,7 @@ LOOK_AGAIN_S: Final = 0.5
 LAST_WORDS: Final = 2000
 """Bytes of its output that are kept, to see why it failed."""
 _CTRL_C: Final = 0x03
+_LOCAL_TENANT: Final = "local"
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -71,6 +75,8 @@ class Attendance:
         self._err = Outlet(_STDERR)
         self._channel = 0
         self._takes_input = stdin
+        self._harmless: tuple[()] | tuple[Harmless, Harmless] = ()
+        """For stderr and stdout, where a tenant wrote what somebody else looks at."""
         self._typed = b""
         self._input_over = not stdin
         self._signals: list[int] = []
@@ -88,6 +94,10 @@ class Attendance:
         attached = read(self._conversation.call(asked).body)
         self._channel = int(attached["output"])
         self._link.grant(self._channel, WINDOW)
+        if self.is_onlooker and attached["view"]["tenant"] != _LOCAL_TENANT:
+            from sublet.cli.harmless import Harmless  # with regular expressions, which commands do without
+
+            self._harmless = (Harmless(), Harmless())
         self._saw(attached["view"])
 
     def run(self) -> None:
@@ -135,7 +145,10 @@ class Attendance:
         stream, _ = output_head(piece)
         outlet = self._out if stream == STREAM_STDOUT else self._err
         self.last_words = (self.last_words + piece[max(OUTPUT_HEAD_BYTES, len(piece) - LAST_WORDS) :])[-LAST_WORDS:]
-        outlet.give(memoryview(piece)[OUTPUT_HEAD_BYTES:], lambda: self._link.consumed(channel, len(piece)))
+        data: bytes | memoryview = memoryview(piece)[OUTPUT_HEAD_BYTES:]
+        if self._harmless and os.isatty(outlet.fd):
+            data = self._harmless[stream == STREAM_STDOUT].of(bytes(data))
+        outlet.give(data, lambda: self._link.consumed(channel, len(piece)))
 
     def _news(self, news: dict[str, Any]) -> None:
         match news["what"]:
