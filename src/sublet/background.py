@@ -181,7 +181,7 @@ def start_thread(
                 guard.passed()
                 return
 
-    thread = threading.Thread(target=guarded, name=called or f"sublet-{name}", daemon=True)
+    thread = threading.Thread(target=guarded, name=called or "sublet-" + name.replace("_", "-"), daemon=True)
     thread.start()
     return thread
 

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from sublet.agent.port import ReportSink
-from sublet.background import Guard, end_process, is_shortage, start_task
+from sublet.background import Guard, count, end_process, is_shortage, start_task
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unauthorized, Unsupported
 from sublet.values import NodeId, TenantId
 from sublet.wire.cards import CardUse
@@ -100,6 +100,7 @@ class SupervisedAgent:
         self._on_new_supervisor = on_new_supervisor
         self._die = die
         self._reading = Guard("supervisor_link")
+        self._writing_short = Guard("supervisor_link")
         self._out: deque[Order] = deque()
         self._early: list[Report] | None = []
         """What was reported before the office could listen."""
@@ -299,6 +300,9 @@ class SupervisedAgent:
             for happening in happened:
                 self._heard(happening)
             self._send()
+        except SubletError as error:  # one message cannot be read; what is still true is said again
+            count("supervisor_link", error)
+            _log.error("a message of the supervisor could not be read: %s", error)
         except Exception as error:  # noqa: BLE001 - reports that are lost are leases that never end
             self._ended(error)
 
@@ -365,7 +369,15 @@ class SupervisedAgent:
     def _send(self) -> None:
         if self._sock is None or self._link is None:
             return
-        is_out = send_some(self._sock, self._link)
+        try:
+            is_out = send_some(self._sock, self._link)
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            self._writing_short.failed(error)
+            asyncio.get_running_loop().call_later(SHORT_PAUSE_S, self._push)
+            return
+        self._writing_short.passed()
         if is_out == self._writing:
             loop: Any = asyncio.get_running_loop()
             if is_out:

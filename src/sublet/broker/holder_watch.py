@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from sublet.background import Guard
 from sublet.broker.bound import BoundLeases
 from sublet.broker.commands import HolderGone, HolderUnseen
 from sublet.broker.driver import Driver
@@ -38,6 +39,7 @@ class HolderWatch:
         self._idle: OrderedDict[ProcessRecord, None] = OrderedDict()
         self._looked_at: set[ProcessRecord] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._guard = Guard("holder_watch")
 
     def start(self) -> None:
         """Look again at every process that leases are bound to; then follow what happens."""
@@ -93,9 +95,14 @@ class HolderWatch:
             )
 
     def _look(self) -> None:
-        self._timer = None
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look) if self._looked_at else None
         for process in list(self._looked_at):
-            self._watch(process)
+            try:
+                self._watch(process)
+            except Exception as error:  # noqa: BLE001 - the others are looked at, and this one a second later
+                self._guard.failed(error)
+            else:
+                self._guard.passed()
 
     def _ended(self, process: ProcessRecord) -> None:
         """Its pidfd says so."""

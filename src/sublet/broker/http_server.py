@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -81,6 +82,7 @@ class HttpServer:
         self._state = ServerState()
         self._on_limit = on_limit
         self._app = app
+        self._connections_max = connections_max()
         self._processes = processes
         self._short: set[_Short] = set()
         self._die = die
@@ -146,7 +148,14 @@ class HttpServer:
             short=self._short,
             on_limit=self._on_limit,
             processes=self._processes,
+            connections_max=self._connections_max,
         )
+
+
+def connections_max() -> int:
+    """Fewer where descriptors are few: the data door, the journal and the supervisor's link need some as well."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, soft * 3 // 4)
 
 
 class _Event:
@@ -181,7 +190,9 @@ class _Protocol(HttpToolsProtocol):
         short: set[_Short],
         on_limit: Callable[[str], None],
         processes: Processes | None,
+        connections_max: int,
     ) -> None:
+        self._connections_max = connections_max
         super().__init__(config, server_state, app_state)
         self._processes = processes
         self._peer: Peer | None = None
@@ -205,7 +216,7 @@ class _Protocol(HttpToolsProtocol):
         if self._processes is not None:
             accepted_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             self._peer = Peer(self._processes, transport.get_extra_info("socket"), accepted_ns)
-        if len(self.connections) > CONNECTIONS_MAX:
+        if len(self.connections) > self._connections_max:
             self._on_limit("connections")
             self._hang_up(b"503 Service Unavailable", "the office has too many connections", "Try again in a moment.")
         self._awaited = "head"

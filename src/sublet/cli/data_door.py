@@ -26,7 +26,8 @@ def data_door_trouble(address: Address, within_s: float = WITHIN_S) -> SubletErr
         return None
     greeting = dumps(Greeting(access=address.token or ""))
     try:
-        Conversation.connect(os.fspath(address.socket.with_name("data.sock")), greeting, timeout_s=within_s).close()
+        path = os.fspath(address.socket.with_name("data.sock"))
+        Conversation.connect(path, greeting, timeout_s=within_s, named=address.home is None).close()
     except Disconnected as error:
         return Disconnected(
             f"the data door of the office does not answer ({error.message}), so no command, call or log can be reached",

@@ -36,7 +36,7 @@ class LiveLine:
 
     def __enter__(self) -> Self:
         if self.live:
-            self._thread = start_thread("live-line", self._keep_painting)
+            self._thread = start_thread("live_line", self._keep_painting)
         return self
 
     def __exit__(

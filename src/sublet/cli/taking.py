@@ -221,7 +221,7 @@ def _patient_hooks(line: LiveLine) -> Iterator[Hooks]:
         if line.live or left_s <= 0:
             line.set(told(place))
             return
-        timer = start_timer("say-waiting", left_s, lambda: line.set(told(place)))
+        timer = start_timer("say_waiting", left_s, lambda: line.set(told(place)))
 
     try:
         yield Hooks(on_place=on_place, on_offer=lambda offer: offered(line, offer))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from sublet.background import Guard, start_task
 from sublet.client import errands
@@ -46,7 +45,7 @@ class AioKeeper:
         """See that the task runs."""
         if not self._stopped and (self._keeping is None or self._keeping.done()):
             self._loop = asyncio.get_running_loop()
-            self._keeping = self._spawn("keeper", self._keep, again=True)
+            self._keeping = self._kept(start_task("keeper", self._keep, again=True))
         self._wake.set()
 
     def wake(self) -> None:
@@ -65,10 +64,8 @@ class AioKeeper:
         self._tasks.clear()
         self._listening = None
 
-    def _spawn(
-        self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, again: bool = False
-    ) -> asyncio.Task[None]:
-        task = start_task(name, work, again=again)
+    def _kept(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """A task that ``stop`` ends."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -78,7 +75,7 @@ class AioKeeper:
             await run_program(program, self._transport.exchange, self._revive)
             self._wake.set()
 
-        _ = self._spawn("errand", run)
+        _ = self._kept(start_task("errand", run))
 
     async def _keep(self) -> None:
         while True:

@@ -391,7 +391,7 @@ class _Timer:
         self._timer: threading.Timer | None = None
 
     def start(self, seconds: float) -> None:
-        self._timer = start_timer("durable-timer", seconds, self._call)
+        self._timer = start_timer("durable_timer", seconds, self._call)
 
     def stop(self) -> None:
         if self._timer is not None:

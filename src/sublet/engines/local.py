@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 
@@ -34,7 +34,7 @@ from sublet.agent.memory import MemoryAgent
 from sublet.agent.supervised import SupervisedAgent
 from sublet.agent.suspend_probe import probe_cards
 from sublet.agent.tokens import verify
-from sublet.background import end_process
+from sublet.background import count, end_process
 from sublet.broker.access import AccessList
 from sublet.broker.commands import NodeUp, OpenOffice
 from sublet.broker.driver import Driver
@@ -348,6 +348,7 @@ async def _serve(office: Office, ready: Callable[[], None] | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, office.stop)
+    loop.set_exception_handler(_note_failure)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a closed terminal is no reason to end
     await office.start()
     # A full collection walks through every lease, which takes 80 ms with ten thousand of them, in which nothing is
@@ -363,6 +364,14 @@ async def _serve(office: Office, ready: Callable[[], None] | None) -> None:
         await office.ended.wait()
     finally:
         await office.close()
+
+
+def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What failed in a callback of the loop, where nobody could catch it: it is counted besides being logged."""
+    error = context.get("exception")
+    if isinstance(error, BaseException):
+        count("office_loop", error)
+    loop.default_exception_handler(context)
 
 
 def _with_disk(inventory: Inventory, amount: int) -> Inventory:

@@ -170,7 +170,10 @@ class Zygote:
     def _stand_by(self) -> Program | None:
         """Make one in advance. Here it gives None; in what was made, once it is a guest that may run, its program."""
         self._may_stand_by = False
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:  # then the next guest is forked when it is wanted
+            return None
         with contextlib.suppress(OSError, SubletError):  # then the next guest is forked when it is wanted
             pid = _fork_twice()
             if pid == 0:

@@ -188,7 +188,7 @@ class ReplicaGroup:
         until_s = time.monotonic() + self.patience_s + len(data) / PACK_RATE
         for worker in voters:
             try:
-                _ = start_thread("replica-pack", lambda worker=worker: put(worker))  # type: ignore[misc]
+                _ = start_thread("replica_pack", lambda worker=worker: put(worker))  # type: ignore[misc]
             except RuntimeError as full:  # no room for another thread: this replica is not written to
                 done.put((worker.identity, ReplicaFaulty(f"the replica could not be asked: {full}")))
         took, why = set[str](), ""

@@ -8,15 +8,20 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from typing import Final
 
+from sublet.background import is_shortage
 from sublet.errors import Disconnected, SubletError
-from sublet.supervisor.loop import READ, WRITE, Loop, confess
+from sublet.supervisor.loop import READ, WRITE, Loop, NotRead, confess, reading
 from sublet.supervisor.unread import UNREAD_LEAST_BYTES, Unread
 from sublet.wire.happenings import Happening, Over
 from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
 
 __all__ = ["Connection", "mistake"]
+
+AGAIN_S: Final = 0.2
+"""After something could not be sent for want of memory."""
 
 
 class Connection:
@@ -99,15 +104,20 @@ class Connection:
         self.cut(mistake())
 
     def _ready(self, events: int) -> None:
+        short: NotRead | None = None
         with self.guard():
             if events & WRITE:
                 self._push()
             if self._is_open and events & ~WRITE:
-                self._receive()
-
-    def _receive(self) -> None:
-        self._hear(receive_some(self.sock, self.link))
-        self.push()
+                try:
+                    happened = reading(lambda: receive_some(self.sock, self.link))
+                except NotRead as error:
+                    short = error
+                else:
+                    self._hear(happened)
+                    self.push()
+        if short is not None:
+            raise short  # to the loop, which calls again
 
     def _hear(self, happened: list[Happening]) -> None:
         for happening in happened:
@@ -134,8 +144,10 @@ class Connection:
     def _send(self) -> bool:
         try:
             return send_some(self.sock, self.link)
-        except OSError:  # the reading side will find out, and says so
-            return True
+        except OSError as error:
+            if is_shortage(error):  # what is to be sent is still there
+                self._loop.after(AGAIN_S, self._push)
+            return True  # else the reading side will find out, and says so
         finally:
             self._unread.now(self, self.link.waiting)
 

@@ -17,13 +17,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from sublet.background import Guard, count, is_shortage
 from sublet.clock import Clock
 from sublet.values import NS_PER_S
 
-__all__ = ["READ", "WRITE", "Accepting", "Loop", "Timer", "confess", "log_trouble"]
+__all__ = ["READ", "WRITE", "Accepting", "Loop", "NotRead", "Timer", "confess", "log_trouble", "reading"]
+
+T = TypeVar("T")
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
@@ -39,6 +41,24 @@ TIMERS_LEAST: Final = 64
 
 OnReady = Callable[[int], None]
 """Told which events came (``READ``, ``WRITE``, or what epoll says of a descriptor that broke)."""
+
+
+class NotRead(Exception):
+    """Raised by a callback that has read nothing, for want of memory in the kernel: it is called again later."""
+
+    def __init__(self, why: OSError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+def reading(read: Callable[[], T]) -> T:
+    """What was read. A shortage becomes ``NotRead``, so it is waited out; other errors are raised as they are."""
+    try:
+        return read()
+    except OSError as error:
+        if is_shortage(error):
+            raise NotRead(error) from error
+        raise
 
 
 class Timer:
@@ -61,7 +81,11 @@ class Loop:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._epoll = select.epoll()
-        self._watched: dict[int, tuple[OnReady, _Guarded | None]] = {}
+        self._watched: dict[int, tuple[OnReady, _Guarded | None, int]] = {}
+        """By descriptor: what is called, under which guard, and the events that are waited for."""
+        self._paused: set[int] = set()
+        """Of these nothing is waited for just now, for what came could not be read for want of something."""
+        self._shortage = Guard("supervisor_loop", log_trouble)
         self._timers: list[tuple[int, int, Timer]] = []
         self._timers_room = TIMERS_LEAST
         self._made = 0
@@ -77,11 +101,15 @@ class Loop:
 
     def change(self, fd: int, events: int) -> None:
         """Wait for other events on a watched descriptor."""
-        self._epoll.modify(fd, events)
+        if fd not in self._paused:
+            self._epoll.modify(fd, events)
+        on_ready, guard, _ = self._watched[fd]
+        self._watched[fd] = (on_ready, guard, events)
 
     def forget(self, fd: int) -> None:
         """No longer; to be called before the descriptor is closed. Harmless if it was not watched."""
         if self._watched.pop(fd, None) is not None:
+            self._paused.discard(fd)
             self._epoll.unregister(fd)
 
     def at(self, when_ns: int, call: Callable[[], None]) -> Timer:
@@ -119,7 +147,9 @@ class Loop:
             watched = self._watched.get(fd)
             if watched is None:  # another one called in this turn has forgotten it
                 continue
-            on_ready, guard = watched
+            on_ready, guard, _ = watched
+            if fd in self._paused:  # it hung up, which is told whatever is waited for
+                continue
             if guard is None:
                 on_ready(events)
             else:
@@ -139,7 +169,20 @@ class Loop:
 
     def _watch(self, fd: int, events: int, on_ready: OnReady, guard: _Guarded | None) -> None:
         self._epoll.register(fd, events)
-        self._watched[fd] = (on_ready, guard)
+        self._watched[fd] = (on_ready, guard, events)
+
+    def pause(self, fd: int, error: BaseException) -> None:
+        """Wait for nothing on a watched descriptor until a shortage may be over."""
+        self._paused.add(fd)
+        self._epoll.modify(fd, select.EPOLLET)
+        self.after(self._shortage.failed(error), lambda: self._resume(fd))
+
+    def _resume(self, fd: int) -> None:
+        if fd in self._paused:
+            self._paused.discard(fd)
+            self._epoll.modify(fd, self._watched[fd][2])
+        if not self._paused:
+            self._shortage.passed()
 
     def _wait_s(self, longest_s: float) -> float:
         if self._soon:
@@ -175,6 +218,9 @@ class _Guarded(Loop):
         try:
             on_ready(events)
         except Exception as error:  # noqa: BLE001 - see the head of the module
+            if isinstance(error, NotRead):
+                self._loop.pause(fd, error.why)
+                return
             self._loop.forget(fd)  # nobody took what is there, so it would come again, for ever
             self._failed(error)
 

@@ -18,7 +18,7 @@ from typing import Final
 from sublet.supervisor.ends import ChildEnds, Ends, child_setup, open_pipes, open_serving, open_terminal, read_some
 from sublet.supervisor.following import Follower, Following, Nobody
 from sublet.supervisor.logs import NOTICE, GuestLog
-from sublet.supervisor.loop import READ, WRITE, Loop, Timer
+from sublet.supervisor.loop import READ, WRITE, Loop, Timer, reading
 from sublet.wire.guests import STDERR, STDOUT
 
 __all__ = ["OUTPUT_READ_BYTES", "STDIN_BYTES_MAX", "Stdio", "child_setup"]
@@ -292,7 +292,7 @@ class Stdio:
     def _on_readable(self, fd: int, events: int) -> None:
         allowed = self._allowed()
         if allowed > 0:
-            data = read_some(fd, allowed)
+            data = reading(lambda: read_some(fd, allowed))
             if data:
                 self._hear(self._outputs[fd], data)
             elif data is not None:

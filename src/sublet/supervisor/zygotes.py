@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
+from sublet.background import is_shortage
 from sublet.errors import SubletError, Unsupported
-from sublet.supervisor.loop import READ, WRITE, Loop, Timer
+from sublet.supervisor.loop import READ, WRITE, Loop, Timer, reading
 from sublet.supervisor.spawn import Child, SpawnPlan, read_failure, spawn
 from sublet.supervisor.zygote_policy import ZYGOTES_MAX, Shelf, ZygoteKey, without
 from sublet.wire.codec import dumps, loads
@@ -32,6 +33,8 @@ from sublet.wire.zygote import Discarded, Fork, Forked, Ready, Stamp, Warm, fing
 
 __all__ = ["Zygotes"]
 
+SEND_AGAIN_S: Final = 0.2
+"""After something could not be sent for want of memory."""
 READY_S: Final = 120.0
 """Imports may be slow on a cold disk; what takes longer than this hangs."""
 FORK_S: Final = 10.0
@@ -238,7 +241,7 @@ class _Zygote:
             self._loop.soon(then)
 
     def _on_ready(self, events: int) -> None:
-        for happening in receive_some(self._sock, self._link):
+        for happening in reading(lambda: receive_some(self._sock, self._link)):
             self._take(happening)
             if self._is_ended:
                 return
@@ -246,12 +249,20 @@ class _Zygote:
 
     def _push(self) -> None:
         drained = True
-        with contextlib.suppress(OSError):  # the reading side finds out, and says so
+        try:
             drained = send_some(self._sock, self._link)
+        except OSError as error:
+            if is_shortage(error):  # what is to be sent is still there
+                self._loop.after(SEND_AGAIN_S, self._push_again)
+            # else the reading side finds out, and says so
         wanted = READ if drained else READ | WRITE
         if wanted != self._events:
             self._events = wanted
             self._loop.change(self._sock.fileno(), wanted)
+
+    def _push_again(self) -> None:
+        if not self._is_ended:
+            self._push()
 
     def _take(self, happening: Happening) -> None:
         match happening:

@@ -303,7 +303,7 @@ class _Attendance:
         """Of a program that was told to leave: it is ended then."""
 
     def run(self) -> Life:
-        _ = start_thread("train-output", self._listen, failed=self._deaf)
+        _ = start_thread("train_output", self._listen, failed=self._deaf)
         self._hold(self.lease)
         stopped: Stopped | None = None
         running = contextlib.ExitStack()
@@ -402,7 +402,7 @@ class _Attendance:
         self.training.onlooker.news(f"{why}: the program may finish its step and save; once more ends it at once")
         with contextlib.suppress(SubletError):
             self.guest.send_signal(signal.SIGTERM)
-        self._deadline = start_timer("train-stop", STOP_S, self._stop_now)
+        self._deadline = start_timer("train_stop", STOP_S, self._stop_now)
 
     def _stop_now(self) -> None:
         with contextlib.suppress(SubletError):

@@ -208,3 +208,25 @@ def test_who_was_checked_before_is_not_let_in_afterwards() -> None:
                 await tasks["bob"]
 
     played(play)
+
+
+@pytest.mark.parametrize("error", [Disconnected("away"), OSError(24, "Too many open files"), MemoryError()], ids=repr)
+def test_who_lost_rights_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    monkeypatch.setattr(supervised, "CUT_AGAIN_S", 0.001)
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        ask, left = agent.ask, [3]
+
+        async def fails(asked: OfficeCall, fds: tuple[int, ...] = ()) -> object:
+            if left[0]:
+                left[0] -= 1
+                raise error
+            return await ask(asked, fds)
+
+        monkeypatch.setattr(agent, "ask", fails)
+        agent.cut_off(TenantId("ana"))
+        async with asyncio.timeout(PATIENCE_S):
+            while Revoke(tenant=TenantId("ana")) not in supervisors.asked:  # noqa: ASYNC110 - it is no event
+                await asyncio.sleep(0.002)
+
+    played(play)

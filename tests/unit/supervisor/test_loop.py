@@ -15,7 +15,7 @@ import pytest
 from sublet import background
 from sublet.background import SHORTAGES
 from sublet.clock import SystemClock
-from sublet.supervisor.loop import READ, Accepting, Loop, confess
+from sublet.supervisor.loop import READ, Accepting, Loop, confess, reading
 
 
 class Mistake(Exception):
@@ -203,3 +203,60 @@ def test_a_mistake_that_comes_again_is_counted_and_logged_once(capfd: pytest.Cap
     assert capfd.readouterr().err.count("Traceback") == 1
     [trouble] = background.troubles()
     assert (trouble.errors, trouble.last) == (100, "Mistake: the same")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOMEM, "no memory"), OSError(errno.ENOBUFS, "no buffer space")], ids=repr
+)
+def test_what_cannot_be_read_now_is_read_later(loop: Loop, error: OSError) -> None:
+    """Meanwhile nothing spins, and a change of what is waited for is kept."""
+    told: list[Exception] = []
+    came: list[bytes] = []
+    ours, theirs = os.pipe()
+    left = [3]
+
+    def read() -> bytes:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return os.read(ours, 10)
+
+    guarded = loop.guarded(told.append)
+
+    def on_ready(events: int) -> None:
+        guarded.change(ours, READ)
+        came.append(reading(read))
+
+    guarded.watch(ours, READ, on_ready)
+    os.write(theirs, b"x")
+    loop.turn(0.01)
+    guarded.change(ours, 0)
+    guarded.change(ours, READ)
+    assert left[0] == 2
+    turns_until(loop, lambda: came)
+    assert came == [b"x"]
+    assert told == []
+    turns_until(loop, lambda: not background.troubles()[0].failing)
+    guarded.forget(ours)
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_what_is_forgotten_while_it_waits_is_not_watched_again(loop: Loop) -> None:
+    ours, theirs = os.pipe()
+
+    def on_ready(events: int) -> None:
+        reading(fail_to_read)
+
+    def fail_to_read() -> bytes:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    guarded = loop.guarded(lambda _: None)
+    guarded.watch(ours, READ, on_ready)
+    os.write(theirs, b"x")
+    loop.turn(0.01)
+    guarded.forget(ours)
+    os.close(ours)
+    os.close(theirs)
+    for _ in range(5):
+        loop.turn(0.01)

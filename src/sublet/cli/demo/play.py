@@ -331,7 +331,7 @@ def _in_background(acquire: Callable[[], Lease]) -> Future[Lease]:
         except BaseException as error:  # noqa: BLE001 - it is raised where the lease was expected
             asked.set_exception(error)
 
-    _ = start_thread("demo-request", run)
+    _ = start_thread("demo_request", run)
     return asked
 
 

@@ -53,7 +53,7 @@ class Watch:
         self._bill_at_s = known.at_s + BILL_EVERY_S
 
     def start(self) -> None:
-        _ = start_thread("top-watch", self._run, again=True)
+        _ = start_thread("top_watch", self._run, again=True)
 
     def stop(self) -> None:
         """Does not wait for an answer that is under way: the thread ends with the process."""

@@ -83,7 +83,7 @@ class GuestClient:
         }
         self._is_interrupted.clear()
         asked = self._line.send("shell", "execute_request", content)
-        self._reader = start_task("job-reader", lambda: self._read(asked), failed=self._failed)
+        self._reader = start_task("job_reader", lambda: self._read(asked), failed=self._failed)
         return asked
 
     async def is_alive(self) -> bool:

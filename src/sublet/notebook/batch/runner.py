@@ -102,7 +102,7 @@ class Runner:
         if self.stopping:
             return
         self.stopping = True
-        self._stopper = start_task("job-stop", self._stop, failed=lambda _: self._main.cancel())
+        self._stopper = start_task("job_stop", self._stop, failed=lambda _: self._main.cancel())
 
     async def _stop(self) -> None:
         if self._kernel is not None and self._is_ready:
