@@ -53,7 +53,7 @@ ERRORS: Final = [
 ]
 
 LOOPS: Final = {
-    "callbacks": "tests.unit.client.test_keepers:test_callbacks_come_after_one_that_ends_its_thread",
+    "callbacks": "tests.unit.client.test_keepers_going_on:test_callbacks_come_after_one_that_ends_its_thread",
     "calls": f"{HERE}:test_calls_that_nobody_waits_for_are_completed",
     "cards": "tests.unit.agent.test_cards:test_a_look_that_fails_is_followed_by_another",
     "control_door": "tests.unit.broker_http.test_control_door:test_it_answers_again_after_a_shortage",
@@ -66,7 +66,7 @@ LOOPS: Final = {
     "guests": f"{HERE}:test_news_of_guests_are_heard_after_a_failure",
     "holder_watch": f"{HERE}:test_processes_of_holders_are_looked_at_after_a_failure",
     "inbox": f"{HERE}:test_a_guest_serves_after_a_failure",
-    "keeper": "tests.unit.client.test_keepers:test_a_failed_turn_of_the_thread_ends_no_renewing",
+    "keeper": "tests.unit.client.test_keepers_going_on:test_a_failed_turn_of_the_thread_ends_no_renewing",
     "news": f"{HERE}:test_the_news_are_asked_for_again",
     "notice": f"{HERE}:test_a_notice_is_seen_after_a_failure",
     "pack": f"{HERE}:test_a_pack_that_cannot_be_written_says_so_and_nobody_waits_for_ever",
@@ -521,7 +521,7 @@ def test_the_link_to_the_supervisor_outlives_a_shortage(
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_the_news_are_asked_for_again(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     from sublet.client import aio_keeper
-    from tests.unit.client.test_keepers import Desk
+    from tests.unit.client.test_keepers_going_on import Desk
 
     monkeypatch.setattr(aio_keeper, "LISTEN_AFTER_S", 0.0)
 

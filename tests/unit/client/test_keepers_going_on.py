@@ -1,0 +1,264 @@
+"""The threads and tasks of a fabric, sync and asyncio: no failure of a turn ends the renewing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from sublet import background
+from sublet.client import errands
+from sublet.client.aio_keeper import AioKeeper
+from sublet.client.book import Book
+from sublet.client.core import Core, Grant
+from sublet.client.courier import Courier
+from sublet.client.keeper import Keeper
+from sublet.client.steps import Call, Reply
+from sublet.clock import SystemClock
+from sublet.errors import Disconnected, SubletError
+from sublet.lease.policy import RenewalPolicy
+from sublet.lease.states import LeaseStatus
+from sublet.values import Epoch, RenewMode
+from sublet.wire.http import RenewalsAnswer, RenewAnswer
+from tests.unit.client.script import reply, view
+
+TTL_S: Final = 60.0
+ERRORS: Final = [
+    *(OSError(number, os.strerror(number)) for number in sorted(background.SHORTAGES)),
+    MemoryError("no memory"),
+    KeyError("a mistake"),
+]
+
+
+class Flight:
+    """A request that is answered already."""
+
+    def __init__(self, answer: Reply) -> None:
+        self._answer = answer
+        self.status, self.complete = answer.status, False
+        self.sent_ns = SystemClock().now_ns()
+        self._ours, self._theirs = socket.socketpair()
+        self._theirs.send(b"!")
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def read(self) -> bytes:
+        self.complete = True
+        self.close()
+        return self._answer.body
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+
+class Office:
+    """Renews whatever it is asked to; the far side of both transports."""
+
+    def __init__(self) -> None:
+        self.renewals = 0
+
+    def answer(self, call: Call) -> Reply:
+        if "renew" not in call.path:
+            raise Disconnected("this office only renews", sent=True)
+        self.renewals += 1
+        answer = RenewAnswer(lease="l-1", epoch=Epoch(1, 7), deadline=0.0, ttl=TTL_S, number=self.renewals)
+        return reply(RenewalsAnswer(items=[answer], errors=[None]))
+
+    def launch(self, call: Call) -> Flight:
+        return Flight(self.answer(call))
+
+    async def exchange(self, call: Call) -> Reply:
+        found = self.answer(call)
+        return found._replace(sent_ns=SystemClock().now_ns())
+
+    async def open_stream(self, path: str, timeout_s: float) -> None:
+        raise Disconnected("no news here", sent=False)
+
+    def close(self) -> None:
+        pass
+
+
+class Failing:
+    """A function that fails so many times, and works then."""
+
+    def __init__(self, works: Callable[..., Any], error: BaseException, times: int = 3) -> None:
+        self._works, self._error, self.left = works, error, times
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise self._error
+        return self._works(*args, **named)
+
+
+class Failed:
+    """A program that fails at its first step."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def send(self, value: object) -> Any:
+        raise self._error
+
+    throw = send
+
+    def __next__(self) -> Any:
+        raise self._error
+
+
+class Desk:
+    """One lease that is due for renewal at every moment."""
+
+    def __init__(self) -> None:
+        self.clock = SystemClock()
+        self.core, self.book = Core(self.clock), Book(self.clock, lambda: "r-release")
+        self.office = Office()
+        grant = Grant(view=view(ttl=TTL_S, remaining=TTL_S), sent_ns=self.clock.now_ns())
+        policy = RenewalPolicy(mode=RenewMode.ALWAYS, every=0.02, backoff_first=0.01, backoff_max=0.02)
+        self.held = self.book.open(grant, policy)
+
+    def fail_at(self, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException) -> Failing:
+        where, name = {
+            "collect": (self.book, "collect"),
+            "words": (self.book, "words"),
+            "settle": (self.book, "settle"),
+            "next_wake": (self.book, "next_wake_ns"),
+            "poll": (select, "poll"),
+            "launch": (self.office, "launch"),
+            "exchange": (self.office, "exchange"),
+            "program": (errands, "renew"),
+        }[place]
+        failing = Failing(getattr(where, name), error)
+        if place == "program":
+
+            def broken(*args: Any) -> Any:
+                try:
+                    return failing(*args)
+                except BaseException as found:
+                    return Failed(found)
+
+            monkeypatch.setattr(errands, "renew", broken)
+        else:
+            monkeypatch.setattr(where, name, failing)
+        return failing
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "PAUSES_S", (0.001,))
+
+
+@pytest.mark.parametrize("place", ["collect", "words", "settle", "next_wake", "poll", "launch", "program"])
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_failed_turn_of_the_thread_ends_no_renewing(
+    monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
+) -> None:
+    desk = Desk()
+    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
+    failing = desk.fail_at(monkeypatch, place, error)
+    keeper.start()
+    try:
+        until(lambda: failing.left == 0)
+        seen = desk.office.renewals
+        until(lambda: desk.office.renewals >= seen + 2)
+        assert desk.held.holder.status is LeaseStatus.ACTIVE
+    finally:
+        keeper.stop(20)
+
+
+@pytest.mark.parametrize("place", ["collect", "words", "settle", "next_wake", "exchange", "program"])
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_failed_turn_of_the_task_ends_no_renewing(
+    monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
+) -> None:
+    async def nobody() -> None:
+        pass
+
+    async def story() -> None:
+        desk = Desk()
+        keeper = AioKeeper(desk.book, desk.core, desk.office, desk.clock, nobody)  # type: ignore[arg-type]
+        failing = desk.fail_at(monkeypatch, place, error)
+        keeper.start()
+        try:
+            async with asyncio.timeout(20):
+                while failing.left:  # noqa: ASYNC110 - what is waited for is no event
+                    await asyncio.sleep(0.002)
+                seen = desk.office.renewals
+                while desk.office.renewals < seen + 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+            assert desk.held.holder.status is LeaseStatus.ACTIVE
+        finally:
+            await keeper.stop()
+
+    asyncio.run(story())
+
+
+def until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+def test_a_turn_of_the_thread_takes_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes one is refused; then the renewals still come."""
+    monkeypatch.setattr(select, "epoll", Failing(select.epoll, OSError(errno.EMFILE, "Too many open files"), 10**9))
+    desk = Desk()
+    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
+    keeper.start()
+    until(lambda: desk.office.renewals >= 3)
+    keeper.stop(20)
+
+
+def test_a_thread_that_has_died_is_started_by_the_next_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
+    dead = threading.Thread(target=lambda: None)
+    dead.start()
+    dead.join()
+    monkeypatch.setattr(keeper, "_thread", dead)
+    keeper.start()
+    until(lambda: desk.office.renewals >= 1)
+    keeper.stop(20)
+
+
+def test_where_no_thread_can_be_started_the_call_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    keeper = Keeper(desk.book, desk.core, desk.office, desk.clock, threading.RLock(), lambda: None)  # type: ignore[arg-type]
+    start = Failing(threading.Thread.start, RuntimeError("can't start new thread"), 1)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: start(thread))  # noqa: PLW0108 - a method
+    with pytest.raises(SubletError, match="could not be started"):
+        keeper.start()
+    keeper.start()
+    until(lambda: desk.office.renewals >= 1)
+    keeper.stop(20)
+
+
+def test_callbacks_come_after_one_that_ends_its_thread() -> None:
+    courier, told = Courier(), list[object]()
+
+    def leave(_: object) -> None:
+        raise SystemExit(1)
+
+    courier.deliver(leave, 1)
+    courier.deliver(told.append, 2)
+    until(lambda: told == [2])
+
+
+def test_callbacks_come_once_there_is_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    courier, told = Courier(), list[object]()
+    start = Failing(threading.Thread.start, RuntimeError("can't start new thread"), 1)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: start(thread))  # noqa: PLW0108 - a method
+    courier.deliver(told.append, 1)
+    courier.deliver(told.append, 2)
+    until(lambda: told == [1, 2])
