@@ -305,6 +305,23 @@ def test_the_office_ends_only_if_nothing_lives_or_somebody_says_what_becomes_of_
     run(story)
 
 
+def test_who_drains_may_still_end_it_now() -> None:
+    """``now`` ends also what is under notice already, and waits for no notice."""
+
+    async def story() -> None:
+        async with bench() as b:
+            lease = (await b.acquire(ttl=300))["lease"]
+            await b.ask("POST", "/v1/down", {"how": "drain"})
+            await turns()
+            assert not b.stops
+            await b.ask("POST", "/v1/down", {"how": "now"})
+            await turns()
+            shown = (await b.ask("GET", f"/v1/leases/{lease['id']}")).json["lease"]
+            assert (shown["status"], shown["end"]["reason"]) == ("ending", "operator")
+
+    run(story)
+
+
 def test_draining_to_the_end_gives_notice_first() -> None:
     """``drain``: the holder has its notice, and the office ends when the last lease has ended."""
 
