@@ -281,7 +281,11 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(*LOOK_AFTER)
     if config.pluginmanager.hasplugin("hypothesispytest"):  # a bare GPU machine may be without it
         _same_examples_on_every_run()
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # started with `nohup`, the suite sees what it always sees
+    # Started with `nohup`, or behind an `&` of a script, the suite sees what it always sees: what is ignored there would
+    # be ignored in every program that a test starts.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(LeftOut(require_all=os.environ.get("SUBLET_REQUIRE_ALL") == "1"), "sublet-left-out")
     if config.pluginmanager.hasplugin("xdist") and not hasattr(config, "workerinput"):
         from tests.handing_out import HandingOut
