@@ -281,8 +281,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(*LOOK_AFTER)
     if config.pluginmanager.hasplugin("hypothesispytest"):  # a bare GPU machine may be without it
         _same_examples_on_every_run()
-    # Started with `nohup`, or behind an `&` of a script, the suite sees what it always sees: what is ignored there would
-    # be ignored in every program that a test starts.
+    # Started with `nohup`, or in the background by a script, the suite sees what it always sees: what is ignored there
+    # would be ignored in every program that a test starts.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

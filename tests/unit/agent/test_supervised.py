@@ -14,12 +14,22 @@ import pytest
 from sublet.agent import supervised
 from sublet.agent.supervised import SupervisedAgent
 from sublet.errors import Disconnected, SubletError, Unauthorized, Unsupported
-from sublet.values import NodeId, TenantId
+from sublet.values import Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads
-from sublet.wire.guests import Configure, Configured, Done, Front, ListProcesses, OfficeCall, Profile, Revoke
-from sublet.wire.happenings import Called, Hello
+from sublet.wire.guests import (
+    Configure,
+    Configured,
+    Done,
+    Front,
+    ListProcesses,
+    OfficeCall,
+    Orders,
+    Profile,
+    Revoke,
+)
+from sublet.wire.happenings import Called, Event, Hello
 from sublet.wire.link import Link
-from sublet.wire.orders import Inventory
+from sublet.wire.orders import Inventory, Order, RemoveVolume, VolumeRef
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 
@@ -33,6 +43,8 @@ class Supervisors:
     def __init__(self) -> None:
         self.count = 0
         self.asked: list[OfficeCall] = []
+        self.ordered: list[tuple[Order, ...]] = []
+        """By message."""
         self.is_mute = False
         """Whether it leaves questions unanswered."""
         self.hang_up: Callable[[SubletError | None], None] = lambda _: None
@@ -59,6 +71,8 @@ class Supervisors:
                         self.asked.append(asked)
                         if not self.is_mute:
                             link.reply(call, dumps(Done()))
+                    case Event(body=body):
+                        self.ordered.append(loads(Orders, body).orders)
                     case _:
                         pass
             send_some(theirs, link)
@@ -151,6 +165,33 @@ def test_one_that_does_not_know_what_it_is_told_is_told_as_that(monkeypatch: pyt
     monkeypatch.setattr(supervised, "dumps", lambda asked: dumps(asked)[:-1] + b',"news":1}')
     with pytest.raises(Unsupported, match="another version of Sublet: Configure has no field 'news'"):
         played(lambda *_: asyncio.sleep(0))
+
+
+def test_a_burst_of_orders_arrives_whole_in_order_and_in_messages_of_a_bounded_size() -> None:
+    """After an outage thousands come at once, and a message has a greatest size."""
+    count = 3 * supervised.ORDERS_MAX + 7
+    ordered = [
+        RemoveVolume(
+            lease=LeaseId(f"l-{n}"),
+            epoch=Epoch(1, n),
+            number=n,
+            volume=VolumeRef(tenant=TenantId("ann"), name="v"),
+            parts=(),
+        )
+        for n in range(count)
+    ]
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        for order in ordered:
+            agent.send(order)
+        agent.tick(0)
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(len(batch) for batch in supervisors.ordered) < count:  # noqa: ASYNC110 - over a socket
+                await asyncio.sleep(0.001)
+        assert [order for batch in supervisors.ordered for order in batch] == ordered
+        assert max(len(batch) for batch in supervisors.ordered) <= supervised.ORDERS_MAX
+
+    played(play)
 
 
 def test_an_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 
@@ -334,3 +335,28 @@ def test_changing_leases_over_and_over_does_not_grow_the_heap() -> None:
         with manager.change(LeaseId("L-3")):
             pass
     assert len(manager._heap) <= 2 * 10 + 10
+
+
+def test_however_often_leases_are_changed_each_is_renewed_when_it_is_due() -> None:
+    """What a change leaves behind is thrown away in between, and nobody's moment is lost with it."""
+
+    def renewed_at(changes: int) -> dict[str, float]:
+        manager = RenewalManager(Office().renew, clock=HeldClock(), batch_max=1)
+        for n in range(40):
+            manager.register(f"L-{n}", 30.0 + 7 * n % 40, ON_TIME)
+        chance = random.Random(changes)
+        for _ in range(changes):
+            with manager.change(LeaseId(f"L-{chance.randrange(40)}")):
+                pass
+            manager.tick(1.0)
+        found: dict[str, float] = {}
+        now = 10.0
+        while len(found) < 40:
+            now += 0.25
+            while batch := manager.tick(now).renewed:
+                found |= {lease: now for lease in batch if lease not in found}
+            assert now < 60
+        return found
+
+    undisturbed = renewed_at(0)
+    assert all(renewed_at(changes) == undisturbed for changes in range(100, 120))

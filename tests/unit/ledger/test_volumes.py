@@ -82,6 +82,28 @@ def test_what_was_never_claimed_leaves_a_volume_as_it_was() -> None:
     assert b.state.volumes["ann/ckpt"].state is VolumeState.RETAINED
 
 
+def test_a_request_for_a_volume_on_a_full_node_does_not_hold_up_one_for_another_volume() -> None:
+    """They ask for the same and differ in nothing but the name, by which one goes to this node and one to that."""
+    nodes = [
+        inventory(f"n{n}", device(f"block{n}", Kind.BLOCK, capacity=8 * GIB), device(f"cpu{n}", Kind.CPU))
+        for n in range(2)
+    ]
+    b = Bench(*nodes)
+    found = {}
+    for name in "ab":
+        first = b.granted(disk(4), cores(8), tenant=ANN, name=name)
+        found[first.node] = name
+        b.release(first)
+        b.granted(cores(8), tenant=BEN)  # so that the next volume is made on the other node
+    assert len(found) == 2
+    busy = {lease.node: lease for lease in b.state.leases.values() if lease.tenant == BEN and lease.end is None}
+    waiting = {name: b.queued(cores(2), disk(0), tenant=ANN, name=name) for name in "ab"}
+    [free] = [node for node, name in found.items() if name == "b"]
+    b.release(busy[free])
+    assert b.lease(waiting["b"].id).status is LeaseStatus.GRANTED
+    assert b.lease(waiting["a"].id).status is LeaseStatus.QUEUED
+
+
 def test_several_kinds_with_a_name_go_where_the_volume_is() -> None:
     nodes = [
         inventory(f"n{n}", device(f"block{n}", Kind.BLOCK, capacity=8 * GIB), device(f"cpu{n}", Kind.CPU))
