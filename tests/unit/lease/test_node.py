@@ -240,6 +240,18 @@ def test_a_grant_on_a_shared_device_does_not_look_through_all_who_share_it(monke
     assert asked < 10 * many
 
 
+def test_a_grant_that_was_late_ends_no_lease_that_came_after_it() -> None:
+    """It was on its way for longer than the lease that has the device now, and waits for that one's end."""
+    rig = Rig()
+    rig.grant(A, 5)
+    rig.settle(A)
+    rig.grant(B, 3, parts=(replace(ONE, exclusivity=Exclusivity.SHARED),))
+    rig.at(1)
+    assert rig.node.check(A, Epoch(1, 5), rig.now_ns).lease == A
+    assert not rig.said(EndedHere)
+    assert ("grant", B) not in [asked[:2] for asked in rig.paper.asked]
+
+
 def test_a_grant_that_waits_is_granted_when_the_hardware_is_free() -> None:
     """Not before: whoever gets a folder and a page may start."""
     rig = Rig()
