@@ -47,6 +47,7 @@ __all__ = [
     "new_optimizer",
     "new_type",
     "object_view",
+    "of_module",
     "on_host",
     "remembering",
     "set_attributes",
@@ -160,6 +161,11 @@ def torch_typed_storage(storage: Any, dtype: Any) -> Any:
 def set_grad(tensor: Any, grad: Any) -> None:
     """Give a tensor its gradient back."""
     tensor.grad = grad
+
+
+def of_module(module: str, name: str) -> Any:
+    """What a library has under a name."""
+    return getattr(importlib.import_module(module), name)
 
 
 def inference_tensor(make: Any, arguments: tuple[Any, ...]) -> Any:

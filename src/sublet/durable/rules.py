@@ -10,15 +10,15 @@ from __future__ import annotations
 import array
 import contextlib
 import copyreg
-import dataclasses
 import enum
 import functools
 import importlib
 import sys
+import sysconfig
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pickle import PickleBuffer
 from typing import Any, ClassVar, Final, Literal
 
@@ -44,8 +44,6 @@ UNNAMED: Final = frozenset(kind for kind in vars(types).values() if isinstance(k
     *(type(None), type(...), type(NotImplemented))
 }
 """Types of the interpreter that stand in no module under their own name; cloudpickle knows where."""
-SENTINELS: Final = (type(dataclasses.MISSING), type(dataclasses._FIELD))  # type: ignore[attr-defined]
-"""Without these a data class would have no fields where it arrives."""
 OWNERS: Final = (bytearray, array.array)
 """Who looks at their memory does so after loading as well, if they travel along."""
 HEAP_TYPE: Final = 1 << 9
@@ -113,10 +111,26 @@ class Rules:
         try:
             rule = self._rules[kind]
         except KeyError:
-            rule = self._rules[kind] = self._rule_for(kind)
+            rule = self._rules[kind] = self._unless_of_module(kind, self._rule_for(kind))
         if rule is not None:
             return rule(value)
         return NotImplemented if self.chain is None else self._empty(value, kind)
+
+    def _unless_of_module(self, kind: type, rule: Rule | None) -> Rule | None:
+        """An object that its library has under a name, such as ``matplotlib.rcParams``, is the library's own: it goes
+        by that name. ``rule`` is for all others of the class."""
+        if not (known := _of_modules(kind)):
+            return rule
+
+        def reduce(value: Any) -> Any:
+            module, name = known.get(id(value), ("", ""))
+            if module and vars(sys.modules.get(module, types)).get(name) is value:
+                return rebuild.of_module, (module, name)
+            if rule is not None:
+                return rule(value)
+            return NotImplemented if self.chain is None else self._empty(value, kind)
+
+        return reduce
 
     def flatten(self) -> list[tuple[Any, Any]]:
         """From here on objects are taken apart without their attributes, which are left in the answer."""
@@ -145,8 +159,6 @@ class Rules:
             return self._function
         if kind is types.CellType:
             return self._cell
-        if kind in SENTINELS:
-            return self._sentinel
         if kind is types.MappingProxyType:
             return self._mapping_proxy
         if kind is memoryview:
@@ -266,11 +278,6 @@ class Rules:
         if id(value) in self._cells:
             return rebuild.cell, ()
         return rebuild.cell, (), _contents(value), None, None, rebuild.fill_cell
-
-    def _sentinel(self, value: Any) -> Any:
-        """What code asks for with ``is``: there is one, in its module."""
-        name = next((name for name, held in vars(dataclasses).items() if held is value), None)
-        return NotImplemented if name is None else (getattr, (dataclasses, name))
 
     def _mapping_proxy(self, value: Any) -> Any:
         return types.MappingProxyType, (behind(value),)
@@ -646,6 +653,42 @@ def found_by_name(value: Any) -> bool:
     except AttributeError:
         return False
     return found is value
+
+
+def _of_modules(kind: type) -> Mapping[int, tuple[str, str]]:
+    """Objects of this class, by id, that the class' own library has under a name, in the module of the class or in a
+    package around it."""
+    home = kind.__module__
+    if type(home) is not str or home in MAINS or home == "builtins" or not _is_installed(home.partition(".")[0]):
+        return _NONE
+    parts = home.split(".")
+    modules = [sys.modules.get(".".join(parts[:n])) for n in range(len(parts), 0, -1)]
+    found = [vars(one) for one in modules if isinstance(one, types.ModuleType)]
+    count = sum(map(len, found))
+    known = _known_of_modules.get(id(kind))
+    if known is None or known[:2] != (kind, count):
+        named = {
+            id(value): (str(names["__name__"]), name)
+            for names in reversed(found)
+            for name, value in list(names.items())
+            if type(value) is kind
+        }
+        known = _known_of_modules[id(kind)] = kind, count, named
+    return known[2]
+
+
+_NONE: Final[Mapping[int, tuple[str, str]]] = types.MappingProxyType({})
+_known_of_modules: Final[dict[int, tuple[type, int, Mapping[int, tuple[str, str]]]]] = {}
+"""What was found, by the id of the class, with the number of names that were looked at."""
+
+
+@functools.cache
+def _is_installed(library: str) -> bool:
+    """Whether a module is Python's or was installed: of the program's own modules objects go by what they hold."""
+    file = getattr(sys.modules.get(library), "__file__", None)
+    paths = sysconfig.get_paths()
+    folders = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return file is None or file.startswith(folders) or "site-packages" in file or "dist-packages" in file
 
 
 def _registered_by_value(module: str) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import enum
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -109,18 +109,25 @@ class Traffic:
         self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int
     ) -> tuple[Outgoing, Restored]:
         """What a cell reads, and what stood for it on an earlier device, to this one."""
+        left_out: dict[str, str] = {}
         with self.progress.of("sending"):
-            return self._send(kernel, reading, options, number)
+            while True:
+                try:
+                    return self._send(kernel, reading, options, number, left_out)
+                except Unpicklable as error:  # the device cannot put it together: once more without what none reads
+                    if error.path not in reading.maybe or error.path in left_out:
+                        raise
+                    left_out[error.path] = error.what or error.message
 
     def _send(
-        self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int
+        self, kernel: KernelGuest, reading: Reading, options: CellOptions, number: int, left_out: Mapping[str, str]
     ) -> tuple[Outgoing, Restored]:
         wanted = reading.reads if options.takes is None else frozenset(options.takes)
         asked = reading.asked if options.takes is None else None
         around = None if self.surroundings is None else self.surroundings.changes()
         try:
             maybe = reading.maybe if options.takes is None else frozenset()
-            sent = self.space.outgoing(wanted, must=True, asked=asked, late=True, maybe=maybe)
+            sent = self.space.outgoing(wanted, must=True, asked=asked, late=True, maybe=maybe, staying=left_out)
         except BaseException as error:
             self._surroundings_unsure()
             if not isinstance(error, Unpicklable):

@@ -87,6 +87,16 @@ RESOURCES: list[Kind] = [
         "a bound method of a lock", "import threading\ny = threading.Lock(); x = y.acquire", "a thread lock", "x()"
     ),
     by_name("standard output", "import sys\nx = sys", "x.stdout is not None"),
+    by_name(
+        "an object that its library has under a name",
+        "import dataclasses, matplotlib\nx, y = matplotlib.rcParams, dataclasses.KW_ONLY",
+        "x is matplotlib.rcParams and y is dataclasses.KW_ONLY",
+    ),
+    by_name(
+        "a function that draws from a library's own generator",
+        "import numpy, random\nfrom random import random as y\nfrom numpy.random import rand as z\nx = [y, z]",
+        "x[0].__self__ is random.seed.__self__ and x[1].__self__ is numpy.random.seed.__self__",
+    ),
     by_name("the environment", "import os\nx = os", "x.environ['PATH']", note="a change of it stays on its side"),
 ]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import enum
 import importlib
+import os
 import pickle
+import random
 import sys
 import types
 from dataclasses import dataclass
@@ -411,6 +414,25 @@ def test_a_class_of_a_part_that_its_library_has_not_imported_yet_goes_by_name(
     finally:
         for name in ("lazylib", "lazylib.part"):
             sys.modules.pop(name, None)
+
+
+def test_what_an_installed_library_has_under_a_name_goes_by_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a module of the program's own has goes by what it holds: nobody else may have it as it is here."""
+    for one in (dataclasses.KW_ONLY, os.environ, pd.options, np.random.mtrand._rand):
+        assert again([one, [one]])[1][0] is one
+    assert again(random.random).__self__ is random.seed.__self__  # type: ignore[attr-defined]
+    assert again(random.Random(3)) is not again(random.Random(3))
+    (tmp_path / "ownmodule.py").write_text("class Config: pass\nconfig = Config()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        own = importlib.import_module("ownmodule")
+        own.config.rate = 5
+        assert again(own.config).rate == 5
+        assert again(own.config) is not own.config
+    finally:
+        sys.modules.pop("ownmodule", None)
 
 
 def test_no_library_is_loaded_that_the_program_has_not() -> None:
