@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 REGISTRY: dict[str, Any] = {}
 SETTINGS = {"level": [1]}
@@ -49,3 +49,26 @@ class Accessor:
     def __init__(self, owner: Any) -> None:
         self.owner = owner
         self.memo: dict[str, Any] = {}
+
+
+class Native:
+    """Holds memory by its number, as an extension module does, and frees it at its end."""
+
+    memory: ClassVar[dict[int, list[int]]] = {}
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.handle = max(self.memory, default=0) + 1
+        self.memory[self.handle] = list(numbers)
+
+    @property
+    def numbers(self) -> list[int]:
+        return self.memory[self.handle]
+
+    def __getstate__(self) -> tuple[int, ...]:
+        return tuple(self.numbers)
+
+    def __setstate__(self, state: tuple[int, ...]) -> None:
+        Native.__init__(self, state)
+
+    def __del__(self) -> None:
+        del self.memory[self.handle]

@@ -17,7 +17,7 @@ from sublet.durable import rebuild
 from sublet.durable.codec import encode
 from sublet.durable.figures import figure_of, is_part_kind
 from sublet.durable.roots import IDENTITY_FREE
-from sublet.durable.rules import OWNERS, owner_of
+from sublet.durable.rules import OWNERS, has_plain_state, owner_of
 from sublet.errors import SubletError
 from sublet.notebook import writing
 from sublet.notebook.memories import is_array, is_memory, is_tensor, same_array, same_tensor
@@ -91,6 +91,8 @@ def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
     core = kind if kind in _WAYS else core_of(kind)
     if core is None and _by_state(kind) is not None:
         return True
+    if _frees_at_its_end(kind):
+        return False
     if isinstance(old, types.ModuleType):
         return sys.modules.get(old.__name__) is not old
     if is_part_kind(kind) and figure_of(new) is not None:
@@ -120,6 +122,13 @@ def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
     return core not in MADE_ANEW
 
 
+def _frees_at_its_end(kind: type) -> bool:
+    """Whether instances of a library's class may hold memory that Python knows nothing of, as LightGBM's models do:
+    they say themselves how they are pickled, and free something in ``__del__``. Attributes of the copy, written into
+    the original, would be freed with the copy."""
+    return kind.__module__ != "__main__" and hasattr(kind, "__del__") and not has_plain_state(kind)
+
+
 def _of_one_owner(plan: Plan, old: Any, new: Any) -> bool:
     """Where a byte array came whose memory the new one looks at: whether the old one looks at that which was here."""
     owner = owner_of(new)
@@ -130,7 +139,9 @@ def is_as_it_was(old: Any, new: Any) -> bool:
     """Of two that nobody here can look into: whether pickle says the same of both."""
     if type(old) is not type(new) or isinstance(new, IDENTITY_FREE) or type(new) in _WAYS:
         return False
-    if is_memory(new) or is_frame(new) or _by_state(type(new)) is not None or core_of(type(new)) is not None:
+    if is_memory(new) or is_frame(new) or _by_state(type(new)) is not None:
+        return False
+    if core_of(type(new)) is not None and not _frees_at_its_end(type(new)):
         return False
     try:
         one, other = encode(old, gpu="refuse"), encode(new, gpu="refuse")

@@ -117,6 +117,13 @@ FUNCTIONS: list[Kind] = [
         "x.__dict__['a'].append(2); x.__dict__['b'] = 3",
         "x.a == [1, 2] and x.b == 3",
     ),
+    anew(
+        "an object of a library that frees memory at its end",
+        "from tests.notebook.library import Native\nx = Native([1, 2])",
+        "x.numbers == [1, 2]",
+        "x.numbers.append(3)",
+        "x.numbers == [1, 2, 3] and __import__('gc').collect() >= 0 and x.numbers == [1, 2, 3]",
+    ),
     travels(
         "an accessor of a library",
         "from tests.notebook.library import Accessor\ny = [1]; x = Accessor(y)",

@@ -94,8 +94,8 @@ RESOURCES: list[Kind] = [
     ),
     by_name(
         "a function that draws from a library's own generator",
-        "import numpy, random\nfrom random import random as y\nfrom numpy.random import rand as z\nx = [y, z]",
-        "x[0].__self__ is random.seed.__self__ and x[1].__self__ is numpy.random.seed.__self__",
+        "import numpy, random\nx = [random.random, numpy.random.rand]",
+        "x[0].__self__ is random._inst and x[1].__self__ is numpy.random.mtrand._rand",
     ),
     by_name("the environment", "import os\nx = os", "x.environ['PATH']", note="a change of it stays on its side"),
 ]
