@@ -10,11 +10,11 @@ from typing import Any, Final
 from sublet.broker import commands as cmd
 from sublet.broker.access import new_token, token_hash
 from sublet.broker.asking import choice, number, quota, text
-from sublet.broker.records import TenantRecord
+from sublet.broker.records import LOCAL_TENANT, TenantRecord
 from sublet.broker.serve_looking import all_troubles
 from sublet.broker.service import Call, Reply, Service, is_live, json_reply
 from sublet.broker.views import audit_entry, device_view, fence_views, node_view, rfc3339, seconds, tenant_view
-from sublet.errors import InvalidRequest, NotFound
+from sublet.errors import InvalidRequest, NotFound, Unauthorized
 from sublet.observe.metrics import CONTENT_TYPE
 from sublet.values import LeaseId, NodeId, ResourceId, TenantId, Tier, parse_duration_ns, shown, valid_name
 from sublet.wire.http import (
@@ -56,6 +56,8 @@ __all__ = [
 
 _TOKEN_BYTES: Final = 32
 _DETAIL_MAX: Final = 500
+_BACKUPS: Final = "backups"
+"""Below the state folder."""
 _RECORDS_MAX: Final = 1000
 """Records of the audit chain in one answer."""
 
@@ -242,8 +244,23 @@ async def backup(service: Service, call: Call) -> Reply:
     path = Path(request.path)
     if not path.is_absolute():
         raise InvalidRequest(f"{request.path} is not an absolute path", do="Write it from the root: /...")
+    if call.caller.tenant != LOCAL_TENANT:
+        path = _in_backups(service.identity.home, path)
     size = await asyncio.to_thread(service.archive.backup, path)
     return json_reply(BackupAnswer(path=str(path), bytes=size))
+
+
+def _in_backups(home: Path, path: Path) -> Path:
+    """An operator's token gives the rights of an operator and not those of the user whose office it is, who may be
+    root: with it a file can be made in one folder only."""
+    folder = home / _BACKUPS
+    if path.parent != folder or path.name in (".", ".."):
+        raise Unauthorized(
+            f"with an access token a backup can be written to {folder} only",
+            do=f"Name a file there, such as {folder}/NAME; or do it as the owner of the office, without a token.",
+        )
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 # ---- the end ----
