@@ -15,6 +15,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 # General layout. Imports point up this list, never down (tests/unit/test_map.py holds that):
 #
 #   values, errors, clock   ids, enums, sizes, durations, epochs · the tree of errors · time as something handed in
+#   background              how threads and tasks are started, and what happens when one fails
 #   invocation              how a command is typed here: `sublet`, or its path; for messages
 #   wire/                   messages between client, broker, agent, supervisor and guest; nothing else is shared by them
 #   lease/                  the law: state tables, the lease, renewal. Pure, standard library
