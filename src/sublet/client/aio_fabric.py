@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
+import threading
+import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
 from msgspec import structs
 
-from sublet.background import start_task
+from sublet.background import start_task, start_thread
 from sublet.client import volumes
 from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
@@ -36,22 +40,31 @@ from sublet.client.asking import (
     parked_at,
     policy_of,
 )
-from sublet.client.book import Book
+from sublet.client.book import Book, is_held
 from sublet.client.clocks import client_clock
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
-from sublet.client.fabric import EXIT_PATIENCE_S, HELLO_TRIES, start_office
+from sublet.client.fabric import (
+    EXIT_PATIENCE_S,
+    HELLO_TRIES,
+    close_at_exit,
+    closed_error,
+    give_back_all,
+    start_office,
+)
 from sublet.client.guest_watch import Watch
 from sublet.client.handle import LeaseFacts
 from sublet.client.model import Offer
+from sublet.client.owed import Owed
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import bill_path, check_versions, leases_path
 from sublet.client.steps import Program
+from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
-from sublet.errors import Disconnected, InvalidRequest, SubletError
+from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, SubletError
 from sublet.lease.policy import RenewalPolicy
-from sublet.values import Epoch, LeaseId, RenewMode, valid_text
+from sublet.values import NS_PER_S, Epoch, LeaseId, RenewMode, RequestId, valid_text
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
 
@@ -61,6 +74,9 @@ if TYPE_CHECKING:
 __all__ = ["Acquiring", "Fabric", "connect"]
 
 T = TypeVar("T")
+LOOK_AGAIN_S: Final = 0.02
+LOOK_AGAIN_MAX_S: Final = 5.0
+"""Between two tries to give back what a loop has left."""
 _log = logging.getLogger("sublet.client")
 
 
@@ -109,8 +125,8 @@ class Acquiring:
 class Fabric:
     """Where leases come from, inside one event loop. Made by ``await sublet.aio.connect()``.
 
-    Close it (``async with``, or ``await close()``) before the loop ends: after that nobody can give its leases back,
-    and they end by their time to live.
+    Close it (``async with``, or ``await close()``) before the loop ends. What it still holds when the loop has ended is
+    given back by a thread, at the latest when the program ends.
     """
 
     def __init__(
@@ -124,11 +140,14 @@ class Fabric:
         self._core = Core(clock)
         self._transport = AioTransport(address, clock, wire=WIRE_VERSION, ca=ca)
         self._book = Book(clock, new_request_id)
-        self._keeper = AioKeeper(self._book, self._core, self._transport, clock, self._revive)
+        self._keeper = AioKeeper(self._book, self._core, self._transport, clock, self._revive, self._give_back_later)
         self._calls: set[asyncio.Task[None]] = set()
         self._unbinding: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._is_over = False
+        self._returning: threading.Thread | None = None
         self._guest_watch: Watch | None = None
+        _fabrics.add(self)
 
     def __repr__(self) -> str:
         return f"<aio.Fabric {self.address.url}{' closed' if self._closed else ''}>"
@@ -142,28 +161,40 @@ class Fabric:
         await self.close()
 
     async def close(self, patience: float = EXIT_PATIENCE_S) -> None:
-        """Give back all leases, for at most ``patience`` seconds, and stop. Twice is harmless."""
-        if self._closed:
+        """Give back all leases, for at most ``patience`` seconds, and stop. Requests of other tasks that wait in the
+        queue are withdrawn; from now on none is accepted.
+
+        Twice is harmless. A close that is cancelled goes on in the background; a second one waits for it, or finishes
+        what it has left.
+        """
+        if self._is_over:
             return
-        self._closed = True
-        if self._guest_watch is not None:
-            self._guest_watch.close()
-        held = self._book.live
-        for one in held:
-            self._book.let_go(one)
-        releases = [
-            run_program(
-                self._core.release(one.id, request_id=one.release_id, busy_s=0.0, patience_s=patience),
-                self._transport.exchange,
-                _nobody,  # no office is started only to hear this
-            )
-            for one in held
-        ]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await asyncio.gather(*releases, *self._unbinding, return_exceptions=True)
-        await self._keeper.stop()
-        await self._transport.close()
+        self._book.closing = True
+        for held in self._book.live:
+            self._book.let_go(held)
+        if self._closing is None or self._closing.done() or self._closing.get_loop() is not asyncio.get_running_loop():
+            self._closing = asyncio.create_task(self._close(patience))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, patience: float) -> None:
+        try:
+            if self._guest_watch is not None:
+                self._guest_watch.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    returns = [self._return(owed, patience) for owed in self._book.owed]
+                    await asyncio.gather(*returns, *self._unbinding, return_exceptions=True)
+            await self._keeper.stop()
+            await self._transport.close()
+            self._is_over = True
+        finally:
+            if self._book.owed:  # unconfirmed, or the loop ends: a thread goes on until the last of it has ended
+                self._give_back_later()
+
+    async def _return(self, owed: Owed, patience_s: float) -> None:
+        """No office is started only to hear this."""
+        await run_program(self._core.give_back(owed, patience_s), self._transport.exchange, _nobody)
+        self._book.given_back(owed)
 
     # ---- acquiring
 
@@ -243,11 +274,11 @@ class Fabric:
         """
         policy = policy_of(renew, renew_every)
 
-        async def work() -> Lease:
-            program = volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound))
-            return self._open(await self._run(program), policy)
+        def program(owed: Owed) -> Program[Grant]:
+            owed.is_held = is_held
+            return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
 
-        return Acquiring(work)
+        return Acquiring(lambda: self._take(program, policy))
 
     # ---- looking
 
@@ -330,22 +361,102 @@ class Fabric:
         async def work() -> Lease:
             line, old = QueueLine(), asked.replaces
             on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
+            request = structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound))
+            hooks = Hooks(on_place=on_place, on_offer=on_offer)
+
+            async def complete(lease: Lease) -> None:
+                if isinstance(old, Lease):
+                    with contextlib.suppress(Disconnected):  # the office has ended it already
+                        await old.release()
+                if isinstance(goes_on, Lease):
+                    lease._go_on_from(goes_on)
+                lease._takes_up = goes_on is not None and lease._ground is None
+
             try:
-                request = structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound))
                 with contextlib.nullcontext() if old is None else old._kept():
-                    grant = await self._run(self._core.acquire(request, Hooks(on_place=on_place, on_offer=on_offer)))
+                    return await self._take(
+                        lambda owed: self._core.acquire(request, hooks, owed), asked.policy, complete
+                    )
             finally:
                 line.clear()
-            lease = self._open(grant, asked.policy)
-            if isinstance(old, Lease):
-                with contextlib.suppress(Disconnected):  # the office has ended it already
-                    await old.release()
-            if isinstance(goes_on, Lease):
-                lease._go_on_from(goes_on)
-            lease._takes_up = goes_on is not None and lease._ground is None
-            return lease
 
         return Acquiring(work)
+
+    async def _take(
+        self,
+        program: Callable[[Owed], Program[Grant]],
+        policy: RenewalPolicy,
+        complete: Callable[[Lease], Awaitable[None]] | None = None,
+    ) -> Lease:
+        """Run a program that brings a lease, and make its handle; see `sublet.Fabric`."""
+        owed = Owed(RequestId(new_request_id()))
+        try:
+            if self._closed:
+                raise closed_error()
+            self._keeper.prepare()
+            self._book.owed.add(owed)
+            made = [self._open(await self._run(program(owed)), policy, owed)]
+            if complete is not None:
+                await complete(made[0])
+            self._book.owed.discard(owed)
+            return made.pop()  # no variable keeps it: if the caller does not get it, nothing does
+        except BaseException as error:
+            owed.left = True
+            self._give_up(owed)
+            if self._closed and isinstance(error, LeaseEnded):  # close() has withdrawn the request
+                raise closed_error() from error
+            raise
+
+    def _give_up(self, owed: Owed) -> None:
+        """See that it is given back in the background."""
+        if owed.done:
+            self._book.owed.discard(owed)
+            return
+        self._book.owed.add(owed)
+        if self._is_over:
+            self._give_back_later()
+        else:
+            self._keeper.wake()
+
+    @property
+    def _closed(self) -> bool:
+        return self._book.closing
+
+    def _give_back_later(self) -> None:
+        """Its tasks have ended, and this loop perhaps as well: what is left is given back by a thread."""
+        if self._returning is None or not self._returning.is_alive():
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending, and does it itself
+                self._returning = start_thread("return", self._give_back_apart, again=True)
+
+    def _give_back_apart(self) -> None:
+        """On a thread. While the loop runs, it may still release leases by itself."""
+        loop, pause_s = self._keeper.loop, LOOK_AGAIN_S
+        while loop is not None and not self._is_over and loop.is_running():
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_AGAIN_MAX_S)
+        pause_s = LOOK_AGAIN_S
+        while self._has_left:
+            self._give_back_now()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_AGAIN_MAX_S)
+
+    @property
+    def _has_left(self) -> bool:
+        return bool(self._book.owed or self._book.live or self._book.dropped)
+
+    def _give_back_now(self) -> None:
+        """With blocking calls: where no loop runs that could do it."""
+        self._book.closing = True
+        for held in self._book.live:
+            self._book.let_go(held)
+        for owed in list(self._book.owed):
+            owed.under_way, owed.retry_ns = False, 0
+        transport = Transport(self.address, self._clock, wire=WIRE_VERSION, ca=self._ca)
+        until_ns = self._clock.now_ns() + round(EXIT_PATIENCE_S * NS_PER_S)
+        try:
+            give_back_all(self._core, self._book, transport, self._clock, until_ns, self._book.to_give_back())
+        finally:
+            transport.close()
 
     def _holder_pid(self, bound: bool | None) -> int | None:
         return holder_pid(self.address, self._bound if bound is None else bound)
@@ -361,8 +472,10 @@ class Fabric:
         self._unbinding.add(task)
         task.add_done_callback(self._unbinding.discard)
 
-    def _open(self, grant: Grant, policy: RenewalPolicy) -> Lease:
-        lease = Lease(self, self._book, self._book.open(grant, policy))
+    def _open(self, grant: Grant, policy: RenewalPolicy, owed: Owed | None = None) -> Lease:
+        if self._closed:  # the answer came late
+            raise closed_error()
+        lease = Lease(self, self._book, self._book.open(grant, policy, owed))
         self._keeper.start()
         return lease
 
@@ -405,3 +518,16 @@ class Fabric:
 
 async def _nobody() -> None:
     return
+
+
+_fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    """Give back what loops have left, which do not run any more."""
+    close_at_exit([one._give_back_now for one in list(_fabrics) if one._has_left])
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fabrics.clear)

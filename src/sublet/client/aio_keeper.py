@@ -26,14 +26,22 @@ class AioKeeper:
     """Starts its tasks with the first lease, in the loop of whoever acquired it."""
 
     def __init__(
-        self, book: Book, core: Core, transport: AioTransport, clock: Clock, revive: Callable[[], Awaitable[None]]
+        self,
+        book: Book,
+        core: Core,
+        transport: AioTransport,
+        clock: Clock,
+        revive: Callable[[], Awaitable[None]],
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_end`` is called when the loop ends it, with whatever is left to give back."""
         self._book = book
         self._core = core
         self._transport = transport
         self._clock = clock
         self._revive = revive
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_end = on_end
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
@@ -42,21 +50,28 @@ class AioKeeper:
         self._stopped = False
 
     def start(self) -> None:
+        """See that the task runs, and looks at what is due."""
+        self.prepare()
+        self._wake.set()
+
+    def prepare(self) -> None:
         """See that the task runs."""
         if not self._stopped and (self._keeping is None or self._keeping.done()):
-            self._loop = asyncio.get_running_loop()
+            self.loop = asyncio.get_running_loop()
             self._keeping = self._kept(start_task("keeper", self._keep, again=True))
-        self._wake.set()
 
     def wake(self) -> None:
         """Look again at what is due. Harmless from any thread, a finaliser included."""
-        loop = self._loop
+        loop = self.loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._wake.set)
 
     async def stop(self) -> None:
         """End all tasks. What is under way is dropped."""
         self._stopped = True
+        if self.loop is not asyncio.get_running_loop():  # that one has ended, and its tasks with it
+            self._tasks.clear()
+            self._listening = None
         tasks = [*self._tasks, *([] if self._listening is None else [self._listening])]
         for task in tasks:
             task.cancel()
@@ -78,6 +93,14 @@ class AioKeeper:
         _ = self._kept(start_task("errand", run))
 
     async def _keep(self) -> None:
+        try:
+            await self._keep_all()
+        except (asyncio.CancelledError, GeneratorExit):
+            if not self._stopped:
+                self._on_end()
+            raise
+
+    async def _keep_all(self) -> None:
         while True:
             try:
                 self._begin_what_is_due()
@@ -89,19 +112,16 @@ class AioKeeper:
 
     async def _wait(self) -> None:
         """Until something is due, or somebody wakes us."""
-        wake_ns = self._book.next_wake_ns()
-        timeout_s = None if wake_ns is None else max(0.0, (wake_ns - self._clock.now_ns()) / NS_PER_S)
+        moments = [ns for ns in (self._book.next_wake_ns(), self._book.next_return_ns()) if ns is not None]
+        timeout_s = max(0.0, (min(moments) - self._clock.now_ns()) / NS_PER_S) if moments else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
 
     def _begin_what_is_due(self) -> None:
         self._wake.clear()
-        while self._book.dropped:
-            held = self._book.dropped.popleft()
-            busy_s = held.holder.busy_time.unsaid_ns(self._clock.now_ns()) / NS_PER_S
-            self._book.let_go(held)
-            self._begin(errands.give_back(self._core, held, busy_s))
+        for owed in self._book.to_give_back():
+            self._begin(errands.give_back(self._core, self._book, owed))
         while (batch := self._book.collect()).attempts:
             self._begin(errands.renew(self._core, self._book, batch))
         for word in self._book.words():

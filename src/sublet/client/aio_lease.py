@@ -38,8 +38,8 @@ class Lease(LeaseFacts):
     nothing, so they are not awaited."""
 
     def __init__(self, fabric: Fabric, book: Book, held: Held) -> None:
-        super().__init__(book, held, fabric._clock, contextlib.nullcontext())
         self._fabric = fabric
+        super().__init__(book, held, fabric._clock, contextlib.nullcontext())
         self._ground: Any = None
         """What runs Python functions under it, from the first call on."""
         self._loop = asyncio.get_running_loop()
@@ -52,12 +52,14 @@ class Lease(LeaseFacts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give it back. What the body raised goes on as it is, whatever becomes of the release."""
-        if os.getpid() != self._pid or self._left:
-            return
         try:
-            await self.release()
+            if os.getpid() == self._pid and not self._left:
+                await self.release()
         except SubletError as failed:
             self._could_not_release(failed, error)
+        except BaseException:
+            self._give_up()
+            raise
 
     def __del__(self) -> None:
         if self._is_dropped():
@@ -72,10 +74,13 @@ class Lease(LeaseFacts):
 
     async def release(self) -> None:
         """Give it back. Twice is harmless, and so is after the end; see `sublet.Lease.release`."""
-        self._own()
         try:
+            self._own()
             if not self._is_returned():
                 self._released(await self._fabric._run(self._letting_go(self._fabric._core)))
+        except BaseException:
+            self._give_up()
+            raise
         finally:
             if self._ground is not None and self._ground._workers is not None:
                 self._ground._workers.close()
@@ -215,6 +220,13 @@ class Lease(LeaseFacts):
                     return
         finally:
             self._stop_listening(changes.put_nowait)
+
+    def _give_up(self) -> None:
+        """Giving it back was interrupted, or not answered: that goes on in the background."""
+        owed = self._held.owed
+        owed.left = True
+        if not self._left and os.getpid() == self._pid:
+            self._fabric._give_up(owed)
 
     def _wake(self) -> None:
         self._fabric._keeper.wake()

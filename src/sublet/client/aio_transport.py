@@ -29,6 +29,7 @@ class AioTransport:
         self._headers = headers_for(address, wire)
         self._tls = tls_context(address, ca)
         self._idle: list[_Pipe] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def exchange(self, call: Call) -> Reply:
         """Send one request and read its answer whole."""
@@ -70,7 +71,7 @@ class AioTransport:
 
     async def close(self) -> None:
         """Close what is idle. The transport stays usable."""
-        idle, self._idle = self._idle, []
+        idle, self._idle = self._of_this_loop(), []
         for _, writer in idle:
             writer.transport.abort()
 
@@ -89,8 +90,15 @@ class AioTransport:
         )
         await writer.drain()
 
+    def _of_this_loop(self) -> list[_Pipe]:
+        """What is idle; connections of another loop, which has ended, are of no use."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._idle = loop, []
+        return self._idle
+
     def _take(self) -> _Pipe | None:
-        while self._idle:
+        while self._of_this_loop():
             reader, writer = self._idle.pop()
             if not reader.at_eof() and not writer.is_closing():
                 return reader, writer

@@ -19,6 +19,7 @@ from sublet.client.core import Grant
 from sublet.client.held import Held, Word
 from sublet.client.model import Notice
 from sublet.client.outcomes import fenced_end
+from sublet.client.owed import Owed
 from sublet.client.sse import ServerEvent
 from sublet.clock import Clock
 from sublet.lease.holder import Holder
@@ -29,19 +30,26 @@ from sublet.lease.value import Attempt, Done, HolderNews, HolderWord, LeaseEnd, 
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, RenewMode, RequestId, format_duration
 from sublet.wire.http import LeaseView, News
 
-__all__ = ["IDLE_SAID_AFTER_NS", "SAY_AGAIN_AFTER_NS", "Book"]
+__all__ = ["IDLE_SAID_AFTER_NS", "RETURN_AGAIN_NS", "SAY_AGAIN_AFTER_NS", "SWEEP_NS", "Book", "is_held"]
 
 IDLE_SAID_AFTER_NS: Final = NS_PER_S // 5
 """A lease under which nothing has run for so long is told to be idle. Less would tell of every pause between cells."""
 SAY_AGAIN_AFTER_NS: Final = 5 * NS_PER_S
 """A word that the office did not hear is repeated after so long."""
 
+RETURN_AGAIN_NS: Final = 5 * NS_PER_S
+"""A release that got no answer is sent again after so long, until the lease's time to live has passed."""
+SWEEP_NS: Final = 5 * NS_PER_S
+"""How often it is looked for leases whose handle is gone without a word: a finaliser can be interrupted too."""
+REQUEST_LIVES_NS: Final = 600 * NS_PER_S
+"""What was requested, and neither answered nor withdrawn, has run out by then."""
+
 _log = logging.getLogger("sublet.client")
 _decode_news = msgspec.json.Decoder(News).decode
 
 
 class Book:
-    """All leases of one fabric. Not thread-safe, but for ``dropped``, to which a finaliser may add from anywhere."""
+    """All leases of one fabric. Not thread-safe, but for ``dropped`` and ``owed``, to which anything may add."""
 
     def __init__(self, clock: Clock, new_request_id: Callable[[], str]) -> None:
         self._clock = clock
@@ -53,17 +61,25 @@ class Book:
         """Over by their own clock, for as long as somebody looks at them: the office may yet say why."""
         self.dropped: deque[Held] = deque()
         """Leases whose object was dropped without a release."""
+        self.owed: set[Owed] = set()
+        """What the office has, or may have, without a handle here: under way, or to be given back."""
+        self.closing = False
+        """Nothing in ``owed`` is waited for any more: all of it is to be given back."""
+        self._sweep_ns = 0
+        _books.add(self)
 
     # ---- what is held
 
-    def open(self, grant: Grant, policy: RenewalPolicy) -> Held:
-        """A lease was granted, or attached."""
+    def open(self, grant: Grant, policy: RenewalPolicy, owed: Owed | None = None) -> Held:
+        """A lease was granted, or attached. What was owed for the request is then owed for the lease."""
         view, now_ns = grant.view, self._clock.now_ns()
         lease = LeaseId(view.id)
         holder = Holder(lease, ttl_ns=_ns(view.ttl), stamp=self._manager.stamp, policy=policy)
         left_ns = _ns(view.remaining if view.remaining is not None else view.ttl)
         holder.held(now_ns, sent_ns=grant.sent_ns, granted_ns=left_ns, epoch=view.epoch or Epoch(0, 0))
-        held = Held(view, holder, RequestId(self._new_request_id()))
+        held = Held(view, holder, Owed(RequestId(self._new_request_id())) if owed is None else owed)
+        held.owed.lease, held.owed.epoch, held.owed.attaching = lease, holder.epoch, None
+        held.owed.held = held
         self._supersede(held, now_ns)
         if not held.over:  # else it took too long to arrive
             self._held[lease] = held
@@ -80,9 +96,15 @@ class Book:
         return held.holder
 
     def let_go(self, held: Held) -> None:
-        """Before a release is sent: nothing starts any more, and nothing is renewed."""
+        """Before a release is sent: nothing starts any more, and nothing is renewed. It stays in ``owed`` until the
+        office has confirmed that it is over."""
+        owed, now_ns = held.owed, self._clock.now_ns()
+        if not held.over:
+            owed.busy_s = held.holder.busy_time.unsaid_ns(now_ns) / NS_PER_S
+        owed.until_ns = held.holder.deadline_ns
+        self.owed.add(owed)
         held.returned = True
-        held.holder.let_go(self._clock.now_ns())
+        held.holder.let_go(now_ns)
         self._forget(held)
         held.tell("ended")
 
@@ -92,7 +114,7 @@ class Book:
 
     def ended(self, held: Held, end: LeaseEnd) -> None:
         """The office says that it is over."""
-        held.confirmed = True
+        self.given_back(held.owed)
         held.holder.ended(end, self._clock.now_ns())
         self._forget(held)
         held.tell("ended")
@@ -116,19 +138,86 @@ class Book:
         """What is held now, as far as is known here."""
         return list(self._held.values())
 
+    # ---- what is to be given back
+
+    def to_give_back(self) -> list[Owed]:
+        """What is to be given back now. Each is handed out until ``not_given_back`` says that it failed."""
+        now_ns, found = self._clock.now_ns(), []
+        if self.closing:
+            for held in self.live:
+                self.let_go(held)
+        while self.dropped:
+            self._orphaned(self.dropped.popleft())
+        if now_ns >= self._sweep_ns:
+            self._sweep_ns = now_ns + SWEEP_NS
+            for held in self.live:
+                if held.handle is not None and held.handle() is None:
+                    self._orphaned(held)
+        for owed in list(self.owed):
+            if owed.under_way or now_ns < owed.retry_ns or not (owed.left or self.closing):
+                continue
+            if owed.held is not None and not owed.held.returned and not owed.held.confirmed:
+                self.let_go(owed.held)
+            elif owed.until_ns is None:
+                owed.until_ns = now_ns + REQUEST_LIVES_NS
+                if owed.attaching is not None and not self.closing:  # it may yet arrive, or be asked for again
+                    owed.retry_ns = now_ns + RETURN_AGAIN_NS
+                    continue
+            if owed.done or (owed.is_empty and owed.left) or (owed.until_ns is not None and now_ns >= owed.until_ns):
+                self.owed.discard(owed)
+            elif not owed.is_empty:
+                owed.under_way = True
+                found.append(owed)
+        return found
+
+    def given_back(self, owed: Owed) -> None:
+        """The office knows that it is over, or has nothing of it."""
+        owed.done = True
+        if owed.held is not None:
+            owed.held.confirmed = True
+        self.owed.discard(owed)
+
+    def not_given_back(self, owed: Owed) -> None:
+        """The office did not answer: it is tried again."""
+        owed.tries += 1
+        owed.retry_ns = self._clock.now_ns() + RETURN_AGAIN_NS
+        owed.under_way = False
+
+    def next_return_ns(self) -> int | None:
+        """When ``to_give_back`` should be asked again."""
+        moments = [owed.retry_ns for owed in list(self.owed) if not owed.under_way and (owed.left or self.closing)]
+        if self._held:
+            moments.append(self._sweep_ns)
+        return min(moments, default=None)
+
+    def _orphaned(self, held: Held) -> None:
+        """Nothing holds it any more."""
+        if not held.over and self._held.get(held.id) is held:
+            held.owed.left = True
+            self.owed.add(held.owed)
+
     # ---- activity
 
-    def begin(self, held: Held) -> None:
-        """Something runs under it."""
-        now_ns = self._clock.now_ns()
-        held.holder.begin(now_ns)
-        self.look_again(held)
-        self._pulse(held, now_ns)
+    def begin(self, held: Held, token: object = None, *, since_ns: int | None = None) -> None:
+        """Something runs under it; ``token`` stands for it."""
+        held.activities.append(token)
+        self._activity_changed(held, since_ns)
 
-    def finish(self, held: Held) -> None:
-        """The counterpart."""
-        now_ns = self._clock.now_ns()
-        held.holder.finish(now_ns)
+    def finish(self, held: Held, token: object = None) -> None:
+        """The counterpart. Harmless for a token that has not begun: an interrupt may have come before that."""
+        if token in held.activities:
+            held.activities.remove(token)
+        elif token is None:
+            raise ValueError("finish() without begin()")
+        self._activity_changed(held, None)
+
+    def _activity_changed(self, held: Held, since_ns: int | None) -> None:
+        """Make the holder busy or not, as the tokens say. What an interrupted call left undone is done by the next."""
+        now_ns, holder = self._clock.now_ns(), held.holder
+        if held.activities and not holder.busy:
+            holder.begin(now_ns if since_ns is None else since_ns)
+        elif not held.activities and holder.busy:
+            holder.finish(now_ns)
         self.look_again(held)
         self._pulse(held, now_ns)
 
@@ -189,7 +278,7 @@ class Book:
                 held.said_idle = not attempt.active
                 held.view.renewals += 1
             elif isinstance(outcome, Refused) and outcome.end is not None:
-                held.confirmed = True
+                self.given_back(held.owed)
         self._say(said.news)
 
     def attempt(self, held: Held, ttl_ns: int | None) -> Attempt:
@@ -326,6 +415,15 @@ class Book:
             case _:
                 _log.info("lease %s: %s: %s", held.id, news.word, news.detail)
         held.tell(news.word.value, news.detail)
+
+
+_books: weakref.WeakSet[Book] = weakref.WeakSet()
+
+
+def is_held(lease: LeaseId, epoch: Epoch | None) -> bool:
+    """Whether this process holds the lease under this epoch, by whichever fabric."""
+    found = [book._held.get(lease) for book in list(_books)]
+    return any(held is not None and held.epoch == epoch for held in found)
 
 
 def _loudness(held: Held) -> int:

@@ -18,11 +18,23 @@ import msgspec
 
 from sublet.client.answers import decode, decode_acquired, decode_lease, end_of, kind_of, unavailable
 from sublet.client.model import Offer, Place
+from sublet.client.owed import Owed
 from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
 from sublet.clock import Clock
-from sublet.errors import Disconnected, LeaseEnded, LeaseNotActive, NotFound, StaleEpoch, SubletError
+from sublet.errors import (
+    CapacityExceeded,
+    Disconnected,
+    InvalidRequest,
+    LeaseEnded,
+    LeaseNotActive,
+    NotFound,
+    QuotaExceeded,
+    StaleEpoch,
+    SubletError,
+    Unsupported,
+)
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, format_duration, shown, valid_text
+from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, RequestId, format_duration, shown, valid_text
 from sublet.wire.http import (
     AcquireRequest,
     ActivityRequest,
@@ -95,9 +107,14 @@ class Core:
 
     # ---- the lease's life ----
 
-    def acquire(self, request: AcquireRequest, hooks: Hooks) -> Program[Grant]:
-        """From the request to a lease that is held; waits in the queue as long as the request says."""
+    def acquire(self, request: AcquireRequest, hooks: Hooks, owed: Owed | None = None) -> Program[Grant]:
+        """From the request to a lease that is held; waits in the queue as long as the request says.
+
+        ``owed`` says meanwhile what the office may have of it, and whether anything is left when this fails.
+        """
         call = _post("/v1/leases", request)
+        owed = Owed(RequestId(new_request_id())) if owed is None else owed
+        owed.asked = (call, request)
         lease: LeaseId | None = None
         place: PlaceAnswer | None = None
         declined: Offer | None = None
@@ -106,7 +123,7 @@ class Core:
             reply = yield from self._asking(call)
             while True:
                 answer = decode_acquired(reply, request)
-                lease = LeaseId(answer.lease.id)
+                lease = owed.lease = LeaseId(answer.lease.id)
                 if isinstance(answer, PlaceAnswer):
                     if hooks.on_place is not None and (place is None or _shown(place) != _shown(answer)):
                         hooks.on_place(_place(answer))
@@ -129,20 +146,36 @@ class Core:
         except GeneratorExit:
             raise
         except LeaseEnded as error:  # the request was asked again, and had run out meanwhile
+            owed.done = True
             if lease is None and error.end is not None and error.end.reason is EndReason.REFUSED:
                 raise _ran_out(request, place, declined) from error
             raise
         except BaseException as error:
-            if not over and _may_linger(error, lease):
-                yield from self._withdraw(call, request, lease)
+            if over or not _may_linger(error, lease):
+                owed.done = True
+            elif lease is None or not isinstance(error, Disconnected) or error.sent:
+                with contextlib.suppress(SubletError):  # an office that does not answer is asked again by the keeper
+                    yield from self.give_back(owed, WITHDRAW_PATIENCE_S)
             raise
 
-    def attach(self, lease: LeaseId, holder: str, holder_pid: int | None = None) -> Program[Grant]:
+    def attach(
+        self, lease: LeaseId, holder: str, holder_pid: int | None = None, owed: Owed | None = None
+    ) -> Program[Grant]:
         """Take over an own lease under a new epoch; whoever had it before is fenced from then on."""
         request = AttachRequest(request_id=new_request_id(), holder=holder, holder_pid=holder_pid)
         call = _post(f"{_path(lease)}/attach", request)
-        reply = yield from self._asking(call)
-        return Grant(view=decode(reply, GrantAnswer).lease, sent_ns=reply.sent_ns)
+        if owed is not None:
+            owed.attaching, owed.lease = holder, lease
+        try:
+            reply = yield from self._asking(call)
+            view = decode(reply, GrantAnswer).lease
+        except SubletError as error:
+            if owed is not None and not (isinstance(error, Disconnected) and error.sent):
+                owed.attaching = owed.lease = None  # refused, or never sent: it is what it was
+            raise
+        if owed is not None:
+            owed.epoch, owed.attaching = view.epoch, None
+        return Grant(view=view, sent_ns=reply.sent_ns)
 
     def unbind(self, lease: LeaseId, epoch: Epoch) -> Program[None]:
         """Let it outlive this process. What is over already, or another's by now, is no error."""
@@ -179,6 +212,38 @@ class Core:
             return decode(reply, LeaseView)
         except (LeaseEnded, NotFound):
             return None
+
+    def give_back(self, owed: Owed, patience_s: float = PATIENCE_S) -> Program[None]:
+        """See that the office has nothing of it any more. ``Disconnected`` where that is not known."""
+        if owed.lease is None:
+            if owed.asked is None:
+                owed.done = True
+                return
+            call, request = owed.asked
+            reply = yield from self._asking(call, patience_s)
+            try:
+                owed.lease = LeaseId(decode_acquired(reply, request).lease.id)
+            except (LeaseEnded, CapacityExceeded, QuotaExceeded, InvalidRequest, Unsupported):
+                owed.done = True
+                return
+        elif owed.attaching is not None or (owed.tries and owed.epoch is not None):
+            # Another program may have attached to it meanwhile, and then it is not ours to end.
+            call = Call(method="GET", path=_path(owed.lease), timeout_s=REQUEST_TIMEOUT_S)
+            reply = yield from self._asking(call, patience_s)
+            try:
+                view = decode_lease(reply)
+            except NotFound:
+                owed.done = True
+                return
+            if owed.attaching is not None:  # an attach that may not have arrived
+                is_ours = view.holder == owed.attaching and not owed.is_held(owed.lease, view.epoch)
+            else:
+                is_ours = view.epoch == owed.epoch
+            if view.end is not None or not is_ours:
+                owed.done = True
+                return
+        yield from self.release(owed.lease, request_id=owed.release_id, busy_s=owed.busy_s, patience_s=patience_s)
+        owed.done = True
 
     # ---- looking and everything else ----
 
@@ -253,21 +318,11 @@ class Core:
         reply = yield from self._asking(call, min(PATIENCE_S, window_s))
         return reply
 
-    def _withdraw(self, call: Call, request: AcquireRequest, lease: LeaseId | None) -> Program[None]:
-        """Leave nothing behind. Best effort: an office that does not answer notices the silence by itself."""
-        try:
-            if lease is None:  # the request may have arrived: the same request id tells which lease it became
-                reply = yield from self._asking(call, WITHDRAW_PATIENCE_S)
-                lease = LeaseId(decode_acquired(reply, request).lease.id)
-            yield from self.release(lease, request_id=new_request_id(), busy_s=0.0, patience_s=WITHDRAW_PATIENCE_S)
-        except SubletError:
-            return
-
 
 def _may_linger(error: BaseException, lease: LeaseId | None) -> bool:
     """Whether an acquire that failed so may have left something at the office."""
     if isinstance(error, Disconnected):
-        return error.sent
+        return error.sent or lease is not None
     if isinstance(error, SubletError):  # an answer: before there is a lease, it says that there is none
         return lease is not None and not isinstance(error, LeaseEnded | NotFound)
     return True

@@ -12,8 +12,9 @@ from sublet.background import is_shortage
 from sublet.client.answers import end_of, error_of
 from sublet.client.book import Book
 from sublet.client.core import Core
-from sublet.client.held import Held, Word
+from sublet.client.held import Word
 from sublet.client.outcomes import item_of, outcome_of
+from sublet.client.owed import Owed
 from sublet.client.steps import Program, Revive
 from sublet.errors import Disconnected, NotFound, SubletError
 from sublet.lease.renewal import Batch
@@ -70,12 +71,20 @@ def say(core: Core, book: Book, word: Word) -> Program[None]:
         book.said(word, heard=True)
 
 
-def give_back(core: Core, held: Held, busy_s: float) -> Program[None]:
-    """Release a lease whose object was dropped. If the office cannot be reached it ends by its time to live."""
+def give_back(core: Core, book: Book, owed: Owed) -> Program[None]:
+    """Give back what nothing in this program holds. If the office cannot be reached, it is tried again later."""
     try:
-        yield from core.release(held.id, request_id=held.release_id, busy_s=busy_s)
-    except SubletError:
-        return
+        yield from core.give_back(owed)
+    except SubletError as error:
+        if isinstance(error, Disconnected) or error.transient:
+            book.not_given_back(owed)
+        else:
+            book.given_back(owed)
+    except BaseException:  # whatever carried this out has ended
+        book.not_given_back(owed)
+        raise
+    else:
+        book.given_back(owed)
 
 
 def catch_up(core: Core, book: Book) -> Program[None]:

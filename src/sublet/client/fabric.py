@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
@@ -34,16 +34,16 @@ from sublet.client.asking import (
     parked_at,
     policy_of,
 )
-from sublet.client.book import Book
+from sublet.client.book import Book, is_held
 from sublet.client.clocks import client_clock
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_request_id
 from sublet.client.courier import Courier
 from sublet.client.driver import run_program
 from sublet.client.handle import LeaseFacts
-from sublet.client.held import Held
 from sublet.client.keeper import Keeper
 from sublet.client.lease import Lease
 from sublet.client.model import Offer
+from sublet.client.owed import Owed
 from sublet.client.paths import valid_path
 from sublet.client.progress import QueueLine
 from sublet.client.queries import bill_path, check_versions, leases_path
@@ -51,9 +51,9 @@ from sublet.client.steps import Call, Program, Reply
 from sublet.client.transport import Transport
 from sublet.client.volumes import Attachable, Volume
 from sublet.clock import Clock
-from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
+from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, SubletError, Unsupported
 from sublet.lease.policy import RenewalPolicy
-from sublet.values import NS_PER_S, LeaseId, RenewMode, parse_duration_ns, valid_text
+from sublet.values import NS_PER_S, LeaseId, RenewMode, RequestId, parse_duration_ns, valid_text
 from sublet.wire.http import BillLine, LeaseView, StatusView
 from sublet.wire.version import WIRE_VERSION
 
@@ -61,12 +61,23 @@ if TYPE_CHECKING:
     from sublet.client.guest_watch import Watch
     from sublet.wire.guests import GuestView
 
-__all__ = ["EXIT_PATIENCE_S", "HELLO_TRIES", "Fabric", "connect", "start_office"]
+__all__ = [
+    "EXIT_PATIENCE_S",
+    "HELLO_TRIES",
+    "Fabric",
+    "close_at_exit",
+    "closed_error",
+    "connect",
+    "give_back_all",
+    "start_office",
+]
 
 T = TypeVar("T")
 
 EXIT_PATIENCE_S: Final = 2.0
 """How long the end of the program may be held up to give leases back. What is left ends by its time to live."""
+EXIT_TRIES: Final = 5
+"""Interrupts that the end of a program outlasts while it gives leases back."""
 HELLO_TRIES: Final = 3
 """An office may be on its way out when we come: then there is another try."""
 
@@ -109,21 +120,22 @@ class Fabric:
     def __init__(
         self, address: Address, clock: Clock, *, ca: str | None = None, start: bool = True, bound: bool = True
     ) -> None:
-        self._closed = True  # until it is furnished
+        self._is_over = True  # until it is furnished
         self.address = address
         self._clock = clock
         self._start = start
         self._bound = bound
         self._core = Core(clock)
         self._transport = Transport(address, clock, wire=WIRE_VERSION, ca=ca)
-        self._furnish()
-        self._closed = False
+        self._furnish(closed=False)
+        self._is_over = False
         _fabrics.add(self)
 
-    def _furnish(self) -> None:
+    def _furnish(self, *, closed: bool) -> None:
         """What belongs to one process: a fork begins with its own."""
         self._lock = threading.RLock()
         self._book = Book(self._clock, new_request_id)
+        self._book.closing = closed
         self._courier = Courier()
         self._guest_watch: Watch | None = None
         self._keeper = Keeper(self._book, self._core, self._transport, self._clock, self._lock, self._reviver())
@@ -141,30 +153,32 @@ class Fabric:
 
     def __del__(self) -> None:
         """Each lease keeps its fabric, so none is held here any more; what was dropped is still given back."""
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_is_over", True):
             self._keeper.retire()
             self._transport.close()
 
     def close(self, patience: float = EXIT_PATIENCE_S) -> None:
-        """Give back all leases, for at most ``patience`` seconds, and stop. Twice is harmless."""
-        if self._closed:
+        """Give back all leases, for at most ``patience`` seconds, and stop. Requests of other threads that wait in the
+        queue are withdrawn; from now on none is accepted.
+
+        Twice is harmless, and finishes what an interrupted close has left.
+        """
+        if self._is_over:
             return
         patience_ns = parse_duration_ns(patience, "patience", zero_ok=True)
-        self._closed = True
         until_ns = self._clock.now_ns() + patience_ns
         with self._lock:
-            held = self._book.live
-            for one in held:
-                self._book.let_go(one)
-        for one in held:
-            left_s = (until_ns - self._clock.now_ns()) / NS_PER_S
-            if left_s <= 0:
-                break
-            with contextlib.suppress(SubletError):
-                self._return(one, left_s)
+            self._book.closing = True
+            for held in self._book.live:
+                self._book.let_go(held)
+        self._settle(until_ns)
         if self._guest_watch is not None:
             self._guest_watch.close()
-        self._keeper.stop(max(0.1, (until_ns - self._clock.now_ns()) / NS_PER_S))
+        if self._book.owed:  # unconfirmed: the thread goes on until the last of it has ended
+            self._keeper.retire()
+        else:
+            self._keeper.stop(max(0.1, (until_ns - self._clock.now_ns()) / NS_PER_S))
+            self._is_over = True
         self._transport.close()
 
     # ---- acquiring
@@ -253,8 +267,12 @@ class Fabric:
         process (``bound``), and no longer to the one that had it.
         """
         policy = policy_of(renew, renew_every)
-        program = volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound))
-        return self._open(self._run(program), policy)
+
+        def program(owed: Owed) -> Program[Grant]:
+            owed.is_held = is_held
+            return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
+
+        return self._take(program, policy)
 
     # ---- looking
 
@@ -316,6 +334,10 @@ class Fabric:
     # ---- within
 
     @property
+    def _closed(self) -> bool:
+        return self._book.closing
+
+    @property
     def _watch(self) -> Watch:
         """Hears of the guests its leases started; made with the first."""
         with self._lock:
@@ -330,43 +352,85 @@ class Fabric:
     ) -> Lease:
         line, old = QueueLine(), asked.replaces
         on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
+        request = structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound))
+        hooks = Hooks(on_place=on_place, on_offer=on_offer)
+
+        def complete(lease: Lease) -> None:
+            if isinstance(old, Lease):
+                with contextlib.suppress(Disconnected):  # the office has ended it already
+                    old.release()
+            if isinstance(goes_on, Lease):
+                lease._go_on_from(goes_on)
+            lease._takes_up = goes_on is not None and lease._workers is None
+
         try:
-            request = structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound))
             with contextlib.nullcontext() if old is None else old._kept():
-                grant = self._run(self._core.acquire(request, Hooks(on_place=on_place, on_offer=on_offer)))
+                return self._take(lambda owed: self._core.acquire(request, hooks, owed), asked.policy, complete)
         finally:
             line.clear()
-        lease = self._open(grant, asked.policy)
-        if isinstance(old, Lease):
-            with contextlib.suppress(Disconnected):  # the office has ended it already
-                old.release()
-        if isinstance(goes_on, Lease):
-            lease._go_on_from(goes_on)
-        lease._takes_up = goes_on is not None and lease._workers is None
-        return lease
+
+    def _take(
+        self,
+        program: Callable[[Owed], Program[Grant]],
+        policy: RenewalPolicy,
+        complete: Callable[[Lease], None] | None = None,
+    ) -> Lease:
+        """Run a program that brings a lease, and make its handle. From before the request is sent until the caller has
+        the handle, the book knows what is owed: whatever ends this, an interrupt included, it is given back."""
+        owed, is_sent = Owed(RequestId(new_request_id())), False
+
+        def exchange(call: Call) -> Reply:
+            nonlocal is_sent
+            if self._closed and not is_sent:  # close() may not have seen it
+                raise closed_error()
+            is_sent = True
+            return self._transport.exchange(call)
+
+        try:
+            with self._lock:
+                if self._closed:
+                    raise closed_error()
+                self._keeper.prepare()
+                self._book.owed.add(owed)
+            made = [self._open(self._run(program(owed), exchange), policy, owed)]
+            if complete is not None:
+                complete(made[0])
+            self._book.owed.discard(owed)
+            return made.pop()  # no variable keeps it: if the caller does not get it, nothing does
+        except BaseException as error:
+            owed.left = True
+            self._give_up(owed)
+            if self._closed and isinstance(error, LeaseEnded):  # close() has withdrawn the request
+                raise closed_error() from error
+            raise
 
     def _holder_pid(self, bound: bool | None) -> int | None:
         return holder_pid(self.address, self._bound if bound is None else bound)
 
-    def _open(self, grant: Grant, policy: RenewalPolicy) -> Lease:
+    def _open(self, grant: Grant, policy: RenewalPolicy, owed: Owed | None = None) -> Lease:
         with self._lock:
-            held = self._book.open(grant, policy)
-            lease = Lease(self, self._book, held)
+            if self._closed:  # the answer came late
+                raise closed_error()
+            lease = Lease(self, self._book, self._book.open(grant, policy, owed))
             self._keeper.start()
         return lease
 
-    def _return(self, held: Held, patience_s: float) -> None:
-        """Release within this time whatever happens: no answer is awaited for longer, and no office started for it."""
+    def _give_up(self, owed: Owed) -> None:
+        """See that it is given back: by the keeper, or here where there is none any more."""
+        if owed.done:
+            self._book.owed.discard(owed)
+            return
+        self._book.owed.add(owed)
+        if self._closed:
+            self._settle(self._clock.now_ns() + round(EXIT_PATIENCE_S * NS_PER_S), (owed,))
+        else:
+            self._keeper.wake()
 
-        def exchange(call: Call) -> Reply:
-            return self._transport.exchange(replace(call, timeout_s=min(call.timeout_s, patience_s)))
+    def _settle(self, until_ns: int, only: Sequence[Owed] = ()) -> None:
+        give_back_all(self._core, self._book, self._transport, self._clock, until_ns, only)
 
-        program = self._core.release(held.id, request_id=held.release_id, busy_s=0.0, patience_s=patience_s / 2)
-        run_program(program, exchange, lambda: None)
-        held.confirmed = True
-
-    def _run(self, program: Program[T]) -> T:
-        return run_program(program, self._transport.exchange, self._reviver())
+    def _run(self, program: Program[T], exchange: Callable[[Call], Reply] | None = None) -> T:
+        return run_program(program, exchange or self._transport.exchange, self._reviver())
 
     def _greet(self) -> None:
         """See that an office of a version we can talk to is there."""
@@ -395,7 +459,33 @@ class Fabric:
 
     def _after_fork(self) -> None:
         self._transport.after_fork()
-        self._furnish()
+        self._furnish(closed=self._closed)
+
+
+def closed_error() -> SubletError:
+    """A lease was asked of a fabric that is closed."""
+    return InvalidRequest("this fabric is closed, so it has no leases", do="Use a new one: sublet.connect().")
+
+
+def give_back_all(
+    core: Core, book: Book, transport: Transport, clock: Clock, until_ns: int, only: Sequence[Owed] = ()
+) -> None:
+    """Give back what is owed, one by one with blocking calls, and no later than then. No answer is awaited for longer,
+    and no office is started for it."""
+    for owed in only or list(book.owed):
+        left_s = (until_ns - clock.now_ns()) / NS_PER_S
+        if left_s <= 0:
+            return
+
+        def exchange(call: Call, left_s: float = left_s) -> Reply:
+            return transport.exchange(replace(call, timeout_s=min(call.timeout_s, left_s)))
+
+        with contextlib.suppress(SubletError):
+            run_program(core.give_back(owed, left_s / 2), exchange, lambda: None)
+        if owed.done:
+            book.given_back(owed)
+        else:
+            owed.tries += 1
 
 
 _fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()
@@ -417,8 +507,22 @@ def start_office(address: Address) -> None:
 
 def _at_exit() -> None:
     """Give back what the program still holds. A fork has nothing of its parent's in its books."""
-    for fabric in list(_fabrics):
-        fabric.close()
+    close_at_exit([fabric.close for fabric in list(_fabrics)])
+
+
+def close_at_exit(closers: Sequence[Callable[[], None]]) -> None:
+    """Call each to its end. One that is interrupted is called again, since nothing comes after it; the interrupt is
+    raised in the end."""
+    interrupt: BaseException | None = None
+    for close in closers:
+        for _ in range(EXIT_TRIES):
+            try:
+                close()
+                break
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 _kept_still: list[Any] = []

@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, assert_never
@@ -37,11 +38,12 @@ class LeaseFacts:
 
     def __init__(self, book: Book, held: Held, clock: Clock, lock: contextlib.AbstractContextManager[object]) -> None:
         self._book = book
-        self._held = held
         self._clock = clock
         self._lock = lock
         self._pid = os.getpid()
         self._left = False
+        self._held = held  # from here on the finaliser has all that it needs
+        held.handle = weakref.ref(self)
         self._takes_up = False
         """Whether what runs under it was begun by another program, and is to be gone on with."""
 
@@ -159,14 +161,15 @@ class LeaseFacts:
         ``what`` is for the reader of the code. Activities nest and may overlap between threads.
         """
         self._own()
-        with self._lock:
-            self._book.begin(self._held)
-        self._wake()
+        token = object()
         try:
+            with self._lock:
+                self._book.begin(self._held, token)
+            self._wake()
             yield
         finally:
             with self._lock:
-                self._book.finish(self._held)
+                self._book.finish(self._held, token)
             self._wake()
 
     @staticmethod
@@ -190,12 +193,13 @@ class LeaseFacts:
         end = self.end
         if end is not None:
             raise ended_error(self.id, end)
+        token = object()
         with self._lock:
-            self._book.begin(self._held)
             try:
+                self._book.begin(self._held, token)
                 return self._book.attempt(self._held, ttl_ns)
             finally:
-                self._book.finish(self._held)
+                self._book.finish(self._held, token)
 
     def _renewed_by_hand(self, attempt: Attempt, outcome: Outcome) -> None:
         """Note what came of it, and say so."""
@@ -226,12 +230,12 @@ class LeaseFacts:
     def _kept(self) -> Iterator[None]:
         """Renewed whatever runs under it: a request waits that is to take its place."""
         holder = self._held.holder
-        with self._lock:
-            policy = holder.policy
-            holder.use(replace(policy, mode=RenewMode.ALWAYS))
-            self._book.look_again(self._held)
-            self._wake()
+        policy = holder.policy
         try:
+            with self._lock:
+                holder.use(replace(policy, mode=RenewMode.ALWAYS))
+                self._book.look_again(self._held)
+                self._wake()
             yield
         finally:
             with self._lock:
@@ -248,19 +252,18 @@ class LeaseFacts:
     def _letting_go(self, core: Core) -> Program[LeaseView | None]:
         """From here on nothing starts under it; what is returned tells the office."""
         with self._lock:
-            busy_ns = self._held.holder.busy_time.unsaid_ns(self._clock.now_ns())
             self._book.let_go(self._held)
-        return core.release(self.id, request_id=self._held.release_id, busy_s=busy_ns / NS_PER_S)
+        return core.release(self.id, request_id=self._held.release_id, busy_s=self._held.owed.busy_s)
 
     def _released(self, view: LeaseView | None) -> None:
         """The office knows. Its word on why it ended is the last: it may have been taken a moment before."""
         with self._lock:
             if view is not None and view.end is not None:
                 self._book.ended(self._held, end_of(view.end))
-            self._held.confirmed = True
+            self._book.given_back(self._held.owed)
 
     def _could_not_release(self, failed: SubletError, error: BaseException | None) -> None:
-        text = f"lease {self.id} could not be given back and ends by itself: {failed}"
+        text = f"lease {self.id} could not be given back yet; it is tried again until its time to live ends: {failed}"
         if error is not None:
             error.add_note(text)
         else:
@@ -280,8 +283,8 @@ class LeaseFacts:
         return self.id
 
     def _is_dropped(self) -> bool:
-        """Whether this object goes while it still holds the lease; if so, the keeper is left a word. Takes no lock: a
-        finaliser may run anywhere, in the middle of something that holds it."""
+        """Whether this object goes while it still holds the lease; if so, the keeper is told to give it back. Takes no
+        lock: a finaliser may run anywhere, in the middle of something that holds it."""
         held: Held | None = getattr(self, "_held", None)
         if held is None or held.over or self._left or os.getpid() != self._pid:
             return False

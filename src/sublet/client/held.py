@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
+from sublet.client.owed import Owed
 from sublet.lease.holder import HELD_STATES, Holder
 from sublet.values import Epoch, Exclusivity, Kind, LeaseId, RequestId
 from sublet.wire.http import LeaseView
@@ -18,24 +19,31 @@ class Held:
     __slots__ = (
         "__weakref__",
         "_told_over",
+        "activities",
         "by_hand",
         "confirmed",
+        "handle",
         "holder",
         "idle_due_ns",
         "listeners",
         "notice",
         "noticed_ns",
+        "owed",
         "quiet",
-        "release_id",
         "returned",
         "said_idle",
         "view",
     )
 
-    def __init__(self, view: LeaseView, holder: Holder, release_id: RequestId) -> None:
+    def __init__(self, view: LeaseView, holder: Holder, owed: Owed) -> None:
         self.view = view
         self.holder = holder
-        self.release_id = release_id
+        self.owed = owed
+        """What is to be done to give it back."""
+        self.handle: Callable[[], object] | None = None
+        """A weak reference to the object in the program's hands, if there ever was one."""
+        self.activities: list[object] = []
+        """One token for each thing that runs under it."""
         self.confirmed = False
         """Whether the office has said that it is over."""
         self.returned = False
@@ -54,6 +62,10 @@ class Held:
     @property
     def id(self) -> LeaseId:
         return self.holder.lease
+
+    @property
+    def release_id(self) -> RequestId:
+        return self.owed.release_id
 
     @property
     def epoch(self) -> Epoch:

@@ -78,6 +78,7 @@ class Keeper:
         self._revive = revive
         self._thread: threading.Thread | None = None
         self._reviver: threading.Thread | None = None
+        self._running = threading.Lock()
         self._guard = Guard("keeper")
         self._stopping = False
         self._retiring = False
@@ -97,17 +98,24 @@ class Keeper:
         self._failures = 0
 
     def start(self) -> None:
-        """See that the thread runs. Call it under the lock."""
-        if self._stopping or (self._thread is not None and self._thread.is_alive()):
+        """See that the thread runs, and looks at what is due. Call it under the lock."""
+        if not self.prepare():
             self.wake()
-            return
+
+    def prepare(self) -> bool:
+        """See that the thread runs. Call it under the lock. Whether it was started by this call."""
+        if self._stopping or (self._thread is not None and self._thread.is_alive()):
+            return False
         try:
-            self._thread = start_thread("keeper", self._run, again=True)
+            started = start_thread("keeper", self._run, again=True)
         except RuntimeError as error:
             raise SubletError(
                 f"the thread that renews leases could not be started ({error})",
                 do="End other threads or processes of this user, or raise the limit (`ulimit -u`), then try again.",
             ) from error
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = started
+        return True
 
     def wake(self) -> None:
         """Look again at what is due. Harmless from anywhere, a finaliser included."""
@@ -139,6 +147,15 @@ class Keeper:
             self._close_wake()
 
     def _run(self) -> None:
+        if not self._running.acquire(blocking=False):
+            return  # another was started before: an interrupt kept its starter from noting it
+        self._thread = threading.current_thread()
+        try:
+            self._keep()
+        finally:
+            self._running.release()
+
+    def _keep(self) -> None:
         while not self._stopping and not (self._retiring and self._is_done()):
             try:
                 self._begin_what_is_due()
@@ -157,7 +174,7 @@ class Keeper:
 
     def _is_done(self) -> bool:
         with self._lock:
-            return not (self._book.dropped or self._book.live or self._errands)
+            return not (self._book.dropped or self._book.live or self._book.owed or self._errands)
 
     def _close_wake(self) -> None:
         self._wake_in.close()
@@ -168,11 +185,7 @@ class Keeper:
     def _begin_what_is_due(self) -> None:
         programs: list[Program[None]] = []
         with self._lock:
-            while self._book.dropped:
-                held = self._book.dropped.popleft()
-                busy_s = held.holder.busy_time.unsaid_ns(self._clock.now_ns()) / NS_PER_S
-                self._book.let_go(held)
-                programs.append(errands.give_back(self._core, held, busy_s))
+            programs += [errands.give_back(self._core, self._book, owed) for owed in self._book.to_give_back()]
             while (batch := self._book.collect()).attempts:
                 programs.append(errands.renew(self._core, self._book, batch))
             programs += [errands.say(self._core, self._book, word) for word in self._book.words()]
@@ -256,8 +269,7 @@ class Keeper:
     def _timeout_s(self) -> float | None:
         with self._lock:
             moments = [errand.until_ns for errand in self._errands]
-            wake_ns = self._book.next_wake_ns()
-            moments += [] if wake_ns is None else [wake_ns]
+            moments += [ns for ns in (self._book.next_wake_ns(), self._book.next_return_ns()) if ns is not None]
             self._asleep_until_ns = min(moments, default=_FOR_EVER_NS)
             if self._book.next_due_ns() == 0:  # said since what was due was begun
                 return 0.0

@@ -28,8 +28,7 @@ def keep(answer: bytes, *, sent_ns: int, busy_since_ns: int, renew: str) -> Leas
     fabric = Fabric(find_address(None, None, None, os.environ), client_clock())
     lease = fabric._open(grant, RenewalPolicy(mode=RenewMode(renew)))
     with fabric._lock:
-        lease._held.holder.begin(busy_since_ns)
-        fabric._book.look_again(lease._held)
+        fabric._book.begin(lease._held, object(), since_ns=busy_since_ns)
     fabric._keeper.wake()
     return lease
 

@@ -46,8 +46,8 @@ class Lease(LeaseFacts):
     """
 
     def __init__(self, fabric: Fabric, book: Book, held: Held) -> None:
-        super().__init__(book, held, fabric._clock, fabric._lock)
         self._fabric = fabric
+        super().__init__(book, held, fabric._clock, fabric._lock)
         self._workers: Any = None
         """What runs Python functions under it (``compute.workers``), from the first call on."""
         self._volume_line: Callable[[], HolderLine | None] = lambda: None
@@ -60,12 +60,14 @@ class Lease(LeaseFacts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give it back. What the body raised goes on as it is, whatever becomes of the release."""
-        if os.getpid() != self._pid or self._left:
-            return
         try:
-            self.release()
+            if os.getpid() == self._pid and not self._left:
+                self.release()
         except SubletError as failed:
             self._could_not_release(failed, error)
+        except BaseException:
+            self._give_up()
+            raise
 
     def __del__(self) -> None:
         if self._is_dropped():
@@ -85,13 +87,16 @@ class Lease(LeaseFacts):
     def release(self) -> None:
         """Give it back. Twice is harmless, and so is after the end.
 
-        If the office does not answer, that is raised as `Disconnected`; the lease is over for this program all the same
-        and ends by its time to live.
+        If the office does not answer, that is raised as `Disconnected`; the lease is over for this program all the
+        same. It is tried again in the background, as after an interrupt, until its time to live ends.
         """
-        self._own()
         try:
+            self._own()
             if not self._is_returned():
                 self._released(self._fabric._run(self._letting_go(self._fabric._core)))
+        except BaseException:
+            self._give_up()
+            raise
         finally:
             if self._workers is not None:
                 self._workers.close()
@@ -286,6 +291,13 @@ class Lease(LeaseFacts):
                     return
         finally:
             self._stop_listening(changes.put)
+
+    def _give_up(self) -> None:
+        """Giving it back was interrupted, or not answered: that goes on in the background."""
+        owed = self._held.owed
+        owed.left = True
+        if not self._left and os.getpid() == self._pid:
+            self._fabric._give_up(owed)
 
     def _wake(self) -> None:
         self._fabric._keeper.wake_in_time()

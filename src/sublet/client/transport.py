@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -68,7 +67,7 @@ class Transport:
         self._headers = headers_for(address, wire)
         self._tls = tls_context(address, ca)
         self._idle: list[socket.socket] = []
-        self._lock = threading.Lock()
+        """Taken from and added to by single calls, so it needs no lock."""
         self._pid = os.getpid()
 
     def exchange(self, call: Call) -> Reply:
@@ -105,14 +104,11 @@ class Transport:
 
     def close(self) -> None:
         """Close what is idle. The transport stays usable."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for sock in idle:
+        while (sock := self._pop()) is not None:
             sock.close()
 
     def after_fork(self) -> None:
         """In the child: forget the parent's connections without a word on them, for the parent goes on using them."""
-        self._lock = threading.Lock()
         for sock in self._idle:
             os.close(sock.detach())
         self._idle = []
@@ -151,22 +147,24 @@ class Transport:
 
     def _take(self) -> socket.socket | None:
         """A kept connection on which nothing has arrived: an answer nobody asked for, or an end, makes it useless."""
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                sock = self._idle.pop()
+        while (sock := self._pop()) is not None:
             if not _readable(sock, 0):
                 return sock
             sock.close()
+        return None
+
+    def _pop(self) -> socket.socket | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def give_back(self, sock: socket.socket) -> None:
         """Keep it for the next call, if there are not enough already."""
-        with self._lock:
-            if len(self._idle) < IDLE_MAX:
-                self._idle.append(sock)
-                return
-        sock.close()
+        if len(self._idle) < IDLE_MAX:
+            self._idle.append(sock)
+        else:
+            sock.close()
 
 
 class Flight:

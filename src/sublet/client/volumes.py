@@ -11,6 +11,7 @@ import msgspec
 from sublet.client.asking import ask_block
 from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks
 from sublet.client.handle import LeaseFacts
+from sublet.client.owed import Owed
 from sublet.client.steps import Program
 from sublet.errors import InvalidRequest, NotFound
 from sublet.lease.states import VolumeState
@@ -75,30 +76,32 @@ def remove(core: Core, volume: Volume | str) -> Program[Volume]:
     return _volume(view)
 
 
-def attach(core: Core, what: Attachable, holder: str, holder_pid: int | None = None) -> Program[Grant]:
+def attach(
+    core: Core, what: Attachable, holder: str, holder_pid: int | None = None, owed: Owed | None = None
+) -> Program[Grant]:
     """Take over a lease under a new epoch. A volume that nobody has is taken by a new lease."""
     if isinstance(what, LeaseFacts):
-        return (yield from core.attach(what.id, holder, holder_pid))
+        return (yield from core.attach(what.id, holder, holder_pid, owed))
     if isinstance(what, Volume):
-        return (yield from _take(core, what.name, holder, holder_pid))
+        return (yield from _take(core, what.name, holder, holder_pid, owed))
     if not isinstance(what, str):
         raise InvalidRequest(f"{what!r:.40} is neither a lease nor a volume", do="Give one, or its id or name.")
     try:
-        return (yield from core.attach(LeaseId(what), holder, holder_pid))
+        return (yield from core.attach(LeaseId(what), holder, holder_pid, owed))
     except NotFound as unknown:
         try:
-            return (yield from _take(core, valid_name(what, "name"), holder, holder_pid))
+            return (yield from _take(core, valid_name(what, "name"), holder, holder_pid, owed))
         except InvalidRequest:  # no volume either
             raise unknown from None
 
 
-def _take(core: Core, name: str, holder: str, holder_pid: int | None) -> Program[Grant]:
+def _take(core: Core, name: str, holder: str, holder_pid: int | None, owed: Owed | None) -> Program[Grant]:
     view = yield from core.query(_path(name), VolumeView)
     if view.lease is not None:
-        return (yield from core.attach(LeaseId(view.lease), holder, holder_pid))
+        return (yield from core.attach(LeaseId(view.lease), holder, holder_pid, owed))
     asked = ask_block({"name": name}, size=None, min_blocks=None)
     request = msgspec.structs.replace(asked.request, holder_pid=holder_pid)
-    return (yield from core.acquire(request, Hooks()))
+    return (yield from core.acquire(request, Hooks(), owed))
 
 
 def _path(name: str) -> str:

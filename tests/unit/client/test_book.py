@@ -440,8 +440,13 @@ def test_a_lease_renewed_by_somebody_else_is_left_alone(desk: Desk) -> None:
 
 def test_a_dropped_lease_is_given_back_with_its_busy_time(desk: Desk) -> None:
     held = desk.open(ALWAYS)
-    asked = desk.run(errands.give_back(desk.core, held, 2.0), SILENCE, reply(view("ending")))
+    desk.book.begin(held)
+    desk.clock.go(2)
+    desk.book.dropped.append(held)
+    (owed,) = desk.book.to_give_back()
+    asked = desk.run(errands.give_back(desk.core, desk.book, owed), SILENCE, reply(view("ending")))
     assert asked == ["POST /v1/leases/l-1/release"] * 2
+    assert not desk.book.owed
     assert desk.script.calls[0].body == b'{"request_id":"r-release","busy":2.0}'
 
 
@@ -451,7 +456,7 @@ def test_background_work_never_raises_for_what_a_network_does(desk: Desk) -> Non
     batch = desk.book.collect()
     for program in (
         errands.renew(desk.core, desk.book, batch),
-        errands.give_back(desk.core, held, 0.0),
+        errands.give_back(desk.core, desk.book, held.owed),
         errands.catch_up(desk.core, desk.book),
         errands.renew(desk.core, desk.book, Batch(())),
     ):

@@ -1,0 +1,321 @@
+"""An interrupt anywhere in a program that holds leases leaves none at the office: the real client, over a real socket,
+against a real ledger.
+
+Two ways to interrupt it. *Every place*: a trace function raises at the n-th place in the client's bytecode where the
+interpreter would run the handler of a signal (at the start of a function, after a call, after a jump back), for sampled
+n. *Real signals*: a timer, once, twice, or as a storm. A failure prints the seed and the place. SUBLET_INTERRUPTS is
+the number of rounds of each kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import pytest
+
+import sublet
+from sublet.client.clocks import client_clock
+from sublet.client.fabric import Fabric
+from sublet.values import Epoch
+from tests.unit.client.office_thread import OfficeThread, office_thread
+
+ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "30"))
+SEED: Final = int(os.environ.get("SUBLET_SEED", "1"))
+SOURCE: Final = str(Path(sublet.__file__).parent)
+GONE_S: Final = 8.0
+"""The keeper sweeps every 5 s for what was left without a word."""
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets, and leases, that an interrupt has dropped
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeThread]:
+    with office_thread(tmp_path_factory.mktemp("office")) as found:
+        yield found
+    collect()
+
+
+def collect() -> None:
+    """End what interrupts have dropped here, and not in the middle of another module's tests."""
+    for thread in threading.enumerate():
+        if thread.name in ("sublet-keeper", "sublet-return"):
+            thread.join(5)
+    gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def silent_finalisers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt in a finaliser is printed and forgotten."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
+
+def fabric_of(office: OfficeThread) -> Fabric:
+    """Of a program whose leases would outlive it."""
+    return Fabric(office.address, client_clock(), start=False, bound=False)
+
+
+# ---- the programs that are interrupted
+
+
+class Helper:
+    """Another program at the same office: what it holds stands in the way, or is left to be attached to."""
+
+    all_left: ClassVar[set[tuple[str, Epoch]]] = set()
+
+    def __init__(self, office: OfficeThread) -> None:
+        self.fabric = fabric_of(office)
+        self.id = ""
+        self._let_go = threading.Event()
+        self._lease: sublet.Lease | None = None
+        self._thread: threading.Thread | None = None
+
+    def block(self) -> None:
+        """Take all cores, until somebody waits for them."""
+        self._lease = self.fabric.cpu(4, name="helper")
+        self._let_go.clear()
+        self._thread = threading.Thread(target=self._release)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """A lease of nobody, to be attached to."""
+        lease = self.fabric.memory("1MiB", renew="always")
+        self.id = lease.leave()
+        self.all_left.add((self.id, lease.epoch))
+
+    def waited_for(self, place: object) -> None:
+        self._let_go.set()
+
+    def _release(self) -> None:
+        self._let_go.wait(20)
+        if self._lease is not None:
+            self._lease.release()
+
+    def done(self) -> None:
+        self._let_go.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def uses_it(fabric: Fabric, helper: Helper) -> None:
+    with fabric.memory("1MiB", renew="always") as lease:
+        with lease.activity():
+            lease.check()
+        lease.renew()
+
+
+def releases_it(fabric: Fabric, helper: Helper) -> None:
+    fabric.gpu(min_vram="1MiB", renew="always").release()
+
+
+def waits_in_the_queue(fabric: Fabric, helper: Helper) -> None:
+    helper.block()
+    try:
+        with fabric.cpu(2, renew="always", on_place=helper.waited_for):
+            pass
+    finally:
+        helper.done()
+
+
+def declines_an_offer(fabric: Fabric, helper: Helper) -> None:
+    with contextlib.suppress(sublet.CapacityExceeded):
+        fabric.cpu(4096, or_smaller=True, wait=0, on_offer=lambda _: False).release()
+
+
+def attaches(fabric: Fabric, helper: Helper) -> None:
+    with fabric.attach(helper.id, renew="always"):
+        pass
+
+
+def replaces(fabric: Fabric, helper: Helper) -> None:
+    with (
+        fabric.memory("1MiB", renew="always") as old,
+        fabric.memory("2MiB", renew="always", replaces=old),
+    ):
+        pass
+
+
+def closes(fabric: Fabric, helper: Helper) -> None:
+    with fabric:
+        fabric.memory("1MiB", renew="always")
+        kept = [fabric.memory("1MiB", renew="always")]
+        fabric.close()
+        kept.clear()
+
+
+PROGRAMS: Final = [uses_it, releases_it, waits_in_the_queue, declines_an_offer, attaches, replaces, closes]
+
+
+# ---- every place
+
+BEGINS: Final = "()"
+GIVING_BACK: Final = (f" release{BEGINS}", f" __exit__{BEGINS}")
+AT: Final = frozenset({dis.opmap["RESUME"]})
+AFTER: Final = frozenset(
+    number
+    for name, number in dis.opmap.items()
+    if (name.startswith("CALL") and "INTRINSIC" not in name) or name.startswith("JUMP_BACKWARD")
+)
+"""Where the interpreter looks for signals: at these instructions, and after these."""
+
+
+class Tracer:
+    """Counts the places of this thread at which a signal's handler would run in the client, and raises at one."""
+
+    def __init__(self, at: int = -1) -> None:
+        self.count = 0
+        self.place = ""
+        self._at = at
+        self._last: dict[FrameType, int] = {}
+
+    def __enter__(self) -> Tracer:
+        sys.settrace(self._begin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _begin(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(SOURCE):
+            return None
+        frame.f_trace_opcodes = True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "return":
+            self._last.pop(frame, None)
+        elif event == "opcode":
+            code, last = frame.f_code.co_code, self._last.get(frame)
+            self._last[frame] = frame.f_lasti
+            if code[frame.f_lasti] not in AT and (last is None or code[last] not in AFTER):
+                return self._step
+            self.count += 1
+            if self.count == self._at:
+                sys.settrace(None)
+                self._last.clear()
+                self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+                if code[frame.f_lasti] in AT:
+                    self.place += BEGINS
+                raise KeyboardInterrupt
+        return self._step
+
+
+def look(office: OfficeThread, helper: Helper) -> list[str]:
+    """What is left there, but for what the helper has or has left; waits for it to be nothing."""
+    end, pause = time.monotonic() + GONE_S, 0.001
+    while True:
+        left = [one for one in office.left() if one.name != "helper" and (one.id, one.epoch) not in helper.all_left]
+        if not left or time.monotonic() > end:
+            return [f"{one.id} {one.status}" for one in left]
+        time.sleep(pause)
+        pause = min(0.2, pause * 2)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_interrupt_anywhere_leaves_no_lease(office: OfficeThread, program: Callable[[Fabric, Helper], None]) -> None:
+    chance = random.Random(f"{SEED} {program.__name__}")
+    helper = Helper(office)
+    try:
+        helper.leave()
+        fabric = fabric_of(office)
+        with Tracer() as counted:
+            program(fabric, helper)
+        fabric.close()
+        assert look(office, helper) == []
+        for turn in range(ROUNDS):
+            at = chance.randrange(counted.count) + 1
+            fabric = fabric_of(office)
+            if program is attaches:
+                helper.leave()
+            interrupted: BaseException | None = None
+            tracer = Tracer(at)
+            try:
+                with tracer:
+                    program(fabric, helper)
+            except BaseException as error:
+                interrupted = error
+            helper.done()
+            how = "kept" if turn % 2 else "dropped"
+            if not turn % 2:
+                interrupted = None
+            if program is attaches:  # the keeper gives the attach 5 s to arrive
+                fabric.close()
+            told = f"seed {SEED}, {program.__name__}, place {at} ({tracer.place}), trace {how}"
+            if tracer.place.endswith(GIVING_BACK):  # not a line of it has run, so a trace that is kept has the lease
+                interrupted = None
+            assert look(office, helper) == [], told
+            del interrupted
+            fabric.close()
+            assert look(office, helper) == [], told
+    finally:
+        helper.done()
+        helper.fabric.close()
+        gc.collect()
+
+
+# ---- real signals
+
+
+class Alarm(BaseException):
+    """What the handler of the signal raises."""
+
+
+@contextlib.contextmanager
+def alarms(most: int) -> Iterator[Callable[[float, float], None]]:
+    """Real signals, at most so many: set the first and the interval between the others, in seconds."""
+    left = most
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if left >= 0:
+            raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        yield lambda first, interval: (signal.setitimer(signal.ITIMER_REAL, first, interval), None)[1]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("most", [1, 2, 20])
+def test_signals_leave_no_lease(office: OfficeThread, most: int) -> None:
+    chance = random.Random(f"{SEED} {most}")
+    helper = Helper(office)
+    fabric = fabric_of(office)
+    try:
+        for turn in range(ROUNDS * 2):
+            program = chance.choice([uses_it, releases_it, replaces])
+            first, interval = chance.uniform(0, 0.003), chance.uniform(0, 0.001) + 1e-6
+            try:
+                with alarms(most) as ring:
+                    ring(first, interval if most > 1 else 0)
+                    program(fabric, helper)
+            except Alarm:
+                pass
+            except BaseException as error:
+                print(repr(error))
+            if turn % 10 == 9:
+                assert look(office, helper) == [], f"seed {SEED}, {program.__name__}, {first:.6f} s, {interval:.6f} s"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        fabric.close()
+        helper.fabric.close()
+        gc.collect()
