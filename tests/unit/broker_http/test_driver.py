@@ -175,6 +175,38 @@ def test_a_grant_is_answered_only_once_the_agent_holds_it() -> None:
     run(story)
 
 
+def test_an_order_that_was_lost_on_its_way_is_sent_again() -> None:
+    """The agent never heard of the lease: without the order there is nothing that it could confirm."""
+
+    async def story() -> None:
+        async with bench() as b:
+            send, lost = b.agent.send, list[object]()
+            b.agent.send = lambda order, **_: lost.append(order)  # type: ignore[method-assign]
+            future = b.driver.submit(acquire("l1"))
+            await turns()
+            assert len(lost) == 1
+            b.agent.send = send  # type: ignore[method-assign]
+            await b.pass_time("2s")
+            assert isinstance(await future, Granted)
+            assert b.agent.fence.get(LeaseId("l1")) is not None
+
+    run(story)
+
+
+def test_more_commands_than_one_batch_takes_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left over is the next turn's, though nobody comes who would begin one."""
+    monkeypatch.setattr(driver_module, "BATCH_MAX", 3)
+
+    async def story() -> None:
+        async with bench() as b:
+            before = len(b.journal.batches)
+            answers = await asyncio.gather(*(b.driver.submit(acquire(f"l{i}")) for i in range(10)))
+            assert all(isinstance(answer, Granted) for answer in answers)
+            assert len(b.journal.batches) >= before + 4
+
+    run(story)
+
+
 def test_an_agent_that_stays_silent_makes_the_answer_unknown_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three-valued outcomes: nobody may conclude that the lease was not granted."""
     monkeypatch.setattr(driver_module, "HOLD_TIMEOUT_S", 0.01)
