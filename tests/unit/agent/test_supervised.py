@@ -14,9 +14,10 @@ import pytest
 from sublet.agent import supervised
 from sublet.agent.supervised import SupervisedAgent
 from sublet.errors import Disconnected, SubletError, Unauthorized, Unsupported
-from sublet.values import Epoch, LeaseId, NodeId, TenantId
+from sublet.values import EndReason, Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.guests import (
+    Admit,
     Configure,
     Configured,
     Done,
@@ -25,11 +26,12 @@ from sublet.wire.guests import (
     OfficeCall,
     Orders,
     Profile,
+    Reports,
     Revoke,
 )
 from sublet.wire.happenings import Called, Event, Hello
 from sublet.wire.link import Link
-from sublet.wire.orders import Inventory, Order, RemoveVolume, VolumeRef
+from sublet.wire.orders import End, Held, Inventory, Order, RemoveVolume, Report, VolumeRef
 from sublet.wire.sockets import receive_some, send_some
 from sublet.wire.version import WIRE_OLDEST, WIRE_VERSION
 
@@ -43,6 +45,9 @@ class Supervisors:
     def __init__(self) -> None:
         self.count = 0
         self.asked: list[OfficeCall] = []
+        self.heard: list[Report] = []
+        """What the office was told."""
+        self.report: Callable[[Report], None] = lambda _: None
         self.ordered: list[tuple[Order, ...]] = []
         """By message."""
         self.is_mute = False
@@ -90,8 +95,12 @@ class Supervisors:
                 send_some(theirs, link)
                 close()
 
+        def report(one: Report) -> None:
+            link.event(dumps(Reports(reports=(one,))))
+            send_some(theirs, link)
+
         loop.add_reader(theirs.fileno(), readable)
-        self.hang_up = hang_up
+        self.hang_up, self.report = hang_up, report
         return ours
 
 
@@ -111,7 +120,7 @@ def played(play: Callable[[SupervisedAgent, Supervisors, asyncio.Event], Awaitab
             office="o",
             incarnation=lambda: 1,
             connect=supervisors.connect,
-            report=lambda _: None,
+            report=supervisors.heard.append,
             on_new_supervisor=came.set,
         )
         with contextlib.ExitStack() as stack:
@@ -269,5 +278,74 @@ def test_who_lost_rights_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch, 
         async with asyncio.timeout(PATIENCE_S):
             while Revoke(tenant=TenantId("ana")) not in supervisors.asked:  # noqa: ASYNC110 - it is no event
                 await asyncio.sleep(0.002)
+
+    played(play)
+
+
+def end(n: int) -> End:
+    return End(lease=LeaseId(f"l{n}"), epoch=Epoch(1, n), number=n, parts=(), reason=EndReason.RELEASED, grace_ns=0)
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():  # noqa: ASYNC110 - the other side is no task of ours
+            await asyncio.sleep(0.001)
+
+
+def test_what_was_reported_before_the_office_listens_is_heard_then_once_and_in_order() -> None:
+    """An office that takes over hears of ends while it still reads its journal."""
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        reports = [Held(node=NodeId("n"), lease=LeaseId("l"), epoch=Epoch(1, 1), number=n) for n in range(3)]
+        for report in reports[:2]:
+            supervisors.report(report)
+        await agent.ask(ListProcesses())
+        assert supervisors.heard == [], "it knows no node yet"
+        agent.listen()
+        assert supervisors.heard == reports[:2]
+        supervisors.report(reports[2])
+        await until(lambda: supervisors.heard == reports)
+
+    played(play)
+
+
+def test_a_successor_is_told_of_what_lives_and_not_of_what_was_ordered_before_it_came() -> None:
+    """The office sends the grants of its journal again: an older order beside them would be one too many."""
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        assert not came.is_set(), "the first one is no successor"
+        supervisors.hang_up(None)
+        await until(lambda: agent._link is None)
+        agent.send(end(1))
+        agent.tick(0)
+        async with asyncio.timeout(PATIENCE_S):
+            await came.wait()
+        agent.send(end(2))
+        agent.tick(0)
+        await until(lambda: supervisors.ordered)
+        assert [order.epoch.n for orders in supervisors.ordered for order in orders] == [2]
+
+    played(play)
+
+
+def test_a_holder_that_comes_to_a_successor_waits_until_that_knows_the_leases() -> None:
+    """It would be told that its lease is not known, and give it up."""
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        agent.tick(0)
+        supervisors.hang_up(None)
+        async with asyncio.timeout(PATIENCE_S):
+            await came.wait()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            front = Front(tenant=TenantId("ann"), operator=False, profile=Profile.TENANT)
+            coming = asyncio.ensure_future(agent.admit(front, HELLO, ours.fileno()))
+            await agent.ask(ListProcesses())
+            await asyncio.sleep(0.01)
+            assert not any(isinstance(asked, Admit) for asked in supervisors.asked)
+            agent.tick(0)  # the grants are on their way
+            async with asyncio.timeout(PATIENCE_S):
+                await coming
+        assert any(isinstance(asked, Admit) for asked in supervisors.asked)
 
     played(play)
