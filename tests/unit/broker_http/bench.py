@@ -48,6 +48,8 @@ class RememberedJournal:
         self.batches.append(tuple(events))
 
     def beat(self, now: Now) -> None:
+        if self.broken:
+            raise OSError("no space left on device")
         self.beats.append(now.ns)
 
     def compact(self, snapshot: bytes, now: Now) -> None:

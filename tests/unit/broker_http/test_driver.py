@@ -7,18 +7,23 @@ from typing import Any
 
 import pytest
 
+from sublet.agent.memory import MemoryAgent
 from sublet.broker import driver as driver_module
 from sublet.broker import lingering
 from sublet.broker.answers import Granted
-from sublet.broker.commands import Acquire, Command, Release, Renew, Revoke
+from sublet.broker.commands import Acquire, AgentReport, Command, OpenOffice, Release, Renew, Revoke
+from sublet.broker.driver import Driver
 from sublet.broker.events import Claimed, Ended, Renewed
+from sublet.broker.ledger import Ledger
+from sublet.broker.policy import Policy
 from sublet.broker.records import LOCAL_TENANT, Want
+from sublet.broker.state import State
 from sublet.errors import Disconnected, LeaseNotActive, NotFound, RenewalRefusal
 from sublet.lease.states import LeaseStatus
 from sublet.testing import FaultName
 from sublet.values import GIB, NS_PER_S, Epoch, Kind, LeaseId, RequestId
 from sublet.wire.orders import Held, NotHeld
-from tests.unit.broker_http.bench import Bench, bench, run, turns
+from tests.unit.broker_http.bench import Bench, bench, inventory, run, turns
 
 
 def acquire(name: str, *, kind: Kind = Kind.MEMORY, amount: int = 1 << 20, wait_s: float | None = None) -> Acquire:
@@ -220,6 +225,46 @@ def test_an_agent_that_stays_silent_makes_the_answer_unknown_not_refused(monkeyp
     run(story)
 
 
+def test_everybody_who_waits_for_an_agent_is_told_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who came later wait as long as the first one, and no longer."""
+    monkeypatch.setattr(driver_module, "HOLD_TIMEOUT_S", 0.03)
+
+    async def story() -> None:
+        async with bench() as b:
+            b.agent.faults.turn_on(FaultName.LOST_REPORTS)
+            futures = []
+            for name in ("l1", "l2", "l3"):
+                futures.append(b.driver.submit(acquire(name)))
+                await asyncio.sleep(0.01)
+            for future in futures:
+                with pytest.raises(Disconnected, match="not known"):
+                    await future
+
+    run(story)
+
+
+def test_a_wait_that_has_run_out_is_over_before_anything_is_given_to_it() -> None:
+    """The timer has not fired yet when a device comes free: what time has changed comes first."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            await b.driver.submit(acquire("l1", kind=Kind.GPU, amount=4 * GIB))
+            await b.driver.submit(acquire("l2", kind=Kind.GPU, amount=4 * GIB, wait_s=10))
+            await turns()
+            b.driver.presence.connected(LeaseId("l2"))
+            b.clock.advance("11s")
+            released = b.driver.submit(Release(tenant=LOCAL_TENANT, lease=LeaseId("l1")))
+            await turns()
+            assert released.done()
+            b.driver._flush()
+            await turns()
+            waited = b.driver.ledger.state.leases[LeaseId("l2")]
+            assert waited.status is LeaseStatus.ENDED
+            assert waited.granted_at_ns is None
+
+    run(story)
+
+
 def test_an_agent_that_does_not_take_the_order_means_that_the_lease_is_over() -> None:
     """NotHeld: the renewal is refused, not unknown."""
 
@@ -232,9 +277,99 @@ def test_an_agent_that_does_not_take_the_order_means_that_the_lease_is_over() ->
             await turns()
             number = b.driver.ledger.state.leases[LeaseId("l1")].number
             b.driver.report(NotHeld(node=b.agent.node, lease=LeaseId("l1"), epoch=epoch, number=number))
+            await turns(3)
+            assert future.done(), "somebody waits for it, so it waits for no other report"
             with pytest.raises(LeaseNotActive) as caught:
                 await future
             assert caught.value.reason == RenewalRefusal.NOT_HELD
+
+    run(story)
+
+
+def test_the_confirmation_of_a_later_order_confirms_those_before_it() -> None:
+    """An agent that has the newer one ignores the older when that comes, and never confirms it by itself."""
+
+    async def story() -> None:
+        async with bench() as b:
+            granted = await b.driver.submit(acquire("l1"))
+            b.agent.faults.turn_on(FaultName.LOST_REPORTS)
+            lease, renewals = granted.lease, []
+            for _ in range(2):
+                b.clock.advance("1s")
+                renewals.append(b.driver.submit(Renew(tenant=LOCAL_TENANT, lease=lease.id, epoch=lease.epoch)))
+                await turns()
+            b.driver.report(Held(node=b.agent.node, lease=lease.id, epoch=lease.epoch, number=lease.number))
+            await turns()
+            assert [isinstance(one.result(), Granted) for one in renewals if one.done()] == [True, True]
+
+    run(story)
+
+
+def test_a_confirmation_that_a_decision_waits_for_is_handed_to_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a parking lease, whose guests can be parked from then on."""
+
+    async def story() -> None:
+        async with bench() as b:
+            granted = await b.driver.submit(acquire("l1"))
+            handle, handled = b.driver.ledger.handle, list[Command]()
+
+            def handles(command: Command, now: Any) -> Any:
+                handled.append(command)
+                return handle(command, now)
+
+            monkeypatch.setattr(b.driver.ledger, "handle", handles)
+            held = Held(node=b.agent.node, lease=granted.lease.id, epoch=granted.lease.epoch, number=1)
+            for waited_for in (False, True):
+                monkeypatch.setattr(b.driver.ledger, "confirm", lambda report, waited_for=waited_for: waited_for)
+                b.driver.report(held)
+                await turns()
+            assert handled == [AgentReport(report=held)]
+
+    run(story)
+
+
+def test_an_office_that_takes_up_its_journal_goes_on_where_it_was() -> None:
+    """Who waits in line must give a sign of life to the new one, too; and what was written since the last snapshot
+    counts for the next."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            await b.driver.submit(acquire("l1", kind=Kind.GPU, amount=4 * GIB))
+            await b.driver.submit(acquire("silent", kind=Kind.GPU, amount=4 * GIB))
+            b.driver.stop()
+            found = Ledger(Policy(), State.restore(b.driver.ledger.state.snapshot()))
+            b.driver = Driver(
+                ledger=found,
+                journal=b.journal,
+                clock=b.clock,
+                die=b.deaths.append,
+                since_snapshot=driver_module.COMPACT_QUIET + 1,
+            )
+            b.agent = MemoryAgent(inventory(1), report=b.driver.report, clock=b.clock)
+            await b.driver.start(OpenOffice(incarnation=1, clock_domain=b.clock.domain), [b.agent])
+            assert not b.journal.snapshots
+            await b.pass_time("31s")
+            assert len(b.journal.snapshots) == 1
+            end = found.state.leases[LeaseId("silent")].end
+            assert end is not None
+            assert end.reason == "holder_gone"
+            assert found.state.leases[LeaseId("l1")].status is LeaseStatus.ACTIVE
+
+    run(story)
+
+
+def test_the_instant_is_written_down_while_nothing_else_is_and_a_failure_ends_the_office() -> None:
+    """What a reboot may add to a lease is as long as this is not written."""
+
+    async def story() -> None:
+        async with bench() as b:
+            await b.driver.submit(acquire("l1"))
+            await b.pass_time("1s")
+            assert b.journal.beats[-1] == b.clock.now_ns()
+            b.journal.broken = True
+            await b.pass_time("1s")
+            assert len(b.deaths) == 1
+            assert "no space left" in b.deaths[0]
 
     run(story)
 
@@ -381,7 +516,7 @@ def test_the_state_is_written_down_whole_after_enough_events(monkeypatch: pytest
         async with bench() as b:
             for i in range(20):
                 await b.driver.submit(acquire(f"l{i}"))
-            assert b.journal.snapshots
+            assert 1 <= len(b.journal.snapshots) <= 6, "each one only after as many events again"
             assert sum(isinstance(e, Claimed) for batch in b.journal.batches for e in batch) == 20
 
     run(story)

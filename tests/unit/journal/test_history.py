@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import random
+from decimal import Decimal
 from typing import Final
 
+import msgspec
 import pytest
 
 from sublet.broker import events as ev
 from sublet.broker.history import History, wire_lines
 from sublet.errors import JournalError
-from sublet.observe.bills import Holding, fold, reconcile
-from sublet.values import Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
+from sublet.observe.bills import Bill, Holding, Line, fold, reconcile, to_csv
+from sublet.values import GIB, Epoch, Kind, LeaseId, NodeId, ResourceId, TenantId
 from sublet.wire.orders import Device, Saved
 from tests.unit.journal.making import GPU, OPENED, Place, at, ended, ending, granted, joined, part, queued, renewed
 
@@ -175,6 +179,67 @@ def test_a_bill_goes_over_the_wire_in_seconds(place: Place) -> None:
     assert (line.key, line.tenant, line.held_seconds, line.gpu_seconds, line.end) == ("a", "ada", 4.0, 2.0, "released")
     assert line.cost == pytest.approx(2 / 3600, abs=1e-6)
     assert line.currency == "credits"
+
+
+def test_every_field_of_a_bill_is_on_the_wire_and_in_the_table() -> None:
+    """No two values are alike, so what is left out or put into another column is noticed."""
+    line = Line(
+        key="k",
+        tenant=TenantId("ada"),
+        leases=2,
+        held_ns=3 * 10**9,
+        busy_ns=4 * 10**9,
+        gpu_milli_ns=5 * 10**12,
+        core_ns=6 * 10**9,
+        memory_byte_ns=7 * 10**9,
+        block_byte_ns=8 * 10**9,
+        vram_byte_seconds=9,
+        launches=10,
+        failures=11,
+        bytes_moved=12,
+        bytes_saved=13,
+        saves=14,
+        uncounted=15,
+        grains=16 * 1000 * GIB * 3600 * 10**9 * 10**6,
+        end="released",
+        live=True,
+        way="told",
+    )
+    bill = Bill(by="lease", currency="credits", lines=(line,), total=line)
+    (sent,) = wire_lines(bill)
+    expected: dict[str, str | int | bool] = {
+        "key": "k",
+        "tenant": "ada",
+        "leases": 2,
+        "held_seconds": 3,
+        "busy_seconds": 4,
+        "gpu_seconds": 5,
+        "core_seconds": 6,
+        "memory_byte_seconds": 7,
+        "block_byte_seconds": 8,
+        "vram_byte_seconds": 9,
+        "launches": 10,
+        "launch_errors": 11,
+        "bytes_moved": 12,
+        "bytes_saved": 13,
+        "saves": 14,
+        "uncounted": 15,
+        "cost": 16,
+        "currency": "credits",
+        "end": "released",
+        "live": True,
+        "way": "told",
+    }
+    assert msgspec.structs.asdict(sent) == expected
+    (row,) = csv.DictReader(io.StringIO(to_csv(bill)))
+    assert row.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, bool):
+            assert row[name] == "yes"
+        elif isinstance(value, int):
+            assert Decimal(row[name]) == value, name
+        else:
+            assert row[name] == value, name
 
 
 def test_a_holding_says_how_long_it_was() -> None:

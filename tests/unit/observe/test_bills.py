@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import itertools
 from dataclasses import replace
@@ -72,6 +73,46 @@ def test_lines_are_sums_by_tenant_or_label() -> None:
         ("", None, 40),
         ("x", None, 30),
     ]
+
+
+def whole_usage(n: int) -> Usage:
+    """Something of everything, and no two amounts alike."""
+    names = ("memory", "cpu", "block")
+    others = [
+        Charge(resource=ResourceId(f"n/{name}"), kind=Kind(name), units=n * units)
+        for name, units in zip(names, (3 * GIB, 5, 7 * GIB), strict=True)
+    ]
+    counts = Metered(vram_byte_seconds=n * 11, launches=n * 13, failures=n * 17, bytes_in=n * 19, bytes_out=n * 23)
+    return Usage(
+        lease=LeaseId(f"l{n}"),
+        tenant=TenantId("ada"),
+        labels={"course": "x"},
+        holdings=(holding(0, n * HOUR, gpu(n * 100), *others),),
+        busy_ns=n * HOUR // 2,
+        counts=counts,
+        end="released",
+        live=True,
+        way="told",
+        saved_bytes=n * 29,
+        saves=n * 31,
+    )
+
+
+AMOUNTS: Final = tuple(one.name for one in dataclasses.fields(Line) if one.type in ("int", int))
+
+
+@pytest.mark.parametrize("by", ["tenant", "label:course"])
+def test_every_amount_of_a_line_is_part_of_the_sum(by: str) -> None:
+    """Derived from the fields of a line, so that a new amount is not forgotten in a sum."""
+    usages = [whole_usage(1), whole_usage(2)]
+    rows, bill = fold(usages).lines, fold(usages, by=by)
+    (line,) = bill.lines
+    for name in AMOUNTS:
+        one, two = (getattr(row, name) for row in rows)
+        assert one > 0, name
+        assert two > 0, name
+        assert getattr(line, name) == getattr(bill.total, name) == one + two, name
+    assert line.live
 
 
 @pytest.mark.parametrize("by", ["", "leases", "label:", "device"])
