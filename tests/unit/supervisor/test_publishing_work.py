@@ -123,6 +123,33 @@ def test_what_was_staged_is_a_checkpoint_that_nobody_writes_to(bench: Bench) -> 
     assert bench.values()[2] == [big(1), big(2)]
 
 
+@pytest.mark.parametrize("nth", range(4))
+def test_after_a_sync_that_failed_nothing_is_found_that_was_not_there(
+    nth: int, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the pack, of its folder, of the manifest, of its folder: whether the disk has it nobody knows, so nobody is
+    told that it has. The same save succeeds when the disk does its work again."""
+    bench.save(1)
+    asked, _ = bench.stage(big(2))
+    real, calls = os.fsync, 0
+
+    def fails(fd: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == nth + 1:
+            raise OSError(errno.EIO, "an error of the disk")
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(OSError, match="an error of the disk"):
+            publish(bench.place, asked)
+    assert calls == nth + 1, "and nothing is synced after it"
+    assert bench.values() == {1: 1}
+    assert publish(bench.place, asked).number == 2
+    assert bench.values() == {1: 1, 2: big(2)}
+
+
 @dataclass
 class Odd:
     """Something that is wrong with what was staged."""
