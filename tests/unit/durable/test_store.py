@@ -14,6 +14,7 @@ import pytest
 
 from sublet.durable import files, packs
 from sublet.durable.changes import CHUNK_BYTES
+from sublet.durable.files import PIECE, read_whole
 from sublet.durable.saving import PACKS_MAX, Saver, SaveReport, Who
 from sublet.durable.store import FolderStore
 from sublet.durable.upkeep import collect, verify
@@ -323,3 +324,12 @@ def test_publication_syncs_before_it_names(tmp_path: Path, monkeypatch: pytest.M
     ]
     assert files.__doc__ is not None
     assert packs.__doc__ is not None
+
+
+def test_a_file_that_is_larger_than_it_could_rightly_be_is_not_read_whole(tmp_path: Path) -> None:
+    """One byte more than the limit tells that it is too large; the rest, perhaps gigabytes, stays on the disk."""
+    path = tmp_path / "manifest"
+    path.write_bytes(bytes(3 * PIECE))
+    assert len(read_whole(path, 10)) == 11
+    assert len(read_whole(path, 2 * PIECE)) == 2 * PIECE + 1
+    assert len(read_whole(path, 3 * PIECE)) == 3 * PIECE
