@@ -227,15 +227,15 @@ def test_an_agent_that_stays_silent_makes_the_answer_unknown_not_refused(monkeyp
 
 def test_everybody_who_waits_for_an_agent_is_told_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who came later wait as long as the first one, and no longer."""
-    monkeypatch.setattr(driver_module, "HOLD_TIMEOUT_S", 0.03)
+    monkeypatch.setattr(driver_module, "HOLD_TIMEOUT_S", 0.2)
 
     async def story() -> None:
         async with bench() as b:
             b.agent.faults.turn_on(FaultName.LOST_REPORTS)
             futures = []
-            for name in ("l1", "l2", "l3"):
+            for name in ("l1", "l2"):
                 futures.append(b.driver.submit(acquire(name)))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.12)
             for future in futures:
                 with pytest.raises(Disconnected, match="not known"):
                     await future
