@@ -20,7 +20,7 @@ import pytest
 
 from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, QuotaExceeded, StaleEpoch
 from sublet.supervisor.holder_link import OPERATIONS
-from sublet.supervisor.service import SOCKET_NAME
+from sublet.supervisor.service import REPORTS_MAX, SOCKET_NAME
 from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps
 from sublet.wire.conversation import Conversation
@@ -40,7 +40,7 @@ from sublet.wire.guests import (
     Started,
     StdioKind,
 )
-from sublet.wire.orders import End, EndedHere, Extend, Grant, Held, Part
+from sublet.wire.orders import End, EndedHere, Extend, Grant, Held, Part, TornDown
 from tests.integration.supervisor_stage import (
     PATH,
     TENANT,
@@ -58,6 +58,7 @@ BEN: Final = TenantId("ben")
 S: Final = 1_000_000_000
 SETRESUID: Final = {"x86_64": 117}.get(platform.machine(), 147)
 """By its number: the C library would change all threads."""
+EPOCH: Final = Epoch(1, 5)
 SERVED: Final = (Service.WORK, Service.JUPYTER)
 """What the guest of these tests serves."""
 
@@ -272,6 +273,30 @@ def test_an_office_that_comes_back_hears_what_ended_while_nobody_listened(
     until("its deadline", lambda: not _lives(stage, lease))
     stage.connect()
     until("word of its end", lambda: _ended(stage, lease))
+
+
+def test_more_reports_than_one_message_takes_are_all_heard(stage: SupervisorStage) -> None:
+    """Thousands of leases may be granted, or end, in one turn."""
+    count, ttl_ns = REPORTS_MAX + 44, 300 * S
+    deadline_ns = now_ns() + ttl_ns
+    leases = [LeaseId(f"lease-of-many-{n}") for n in range(count)]
+    grants = [
+        Grant(lease=lease, epoch=EPOCH, number=1, tenant=TENANT, parts=(CORE,), deadline_ns=deadline_ns, ttl_ns=ttl_ns)
+        for lease in leases
+    ]
+    stage.office_line.send(*grants)
+    until("every lease held", lambda: _spoken_of(stage, Held) >= set(leases))
+    ends = [
+        End(lease=lease, epoch=EPOCH, number=2, parts=(CORE,), reason=EndReason.RELEASED, grace_ns=0)
+        for lease in leases
+    ]
+    stage.office_line.send(*ends)
+    until("every end", lambda: _spoken_of(stage, TornDown) >= set(leases))
+
+
+def _spoken_of(stage: SupervisorStage, kind: type[Held | TornDown]) -> set[LeaseId]:
+    stage.office_line.pump()
+    return {report.lease for report in stage.office_line.reports if isinstance(report, kind)}
 
 
 def _lives(stage: SupervisorStage, lease: LeaseId) -> bool:
