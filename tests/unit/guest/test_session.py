@@ -25,6 +25,7 @@ from sublet.guest import session as session_module
 from sublet.guest import session_calls
 from sublet.testing.device_kernels import KERNELS, WARP_KERNELS
 from sublet.values import MIB, EndReason, Epoch, LeaseId
+from sublet.wire.codec import dumps
 from sublet.wire.device import (
     INLINE_MAX,
     OPS_MAX,
@@ -365,6 +366,17 @@ def test_only_the_live_pair_opens_a_session_and_only_its_own_batches_run_in_it(s
     stage.writer.write(stage.view(deadline_ns=1))
     with pytest.raises(LeaseExpired):
         stage.ask(OpenSession(lease=LEASE, epoch=EPOCH))
+
+
+@pytest.mark.parametrize("by", [(LEASE, Epoch(1, 41)), (LeaseId("l-8"), EPOCH)])
+def test_a_connection_opens_sessions_of_its_own_pair_and_of_no_other(by: tuple[LeaseId, Epoch], stage: Stage) -> None:
+    """A program that held the lease before cannot open a session by naming the epoch that is live now."""
+    asked = dumps(OpenSession(lease=LEASE, epoch=EPOCH))
+    with pytest.raises(StaleEpoch, match="no other's"):
+        stage.calls.answer(asked, (), by=by)
+    assert stage.opened == []
+    stage.calls.answer(asked, (), by=(LEASE, EPOCH))
+    assert len(stage.opened) == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ sessions
