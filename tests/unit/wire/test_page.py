@@ -156,6 +156,9 @@ def test_a_detail_is_cut_and_still_text() -> None:
         (view(state=PageState.OVER, reason=EndReason.EXPIRED), (LEASE, EPOCH), 99, LeaseExpired),
         (view(state=PageState.OVER, reason=EndReason.RELEASED), (LEASE, EPOCH), 99, LeaseNotActive),
         (view(state=PageState.OVER), (LEASE, EPOCH), 99, LeaseExpired),
+        (view(state=PageState.LEAVING, reason=EndReason.PREEMPTED), (LEASE, EPOCH), 99, LeaseRevoked),
+        (view(state=PageState.LEAVING), (LEASE, EPOCH), 99, LeaseExpired),
+        (view(state=PageState.PARKED), (LEASE, EPOCH), 99, LeaseNotActive),
     ],
 )
 def test_only_the_live_pair_may_act_and_only_until_the_deadline(
