@@ -124,5 +124,6 @@ def test_an_ordinary_user_waits_his_turn_and_is_told_so() -> None:
         timeout=60,
     )
     first, last = done.stdout.splitlines()
-    assert first.startswith("False 2 no right to")
-    assert last == "3"
+    ours = os.getpriority(os.PRIO_PROCESS, 0)  # the suite may run behind others itself
+    assert first.startswith(f"False {ours + 2} no right to")
+    assert last == f"{ours + 3}"

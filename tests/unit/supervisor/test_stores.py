@@ -221,9 +221,9 @@ def test_why_an_errand_has_no_answer_is_known_to_whoever_asked(monkeypatch: pyte
     with nothing_left_open():
         errands.run(hangs, told)
         runner.until(lambda: why == ["it took too long"])
+        errands = Errands(runner.loop, runner.life)  # with time to die of something else
         errands.run(dies, told)
         runner.until(lambda: why[1:] == ["its process was killed"])
-        errands = Errands(runner.loop, runner.life)
         errands.run(full, told)
         runner.until(lambda: why[2:] == ["No space left on device"])
 
