@@ -4,6 +4,7 @@
     python tools/mutants.py --number 20           a smaller one, the first of the same order
     python tools/mutants.py --files 'client/*'    only those of the sample in such files
     python tools/mutants.py --survivors           those that survived, once more
+    python tools/mutants.py --reached-only        without the tests of the whole room; what survives stays open
     python tools/mutants.py --report              what is known, without running anything
 
 Each mistake is tested against the tests that reach its statement, the most particular first, and if it survives those,
@@ -375,7 +376,7 @@ def record(tests: Sequence[str]) -> Reach:
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     outcome: str
-    """caught, time-out (which is caught as well) or survived."""
+    """caught, time-out (which is caught as well), survived, or open: the tests of its room were not run yet."""
     by: str
     """The test that failed."""
     reached: int
@@ -386,7 +387,10 @@ class Outcome:
 class Judge:
     """Says of one mistake after the other what becomes of it, in a place of its own."""
 
-    def __init__(self, place: Place, reach: Reach, texts: dict[str, str], rooms: dict[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, place: Place, reach: Reach, texts: dict[str, str], rooms: dict[str, tuple[str, ...]] | None
+    ) -> None:
+        """``rooms``: None to leave open what survives the tests that reach it."""
         self.place = place
         self.reach = reach
         self.texts = texts
@@ -428,6 +432,8 @@ class Judge:
                 done += [test.name for test in some]
                 if found := self._run(mutant, [test.name for test in some], (), limit):
                     return found
+        if self.rooms is None:
+            return "open", ""
         room = [path for path in self.rooms[mutant.file.partition("/")[0]] if (self.place.copy / path).exists()]
         return self._run(mutant, room, done, 1200) or ("survived", "")
 
@@ -492,8 +498,11 @@ class Results:
             results.found = {(one := json.loads(line))["key"]: one for line in rest}
         return results
 
-    def knows(self, mutant: Mutant) -> bool:
-        return self.found.get(mutant.key, {}).get("source") == mutant.source_hash
+    def knows(self, mutant: Mutant, *, open_too: bool = False) -> bool:
+        one = self.found.get(mutant.key)
+        if one is None or one["source"] != mutant.source_hash:
+            return False
+        return open_too or one["outcome"] != "open"
 
     def add(self, group: str, mutant: Mutant, outcome: Outcome) -> None:
         self.found[mutant.key] = {
@@ -545,14 +554,16 @@ def table(results: Results, known: dict[str, str]) -> Iterator[str]:
         counts = Counter(one["outcome"] for one in some)
         caught = counts["caught"] + counts["time-out"]
         yield ""
-        yield f"## {group.capitalize()}: {len(some)} planted, {caught} caught, {counts['survived']} survived"
+        told = f"{len(some)} planted, {caught} caught, {counts['survived']} survived, {counts['open']} open"
+        yield f"## {group.capitalize()}: {told}"
         yield ""
-        yield "| file | planted | caught | survived |"
-        yield "|---|---|---|---|"
+        yield "| file | planted | caught | survived | open |"
+        yield "|---|---|---|---|---|"
         for name in sorted({one["file"] for one in some}):
-            of_file = [one for one in some if one["file"] == name]
-            left = sum(one["outcome"] == "survived" for one in of_file)
-            yield f"| `{name}` | {len(of_file)} | {len(of_file) - left} | {left} |"
+            of = Counter(one["outcome"] for one in some if one["file"] == name)
+            yield f"| `{name}` | {of.total()} | {of['caught'] + of['time-out']} | {of['survived']} | {of['open']} |"
+    yield ""
+    yield "Open: no test that reaches it failed, and the other tests of its room were not run yet."
     yield ""
     yield "## Survivors"
     for one in sorted(results.survivors, key=lambda one: (one["file"], one["where"], one["key"])):
@@ -569,16 +580,22 @@ def say(text: str) -> None:
 # ------------------------------------------------------------------------------------------------------- the command
 
 
-def run(wanted: list[tuple[str, Mutant]], results: Results, texts: dict[str, str], jobs: int) -> None:
+def run(
+    wanted: list[tuple[str, Mutant]],
+    results: Results,
+    texts: dict[str, str],
+    jobs: int,
+    rooms: dict[str, tuple[str, ...]] | None,
+) -> None:
     todo: queue.SimpleQueue[tuple[str, Mutant]] = queue.SimpleQueue()
     for one in wanted:
         todo.put(one)
-    rooms = {path for paths in ROOMS.values() for path in paths}
-    reach = record(tests_in(sorted(rooms, key=lambda path: (price(path), path))))
+    paths = {path for paths in ROOMS.values() for path in paths}
+    reach = record(tests_in(sorted(paths, key=lambda path: (price(path), path))))
     lock, stop, times, began = threading.Lock(), threading.Event(), [], time.monotonic()
 
     def work(number: int) -> None:
-        judge = Judge(Place(f"place{number}"), reach, texts, ROOMS)
+        judge = Judge(Place(f"place{number}"), reach, texts, rooms)
         while not stop.is_set():
             try:
                 group, mutant = todo.get_nowait()
@@ -616,6 +633,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--files", default="*", help="only those in such files, for example 'client/*'")
     parser.add_argument("--jobs", type=int, default=1, help="places to test in at the same time (default: 1)")
     parser.add_argument("--survivors", action="store_true", help="test again what survived")
+    parser.add_argument("--reached-only", action="store_true", help="leave open what survives the tests that reach it")
     parser.add_argument("--report", action="store_true", help="what is known; test nothing")
     parser.add_argument("--results", type=Path, default=KNOWN / "results.jsonl", help="where results are kept")
     chosen = parser.parse_args(arguments)
@@ -638,11 +656,13 @@ def main(arguments: Sequence[str]) -> int:
             (group, mutant)
             for group, mutant in mixed
             if fnmatch(mutant.file, chosen.files)
-            and (mutant.key in survived if chosen.survivors else not results.knows(mutant))
+            and (
+                mutant.key in survived if chosen.survivors else not results.knows(mutant, open_too=chosen.reached_only)
+            )
         ]
         say(f"seed {chosen.seed}: {len(mixed)} mistakes, {len(wanted)} to test")
         if wanted:
-            run(wanted, results, texts, chosen.jobs)
+            run(wanted, results, texts, chosen.jobs, None if chosen.reached_only else ROOMS)
         results.about["complete"] = all(results.knows(mutant) for _, mutant in mixed)
         results.save()
     known = explanations(chosen.results.with_name("explanations.toml"))
@@ -653,8 +673,8 @@ def main(arguments: Sequence[str]) -> int:
         say(f"not explained: {one['key']} {one['file']}:{one['line']} {one['where']}: {one['before']} → {one['after']}")
     counts = Counter(one["outcome"] for one in results.found.values())
     say(
-        f"{len(results.found)} planted, {counts['caught'] + counts['time-out']} caught, {counts['survived']} survived, "
-        f"{len(left)} of these without a test or an explanation; see {page}"
+        f"{len(results.found)} planted, {counts['caught'] + counts['time-out']} caught, {counts['survived']} survived "
+        f"({len(left)} of these without a test or an explanation), {counts['open']} open; see {page}"
     )
     return 1 if left else 0
 

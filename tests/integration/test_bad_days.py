@@ -65,7 +65,8 @@ def sublet(office: OfficeProcess, *words: str, before: tuple[str, ...] = ()) -> 
 
 def refused(said: str, *words: str) -> None:
     """One sentence of what happened, one of what to do; the words are in them."""
-    lines = [line for line in said.splitlines() if not line.startswith("The office is up")]
+    told = ("The office is up", "Until `sublet down`")  # by the office itself, before
+    lines = [line for line in said.splitlines() if not line.startswith(told)]
     assert len(lines) == 2, said
     what, do = lines
     assert re.fullmatch(r"sublet: \S.*", what), said
