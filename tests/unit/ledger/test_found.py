@@ -315,6 +315,19 @@ def test_restarts_that_used_up_a_lease_are_metered_on_one_clock() -> None:
     assert bench.ledger.usage_ms(LOCAL_TENANT, bench.now) == 10_000
 
 
+def test_after_a_restart_of_the_machine_who_was_taken_from_waits_out_the_rest_of_its_cool_down() -> None:
+    """The new clock reads millions of seconds more, or less; the cool-down is as long as it was."""
+    for reads_s in (5_000_000, 50):
+        bench = Bench()
+        bench.granted(tier=Tier.SPOT, tenant=BEN)
+        bench.queued(tenant=ANN)
+        assert bench.state.is_cooling(BEN, ANN, bench.now.ns)
+        last_ns, bench.now_ns = bench.now_ns, seconds(reads_s)
+        bench.do(cmd.OpenOffice(incarnation=2, clock_domain="boot-2", last_ns=last_ns))
+        assert bench.state.is_cooling(BEN, ANN, bench.now.ns)
+        assert not bench.state.is_cooling(BEN, ANN, bench.now.ns + bench.policy.cool_down_ns + 1)
+
+
 def test_timers_of_leases_that_are_over_do_not_pile_up() -> None:
     """Each lease is released long before its day is over."""
     bench = Bench(inventory("n1", device("cpu", Kind.CPU)))
