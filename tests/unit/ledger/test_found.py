@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Granted
@@ -326,6 +328,14 @@ def test_after_a_restart_of_the_machine_who_was_taken_from_waits_out_the_rest_of
         bench.do(cmd.OpenOffice(incarnation=2, clock_domain="boot-2", last_ns=last_ns))
         assert bench.state.is_cooling(BEN, ANN, bench.now.ns)
         assert not bench.state.is_cooling(BEN, ANN, bench.now.ns + bench.policy.cool_down_ns + 1)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a\n", "x" * 300])
+def test_a_lease_cannot_have_a_name_that_its_volume_could_not_have(name: str) -> None:
+    """It stands in paths and in messages."""
+    bench = Bench()
+    assert isinstance(bench.ask(name=name), InvalidRequest)
+    assert not bench.state.leases
 
 
 def test_timers_of_leases_that_are_over_do_not_pile_up() -> None:
