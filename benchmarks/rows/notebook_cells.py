@@ -76,9 +76,9 @@ def _against_fresh(
 
 ROW: Final = Row(
     name="notebook_cells",
-    title="a %%gpu cell costs 15 ms more than a plain one, and its first one a quarter of a fresh kernel with torch",
+    title="a %%gpu cell costs 10 ms more than a plain one, and its first one a quarter of a fresh kernel with torch",
     goals=[
-        Goal(figure=EMPTY, of="difference", at_most=15),
+        Goal(figure=EMPTY, of="difference", at_most=10),
         Goal(figure=FIRST, of="ratio", at_least=4),
         Goal(figure=COLD, of="ratio", at_least=1 / 1.15),
     ],

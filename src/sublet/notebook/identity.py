@@ -79,7 +79,8 @@ class Identities:
     def names_of(self, met: Mapping[int, Any]) -> tuple[str, ...]:
         """Names with which some of these objects crossed when each of them did so last."""
         tags = set(self.known(met).values())
-        return tuple(sorted(name for name, one in self._latest.items() if not tags.isdisjoint(one.tags)))
+        crossings = {id(one): one for one in self._latest.values()} if tags else {}
+        return tuple(sorted(name for one in crossings.values() if not tags.isdisjoint(one.tags) for name in one.names))
 
     def note(self, names: Iterable[str], own: Tag, met: Mapping[int, Any], known: Mapping[int, Tag]) -> None:
         """These objects have crossed, for these names."""
