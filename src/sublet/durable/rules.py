@@ -493,6 +493,7 @@ class Rules:
         if value is figure:
             if unit not in self.units:
                 self.units.append(unit)
+                self.temporary.update(map(id, (unit.state, *unit.state)))
             return figures.figure, (type(value),), unit.state, None, None, figures.fill_figure
         number = unit.number_of(value)
         return NotImplemented if number is None else (figures.part_of, (figure, type(value), number))

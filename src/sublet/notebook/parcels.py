@@ -164,7 +164,8 @@ class Came:
                 self.values = decode(parcel.head, views, met=met, assembly=self.figures)
         except Exception as error:  # noqa: BLE001 - whatever an object's own methods raise
             self.broken = self._broken(met, f"{type(error).__name__}: {error}")
-        self.met = with_identity(met.items())
+        beside = set(map(id, self.figures.beside))  # made to put the figures together
+        self.met = with_identity((n, one) for n, one in met.items() if id(one) not in beside)
         met.clear()
         without_scaffolding(self.met)
 
