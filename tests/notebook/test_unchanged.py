@@ -220,3 +220,13 @@ def test_names_of_changed_gradients_are_found_without_a_look_at_each_name() -> N
     with cProfile.Profile() as profile:
         assert sides.spaces[1].names_with_new_gradients() == set()
     assert sum(one.callcount for one in profile.getstats()) < 100
+
+
+def test_a_figure_that_is_unchanged_does_not_come_back() -> None:
+    """Also where nothing of pyplot holds it."""
+    pytest.importorskip("matplotlib")
+    sides = Sides()
+    sides.here["drawn"] = KINDS["figure"](100)
+    sides.go("drawn")
+    sides.back("drawn")
+    assert sides.came == 0
