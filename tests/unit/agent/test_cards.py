@@ -31,6 +31,7 @@ class Desk:
         self.card = FakeCard(0)
         self.library = FakeNvml([self.card])
         self.heard: list[Report] = []
+        self.ended: list[str] = []
         self.uses: list[CardUse] = []
         self.leased = 0
         self.now_ns = 0
@@ -48,6 +49,7 @@ class Desk:
             now_ns=lambda: self.now_ns,
             open_driver=lambda: Nvml.open(self.library),
             sees_processes=True,
+            die=self.ended.append,
         )
 
     async def look(self) -> list[Report]:
@@ -197,6 +199,7 @@ def test_a_look_that_fails_is_followed_by_another(
                 desk.now_ns += NS_PER_S
                 await asyncio.sleep(0.005)
         assert desk.heard == [Foreign(node=NodeId("local"), resource=FIRST)]
+        assert desk.ended == []
         await desk.cards.close()
 
     asyncio.run(play())
