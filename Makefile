@@ -75,7 +75,7 @@ soak: $(READY) $(TORCH_READY) ## the big numbers: SEEDS=1000000 simulations, eve
 	@SUBLET_CORPUS=all $(PY) -m pytest tests/notebook/test_corpus.py
 	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest --timeout 3600 tests/notebook/test_spaces.py
 	@SUBLET_SUSPENDS=500 $(PY) -m pytest --timeout 900 tests/integration/test_suspend.py
-	@SUBLET_INTERRUPTS=2000 $(PY) -m pytest --timeout 1800 tests/unit/client/test_interrupts.py tests/unit/client/test_cancels.py
+	@SUBLET_INTERRUPTS=2000 $(PY) -m pytest --timeout 3600 tests/unit/client/test_interrupts.py tests/unit/client/test_cancels.py tests/integration/test_ctrl_c.py
 
 mutants: $(READY) $(TORCH_READY) ## small mistakes planted, and which no test notices; NUMBER=20 of each group, MORE="--files 'client/*'"
 	@$(PY) tools/mutants.py $(if $(NUMBER),--number $(NUMBER)) $(if $(SEED),--seed $(SEED)) $(MORE)

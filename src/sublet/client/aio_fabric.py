@@ -444,7 +444,7 @@ class Fabric:
     def _has_left(self) -> bool:
         return bool(self._book.owed or self._book.live or self._book.dropped)
 
-    def _give_back_now(self) -> None:
+    def _give_back_now(self, patience_s: float = EXIT_PATIENCE_S) -> None:
         """With blocking calls: where no loop runs that could do it."""
         self._book.closing = True
         for held in self._book.live:
@@ -452,7 +452,7 @@ class Fabric:
         for owed in list(self._book.owed):
             owed.under_way, owed.retry_ns = False, 0
         transport = Transport(self.address, self._clock, wire=WIRE_VERSION, ca=self._ca)
-        until_ns = self._clock.now_ns() + round(EXIT_PATIENCE_S * NS_PER_S)
+        until_ns = self._clock.now_ns() + round(patience_s * NS_PER_S)
         try:
             give_back_all(self._core, self._book, transport, self._clock, until_ns, self._book.to_give_back())
         finally:
@@ -528,6 +528,7 @@ def _at_exit() -> None:
     close_at_exit([one._give_back_now for one in list(_fabrics) if one._has_left])
 
 
-atexit.register(_at_exit)
+for _ in range(2):
+    atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fabrics.clear)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -510,14 +511,21 @@ def _at_exit() -> None:
     close_at_exit([fabric.close for fabric in list(_fabrics)])
 
 
-def close_at_exit(closers: Sequence[Callable[[], None]]) -> None:
-    """Call each to its end. One that is interrupted is called again, since nothing comes after it; the interrupt is
-    raised in the end."""
+_exit_began_s: list[float] = []
+
+
+def close_at_exit(closers: Sequence[Callable[[float], None]]) -> None:
+    """Call each with the time that is left to it. One that is interrupted is called again, since nothing comes after
+    it; the interrupt is raised in the end."""
+    _exit_began_s.append(time.monotonic())
     interrupt: BaseException | None = None
     for close in closers:
         for _ in range(EXIT_TRIES):
+            patience_s = EXIT_PATIENCE_S - (time.monotonic() - _exit_began_s[0])
+            if patience_s <= 0:
+                break
             try:
-                close()
+                close(patience_s)
                 break
             except BaseException as error:  # noqa: BLE001 - raised below
                 interrupt = error
@@ -546,6 +554,7 @@ def _in_child() -> None:
         fabric._after_fork()
 
 
-atexit.register(_at_exit)
+for _ in range(2):  # an interrupt may end the first call before it has begun
+    atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_go_on, after_in_child=_in_child)

@@ -312,10 +312,10 @@ class _Pool:
 
     def drop(self, lease: Lease) -> None:
         """It is of no use any more."""
+        _give_back(lease)  # first: an interrupt must not leave it to nothing but a trace
         with self._lock:
             for key in [key for key, held in self._held.items() if held is lease]:
                 del self._held[key]
-        _give_back(lease)
 
     def clear(self) -> None:
         """A fork begins without any; what its parent holds stays its parent's."""
@@ -328,9 +328,12 @@ class _Pool:
                 return fabric.gpu(**{**asked, "wait": 0})
             for key in self._idle():
                 with self._lock:
-                    lease = self._held.pop(key, None)
+                    lease = self._held.get(key)
                 if lease is not None:
                     _give_back(lease)
+                    with self._lock:
+                        if self._held.get(key) is lease:
+                            del self._held[key]
         return fabric.gpu(**asked)
 
     def _idle(self) -> list[Any]:

@@ -204,9 +204,9 @@ class Cells:
         come with it again. What is parked is known to be over, and is gone on with."""
         lease = self.lease
         if lease is not None and lease.end is None:
-            self.lease = None
             with contextlib.suppress(SubletError):
                 lease.release()
+            self.lease = None
 
     def _bill_so_far(self, began_s: float, end: LeaseEnd | None) -> CellBill | None:
         """Of a cell that was ended, with its lease or alone."""
@@ -266,15 +266,17 @@ class Cells:
     def release(self) -> None:
         """Give the lease back. What was only on the device is saved, if it was not and can be; else it is lost."""
         lease, self.lease = self.lease, None
-        self._queued.let_go()
-        with contextlib.suppress(SubletError):
-            self.handles.save()
-        self._let_go()
-        if lease is not None and is_parked(lease):
-            give_up(self.fabric(), lease)
-        elif lease is not None:
-            self._behind = self._behind if lease.end is not None else ""
-            lease.release()
+        try:
+            self._queued.let_go()
+            with contextlib.suppress(SubletError):
+                self.handles.save()
+            self._let_go()
+        finally:  # also when an interrupt has ended the saving
+            if lease is not None and is_parked(lease):
+                give_up(self.fabric(), lease)
+            elif lease is not None:
+                self._behind = self._behind if lease.end is not None else ""
+                lease.release()
 
     # ---- the lease and the kernel
 
@@ -321,9 +323,13 @@ class Cells:
                 if not is_known_to_be_over(old):
                     self._part_from(old)
                 return self._leased(options, status)  # what is parked goes on first
-        if old is not None:
-            self._part_from(old)
-        self.lease, self._asked = quiet(lease), options
+        try:
+            if old is not None:
+                self._part_from(old)
+            self.lease, self._asked = quiet(lease), options
+        except BaseException:  # a trace that is kept must not keep the lease
+            lease.release()
+            raise
         if self._notices is not None:
             self._notices.told_for(self.lease.id)
         self._billed_s = time.monotonic()
@@ -478,9 +484,11 @@ class Cells:
     def _get_away(self) -> None:
         """Somebody insists, and nobody knows now what the other side has: that is let go of."""
         lease, self.lease = self.lease, None
-        self._let_go()
-        if lease is not None:
-            lease.release()
+        try:
+            self._let_go()
+        finally:
+            if lease is not None:
+                lease.release()
 
     def _tell(self, restored: Restored) -> None:
         """One line for what came back."""

@@ -96,12 +96,12 @@ class Volume:
 
     def release(self) -> None:
         """What is in it stays, if it has a name."""
+        if self.lease is not None:
+            with contextlib.suppress(SubletError):  # it is tried again until its time to live ends
+                self.lease.release()
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
-        if self.lease is not None:
-            with contextlib.suppress(SubletError):  # it ends by its time to live
-                self.lease.release()
 
 
 class Owner:
@@ -141,9 +141,10 @@ class Owner:
 
     def leave(self) -> None:
         """Let go of the volume; what is in it stays."""
-        volume, self.volume = self.volume, None
+        volume = self.volume
         if volume is not None:
             volume.release()
+        self.volume = None
 
     def tight(self) -> str:
         """What to say when checkpoints went because the volume is small: once of each volume."""

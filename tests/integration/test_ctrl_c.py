@@ -1,0 +1,96 @@
+"""Programs interrupted with SIGINT, once, twice and often, leave no lease at a real office."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import sublet
+from sublet.client.office import ensure_office
+from tests.integration.test_client import end_office
+
+ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "0")) // 10 or 2
+SEED: Final = int(os.environ.get("SUBLET_SEED", "1"))
+BEGIN: Final = """
+import asyncio, contextlib, signal, threading, time
+import sublet, sublet.aio
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+PLAIN: Final = """
+fabric = sublet.connect(start=False, bound=False)
+print("ready", flush=True)
+while True:
+    with fabric.memory("1MiB", renew="always") as lease:
+        with lease.activity():
+            lease.check()
+"""
+STORM: Final = """
+fabric = sublet.connect(start=False, bound=False)
+end = time.monotonic() + 1
+print("ready", flush=True)
+while time.monotonic() < end:
+    with contextlib.suppress(KeyboardInterrupt):
+        while time.monotonic() < end:
+            fabric.memory("1MiB", renew="always").release()
+"""
+AWAITED: Final = """
+async def main():
+    async with await sublet.aio.connect(start=False, bound=False) as fabric:
+        print("ready", flush=True)
+        while True:
+            async with fabric.memory("1MiB", renew="always") as lease:
+                await lease.renew()
+asyncio.run(main())
+"""
+DAEMONS: Final = """
+fabric = sublet.connect(start=False, bound=False)
+def work():
+    while True:
+        fabric.memory("1MiB", renew="always").release()
+for _ in range(8):
+    threading.Thread(target=work, daemon=True).start()
+print("ready", flush=True)
+time.sleep(0.2)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("ctrl-c") / "home"
+    ensure_office(folder, words=("up", "--foreground", "--host-gpus", "1x4GiB"))
+    yield folder
+    end_office(folder)
+
+
+@pytest.mark.parametrize(
+    ("program", "interrupts"),
+    [(PLAIN, 1), (PLAIN, 2), (STORM, 40), (AWAITED, 1), (AWAITED, 2), (DAEMONS, 0)],
+    ids=["once", "twice", "storm", "asyncio", "asyncio twice", "daemon threads"],
+)
+def test_an_interrupted_program_leaves_no_lease(home: Path, program: str, interrupts: int) -> None:
+    chance = random.Random(f"{SEED} {interrupts}")
+    env = os.environ | {"SUBLET_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with sublet.connect(home=home, start=False) as fabric:
+        for turn in range(ROUNDS):
+            command = [sys.executable, "-c", BEGIN + program]
+            with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"ready\n"
+                time.sleep(chance.uniform(0, 0.05))
+                for _ in range(interrupts):
+                    process.send_signal(signal.SIGINT)
+                    time.sleep(chance.uniform(0, 0.02))
+                process.communicate(timeout=60)
+            end = time.monotonic() + 5
+            while (left := [view.id for view in fabric.leases()]) and time.monotonic() < end:
+                time.sleep(0.05)
+            assert left == [], f"seed {SEED}, turn {turn}"
