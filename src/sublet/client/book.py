@@ -153,6 +153,9 @@ class Book:
             for held in self.live:
                 if held.handle is not None and held.handle() is None:
                     self._orphaned(held)
+            for owed in list(self.owed):  # of a release that was interrupted before it could say so
+                if owed.held is not None and owed.held.handle is not None and owed.held.handle() is None:
+                    owed.left = True
         for owed in list(self.owed):
             if owed.under_way or now_ns < owed.retry_ns or not (owed.left or self.closing):
                 continue
@@ -186,7 +189,7 @@ class Book:
     def next_return_ns(self) -> int | None:
         """When ``to_give_back`` should be asked again."""
         moments = [owed.retry_ns for owed in list(self.owed) if not owed.under_way and (owed.left or self.closing)]
-        if self._held:
+        if self._held or self.owed:
             moments.append(self._sweep_ns)
         return min(moments, default=None)
 

@@ -66,6 +66,7 @@ class Lease(LeaseFacts):
         except SubletError as failed:
             self._could_not_release(failed, error)
         except BaseException:
+            self._held.owed.left = True  # at once: the next interrupt may come with the call
             self._give_up()
             raise
 
@@ -95,6 +96,7 @@ class Lease(LeaseFacts):
             if not self._is_returned():
                 self._released(self._fabric._run(self._letting_go(self._fabric._core)))
         except BaseException:
+            self._held.owed.left = True  # at once: the next interrupt may come with the call
             self._give_up()
             raise
         finally:
@@ -294,10 +296,8 @@ class Lease(LeaseFacts):
 
     def _give_up(self) -> None:
         """Giving it back was interrupted, or not answered: that goes on in the background."""
-        owed = self._held.owed
-        owed.left = True
         if not self._left and os.getpid() == self._pid:
-            self._fabric._give_up(owed)
+            self._fabric._give_up(self._held.owed)
 
     def _wake(self) -> None:
         self._fabric._keeper.wake_in_time()
