@@ -132,7 +132,8 @@ class Chain:
             self.ends["failed, and nothing rests on it"] += 1
             return
         assert status == 1, f"the office ended with {status}"
-        said = [line for line in self.office.said.splitlines() if not line.startswith("The office is up")]
+        told = ("The office is up", "Until `sublet down`")
+        said = [line for line in self.office.said.splitlines() if not line.startswith(told)]
         assert len(said) == 2, said
         assert re.fullmatch(r"sublet: [^\n]+", said[0]), said
         assert said[1].startswith("  "), said
