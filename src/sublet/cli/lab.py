@@ -23,6 +23,7 @@ from sublet.cli.parsing import count
 from sublet.cli.show import plural, visible
 from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unsupported
 from sublet.invocation import installing, typeable
+from sublet.lease.states import SliceState
 from sublet.supervisor.prctl import set_pdeathsig
 from sublet.values import Kind
 
@@ -113,7 +114,8 @@ def _office() -> Iterator[None]:
     except NoOffice:
         was_there = False
     office = Office.reach()
-    devices = [device for device in office.get("/v1/status")["devices"] if device["kind"] == Kind.GPU]
+    there = office.get("/v1/status")["devices"]
+    devices = [device for device in there if device["kind"] == Kind.GPU and device["state"] != SliceState.LOST]
     kind = "host device, no GPU" if all(device["host"] for device in devices) else "GPU"
     print(f"The office {'is up already' if was_there else 'is up'}: {plural(len(devices), 'device')} ({kind}).")
     try:

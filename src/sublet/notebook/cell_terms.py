@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sublet.errors import CapacityExceeded, CheckpointFailed, InvalidRequest, SubletError
+from sublet.lease.states import SliceState
 from sublet.notebook.kernel_line import Message
 from sublet.notebook.options import CellOptions
 from sublet.notebook.settings import own_paths
@@ -72,7 +73,8 @@ def with_what_is_free(fabric: Fabric, own: Lease | None = None) -> Iterator[None
         yield
     except CapacityExceeded as error:
         with contextlib.suppress(SubletError):
-            found = [one for one in fabric.status().devices if one.kind == Kind.GPU]
+            devices = fabric.status().devices
+            found = [one for one in devices if one.kind == Kind.GPU and one.state != SliceState.LOST]
             had = {} if own is None else {device.id: device.amount for device in own.devices}
             each = [
                 f"{one.id} {format_size(one.free + had.get(one.id, 0))} of {format_size(one.capacity)}"

@@ -127,14 +127,14 @@ class StatusView(Message, kw_only=True):
     uptime: float
     embedded: bool
     """Started by itself; ends itself when idle."""
-    host_gpus: str
-    """The host devices that `sublet up` declared, such as ``2x4294967296B``; empty if it declared none."""
     nodes: list[NodeView]
     devices: list[DeviceView]
     live: int
     queued: int
     quarantined: int
     audit_head: str
+    host_gpus: str = ""
+    """The host devices that `sublet up` declared, such as ``2x4294967296B``; empty if it declared none."""
 
 
 class TroubleView(Message, kw_only=True):

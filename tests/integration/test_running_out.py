@@ -1,0 +1,324 @@
+"""Descriptors, memory, processes and disk run out, at random moments, while work goes on; then there are some again.
+
+Afterwards everything works again without a restart, or the process that could not go on has ended with one line, and
+the next client has started it anew. Nothing was promised that was not kept: no two guests were on one device, every
+save that was acknowledged is readable, the bills add up to the time of the devices, and no lease or process is left.
+
+The limits of live processes are lowered (``prlimit``): of the office, the supervisor, a holder, a guest, a kernel. For
+processes it is their control group, since root has no other limit; for the disk the state folder is a small file
+system in memory. ``SUBLET_SCARCE_ROUNDS`` says how many rounds (CI: 12), ``SUBLET_SCARCE_SEED`` with which seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import sublet
+from sublet.client.home import runtime_dir, socket_path
+from sublet.supervisor.procs import Procs
+from tests.integration.test_cli import Shell
+from tests.traces import PATIENCE_S, Traces, end_office, office_of, supervisor_of, until
+
+ROUNDS: Final = int(os.environ.get("SUBLET_SCARCE_ROUNDS", "12"))
+SEED: Final = int(os.environ.get("SUBLET_SCARCE_SEED", "1"))
+DISK: Final = 96 << 20
+MIB: Final = 1 << 20
+AGAIN_S: Final = 30.0
+"""How long it may take until there is progress again. It takes a second or two; the machine may be busy."""
+WORKS: Final = ("calls", "saves", "cells")
+PIDS: Final = Path("/sys/fs/cgroup/pids")
+
+LIMITS: Final = {
+    "descriptors": resource.RLIMIT_NOFILE,
+    "memory": resource.RLIMIT_AS,
+    "data": resource.RLIMIT_DATA,
+}
+
+
+def _may_mount() -> bool:
+    return os.geteuid() == 0
+
+
+class Stage:
+    """An office, programs that work with it, and a hand on their limits."""
+
+    def __init__(self, place: Path, rng: random.Random) -> None:
+        self.rng = rng
+        self.place = place / "place"
+        self.place.mkdir()
+        self.home = place / "home"
+        self.home.mkdir(mode=0o700)
+        self.runtime = runtime_dir(self.home.resolve())
+        self.shell = Shell(self.home)
+        self.shell.env["SUBLET_HOME"] = str(self.home)
+        self.procs = Procs()
+        self.programs: dict[str, subprocess.Popen[str]] = {}
+        self.accounts: list[tuple[str, dict[str, Any]]] = []
+        self.met: Counter[str] = Counter()
+        self.said: list[str] = []
+        self.ballast = self.home / "ballast"
+        self.group: Path | None = None
+        self.traces: Traces | None = None
+
+    # ---- life ----
+
+    def start(self) -> None:
+        if _may_mount():
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "tmpfs", self.home], check=True)
+        if (PIDS / "cgroup.procs").exists() and os.access(PIDS, os.W_OK):
+            self.group = PIDS / f"sublet-test-{os.getpid()}"
+            self.group.mkdir()
+        assert self._command("up", "--host-gpus", "2x256MiB").returncode == 0
+        until("a supervisor", lambda: supervisor_of(self.runtime))
+        supervisor = supervisor_of(self.runtime)
+        assert supervisor is not None
+        self.traces = Traces(office_of(supervisor), self.runtime)
+        for kind in WORKS:
+            self.begin(kind)
+        for kind in WORKS:
+            self.progress(kind)
+
+    def begin(self, kind: str) -> None:
+        words = [sys.executable, "-m", "tests.integration.scarce_holder"]
+        words += [kind, str(self.home), str(self.place), kind]
+        with open(self.place / f"{kind}.log", "ab") as log:
+            self.programs[kind] = subprocess.Popen(
+                self._enter(words), env=self.shell.env, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+
+    def _enter(self, words: list[str]) -> list[str]:
+        if self.group is None:
+            return words
+        return [sys.executable, "-c", _ENTER, str(self.group / "cgroup.procs"), *words]
+
+    def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = self._enter([sys.executable, "-m", "sublet", *words])
+        return subprocess.run(command, env=self.shell.env, capture_output=True, text=True, timeout=90)
+
+    def close(self) -> None:
+        self.give_back_disk()
+        self.give_back_processes()
+        for program in self.programs.values():
+            if program.poll() is None:
+                program.kill()
+            program.wait()
+            assert program.stdout is not None
+            program.stdout.close()
+        office = self.office()
+        if office is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(office, signal.SIGKILL)
+            until("a dead office", lambda: self.office() is None)
+        end_office(self.runtime)
+        if self.traces is not None:
+            self.traces.clear()
+        if self.group is not None:
+            self._remove(self.group)
+        if _may_mount():
+            subprocess.run(["umount", "-l", self.home], check=False)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+    def _remove(self, group: Path) -> None:
+        for inner in sorted(group.rglob("*/"), reverse=True):
+            with contextlib.suppress(OSError):
+                inner.rmdir()
+        until("a removed group", lambda: self._rmdir(group))
+
+    def _rmdir(self, group: Path) -> bool:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        return not group.exists()
+
+    # ---- who there is ----
+
+    def office(self) -> int | None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            if sock.connect_ex(str(socket_path(self.home.resolve()))) != 0:
+                return None
+            return int(struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+
+    def guests(self, *, kernels: bool) -> list[int]:
+        assert self.traces is not None
+        found = [one.pid for one in self.traces.marked()]
+        return [pid for pid in found if ("kernel" in self.procs.text(pid, "cmdline")) is kernels]
+
+    def target(self, who: str) -> int | None:
+        match who:
+            case "office":
+                return self.office()
+            case "supervisor":
+                return supervisor_of(self.runtime)
+            case "holder":
+                program = self.programs[self.rng.choice(WORKS)]
+                return program.pid if program.poll() is None else None
+            case _:
+                found = self.guests(kernels=who == "kernel") or self.guests(kernels=who != "kernel")
+                return self.rng.choice(found) if found else None
+
+    # ---- what runs out ----
+
+    @contextlib.contextmanager
+    def scarce(self, what: str, who: str) -> Iterator[None]:
+        if what == "disk":
+            self.fill_disk(self.rng.choice((0, 0, 4096, 65_536, 300_000)))
+            yield
+            self.give_back_disk()
+        elif what == "processes":
+            self.take_processes(self.rng.choice((0, 0, 1, 2, 4)))
+            yield
+            self.give_back_processes()
+        else:
+            pid = self.target(who)
+            before = self.lower(pid, what) if pid is not None else None
+            yield
+            if pid is not None and before is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, LIMITS[what], before)
+
+    def lower(self, pid: int, what: str) -> tuple[int, int] | None:
+        try:
+            before = resource.prlimit(pid, LIMITS[what])
+            if what == "descriptors":
+                now = len(os.listdir(f"/proc/{pid}/fd")) + self.rng.choice((0, 0, 1, 2, 5))
+            else:
+                name = "VmSize:" if what == "memory" else "VmData:"
+                text = Path(f"/proc/{pid}/status").read_text()
+                line = next(line for line in text.splitlines() if line.startswith(name))
+                now = int(line.split()[1]) * 1024 + self.rng.choice((0, 64 << 10, MIB, 8 * MIB))
+            resource.prlimit(pid, LIMITS[what], (now, before[1]))
+        except (OSError, StopIteration):  # it has just ended
+            return None
+        return before
+
+    def fill_disk(self, leave: int) -> None:
+        free = os.statvfs(self.home)
+        with contextlib.suppress(OSError), open(self.ballast, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - leave))
+
+    def give_back_disk(self) -> None:
+        self.ballast.unlink(missing_ok=True)
+
+    def take_processes(self, more: int) -> None:
+        assert self.group is not None
+        now = int((self.group / "pids.current").read_text())
+        (self.group / "pids.max").write_text(str(now + more))
+
+    def give_back_processes(self) -> None:
+        if self.group is not None and self.group.exists():
+            (self.group / "pids.max").write_text("max")
+
+    # ---- what must be so ----
+
+    def done(self, kind: str) -> int:
+        try:
+            return int((self.place / f"{kind}.done").read_text() or 0)
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def progress(self, kind: str) -> None:
+        """The program gets something done, now."""
+        if self.programs[kind].poll() is not None:
+            self.ended(kind)
+            self.begin(kind)
+        before = self.done(kind)
+        limit = time.monotonic() + AGAIN_S + PATIENCE_S
+        while self.done(kind) <= before:
+            assert self.programs[kind].poll() is None, f"{kind} has ended: {self.log(kind)}"
+            assert time.monotonic() < limit, f"{kind} makes no progress\n{self.tell()}"
+            time.sleep(0.02)
+
+    def ended(self, kind: str) -> None:
+        """A program that could not go on has said why in its last line."""
+        said = self.log(kind).strip().splitlines()
+        assert said, f"{kind} has ended and said nothing ({self.programs[kind].returncode})"
+        self.said.append(f"{kind}: {said[-1]}")
+        self.met[f"{kind} ended"] += 1
+        out = self.programs[kind].stdout
+        assert out is not None
+        out.close()
+
+    def log(self, kind: str) -> str:
+        return (self.place / f"{kind}.log").read_text(errors="replace")
+
+    def tell(self) -> str:
+        logs = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in sorted(self.place.glob("*.log"))]
+        logs += [f"--- {path}\n{path.read_text(errors='replace')[-4000:]}" for path in sorted(self.home.glob("*.log"))]
+        return "\n".join((f"seed {SEED}, met {dict(self.met)}, said {self.said}", *logs))
+
+    def finish(self) -> None:
+        """Every program stops in order and gives its account."""
+        (self.place / "stop").touch()
+        for kind, program in self.programs.items():
+            out, _ = program.communicate(timeout=AGAIN_S + PATIENCE_S)
+            assert program.returncode == 0, f"{kind} ended with {program.returncode}: {self.log(kind)[-3000:]}"
+            self.accounts.append((kind, json.loads(out.strip().splitlines()[-1])))
+
+    def nothing_is_left(self) -> None:
+        assert self.traces is not None
+        with sublet.connect(home=self.home) as fabric:
+
+            def leases() -> list[Any]:
+                found: list[Any] = fabric.request("GET", "/v1/leases", shape=list)
+                return found
+
+            until("an end of all leases", lambda: not leases(), AGAIN_S)
+            until("nothing left", lambda: not self.traces or not self.traces.residue(), AGAIN_S)
+            status: Any = fabric.request("GET", "/v1/status", shape=dict)
+            gpus = [device for device in status["devices"] if device["kind"] == "gpu"]
+            assert [(device["state"], device["free"]) for device in gpus] == [("free", 256 * MIB)] * 2
+            assert status["quarantined"] == 0
+            assert status["embedded"] is False, "an office that was started again is the same one"
+
+
+_ENTER: Final = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); os.execvp(sys.argv[2], sys.argv[2:])"
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path, random.Random(SEED))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def test_what_runs_out_comes_back_and_no_promise_is_broken(stage: Stage) -> None:
+    whats = ["descriptors", "memory", "data"]
+    whats += ["disk"] if _may_mount() else []
+    whats += ["processes"] if stage.group is not None else []
+    whos = ["office", "supervisor", "holder", "guest", "kernel"]
+    pairs = [(what, who) for what in whats for who in (whos if what in LIMITS else ["all"])]
+    order = [stage.rng.sample(pairs, len(pairs)) for _ in range(ROUNDS // len(pairs) + 1)]
+    for what, who in [pair for some in order for pair in some][:ROUNDS]:
+        stage.met[f"{what} of {who}"] += 1
+        stage.said.append(f"{time.monotonic():.2f} {what} of {who}")
+        with stage.scarce(what, who):
+            time.sleep(stage.rng.uniform(0.05, 0.8))
+        stage.progress(stage.rng.choice(WORKS))
+        assert not (stage.place / "overlaps").exists(), (stage.place / "overlaps").read_text()
+    for kind in WORKS:
+        stage.progress(kind)
+    stage.finish()
+    for kind, account in stage.accounts:
+        assert not account["odd"], f"seed {SEED}: {kind}: " + "\n".join(account["odd"])
+        print(kind, account)
+    stage.nothing_is_left()
+    print(dict(stage.met), stage.said)
