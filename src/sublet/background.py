@@ -51,6 +51,9 @@ LAST_MAX: Final = 500
 """Characters that are kept of an error."""
 STEADY_S: Final = 5.0
 """A loop that has run for so long has recovered."""
+START_S: Final = 10.0
+"""A new thread takes its first step within this time, or it never will."""
+_NO_THREAD: Final = ("can't start new thread",)
 _BROKEN: Final = frozenset((errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP))
 """What ``accept`` answers when the listening socket itself is useless. Its other errors belong to the connection that
 was to be accepted, or are shortages."""
@@ -60,9 +63,7 @@ def is_shortage(error: BaseException) -> bool:
     """Whether the error passes when descriptors, memory or processes are freed."""
     if isinstance(error, OSError):
         return error.errno in SHORTAGES
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and error.args == ("can't start new thread",)
-    )
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and error.args == _NO_THREAD)
 
 
 class Trouble:
@@ -160,7 +161,20 @@ def start_thread(
     """
     import threading
 
+    class Started(threading.Event):
+        """``Thread.start`` waits for it without end. A thread that found no memory for its first step never sets it."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if not super().wait(START_S if timeout is None else timeout):
+                given_up.append(True)
+                raise RuntimeError(*_NO_THREAD)
+            return True
+
+    given_up: list[bool] = []
+
     def guarded() -> None:
+        if given_up:  # its first step took that long, and who started it was told that there is none
+            return
         guard = Guard(name)
         while True:
             began_s = time.monotonic()
@@ -182,6 +196,7 @@ def start_thread(
                 return
 
     thread = threading.Thread(target=guarded, name=called or "sublet-" + name.replace("_", "-"), daemon=True)
+    thread._started = Started()  # type: ignore[attr-defined]
     thread.start()
     return thread
 

@@ -241,7 +241,15 @@ class Stage:
         limit = time.monotonic() + AGAIN_S + PATIENCE_S
         while self.done(kind) <= before:
             assert self.programs[kind].poll() is None, f"{kind} has ended: {self.log(kind)}"
-            assert time.monotonic() < limit, f"{kind} makes no progress\n{self.tell()}"
+            if time.monotonic() > limit:
+                self.programs[kind].send_signal(signal.SIGUSR1)
+                time.sleep(1)
+                if (spy := os.environ.get("ASUP_SPY")) and self.traces:
+                    for one in self.traces.marked():
+                        print(
+                            subprocess.run([spy, "dump", "--pid", str(one.pid)], capture_output=True, text=True).stdout
+                        )
+                raise AssertionError(f"{kind} makes no progress\n{self.tell()}")
             time.sleep(0.02)
 
     def ended(self, kind: str) -> None:
@@ -260,6 +268,7 @@ class Stage:
     def tell(self) -> str:
         logs = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in sorted(self.place.glob("*.log"))]
         logs += [f"--- {path}\n{path.read_text(errors='replace')[-4000:]}" for path in sorted(self.home.glob("*.log"))]
+        logs += [self._command(*words).stdout for words in (("status",), ("lease", "ls"), ("fence", "ls"))]
         return "\n".join((f"seed {SEED}, met {dict(self.met)}, said {self.said}", *logs))
 
     def finish(self) -> None:
@@ -279,11 +288,17 @@ class Stage:
                 return found
 
             until("an end of all leases", lambda: not leases(), AGAIN_S)
-            until("nothing left", lambda: not self.traces or not self.traces.residue(), AGAIN_S)
+            limit = time.monotonic() + AGAIN_S
+            while (left := self.traces.residue()) and time.monotonic() < limit:
+                time.sleep(0.1)
+            assert not left, f"{left}\n{self.tell()}"
             status: Any = fabric.request("GET", "/v1/status", shape=dict)
             gpus = [device for device in status["devices"] if device["kind"] == "gpu"]
             assert [(device["state"], device["free"]) for device in gpus] == [("free", 256 * MIB)] * 2
-            assert status["quarantined"] == 0
+            fences: Any = fabric.request("GET", "/v1/fences", shape=list)
+            # A volume that is an image is mounted, and whoever makes a mount namespace here, such as another test's
+            # guests, has a copy of that mount for as long as it lives.
+            assert [fence for fence in fences if "copied the mounts" not in fence["detail"]] == []
             assert status["embedded"] is False, "an office that was started again is the same one"
 
 

@@ -376,3 +376,24 @@ def test_the_lint_sees_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     path = tmp_path / "module.py"
     path.write_text(text)
     assert list(starts_in(path))
+
+
+def test_a_thread_that_never_takes_its_first_step_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that found no memory for it: the interpreter drops it, and ``Thread.start`` would wait without end."""
+    name = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+    begun: list[Callable[[], object]] = []
+
+    def starts_nothing(bootstrap: Callable[[], object], *_: object, **__: object) -> None:
+        begun.append(bootstrap)
+
+    monkeypatch.setattr(background, "START_S", 0.05)
+    monkeypatch.setattr(threading, name, starts_nothing)
+    ran: list[bool] = []
+    with pytest.raises(RuntimeError) as caught:
+        start_thread("dropped", lambda: ran.append(True))
+    assert is_shortage(caught.value)
+    monkeypatch.undo()
+    late = threading.Thread(target=begun[0])  # it comes after all, when nobody counts on it any more
+    late.start()
+    late.join()
+    assert not ran

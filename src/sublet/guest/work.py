@@ -98,9 +98,10 @@ class _Connection:
             case Asked.CANCEL:
                 self._cancel(said.subject)
             case Asked.DEFINE:
-                self._desk.put(lambda: self._calls.define(said, fds))
+                self._desk.put(lambda: self._done(lambda: self._calls.define(said, fds)))
             case Asked.FORGET:
-                self._desk.put(lambda: self._calls.forget(numbers_in(said.data), Flag.FUNCTIONS in said.flags))
+                forget = functools.partial(self._calls.forget, numbers_in(said.data), Flag.FUNCTIONS in said.flags)
+                self._desk.put(lambda: self._done(forget))
             case _:
                 close_all(fds)
 
@@ -116,11 +117,31 @@ class _Connection:
     # ---- on the main thread
 
     def _do(self, call: int, said: Said, fds: tuple[int, ...]) -> None:
+        """The holder waits: it gets an answer, or the connection ends."""
+        try:
+            self._begin(call, said, fds)
+        except Exception as error:  # noqa: BLE001 - such as that there was no memory for the answer
+            self._desk.done()
+            fault_of_ours = fault(SubletError(f"the worker could not answer: {type(error).__name__}: {error}"))
+            self._done(lambda: self._say(call, fault_of_ours))
+
+    def _done(self, work: Callable[[], None]) -> None:
+        """What fails here the holder would never hear of, so the connection ends with it."""
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - the same
+            self._line.hang_up()
+
+    def _begin(self, call: int, said: Said, fds: tuple[int, ...]) -> None:
         with self._desk.lock:
             begins = self._waiting.pop(call, None) is not None
             self._withdrawn.discard(call)
             self._desk.running = (self, call) if begins else None
-        self._calls.take_in(said, fds)  # what is to be kept comes with it, whether it runs or not
+        try:
+            self._calls.take_in(said, fds)  # what is to be kept comes with it, whether it runs or not
+        except BaseException:
+            close_all(fds)
+            raise
         if not begins or self._is_over:
             close_all(fds)
             return

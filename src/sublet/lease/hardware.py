@@ -152,8 +152,8 @@ class Hardware(Protocol):
 
     # ---- volumes ----
 
-    def volumes(self) -> Iterable[StoredVolume]:
-        """What is kept on the disk and nobody has now."""
+    def volumes(self) -> Iterable[StoredVolume] | None:
+        """What is kept on the disk and nobody has now; None if that cannot be told at the moment."""
 
     def volume_epoch(self, volume: VolumeRef, /) -> Epoch | None:
         """By which epoch this volume was held last, or is held now; None if nothing of it is on the disk. Of a volume

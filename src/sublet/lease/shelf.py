@@ -26,6 +26,8 @@ AGAIN_NS: Final = NS_PER_S // 4
 
 SAY_AGAIN_NS: Final = 600 * NS_PER_S
 """Between one naming of all that is kept and the next."""
+SAY_LATER_NS: Final = 1 * NS_PER_S
+"""After an attempt that failed."""
 
 
 class Shelf:
@@ -119,8 +121,12 @@ class Shelf:
     def say(self, now_ns: int) -> None:
         """Everything that is here, in as many reports as it takes: to an office that has come, and from then on now and
         then, since what ran here before it came may leave volumes of which it does not know."""
+        kept = self._hardware.volumes()
+        if kept is None:  # an office that heard of none would take all of them for lost
+            self._say_ns = now_ns + SAY_LATER_NS
+            return
         self._say_ns = now_ns + SAY_AGAIN_NS
-        found = tuple(self._hardware.volumes())
+        found = tuple(kept)
         for start in range(0, max(1, len(found)), SAID_AT_ONCE):
             said = found[start : start + SAID_AT_ONCE]
             self._report(Volumes(node=self._node, volumes=said, is_all=len(said) == len(found)))

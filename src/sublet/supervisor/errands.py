@@ -91,8 +91,8 @@ class Errands:
             work, done, key = self._waiting.popleft()
             try:
                 self._start(work, done, key)
-            except OSError as error:  # its caller asks again
-                why = f"no process could be started for it ({error.strerror})"
+            except (OSError, MemoryError) as error:  # its caller asks again
+                why = f"no process could be started for it ({getattr(error, 'strerror', None) or 'no memory'})"
                 self._loop.soon(lambda done=done, why=why: self._fail(done, why))  # type: ignore[misc]
 
     def _fail(self, done: Done, why: str) -> None:
@@ -112,17 +112,21 @@ class Errands:
                 os.close(writing)
         if pid == 0:
             _be(work, writing, parent)
+        pidfd = -1
         try:
             pidfd = os.pidfd_open(pid)
-        except OSError:  # nobody would ever hear of it
-            os.close(reading)
+            self._on_life(pid, True)
+            os.set_blocking(reading, False)
+            self._loop.watch(pidfd, READ, lambda _: self._ended(pidfd))
+        except BaseException:  # nobody would ever hear of it
             os.kill(pid, signal.SIGKILL)
+            self._on_life(pid, False)
+            for fd in (reading, pidfd):
+                if fd >= 0:
+                    os.close(fd)
             raise
-        self._on_life(pid, True)
-        os.set_blocking(reading, False)
         timer = self._loop.after(self._longest_s, lambda: self._is_late(pidfd))
         self._running[pidfd] = _Errand(pid, pidfd, reading, done, timer, key)
-        self._loop.watch(pidfd, READ, lambda _: self._ended(pidfd))
 
     def _is_late(self, pidfd: int) -> None:
         self._running[pidfd].is_late = True

@@ -98,7 +98,7 @@ class Launch:
         self._walls: Walls | None = None
         self.pinned: Callable[[], Iterable[tuple[int, ...]]] = tuple
         """On which cores leases are kept now, one by one."""
-        self.helper_lives: Callable[[int, bool], None] = lambda pid, lives: _known(trees, pid, lives)
+        self.helper_lives: Callable[[int, bool], None] = trees.helper_lives
         """Told of each process that is the supervisor's own, when it was made and when it has ended."""
         self.door: Callable[[], str] = lambda: ""
         """Where guests ask for publication; opened with the first that may."""
@@ -300,14 +300,6 @@ def _forked(plan: SpawnPlan) -> Child | OSError:
         return spawn(plan)
     except OSError as error:
         return error
-
-
-def _known(trees: Trees, pid: int, lives: bool) -> None:
-    identity = trees.procs.identity(pid)
-    if lives and identity is not None:
-        trees.help(identity)
-    elif not lives:
-        trees.dismiss(pid)
 
 
 def _warm(spec: GuestSpec, *, is_walled: bool) -> ZygoteKey | None:

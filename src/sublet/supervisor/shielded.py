@@ -91,9 +91,8 @@ class Shielded:
 
     # ---- volumes ----
 
-    def volumes(self) -> Iterable[StoredVolume]:
-        nothing: Iterable[StoredVolume] = ()
-        return self._asked(lambda: tuple(self._inner.volumes()), nothing)
+    def volumes(self) -> Iterable[StoredVolume] | None:
+        return self._asked(self._inner.volumes, None)
 
     def volume_epoch(self, volume: VolumeRef, /) -> Epoch | None:
         kept: Epoch | None = Epoch(0, 0)

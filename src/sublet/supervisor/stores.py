@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -47,6 +48,7 @@ COUNTED_MIN: Final = 20
 """Names that are looked at in one turn, of all leases together, and of one at least: 1000 take a few milliseconds."""
 AGAIN_NS: Final = (50_000_000, 200_000_000, 1_000_000_000)
 """Between one attempt to put a store away and the next."""
+_SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _NOBODY: Final = TenantId("nobody")
 
 Ids = tuple[int, int] | None
@@ -437,7 +439,10 @@ def _names(folder: str) -> list[str]:
 
 
 def _read(folder: str, name: str = NOTE) -> StoreNote | None:
+    """None if there is none that can be read. That there are no descriptors left says nothing of it, and is raised."""
     try:
         return read_note(folder, name)
-    except (OSError, SubletError):
+    except (OSError, SubletError) as error:
+        if isinstance(error, OSError) and error.errno in _SHORTAGES:
+            raise
         return None

@@ -170,6 +170,14 @@ class Trees:
         """This child of the supervisor is its own, and a session of its own."""
         self.helpers[identity.pid] = identity
 
+    def helper_lives(self, pid: int, lives: bool) -> None:
+        """A process of the supervisor's own was made, or has ended. Of the end nothing is read: that needs a
+        descriptor, and whoever waits for what the process did must hear of it without one too."""
+        if not lives:
+            self.dismiss(pid)
+        elif (identity := self.procs.identity(pid)) is not None:
+            self.help(identity)
+
     def dismiss(self, pid: int) -> None:
         """It has ended; what it left below the supervisor is from now on a stranger."""
         self.helpers.pop(pid, None)

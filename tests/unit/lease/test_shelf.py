@@ -220,3 +220,16 @@ def test_very_many_volumes_are_said_in_several_messages_of_which_none_claims_to_
     assert sum(len(report.volumes) for report in named) == count
     assert [report.is_all for report in named] == [count <= SAID_AT_ONCE] * len(named)
     assert NS_PER_S == S
+
+
+def test_volumes_that_cannot_be_listed_now_are_not_reported_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An office that was told of none would take each for lost."""
+    r = rig(stored())
+    monkeypatch.setattr(r.paper, "volumes", lambda: None)
+    r.node.say_again(0)
+    assert said(r, Volumes) == []
+    assert r.node.tick(0) == shelf.SAY_LATER_NS
+    monkeypatch.undo()
+    r.node.tick(shelf.SAY_LATER_NS)
+    (named,) = said(r, Volumes)
+    assert (named.volumes, named.is_all) == ((stored(),), True)

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, cast
 from sublet.lease.hardware import Hardware, NotYet
 from sublet.supervisor.shielded import Shielded
 from sublet.values import EndReason, Epoch, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import VolumeRef
 
 A, E5, R = LeaseId("a"), Epoch(1, 5), ResourceId("r")
 
@@ -45,6 +46,8 @@ def test_what_cannot_be_answered_is_answered_so_that_nothing_becomes_free() -> N
     assert again_ns > 7
     assert "log" in shield.why(R, A, E5)
     assert shield.fault(R) is None
+    assert shield.volumes() is None, "which is not that there are none"
+    assert shield.volume_epoch(VolumeRef(tenant=TenantId("t"), name="v")) is not None
     shield.forget(R, A)
 
 

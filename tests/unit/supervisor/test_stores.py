@@ -18,7 +18,8 @@ from sublet.supervisor.errands import ERRANDS_MAX, Errands
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.memory_watch import share_of
 from sublet.supervisor.mounts import Mount, loops_in, mounts_in, who_else_has
-from sublet.supervisor.procs import PAGE_BYTES, Stat
+from sublet.supervisor.procs import PAGE_BYTES, Procs, Stat
+from sublet.supervisor.tree import Trees
 from sublet.supervisor.words import out_of_memory
 from sublet.values import MIB
 from tests.left_open import nothing_left_open
@@ -234,3 +235,41 @@ def test_why_an_errand_has_no_answer_is_known_to_whoever_asked(monkeypatch: pyte
         errands.run(lambda: "", told)
         runner.until(lambda: why[3:] == ["no process could be started for it (Resource temporarily unavailable)"])
     runner.loop.close()
+
+
+def test_an_errand_that_cannot_be_watched_is_ended_and_says_so() -> None:
+    """Without descriptors its process cannot be told from a stranger's, and its end would never be seen."""
+    runner, said = Runner(), list[str | None]()
+    met: list[int] = []
+
+    def life(pid: int, lives: bool) -> None:
+        met.append(pid)
+        if lives:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    errands = Errands(runner.loop, life)
+
+    def hangs() -> str:
+        select.select([], [], [])
+        return ""
+
+    with nothing_left_open():
+        errands.run(hangs, said.append)
+        runner.until(lambda: said == [None])
+    assert errands.why_failed == "no process could be started for it (Too many open files)"
+    assert os.waitpid(met[0], 0)[1] == signal.SIGKILL
+    runner.loop.close()
+
+
+def test_the_end_of_an_own_process_is_known_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or whoever waits for what it did would never be told."""
+    trees = Trees(Procs(), os.getpid())
+    trees.helper_lives(os.getpid(), True)
+    assert os.getpid() in trees.helpers
+
+    def no_descriptor(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", no_descriptor)
+    trees.helper_lives(os.getpid(), False)
+    assert os.getpid() not in trees.helpers
