@@ -79,8 +79,9 @@ class Account:
                 self._write_down(error)
             time.sleep(0.05)
         except Exception as error:
-            if "can't start new thread" in str(error):
-                self.errors["RuntimeError"] += 1
+            # Such as what a cell raised on its device.
+            if _is_shortage(f"{type(error).__name__}: {error}"):
+                self.errors[type(error).__name__] += 1
             else:
                 self._write_down(error)
             time.sleep(0.05)

@@ -15,6 +15,7 @@ from typing import Final
 from sublet.supervisor.errands import Errands
 from sublet.supervisor.group import Group
 from sublet.supervisor.isolation import remove_tree
+from sublet.supervisor.isolation.cleaning import Left
 from sublet.supervisor.loop import Loop, Timer
 
 __all__ = ["Aside"]
@@ -26,6 +27,8 @@ WAITING_MAX: Final = 512
 FOLDERS_AT_ONCE: Final = 8
 GROUP_AGAIN_S: Final = 0.1
 GROUP_AGAIN_MAX_S: Final = 60.0
+FOLDER_AGAIN_S: Final = 1.0
+FOLDER_AGAIN_MAX_S: Final = 300.0
 NAMES_AT_ONCE: Final = 2000
 """Names that are removed while everybody waits: some 20 ms."""
 
@@ -99,13 +102,34 @@ class Aside:
         as it always was."""
         if self._groups.get(group.name) is not group:
             return
-        if not group.remove():
-            del self._groups[group.name]
-            return
-        if group.guest is not None:
-            group.kill()
+        with contextlib.suppress(OSError):  # descriptors may be short just now
+            if not group.remove():
+                del self._groups[group.name]
+                return
+            if group.guest is not None:
+                group.kill()
         self._loop.after(wait_s, lambda: self._remove_group(group, min(2 * wait_s, GROUP_AGAIN_MAX_S)))
 
-    def _remove(self, folder: str) -> None:
-        if remove_tree(folder, count_max=NAMES_AT_ONCE).is_cut_short:
-            self._errands.run(lambda: str(remove_tree(folder)), lambda _: None)
+    def _remove(self, folder: str, wait_s: float = FOLDER_AGAIN_S) -> None:
+        """Until it is gone: while descriptors or processes are short it cannot be."""
+
+        def again() -> None:
+            self._loop.after(wait_s, lambda: self._remove(folder, min(2 * wait_s, FOLDER_AGAIN_MAX_S)))
+
+        def removed(said: str | None) -> None:
+            if said != "":
+                again()
+
+        try:
+            left = remove_tree(folder, count_max=NAMES_AT_ONCE)
+        except OSError:
+            again()
+            return
+        if left.is_cut_short:
+            self._errands.run(lambda: _said(remove_tree(folder)), removed)
+        elif not left.is_clean:
+            again()
+
+
+def _said(left: Left) -> str:
+    return "" if left.is_clean else str(left)

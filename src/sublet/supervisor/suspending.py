@@ -102,9 +102,13 @@ class Suspending:
             os.close(theirs_in)
             os.close(theirs_out)
         self._from, self._to = ours_in, ours_out
-        os.set_blocking(self._from, False)
-        self._on_life(self._pid, True)
         self._loop.watch(self._from, READ, self._hear)
+        os.set_blocking(self._from, False)
+        try:
+            self._on_life(self._pid, True)
+        except OSError:  # without a descriptor: it would pass for a stranger, and nothing would be verified clean
+            self._over()
+            raise
 
     def _hear(self, events: int) -> None:
         try:

@@ -186,7 +186,13 @@ class _Zygote:
             self._sock.close()
             raise
         self.pid: Final = self._child.pid
-        house.on_life(self.pid, True)
+        try:
+            house.on_life(self.pid, True)
+        except OSError:  # without a descriptor: it would pass for a stranger, and nothing would be verified clean
+            self._child.forget()
+            os.close(self._words)
+            self._sock.close()
+            raise
         self._child.go()
         self._late = loop.after(READY_S, partial(self._discard, f"it was not ready within {READY_S:.0f} s"))
         self._events = READ

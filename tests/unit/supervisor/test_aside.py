@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from sublet.supervisor.aside import GROUP_AGAIN_MAX_S, GROUP_AGAIN_S, WAIT_S, WAITING_MAX, Aside
+from sublet.supervisor.aside import FOLDER_AGAIN_MAX_S, GROUP_AGAIN_MAX_S, GROUP_AGAIN_S, WAIT_S, WAITING_MAX, Aside
 from sublet.supervisor.group import Group
+from sublet.supervisor.isolation.cleaning import Left
 from sublet.supervisor.loop import Loop
 from sublet.testing.clock import HeldClock
 
@@ -72,6 +76,35 @@ def test_one_that_fails_harms_no_other(loop: Loop, clock: HeldClock) -> None:
     assert did == ["first", "last"]
 
 
+@pytest.mark.parametrize("fails", ["raises", "is not clean"])
+def test_a_folder_that_cannot_be_removed_now_is_removed_later(
+    loop: Loop, clock: HeldClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """As while there are no descriptors left."""
+    folder = tmp_path / "leases" / "l-1"
+    (folder / "inner").mkdir(parents=True)
+    aside = Aside(loop, no_errands())
+    aside.put(str(folder))
+    tries: list[int] = []
+
+    def no_descriptor(path: str, *, count_max: int) -> Left:
+        tries.append(clock.now_ns())
+        if fails == "raises":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return Left(left=1, named=[f"{path}: Too many open files"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sublet.supervisor.aside.remove_tree", no_descriptor)
+        for _ in range(40):
+            clock.advance_ns(NEARLY_NS * 10)
+            loop.turn(0)
+    assert len(tries) > 1
+    assert [path.name for path in (tmp_path / "leases").iterdir()] == ["~l-1"]
+    clock.advance_ns(round(FOLDER_AGAIN_MAX_S * 1e9))
+    loop.turn(0)
+    assert list((tmp_path / "leases").iterdir()) == []
+
+
 class Box:
     """A group in which somebody may be."""
 
@@ -113,6 +146,25 @@ def test_a_group_goes_even_if_what_is_asked_of_it_fails(loop: Loop, clock: HeldC
     aside, box = Aside(loop, no_errands()), Box()
     aside.leave(box.as_group(), lambda: 1 // 0)
     pass_time(loop, clock, 2 * WAIT_S)
+    assert box.did == ["remove"]
+
+
+def test_a_group_that_cannot_be_looked_at_now_goes_later(loop: Loop, clock: HeldClock) -> None:
+    """As while there are no descriptors left."""
+    aside, box = Aside(loop, no_errands()), Box()
+    failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+    remove = box.remove
+
+    def once() -> list[str]:
+        if failures:
+            raise failures.pop()
+        return remove()
+
+    box.remove = once  # type: ignore[method-assign]
+    aside.leave(box.as_group())
+    pass_time(loop, clock, 2 * WAIT_S)
+    assert box.did == []
+    pass_time(loop, clock, 2 * GROUP_AGAIN_S)
     assert box.did == ["remove"]
 
 
