@@ -32,6 +32,7 @@ __all__ = [
     "Guard",
     "Trouble",
     "accept_connections",
+    "begin",
     "count",
     "end_process",
     "is_shortage",
@@ -161,15 +162,6 @@ def start_thread(
     """
     import threading
 
-    class Started(threading.Event):
-        """``Thread.start`` waits for it without end. A thread that found no memory for its first step never sets it."""
-
-        def wait(self, timeout: float | None = None) -> bool:
-            if not super().wait(START_S if timeout is None else timeout):
-                given_up.append(True)
-                raise RuntimeError(*_NO_THREAD)
-            return True
-
     given_up: list[bool] = []
 
     def guarded() -> None:
@@ -196,9 +188,24 @@ def start_thread(
                 return
 
     thread = threading.Thread(target=guarded, name=called or "sublet-" + name.replace("_", "-"), daemon=True)
+    begin(thread, lambda: given_up.append(True))
+    return thread
+
+
+def begin(thread: threading.Thread, gave_up: Callable[[], object] = lambda: None) -> None:
+    """Start it, or raise RuntimeError. ``Thread.start`` waits without end for a thread that found no memory for its
+    first step. ``gave_up`` is told of that: it may come later all the same."""
+    import threading
+
+    class Started(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if not super().wait(START_S if timeout is None else timeout):
+                gave_up()
+                raise RuntimeError(*_NO_THREAD)
+            return True
+
     thread._started = Started()  # type: ignore[attr-defined]
     thread.start()
-    return thread
 
 
 def start_timer(name: str, seconds: float, call: Callable[[], object]) -> threading.Timer:
@@ -213,7 +220,7 @@ def start_timer(name: str, seconds: float, call: Callable[[], object]) -> thread
 
     timer = threading.Timer(seconds, guarded)
     timer.daemon = True
-    timer.start()
+    begin(timer)
     return timer
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
+from sublet.background import begin
 from sublet.values import format_size
 
 __all__ = ["Progress", "describe_names"]
@@ -114,7 +115,10 @@ class Progress:
     def _start(self) -> None:
         self._timer = timer = self._new_timer(max(self._due_s - self._clock(), EVERY_S), self._ring)
         timer.daemon = True
-        timer.start()
+        try:
+            begin(timer)
+        except (RuntimeError, MemoryError):  # no room for a thread: it is only told a little later how far it has come
+            self._timer = None
 
     def _ring(self) -> None:
         self.look()

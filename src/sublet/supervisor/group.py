@@ -56,7 +56,8 @@ class Group:
 
     def create(self, limits: Limits | None = None) -> None:
         """Make it, with these limits; harmless where it is there already. ``OSError`` where the kernel refuses."""
-        self._bases = ()
+        if self._bases is None:  # else an earlier attempt may have come further than this one does
+            self._bases = ()
         if self._v2 is not None:
             self._make_v2()
         for controller in self._wanted_v1():

@@ -546,3 +546,26 @@ def test_a_name_that_is_no_name_is_refused(machine: Machine, name: str) -> None:
     machine.v1("freezer")
     with pytest.raises(ValueError, match="cannot name a control group"):
         machine.probe().group(LeaseId(name))
+
+
+def test_a_second_attempt_that_fails_forgets_nothing_of_the_first(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a descriptor nothing can be made, and what is there already has to go in the end all the same."""
+    for name in V1:
+        machine.v1(name)
+    group = machine.probe().group(LEASE)
+    assert group is not None
+    group.create()
+    made = [folder for folder in (f"{machine.root}/cg/{name}/sublet-k3/l1" for name in V1) if os.path.isdir(folder)]
+    assert len(made) > 1
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "make", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            group.create()
+    assert group.remove() == []
+    assert [folder for folder in made if os.path.isdir(folder)] == []
