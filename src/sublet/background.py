@@ -54,6 +54,7 @@ STEADY_S: Final = 5.0
 """A loop that has run for so long has recovered."""
 START_S: Final = 10.0
 """A new thread takes its first step within this time, or it never will."""
+START_LOOKS: Final = 10
 _NO_THREAD: Final = ("can't start new thread",)
 _BROKEN: Final = frozenset((errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP))
 """What ``accept`` answers when the listening socket itself is useless. Its other errors belong to the connection that
@@ -199,10 +200,13 @@ def begin(thread: threading.Thread, gave_up: Callable[[], object] = lambda: None
 
     class Started(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            if not super().wait(START_S if timeout is None else timeout):
-                gave_up()
-                raise RuntimeError(*_NO_THREAD)
-            return True
+            if timeout is not None:
+                return super().wait(timeout)
+            for _ in range(START_LOOKS):  # a process that is paused meanwhile loses one of them
+                if super().wait(START_S / START_LOOKS):
+                    return True
+            gave_up()
+            raise RuntimeError(*_NO_THREAD)
 
     thread._started = Started()  # type: ignore[attr-defined]
     thread.start()

@@ -48,6 +48,8 @@ DISK: Final = 96 << 20
 MIB: Final = 1 << 20
 AGAIN_S: Final = 30.0
 """How long it may take until there is progress again. It takes a second or two; the machine may be busy."""
+REMOVED_S: Final = 100.0
+"""The supervisor looks again at a control group that it could not remove after a minute at the latest."""
 WORKS: Final = ("calls", "saves", "cells")
 PIDS: Final = Path("/sys/fs/cgroup/pids")
 
@@ -289,7 +291,7 @@ class Stage:
                 return found
 
             until("an end of all leases", lambda: not leases(), AGAIN_S)
-            limit = time.monotonic() + AGAIN_S
+            limit = time.monotonic() + REMOVED_S
             while (left := self.traces.residue()) and time.monotonic() < limit:
                 time.sleep(0.1)
             assert not left, f"{left}\n{self.tell()}"
