@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sublet.durable.rebuild import graph_hint
+from sublet.guest.current import note_graph_elsewhere
 from tests.notebook.sides import Notebook, Other
 
 
@@ -72,6 +74,20 @@ def test_a_graph_is_where_it_was_computed_and_backward_elsewhere_says_so(nb: Not
     assert nb.there("try:\n    more.backward()\nexcept RuntimeError as error:\n    said = str(error)") is None
     assert "autograd graph is" in str(nb.names["said"])
     assert nb.there("loss.backward()") is None
+
+
+def test_autograd_grad_elsewhere_gets_a_hint(nb: Notebook) -> None:
+    """PyTorch looks for the inputs before it runs anything, and its error does not say where the graph is."""
+    import torch
+
+    assert nb.there("w = torch.ones(3, requires_grad=True)\nloss = (w * 2).sum()") is None
+    with pytest.raises(RuntimeError) as raised:
+        torch.autograd.grad(nb.names["loss"], [nb.names["w"]])
+    assert "both in %%gpu cells" in graph_hint(raised.value)
+    assert graph_hint(RuntimeError("another")) == ""
+    note_graph_elsewhere(raised.value)
+    note_graph_elsewhere(raised.value)
+    assert raised.value.__notes__ == [graph_hint(raised.value)]
 
 
 def test_what_was_changed_beside_its_graph_is_refused_by_name(nb: Notebook) -> None:

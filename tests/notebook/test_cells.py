@@ -354,3 +354,20 @@ def test_a_name_looked_up_in_a_dict_gets_a_note(nb: Notebook) -> None:
     nb.run("number = 3\ndef indirect():\n    return vars(looking.sys.modules['__main__'])['num' + 'ber']")
     with pytest.raises(CellExecutionError, match="number is defined in the notebook but this cell does not name it"):
         nb.run("%%gpu\nlooking.sys.modules['__ma' + 'in__'].__dict__['num' + 'ber']")
+
+
+def test_figures_are_interactive_or_not_on_both_sides(nb: Notebook) -> None:
+    nb.run("%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.ioff()")
+    drawn = nb.run("%%gpu\nfig = plt.figure(figsize=(1, 1))\nfig.add_subplot()\nprint(plt.isinteractive())")
+    assert "False" in text(drawn)
+    assert not any("image/png" in one.get("data", {}) for one in drawn)
+    nb.run("%%gpu\nplt.ion()")
+    assert text(nb.run("print(plt.isinteractive())\nplt.close('all')")) == "True\n"
+
+
+def test_hints_below_plain_cells(nb: Notebook) -> None:
+    said = status(nb.run("!nvidia-smi"))
+    assert said.startswith("sublet: nvidia-smi ran beside the notebook, which has no lease")
+    assert "%%gpu" in said
+    assert status(nb.run("print('nvidia-smi')")) == ""
+    assert "which has no lease" not in status(nb.run("%%gpu\n!nvidia-smi"))

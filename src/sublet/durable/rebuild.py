@@ -222,6 +222,21 @@ def is_computed_elsewhere(tensor: Any) -> bool:
     return type(tensor.grad_fn) in {kind._backward_cls for kind in _operations.values()}
 
 
+NOT_IN_THE_GRAPH: Final = "appears to not have been used in the graph"
+"""Of the error of ``torch.autograd.grad``, which looks for the inputs before it runs anything."""
+GRAPH_HINT: Final = (
+    "Part of this autograd graph is in the other process: a tensor that crosses brings its values, not its graph. "
+    "Compute the result and call torch.autograd.grad() or backward() on the same side: both in %%gpu cells, or both "
+    "without %%gpu."
+)
+
+
+def graph_hint(error: BaseException) -> str:
+    """For an error of PyTorch's that does not say so: that the graph of a tensor that came here is elsewhere."""
+    is_of_graphs = isinstance(error, RuntimeError) and NOT_IN_THE_GRAPH in str(error)
+    return GRAPH_HINT if is_of_graphs and _operations else ""
+
+
 _operations: Final[dict[str, Any]] = {}
 """Stand-ins for operations that ran in another process, by name."""
 

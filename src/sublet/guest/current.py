@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,7 +27,17 @@ from sublet.wire.page import PageReader, PageState, PageView
 if TYPE_CHECKING:
     from sublet.guest.volume import GuestVolume
 
-__all__ = ["PAGE_VARIABLE", "Current", "GuestNotice", "current", "device", "end_of", "note_host_device", "prefer_cards"]
+__all__ = [
+    "PAGE_VARIABLE",
+    "Current",
+    "GuestNotice",
+    "current",
+    "device",
+    "end_of",
+    "note_graph_elsewhere",
+    "note_host_device",
+    "prefer_cards",
+]
 
 PAGE_VARIABLE = "SUBLET_PAGE"
 F = TypeVar("F", bound=Callable[[], object])
@@ -199,6 +210,15 @@ def note_host_device(error: BaseException) -> None:
         told = HOST_DEVICE_HINT in getattr(error, "__notes__", ())
         if not told and misses_a_gpu(str(error)) and current().devices and device() == "cpu":
             error.add_note(HOST_DEVICE_HINT)
+
+
+def note_graph_elsewhere(error: BaseException) -> None:
+    """Add a note to an error of PyTorch's about an autograd graph, if part of it is where the notebook is."""
+    rebuild = sys.modules.get("sublet.durable.rebuild")
+    with contextlib.suppress(Exception):  # an exception with a broken __str__
+        hint = "" if rebuild is None else rebuild.graph_hint(error)
+        if hint and hint not in getattr(error, "__notes__", ()):
+            error.add_note(hint)
 
 
 def prefer_cards(devices: Iterable[str], known: str = "/proc/driver/nvidia/gpus") -> str:

@@ -26,7 +26,7 @@ from types import CodeType, TracebackType
 from typing import Any, Final
 
 from sublet.background import start_thread
-from sublet.guest.current import note_host_device
+from sublet.guest.current import note_graph_elsewhere, note_host_device
 
 __all__ = ["LATE", "Interrupts", "kernel_class"]
 
@@ -159,6 +159,7 @@ class Interrupts:
             try:
                 if (error := (exc_tuple or sys.exc_info())[1]) is not None:
                     note_host_device(error)
+                    note_graph_elsewhere(error)
                     self.last_shown = type(error).__name__, str(error)
                 show(self._as_interrupt(exc_tuple), *args, **named)
             finally:

@@ -50,6 +50,7 @@ from sublet.notebook.going_on import (
     wait_until_taken,
 )
 from sublet.notebook.handles import Handles, Restored
+from sublet.notebook.hints import Hints
 from sublet.notebook.in_terminal import be_plain
 from sublet.notebook.interrupts import Interrupts, interrupts_wait
 from sublet.notebook.kernel_line import LOOK_S, KernelLine, Message
@@ -110,6 +111,7 @@ class Cells:
         self._front.to_guest = self._to_guest
         self._between = Between(shell, self._front.show)
         self._queued = QueuedCells(shell)
+        Hints(shell)
         self._ahead = Ahead()
         self._kernel: KernelGuest | None = None
         self._behind = ""

@@ -769,6 +769,14 @@ def _of_ipython() -> Iterable[Setting]:
         module="matplotlib.figure",
         default=_nothing,
     )
+    yield Setting(
+        key="interactive figures",
+        about="`plt.ion`, `plt.ioff`",
+        read=_interactive,
+        write=_set_interactive,
+        module="matplotlib.pyplot",
+        default=_nothing,
+    )
 
 
 _FRESH_SHELL: Final[Entries] = {
@@ -894,6 +902,21 @@ def _figures_shown() -> Entries:
         return {}
     formatters = shell.display_formatter.formatters
     return {ALL: True} if any(figure in formatters[mime].type_printers for mime in _FORMATS) else {}
+
+
+def _interactive() -> Entries:
+    """Nothing before the plotting backend has been activated, which switches it on."""
+    return {ALL: bool(sys.modules["matplotlib"].is_interactive())} if _figures_shown() else {}
+
+
+def _set_interactive(values: Entries, gone: tuple[str, ...]) -> None:
+    """The backend is activated before: its activation would switch it on again."""
+    matplotlib: Any = sys.modules["matplotlib"]
+    if not values or not hasattr(_shell(), "kernel"):
+        return
+    if "inline" in str(dict.get(matplotlib.rcParams, "backend", "")):
+        importlib.import_module("matplotlib_inline.backend_inline")
+    matplotlib.interactive(values[ALL])
 
 
 def _show_figures(values: Entries, gone: tuple[str, ...]) -> None:
