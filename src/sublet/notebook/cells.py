@@ -262,7 +262,7 @@ class Cells:
         return replace(found, reads=frozenset(reads), deletes=deletes, maybe=maybe, asked=asked)
 
     def explained(self, source: str) -> str:
-        """What would travel with this cell, what stays, and why."""
+        """What would be sent for this cell, what stays, and why."""
         return explain(self._space, self.reading(self.python(source)), is_there=self.kernel is not None)
 
     def release(self) -> None:

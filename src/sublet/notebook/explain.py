@@ -1,4 +1,4 @@
-"""``%gpu explain``: what would travel with a cell, how large it is, what stays, and why; before anything is run."""
+"""``%gpu explain``: what would be sent for a cell, how large it is, what stays, and why; before anything is run."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def explain(space: Space, reading: Reading, *, is_there: bool) -> str:
     total = 0
     for parcel in sorted(found.parcels, key=lambda one: -one.nbytes):
         names, size = ", ".join(parcel.names), format_size(parcel.nbytes)
-        together = " (they share objects, or are small, and travel together)" if len(parcel.names) > 1 else ""
+        together = " (they share objects, or are small, and are sent together)" if len(parcel.names) > 1 else ""
         if parcel.names in agreed:
-            lines.append(f"{names}: {size}, is there already; travels again only where it changed{together}")
+            lines.append(f"{names}: {size}, is there already; only changes are sent{together}")
         else:
             total += parcel.nbytes
             lines.append(f"{names}: {size}{together}")
     lines += [f"{name}: cannot be sent ({why})" for name, why in found.stays.items()]
     lines += [f"{name}: {_handle(handle)}" for name, handle in found.handles.items()]
-    lines += [f"line {one.line}: {one.what} can reach any name, so all of them travel" for one in reading.opaque]
+    lines += [f"line {one.line}: {one.what} can reach any name, so all are sent" for one in reading.opaque]
     lines += [f"{name}() can reach any name of the namespace it runs in" for name in found.opaque]
     if found.looked_up and not reading.opaque:
         lines.append(f"found in strings: {', '.join(sorted(found.looked_up))}")
     if reading.binds:
         lines.append(f"may come back: {', '.join(sorted(reading.binds))}")
     if not found.parcels and not lines:
-        return "nothing travels"
-    return "\n".join([f"{format_size(total)} would travel" if total else "nothing travels", *lines])
+        return "nothing is sent"
+    return "\n".join([f"{format_size(total)} would be sent" if total else "nothing is sent", *lines])
 
 
 def _handle(handle: RemoteValue) -> str:

@@ -22,7 +22,7 @@ class Kind:
     after: str = ""
     """True of it then."""
     why: str = ""
-    """It does not travel, and this is said of it; what ``same`` says is then true where it was made."""
+    """It is not sent, and this is said of it; what ``same`` says is then true where it was made."""
     anew: bool = False
     """Where a cell changed it, its names are bound to the new one: who holds the old one otherwise keeps that."""
     by_name: bool = False
@@ -36,12 +36,12 @@ class Kind:
     def verdict(self) -> str:
         """In a few words."""
         if self.why:
-            return f"does not travel: {self.why}"
+            return f"not sent: {self.why}"
         if self.by_name:
-            return "travels by its name"
+            return "sent by name"
         if self.anew:
-            return "travels; a changed one takes its place under its names"
-        return "travels; changes are made in the object itself" if self.change else "travels"
+            return "sent; a changed one is bound in its place"
+        return "sent; changed in place" if self.change else "sent"
 
 
 def travels(name: str, make: str, same: str, change: str = "", after: str = "", note: str = "") -> Kind:
