@@ -6,25 +6,39 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from sublet.durable.changes import chunk_hash
-from sublet.durable.encoded import BufferKind
+from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.roots import Group
 from sublet.notebook.namespace import Shared
 from sublet.notebook.parcels import LOST, Outgoing
 from sublet.notebook.remote_value import RemoteValue, any_handles
 from sublet.values import format_size
 
-__all__ = ["digest", "has_room", "without_handles"]
+__all__ = ["digest", "has_room", "is_told_by_digest", "without_handles"]
 
 SMALL_BYTES: Final = 256 * 1024
-"""This much always travels: names that have less stand together in one group."""
+"""This much is always sent: names that have less stand together in one group."""
+ARROW_MAX: Final = 64 << 20
+"""Bytes of a column of text that is hashed at each look, which takes 10 ms. Larger ones are told by their address."""
 
 
 def digest(group: Group) -> bytes:
     """Of what it is and of where its memory lies, so that it is news when two arrays change places; what the memory
     holds is for others to find out. Small pieces are gathered anew each time, so of them it is what they hold."""
     buffers = group.encoded.buffers
-    said = [one.view if one.kind is BufferKind.SMALL else one.address.to_bytes(8, "little") for one in buffers]
+    said = [_said_of(one) for one in buffers]
     return chunk_hash(b"".join((group.encoded.head, *said)) if said else group.encoded.head)
+
+
+def is_told_by_digest(buffer: Buffer) -> bool:
+    """Whether the digest has what a buffer holds: pandas' columns of text are Arrow's, which copies them anew for each
+    pickle."""
+    return buffer.kind is BufferKind.SMALL or (buffer.kind is BufferKind.ARROW and buffer.view.nbytes <= ARROW_MAX)
+
+
+def _said_of(buffer: Buffer) -> bytes | memoryview:
+    if buffer.kind is BufferKind.SMALL:
+        return buffer.view
+    return chunk_hash(buffer.view) if is_told_by_digest(buffer) else buffer.address.to_bytes(8, "little")
 
 
 def has_room(group: Group, room: int, stuck: Mapping[str, str], shared: Shared, found: Outgoing) -> bool:

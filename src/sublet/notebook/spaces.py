@@ -26,7 +26,7 @@ from sublet.durable.roots import LARGE_BYTES, Group, Order, encode_roots
 from sublet.errors import Unpicklable
 from sublet.notebook.blame import blamed
 from sublet.notebook.counting import TOO_MANY, has_too_many
-from sublet.notebook.groups import digest, has_room, without_handles
+from sublet.notebook.groups import digest, has_room, is_told_by_digest, without_handles
 from sublet.notebook.home import HomeRules
 from sublet.notebook.identity import Identities
 from sublet.notebook.in_use import NOTHING as NOTHING_USED
@@ -71,7 +71,22 @@ def _unmet(values: list[Any], groups: Iterable[Group]) -> list[Any]:
     met = {id(value) for group in groups for value in (group.plain or group.encoded.met or {}).values()}
     met.update(id(held) for value in values if (held := getattr(value, "__dict__", None)) is not None)
     met.update(id(value.base) for value in values if is_array(value))  # what an array looks at goes with it
-    return [value for value in values if id(value) not in met]
+    left = [value for value in values if id(value) not in met]
+    return _unheld(left, groups) if left else []
+
+
+def _unheld(values: list[Any], groups: Iterable[Group]) -> list[Any]:
+    """Those of these values that no object of a group holds without pickling it: memory that arrays look at, caches."""
+    held: set[int] = set()
+    for value in (one for group in groups for one in (group.encoded.met or {}).values()):
+        base = value.base if is_array(value) else None
+        while base is not None:
+            held.add(id(base))
+            base = getattr(base, "base", None)
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict:
+            held.update(map(id, attributes.values()))
+    return [value for value in values if id(value) not in held]
 
 
 def _ids_of(groups: Iterable[Group]) -> set[int]:
@@ -659,8 +674,8 @@ class Space:
 
     def _compared(self, key: Key, buffer: Buffer) -> tuple[bool, bytes]:
         """Whether its memory holds something else than what both had, and the hashes of that if anybody needs some."""
-        if buffer.kind is BufferKind.SMALL:
-            return False, b""  # the digest says it
+        if is_told_by_digest(buffer):
+            return False, b""
         changed = self._lodging.changed(key, buffer)
         if changed is None and self._lodging.watches(key, buffer) and not self._finder.knows(buffer):
             return True, b""  # it will lie where it can be compared with, so nobody needs hashes of it
