@@ -157,6 +157,9 @@ class _Plan:
         if self._untouchable.has(new) or (old is not None and self._untouchable.has(old)):
             return new
         self._keep.append(new)
+        if old is not None and id(old) in self._settled:
+            self.chosen[key] = old
+            return old
         is_taken = old is None or type(old) is not type(new) or id(old) in self._taken or key in self._refused
         target = new if is_taken else old
         self.chosen[key] = target
