@@ -351,9 +351,9 @@ def test_a_name_that_a_library_looks_up_while_the_cell_runs(nb: Notebook) -> Non
 
 
 def test_a_name_looked_up_in_a_dict_gets_a_note(nb: Notebook) -> None:
-    nb.run("number = 3\ndef indirect():\n    return vars(looking.sys.modules['__main__'])['num' + 'ber']")
-    with pytest.raises(CellExecutionError, match="number is defined in the notebook but this cell does not name it"):
-        nb.run("%%gpu\nlooking.sys.modules['__ma' + 'in__'].__dict__['num' + 'ber']")
+    nb.run("import sys\nwanted = 3")
+    with pytest.raises(CellExecutionError, match="wanted is defined in the notebook but this cell does not name it"):
+        nb.run("%%gpu\nsys.modules['__ma' + 'in__'].__dict__['wan' + 'ted']")
 
 
 def test_figures_are_interactive_or_not_on_both_sides(nb: Notebook) -> None:
