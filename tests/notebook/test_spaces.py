@@ -329,6 +329,25 @@ def _picture(space: dict[str, Any]) -> Any:
     return {name: draw(space[name]) for name in ("a", "b", "c", "d", "total") if name in space}
 
 
+def test_an_unchanged_frame_with_text_is_not_sent_again(nb: Notebook) -> None:
+    """Its text is copied anew for each pickle, and parts of it were made only to load it."""
+    nb.here("import pandas as pd\nn = 50_000\ndf = pd.DataFrame({'a': range(n)})")
+    nb.here(
+        "df['t'] = [f'row {i}' for i in range(n)]\ndf['o'] = pd.Series([f'x{i % 9}' for i in range(n)], dtype=object)"
+    )
+    for turn in range(3):
+        assert nb.there(f"k = len(df) + {turn}") is None
+        assert [one.names for one in nb.came.parcels] == [("k",)]
+        assert not (turn and nb.sent.parcels)
+    nb.here("df.loc[3, 't'] = 'new'")
+    assert nb.there("seen = df.t[3]") is None
+    nb.here("df.loc[4, 'o'] = 'too'")
+    assert nb.there("seen = seen, df.o[4]") is None
+    assert nb.names["seen"] == ("new", "too")
+    assert nb.there("df.loc[5, 't'] = df.loc[5, 'o'] = 'there'") is None
+    assert nb.names["df"].loc[5, ["t", "o"]].tolist() == ["there", "there"]
+
+
 SCALED = """
 scale = 3
 def scaled(n):
