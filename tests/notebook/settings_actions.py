@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import decimal
 import importlib
 import logging
@@ -81,6 +82,7 @@ ACTIONS: dict[str, Callable[[int], Any]] = {
     "precision": lambda n: _load("torch").set_float32_matmul_precision(["high", "highest"][n % 2]),
     "threads": lambda n: _load("torch").set_num_threads(n + 1),
     "torch print": lambda n: _load("torch").set_printoptions(precision=n + 2),
+    "hook": lambda n: _load("torch").utils.hooks.RemovableHandle(collections.OrderedDict()).id,
     "errors": lambda n: _load("numpy").seterr(divide=["warn", "ignore", "raise", "print"][n]) and None,
     "numpy print": lambda n: _load("numpy").set_printoptions(precision=n),
     "pandas rows": lambda n: _load("pandas").set_option("display.max_rows", n + 5),
@@ -147,6 +149,7 @@ def observe(name: str) -> Any:
             module.get_float32_matmul_precision(),
             module.get_num_threads(),
             options.precision,
+            module.utils.hooks.RemovableHandle.next_id,
         )
     if name == "pandas":
         return module.options.display.max_rows, str(module.DataFrame({"a": [1.25]}))

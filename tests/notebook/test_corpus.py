@@ -32,8 +32,14 @@ WHOLE: Final = os.environ.get("SUBLET_CORPUS") == "all"
 SEED: Final = int(os.environ.get("SUBLET_CORPUS_SEED", "1"))
 LEASED: Final[tuple[Mode, ...]] = ("all", "half", "rest")
 HEAVY: Final = (
-    ("frames", "figures", "trees", "scalar_autograd"),
-    ("torch_intro", "backprop", "bigrams", "seeds", "settings"),
+    (
+        *("frames", "figures", "trees", "scalar_autograd", "arrays_deep", "figures_over_cells"),
+        *("frames_deep", "grid_world", "simulations"),
+    ),
+    (
+        *("torch_intro", "backprop", "bigrams", "seeds", "settings", "from_imports"),
+        *("tiny_transformer", "training_loop"),
+    ),
 )
 """Notebooks that load large libraries, by kind: one of each in a short run."""
 ALWAYS: Final = ("environment", "display")

@@ -143,7 +143,7 @@ def _of_python(is_notebook: bool) -> Iterable[Setting]:
         "sys.argv",
         "`sys.argv`, which `argparse` reads",
         lambda: list(sys.argv),
-        lambda given: setattr(sys, "argv", list(given)),
+        lambda given: sys.argv.__setitem__(slice(None), given),
         default=list,
         stored=("sys.argv",),
         assigned=("sys:argv",),
@@ -566,6 +566,15 @@ def _of_libraries() -> Iterable[Setting]:
         module=torch,
         default=lambda: TORCH_PRINT,
         stored=("torch._tensor_str.PRINT_OPTS",),
+    )
+    yield _value(
+        "torch hooks",
+        "the number of the next hook: a hook never takes the place of one that was added on the other side",
+        lambda: torch_module().utils.hooks.RemovableHandle.next_id,
+        lambda given: setattr(torch_module().utils.hooks.RemovableHandle, "next_id", given),
+        module=torch,
+        default=lambda: 0,
+        stored=("torch.utils.hooks.RemovableHandle",),
     )
     yield Setting(
         key="NumPy errors",

@@ -95,12 +95,14 @@ TWINS: Final = {
 """Of each of other people's notebooks the one of our own that stands in for it."""
 ONCE: Final = {
     "display": "its cells name earlier results by number",
+    "names_and_errors": "its cells name earlier results",
     "environment": "its cells change files and folders",
     "generators_threads": "its generators live on the device and end with the lease",
 }
 SEEDED: Final = {
     **dict.fromkeys(("display", "frames", "figures", "scalar_autograd", "trees"), ("numpy",)),
-    **dict.fromkeys(("backprop", "bigrams", "torch_intro"), ("numpy", "torch")),
+    **dict.fromkeys(("figures_over_cells", "frames_deep", "training_loop"), ("numpy",)),
+    **dict.fromkeys(("backprop", "bigrams", "from_imports", "tiny_transformer", "torch_intro"), ("numpy", "torch")),
 }
 """Our own that load a library and leave its generator as they find it."""
 TOGETHER: Final = {
@@ -108,7 +110,10 @@ TOGETHER: Final = {
     "torch_intro": ((5, 6, 7),),
 }
 """Numbers of cells that compute with gradients, and of those that call ``backward()`` on what they computed."""
-LIGHT: Final = ("byte_pairs", "classes", "errors", "generators_threads", "linked", "testing_tools", "text_statistics")
+LIGHT: Final = (
+    *("byte_pairs", "classes", "errors", "generators_threads", "language_games", "linked", "names_and_errors"),
+    *("testing_tools", "text_statistics"),
+)
 """Of our own those that load no large library."""
 
 MATERIAL: Final[dict[str, dict[str, Any]]] = {

@@ -73,6 +73,21 @@ REASONS: Final = (
         key=r"matplotlib: interactive",
     ),
     Reason(
+        name="the plotting backend belongs to a side",
+        why="It stands in the parameters themselves, and a side that has not drawn yet has none.",
+        facet="name",
+        key="rcParams",
+        notebook="from_imports",
+    ),
+    Reason(
+        name="parts of a class in another order",
+        why="A class is put together again with its slots, its members if it is an enumeration, and what a library "
+        "added to it first. Attributes of instances keep their order.",
+        facet="name",
+        key=r"\w+: order of attributes",
+        notebook="simulations",
+    ),
+    Reason(
         name="Python's builtins belong to a side",
         why="What a library adds to them there (doctest the name `_`) is not written here: they are untouchable.",
         facet="setting",
