@@ -205,6 +205,17 @@ def test_filters_cross_and_those_that_only_the_other_side_has_stay() -> None:
 
 
 @pytest.mark.usefixtures("filters")
+def test_filters_of_the_notebook_that_a_cell_has_taken_away_are_gone_there_too() -> None:
+    """As ``warnings.resetwarnings()`` does it, in the first cell on a device: the notebook has told it all it has."""
+    warnings.resetwarnings()
+    here = row("warnings")
+    warnings.filterwarnings("ignore", message="of the notebook")
+    here.read()
+    here.write({"": ()}, ())
+    assert told("of the notebook")
+
+
+@pytest.mark.usefixtures("filters")
 def test_a_filter_for_a_category_that_is_not_imported_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("test_late_category")
     module.Late = type("Late", (UserWarning,), {"__module__": "test_late_category"})  # type: ignore[attr-defined]

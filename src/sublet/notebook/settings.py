@@ -111,7 +111,11 @@ def _nothing() -> Entries:
 def table(*, is_notebook: bool) -> tuple[Setting, ...]:
     """The rows of one side, in the order in which they are set."""
     settings = (*_of_python(is_notebook), *_of_libraries(), *_of_ipython(), *library_settings())
-    return (*settings, *_warnings(), *_generators(is_notebook))  # a filter must not meet what a setter warns of
+    return (
+        *settings,
+        *_warnings(is_notebook),
+        *_generators(is_notebook),
+    )  # a filter must not meet what a setter warns of
 
 
 # ------------------------------------------------------------------------------------------------- Python's own
@@ -305,8 +309,8 @@ def _listed_in(folder: str) -> Iterable[str]:
                 yield os.path.normpath(os.path.join(folder, line.strip()))
 
 
-def _warnings() -> Iterable[Setting]:
-    filters = _WarningFilters()
+def _warnings(is_notebook: bool) -> Iterable[Setting]:
+    filters = _WarningFilters(is_notebook=is_notebook)
     yield _value(
         "warnings",
         "`warnings.filterwarnings`, `simplefilter`",
@@ -325,7 +329,8 @@ Filter = tuple[str, tuple[str, int] | None, tuple[str, str], tuple[str, int] | N
 class _WarningFilters:
     """``warnings.filters`` as data. A filter for a category of a module that is not imported here waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_notebook: bool) -> None:
+        self._is_notebook = is_notebook
         self._was: list[Any] = []
         self._value: tuple[Filter, ...] = ()
         self._known: frozenset[Filter] = frozenset()
@@ -348,7 +353,8 @@ class _WarningFilters:
     def write(self, value: tuple[Filter, ...]) -> None:
         here = [(_as_data(one), one) for one in warnings.filters]
         if self._own is None:
-            self._own = frozenset(data for data, _ in here if data is not None)
+            told = self._known if self._is_notebook else frozenset()  # all of its filters go to a new device
+            self._own = frozenset(data for data, _ in here if data is not None) - told
         news = frozenset(value)
         self._own -= news
         left = [(data, one) for data, one in here if data not in news]
