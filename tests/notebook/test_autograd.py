@@ -114,3 +114,17 @@ def test_backward_after_the_tensors_of_the_graph_came_again_unchanged(nb: Notebo
     nb.here("n = 2")
     assert nb.there("n += len(parameters); loss.backward()") is None
     assert both(nb, "C.grad[0].tolist()") == [24.0] * 4
+
+
+def test_new_gradients_bring_no_old_values_of_what_once_crossed_together_with_their_tensors(nb: Notebook) -> None:
+    nb.here("model = torch.nn.Linear(2, 1); history = [1]; ones = torch.ones(1, 2)")
+    assert nb.there("kept = (model, history)[0]; history.append(2)") is None
+    nb.here("history.append(3)")
+    assert nb.there("model(ones).sum().backward()") is None
+    assert nb.names["history"] == [1, 2, 3]
+    assert nb.names["model"].weight.grad is not None
+    assert nb.there("loss = model(ones).sum()") is None
+    nb.here("history.append(4)")
+    assert nb.there("loss.backward()") is None
+    assert nb.names["history"] == [1, 2, 3, 4]
+    assert nb.names["model"].weight.grad.tolist() == [[2.0, 2.0]]

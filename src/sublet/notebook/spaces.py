@@ -668,9 +668,19 @@ class Space:
             for group in groups
         )
 
-    def names_with_new_gradients(self) -> set[str]:
-        """Names that crossed with tensors whose gradients have changed since."""
-        return set(self._identities.names_of(dict(enumerate(self._identities.new_gradients()))))
+    def names_with_new_gradients(self, beside: set[str]) -> set[str]:
+        """Names that hold tensors whose gradients have changed since they crossed, and that ``beside``, the names that
+        are looked at anyway, do not hold. What merely crossed together with such a tensor may be old here."""
+        changed = self._identities.new_gradients()
+        names = set(self._identities.names_of(dict(enumerate(changed)))) - beside
+        if not names:
+            return set()
+        left = set(map(id, changed)) - self._ids_held_by(beside)
+        return {name for name in names if left and not left.isdisjoint(self._ids_held_by({name}))}
+
+    def _ids_held_by(self, names: set[str]) -> set[int]:
+        groups = self._encoded(names & self.names.keys(), HomeRules(), Outgoing(), must=False)
+        return _ids_of(groups)
 
     def _compared(self, key: Key, buffer: Buffer) -> tuple[bool, bytes]:
         """Whether its memory holds something else than what both had, and the hashes of that if anybody needs some."""
