@@ -265,7 +265,7 @@ def _collected(space: Space, every: set[str], only: frozenset[str] | None, room:
     stuck = {name: why for name, why in holding.stuck().items() if name not in rebound | back}
     rebound |= back & space.names.keys()
     wanted = (_before.reads - LAST_RESULTS) | rebound
-    wanted |= space.names_with_new_gradients(set(wanted))
+    wanted |= space.names_with_new_gradients(wanted)
     running = {name: why for name, why in used.items() if name in wanted or name in holding.whys()}
     found = space.outgoing(
         wanted,

@@ -15,7 +15,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sublet.durable.changes import ChangeFinder
@@ -668,7 +668,7 @@ class Space:
             for group in groups
         )
 
-    def names_with_new_gradients(self, beside: set[str]) -> set[str]:
+    def names_with_new_gradients(self, beside: Set[str] = frozenset()) -> set[str]:
         """Names that hold tensors whose gradients have changed since they crossed, and that ``beside``, the names that
         are looked at anyway, do not hold. What merely crossed together with such a tensor may be old here."""
         changed = self._identities.new_gradients()
@@ -678,8 +678,8 @@ class Space:
         left = set(map(id, changed)) - self._ids_held_by(beside)
         return {name for name in names if left and not left.isdisjoint(self._ids_held_by({name}))}
 
-    def _ids_held_by(self, names: set[str]) -> set[int]:
-        groups = self._encoded(names & self.names.keys(), HomeRules(), Outgoing(), must=False)
+    def _ids_held_by(self, names: Set[str]) -> set[int]:
+        groups = self._encoded(set(names & self.names.keys()), HomeRules(), Outgoing(), must=False)
         return _ids_of(groups)
 
     def _compared(self, key: Key, buffer: Buffer) -> tuple[bool, bytes]:
