@@ -73,6 +73,7 @@ LOOPS: Final = {
     "publish_door": "tests.unit.supervisor.test_loop:test_what_cannot_be_accepted_now_is_accepted_later",
     "renewal": f"{HERE}:test_a_renewal_driver_goes_on",
     "replica": f"{HERE}:test_a_replica_is_asked_after_a_failure",
+    "return": f"{HERE}:test_what_is_started_again_is_started_again",
     "session": f"{HERE}:test_what_is_started_again_is_started_again",
     "supervisor_door": "tests.unit.supervisor.test_loop:test_what_cannot_be_accepted_now_is_accepted_later",
     "supervisor_link": f"{HERE}:test_the_link_to_the_supervisor_outlives_a_shortage",
