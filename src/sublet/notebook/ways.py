@@ -69,6 +69,8 @@ def ordinary_way(kind: type) -> Way | None:
         return _WAYS[kind]
     if issubclass(kind, type | types.ModuleType | logging.Logger) or is_part_kind(kind) or kind in _WAYS:
         return None
+    if _frees_at_its_end(kind):
+        return None
     core = core_of(kind)
     if core is object and _by_state(kind) is None and kind.__module__ not in APART and writing.has_attributes(kind):
         return functools.partial(writing.into_attributes, slots=writing.slots_of(kind))
