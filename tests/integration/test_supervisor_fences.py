@@ -252,7 +252,8 @@ def test_who_comes_while_the_hardware_is_cleared_is_told_to_come_again(stage: Su
     """The office has granted it, so it is not over: whoever had the hardware before has not left it yet."""
     before, epoch = LeaseId(f"{lease}-before"), Epoch(1, 6)
     grant(stage, before, Epoch(1, 5), on=part(3))
-    serving(stage, before, Epoch(1, 5))
+    guest = serving(stage, before, Epoch(1, 5))
+    connected(stage, guest, before, Epoch(1, 5)).close()  # it serves, so by now it ignores what it is told
     end(stage, before, Epoch(1, 5), grace_s=20, on=part(3))
     grant(stage, lease, epoch, on=part(3))
     with contextlib.closing(stage.office_line.admit(lease, epoch)) as line:
