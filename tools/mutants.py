@@ -153,13 +153,19 @@ INSIDE: Final = r"""
 set -e
 mount --bind "$ROOT/.venv" "$PLACE/copy/.venv"
 mount -o remount,bind,ro "$PLACE/copy/.venv"
+case "$PREFIX" in
+"$ROOT"/*) ;;
+/tmp/*)
+    mkdir -p "$PLACE/tmp${PREFIX#/tmp}"
+    mount --rbind "$PREFIX" "$PLACE/tmp${PREFIX#/tmp}" ;;
+esac
 case "$ROOT" in
 /tmp/*)
     mkdir -p "$PLACE/tmp${ROOT#/tmp}"
     mount --rbind "$PLACE/copy" "$PLACE/tmp${ROOT#/tmp}"
     mount --rbind "$PLACE/tmp" /tmp ;;
 *)
-    mount --bind "$PLACE/tmp" /tmp
+    mount --rbind "$PLACE/tmp" /tmp
     mount --rbind "$PLACE/copy" "$ROOT" ;;
 esac
 mount -o remount,bind,ro / 2>/dev/null || true
@@ -218,7 +224,13 @@ class Place:
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(("SUBLET_", "PYTHON", "PYTEST_"))
         }
-        environment |= {"ROOT": str(ROOT), "PLACE": str(self.path), "HOME": "/tmp/home", "TMPDIR": "/tmp"}
+        environment |= {
+            "ROOT": str(ROOT),
+            "PREFIX": sys.prefix,
+            "PLACE": str(self.path),
+            "HOME": "/tmp/home",
+            "TMPDIR": "/tmp",
+        }
         program = subprocess.Popen(
             [*walls, "sh", "-c", INSIDE, "sh", *pytest],
             env=environment,

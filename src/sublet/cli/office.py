@@ -17,7 +17,7 @@ from sublet.cli.show import Json, document, plural, visible
 from sublet.client.home import home_dir
 from sublet.client.office import ensure_office
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unsupported
-from sublet.invocation import typed
+from sublet.invocation import typeable, typed
 from sublet.lease.states import SliceState
 from sublet.values import Kind, format_size
 
@@ -196,7 +196,7 @@ def _forgotten(office: Office) -> str:
 
     try:
         settings = read_settings(home)
-        said = "" if settings is None else f" It will not come back as `{typed(settings.command())}`."
+        said = "" if settings is None else f" It will not come back as `{settings.command()}`."
     except SettingsUnusable as error:
         said = f" A file is removed that could not be used: {error.message}."
     if said:
@@ -250,11 +250,8 @@ def _serve(host_gpus: HostGpus | None, *, embedded: bool) -> int:
 
         def say() -> None:
             if stays:
-                print(
-                    f"The office is up: pid {os.getpid()}, {home}. Ctrl-C ends it; leases go on to their deadlines.\n"
-                    f"Until `sublet down` it comes back as `{settings.command()}`.",
-                    flush=True,
-                )
+                up = f"The office is up: pid {os.getpid()}, {home}. Ctrl-C ends it; leases go on to their deadlines."
+                print(typeable(f"{up}\nUntil `sublet down` it comes back as `{settings.command()}`."), flush=True)
 
         return run_office(
             home,

@@ -23,6 +23,7 @@ from typing import Final
 from sublet.agent.inventory import HostGpus, parse_host_gpus
 from sublet.broker.journal_files import publish, sync_file, sync_folder
 from sublet.errors import InvalidRequest, SubletError
+from sublet.invocation import typed
 from sublet.values import format_size, parse_size
 
 __all__ = [
@@ -59,8 +60,8 @@ class StartSettings:
     """None: the cards of the machine, or without one a host device."""
 
     def command(self) -> str:
-        """The command line that starts such an office."""
-        return f"sublet up {host_gpus_words(self.host_gpus)}".rstrip()
+        """The command that starts such an office, as it is typed here."""
+        return typed(f"sublet up {host_gpus_words(self.host_gpus)}".rstrip())
 
 
 def host_gpus_words(host_gpus: HostGpus | None) -> str:

@@ -79,14 +79,23 @@ def test_a_request_that_does_not_come_whole_is_refused(sent: bytes, before: int)
 
 def test_a_byte_now_and_then_does_not_make_it_longer() -> None:
     async def story() -> None:
-        async with served() as (_, (reader, writer)):
-            ended = asyncio.ensure_future(hung_up(reader))
-            for byte in HELLO * 2:
-                if ended.done():
-                    break
-                writer.write(bytes([byte]))
-                await asyncio.sleep(HEAD_S / 5)
-            assert (await ended).startswith(b"HTTP/1.1 408 ")
+        loop = asyncio.get_running_loop()
+        async with bench() as b:
+            server = HttpServer(b.app, on_limit=b.service.limit)
+            here, there = socket.socketpair()
+            here.setblocking(False)
+            await loop.connect_accepted_socket(server._protocol, there)
+            with here:
+                for byte in HELLO * 2:
+                    try:
+                        await loop.sock_sendall(here, bytes([byte]))
+                    except ConnectionError:
+                        break
+                    await asyncio.sleep(HEAD_S / 5)
+                else:
+                    pytest.fail("it was not hung up on")
+                assert (await loop.sock_recv(here, 4096)).startswith(b"HTTP/1.1 408 ")
+            await server.close()
 
     run(story)
 
