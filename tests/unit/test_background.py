@@ -30,6 +30,7 @@ from sublet.background import (
     start_timer,
     troubles,
 )
+from tests.shortages import fail_accepts
 
 SOURCE: Final = Path(sublet.__file__).parent
 SHORT: Final = [OSError(number, os.strerror(number)) for number in sorted(SHORTAGES)] + [MemoryError("no memory")]
@@ -217,16 +218,8 @@ def test_accepting_goes_on_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     async def story() -> None:
-        door, loop, left = _Door(tmp_path), asyncio.get_running_loop(), [3]
-        real = loop.sock_accept
-
-        async def accept(listening: socket.socket) -> Any:
-            if left[0]:
-                left[0] -= 1
-                raise error
-            return await real(listening)
-
-        monkeypatch.setattr(loop, "sock_accept", accept)
+        door = _Door(tmp_path)
+        fail_accepts(monkeypatch, error)
         task = start_task("door", lambda: accept_connections("door", door.listening, door.came.append))
         with door.connect(), door.connect():
             await until(lambda: len(door.came) == 2)

@@ -28,6 +28,7 @@ from sublet.wire.guests import Front, Greeting, Profile
 from sublet.wire.happenings import Hello, Over
 from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
+from tests.shortages import fail_accepts
 
 
 class Rights:
@@ -244,16 +245,7 @@ def test_a_connection_that_cannot_be_accepted_waits_until_it_can(
     monkeypatch.setattr(background, "PAUSES_S", (0.001,))
 
     async def story() -> None:
-        loop = asyncio.get_running_loop()
-        real, left = loop.sock_accept, [3]
-
-        async def accept(listening: socket.socket) -> Any:
-            if left[0]:
-                left[0] -= 1
-                raise error
-            return await real(listening)
-
-        monkeypatch.setattr(loop, "sock_accept", accept)
+        left = fail_accepts(monkeypatch, error)
         async with bench(tmp_path) as b:
             assert await b.says(hello(Greeting(capability="good"))) is None
             assert not left[0]

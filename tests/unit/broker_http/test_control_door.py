@@ -15,6 +15,7 @@ import uvloop
 from sublet import background
 from sublet.background import SHORTAGES
 from sublet.broker.http_server import HttpServer
+from tests.shortages import fail_accepts
 from tests.unit.broker_http.bench import bench
 
 HELLO = b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -56,20 +57,11 @@ def test_it_answers_again_after_a_shortage(
     monkeypatch.setattr(background, "PAUSES_S", (0.001,))
 
     async def story() -> None:
-        loop = asyncio.get_running_loop()
-        real, left = loop.sock_accept, [3]
-
-        async def accept(listening: socket.socket) -> Any:
-            if left[0]:
-                left[0] -= 1
-                raise error
-            return await real(listening)
-
-        if isinstance(loop, uvloop.Loop):  # its methods cannot be replaced
+        if isinstance(asyncio.get_running_loop(), uvloop.Loop):  # its methods cannot be replaced
             short = _Short(_listening(tmp_path / "office.sock"), error, 3)
             listening: Any = short
         else:
-            monkeypatch.setattr(loop, "sock_accept", accept)
+            fail_accepts(monkeypatch, error)
             listening = _listening(tmp_path / "office.sock")
         ended: list[str] = []
         async with bench() as b:
