@@ -15,6 +15,7 @@ from sublet.supervisor.isolation.plan import SYSTEM_PATHS
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import TenantId
 from sublet.wire.guests import GuestSpec
+from sublet.wire.unix import replaceable
 
 __all__ = ["Room", "Walls", "prefix_of"]
 
@@ -22,7 +23,9 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """Where our own modules lie, of which a guest's interpreter is lent what it needs."""
 
 CONFIG_MAX = 16 * 1024
-"""Characters of a ``pyvenv.cfg`` that are read."""
+"""Bytes of a ``pyvenv.cfg`` that are read."""
+DEPTH_MAX = 4
+"""Virtual environments that stand on one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +112,13 @@ class _Behind:
         return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps)
 
 
-def prefix_of(python: str, hidden: Iterable[str]) -> tuple[str, ...]:
+def prefix_of(python: str, hidden: Iterable[str], *, depth: int = 0) -> tuple[str, ...]:
     """The folder that this interpreter was installed in, to be shown to the guest.
 
     The tenant names it, and what is shown is shown past the rights of the folders above it, and where there is one user
     for all, past those of its files. So it has to be an installation, where everybody may look, with nothing hidden in
-    it; or the one that Sublet itself runs from.
+    it; or the one that Sublet itself runs from. And no other user may be able to change it: between this look and the
+    mount a folder could be exchanged for a link to something private, and a file that is read here for a pipe.
     """
     if not os.path.isabs(python):
         return ()
@@ -123,30 +127,63 @@ def prefix_of(python: str, hidden: Iterable[str]) -> tuple[str, ...]:
         return (os.path.dirname(os.path.dirname(sys.executable)), prefix)
     if any(_is_in(prefix, path) for path in SYSTEM_PATHS):
         return ()
+    if why := _changeable(prefix):
+        raise Unsupported(
+            f"a tenant's guest cannot be shown the interpreter {python}: {why}",
+            do="Use one of the system's (/usr/bin/python3), or one that root, or the office's owner, has installed.",
+        )
     hides = any(_is_in(prefix, path) or _is_in(path, prefix) for path in map(os.path.realpath, hidden))
     if hides or not _is_installed(prefix) or not _is_everybodys(prefix):
         raise Unsupported(
             f"a tenant's guest cannot be shown the interpreter {python}",
             do="Use one of the system's (/usr/bin/python3), or one that is installed where everybody may read.",
         )
-    return (prefix, *_below(prefix, hidden))
+    return (prefix, *_below(prefix, hidden, depth=depth + 1))
 
 
-def _below(venv: str, hidden: Iterable[str]) -> tuple[str, ...]:
+def _below(venv: str, hidden: Iterable[str], *, depth: int) -> tuple[str, ...]:
     """A virtual environment stands on an installation, to which the same applies; ours is shown anyway."""
     home = ""
-    try:
-        with open(os.path.join(venv, "pyvenv.cfg"), encoding="utf-8", errors="replace") as file:
-            for line in file.read(CONFIG_MAX).splitlines():
-                name, _, value = line.partition("=")
-                if name.strip() == "home":
-                    home = value.strip()
-    except OSError:
-        return ()
+    for line in _configuration(venv).splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "home":
+            home = value.strip()
     base = os.path.realpath(os.path.dirname(home))
     if not os.path.isabs(home) or base in (os.path.realpath(sys.base_prefix), venv):
         return ()
-    return prefix_of(os.path.join(home, "python3"), hidden)
+    if depth > DEPTH_MAX:
+        raise Unsupported(
+            f"the virtual environment {venv} stands on another one, and that on another, {DEPTH_MAX} times",
+            do="Make it anew from an interpreter that is installed.",
+        )
+    return prefix_of(os.path.join(home, "python3"), hidden, depth=depth)
+
+
+def _configuration(venv: str) -> str:
+    """The ``pyvenv.cfg``, if it is a file: nothing else that may lie there is waited for or read."""
+    try:
+        fd = os.open(os.path.join(venv, "pyvenv.cfg"), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return ""
+        return os.read(fd, CONFIG_MAX).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _changeable(folder: str) -> str:
+    """Why users other than root and our own could change what the folder is; empty if none could."""
+    try:
+        if os.lstat(folder).st_mode & stat.S_IWOTH:
+            return f"other users can write {folder}"
+        why = replaceable(os.path.join(folder, "bin"), set())
+    except OSError as error:
+        return error.strerror or str(error)
+    return why and f"what is in it {why}"
 
 
 def _is_in(path: str, folder: str) -> bool:

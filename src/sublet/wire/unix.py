@@ -19,7 +19,15 @@ from typing import Final
 from sublet.errors import InvalidRequest
 from sublet.wire.sockets import peer_of
 
-__all__ = ["ADDRESS_BYTES_MAX", "check_folder", "check_listener", "check_parents", "connect", "short_path"]
+__all__ = [
+    "ADDRESS_BYTES_MAX",
+    "check_folder",
+    "check_listener",
+    "check_parents",
+    "connect",
+    "replaceable",
+    "short_path",
+]
 
 ADDRESS_BYTES_MAX: Final = 107
 """What ``sun_path`` takes, less the zero at its end."""
@@ -78,8 +86,14 @@ def check_folder(folder: str, *, named: bool = False) -> int:
 
 
 def check_parents(folder: str, owners: set[int]) -> None:
-    """See that only the ``owners``, this user and root can put another folder into its place. Folders on the way that
-    do not exist yet are passed over."""
+    """See that only the ``owners``, this user and root can put another folder into its place (``replaceable``)."""
+    if why := replaceable(folder, owners):
+        raise _untrusted(folder, why)
+
+
+def replaceable(folder: str, owners: set[int]) -> str:
+    """Why another user than the ``owners``, this user and root could put another folder into its place; empty if none
+    could. Folders on the way that do not exist yet are passed over."""
     trusted = owners | {ROOT, os.getuid()}
     path = os.path.realpath(os.path.dirname(os.path.abspath(folder)))
     while True:
@@ -89,11 +103,11 @@ def check_parents(folder: str, owners: set[int]) -> None:
             path = os.path.dirname(path)
             continue
         if found.st_uid not in trusted and not _stands_for_root(found.st_uid):
-            raise _untrusted(folder, f"lies in {path}, which belongs to {_user(found.st_uid)}")
+            return f"lies in {path}, which belongs to {_user(found.st_uid)}"
         if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX and not _is_private_group(path, found):
-            raise _untrusted(folder, f"lies in {path}, which other users can write")
+            return f"lies in {path}, which other users can write"
         if path == "/":
-            return
+            return ""
         path = os.path.dirname(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -79,3 +80,50 @@ def test_a_link_is_taken_for_where_it_leads(place: Path) -> None:
         prefix_of(f"{place}/link/bin/python", ())
     with pytest.raises(Unsupported):
         prefix_of("/nowhere/../bin/python/../x", ("/",))
+
+
+@pytest.mark.parametrize("what", ["pipe", "socket", "device", "folder", "loop", "long"])
+def test_what_lies_in_the_place_of_a_configuration_is_not_waited_for(place: Path, what: str) -> None:
+    python = installed(place / "venv")
+    found = place / "venv/pyvenv.cfg"
+    found.unlink()
+    if what == "pipe":
+        os.mkfifo(found)
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(found))
+    elif what == "device":
+        found.symlink_to("/dev/zero")
+    elif what == "folder":
+        found.mkdir()
+    elif what == "loop":
+        found.symlink_to(found)
+    else:
+        found.write_text("x" * (1 << 24))
+    (place / "venv/lib/python3.12").mkdir(parents=True)
+    assert prefix_of(python, ()) == (str(place / "venv"),)
+
+
+def test_environments_that_stand_on_one_another_without_end_are_refused(place: Path) -> None:
+    for one, other in ("ab", "ba"):
+        installed(place / one)
+        (place / one / "pyvenv.cfg").write_text(f"home = {place}/{other}/bin\n")
+    with pytest.raises(Unsupported, match="stands on another one"):
+        prefix_of(f"{place}/a/bin/python", ())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root")
+@pytest.mark.parametrize("whose", ["venv", "above/venv"])
+def test_what_another_user_could_exchange_is_not_shown(place: Path, whose: str) -> None:
+    python = installed(place / whose)
+    os.chown(place / Path(whose).parts[0], 65534, 65534)
+    with pytest.raises(Unsupported, match="belongs to"):
+        prefix_of(python, ())
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_nor_what_others_can_write(place: Path, mode: int) -> None:
+    python = installed(place / "venv")
+    (place / "venv").chmod(mode)
+    with pytest.raises(Unsupported, match="can write"):
+        prefix_of(python, ())
