@@ -109,12 +109,14 @@ def test_the_lease_is_in_use_while_it_runs_and_not_longer(home: Path) -> None:
 
 def test_who_is_cancelled_leaves_nothing_running(home: Path) -> None:
     async def story(lease: aio.Lease) -> None:
-        for pause_s in (0.0, 0.002, 0.005, 0.02):
+        for pause_s in (0.0, 0.002, 0.005, 0.02, 0.5):
             task = asyncio.ensure_future(lease.start(["sleep", "1000"]))
             await asyncio.sleep(pause_s)
             task.cancel()
             if isinstance((await asyncio.gather(task, return_exceptions=True))[0], aio.Guest):
-                await task.result().stop(0)
+                guest = task.result()
+                await guest.stop(0)
+                await guest.close()
         while [one for one in await lease._fabric.guests(lease) if one.state != "gone"]:  # noqa: ASYNC110 - elsewhere
             await asyncio.sleep(0.02)
 

@@ -10,6 +10,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sublet.client.answers import end_of
 from sublet.client.guests import environment, start_spec
 from sublet.compute.shown import folder_for, interpreter_for
 from sublet.errors import InvalidRequest, OutOfMemory, SubletError, WorkerLost
@@ -17,6 +18,7 @@ from sublet.lease.states import GuestState
 from sublet.lease.value import LeaseEnd, ended_error, rfc3339
 from sublet.values import EndReason
 from sublet.wire.guests import GuestSpec, GuestView, StdioKind
+from sublet.wire.zygote import LEASE_ENDED
 
 if TYPE_CHECKING:
     from sublet.client.guests import Guest
@@ -161,6 +163,8 @@ def _why_lost(lease: Lease, guest: Guest, when: str, words: Words) -> SubletErro
         )
     if end is None and reason is not None and reason not in (EndReason.GUEST_FAILED, EndReason.OPERATOR):
         end = LeaseEnd(reason=reason, at=rfc3339(time.time_ns()))
+    if end is None and view is not None and (view.exit_code == LEASE_ENDED or reason is EndReason.OPERATOR):
+        end = _end_known_to_office(lease)
     if end is not None:
         return ended_error(lease.id, end)
     if view is None or view.exit_code < 0:
@@ -174,6 +178,14 @@ def _why_lost(lease: Lease, guest: Guest, when: str, words: Words) -> SubletErro
         exit_code=view.exit_code,
         do=f"The lease lives, and {words.fresh}.",
     )
+
+
+def _end_known_to_office(lease: Lease) -> LeaseEnd | None:
+    """The process may have been told of the end of its lease before we are: an operator ends leases and processes."""
+    with contextlib.suppress(SubletError):
+        if (end := lease._fabric.lease(lease.id).end) is not None:
+            return end_of(end)
+    return lease.end
 
 
 def _how(exit_code: int) -> str:
