@@ -247,9 +247,9 @@ def test_a_connection_to_a_guest_that_cannot_be_read_is_over_and_others_are_hear
     more, those = socket.socketpair()
     broken, whole = Conversation(ours, Link.connecting()), Conversation(more, Link.connecting())
     monkeypatch.setattr(broken, "pump", Failing(list, MemoryError()))
+    theirs.send(b"!")
     watch.add(broken, lambda happening: _noted(told, happening))
     watch.add(whole, lambda happening: _noted(others, happening))
-    theirs.send(b"!")
     until(lambda: told)
     assert isinstance(told[0], Over)
     assert told[0].error is not None
