@@ -65,6 +65,8 @@ CommandWords = Annotated[
 
 NOT_FOUND: Final = 127
 """The exit status of a command that is not there, as in a shell."""
+_SIGPIPE: Final = 128 + 13
+"""And of one that this signal has ended. (To load the module ``signal`` takes a millisecond.)"""
 
 
 class NotStarted(SubletError):
@@ -167,7 +169,7 @@ def with_what_was_lost(attendance: Attendance, code: int) -> int:
         return code
     said = f"output of the command could not be written: {attendance.unwritten}"
     say_error(SubletError(said, do="Make room, and run it again."), as_json=False)
-    return code or FAILED
+    return FAILED if code in (0, _SIGPIPE) else code  # with that signal we have ended the command
 
 
 def _environment(tenant: str, extra: Sequence[tuple[str, str]], *, terminal: bool) -> dict[str, str]:
