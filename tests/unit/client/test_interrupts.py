@@ -35,7 +35,7 @@ ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "30"))
 SEED: Final = int(os.environ.get("SUBLET_SEED", "1"))
 SOURCE: Final = str(Path(sublet.__file__).parent)
 GONE_S: Final = 60.0
-"""What is promised. The keeper looks every 5 s for leases without a handle, and gives back what got no answer every 5 s."""
+"""What is promised. The keeper looks every 5 s for leases without a handle, and asks again as often."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets, and leases, that an interrupt has dropped
