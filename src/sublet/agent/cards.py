@@ -102,7 +102,7 @@ class Cards:
             await asyncio.sleep(min(pause_s, AT_MOST_S))
             try:
                 pause_s = await self.turn()
-            except Exception as error:  # noqa: BLE001 - a card that nobody looks at would be lent while others use it
+            except Exception as error:  # noqa: BLE001 - an unwatched card would be lent while others use it
                 pause_s = self._guard.failed(error, "the cards are looked at again")
             else:
                 self._guard.passed()

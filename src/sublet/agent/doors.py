@@ -119,7 +119,7 @@ class Door:
                 self._shortage.failed(error, "connections are refused until there is more")
                 link.end(CapacityExceeded(f"the office is short of a resource ({error})", do="Try again in a moment."))
                 await _last_words(sock, link)
-            # else whoever it was has gone, or never said anything
+            # else the client has gone, or never sent a greeting
         except Exception:  # noqa: BLE001 - a visitor must not be able to close the door for others
             _log.exception("a connection could not be handed over")
         else:

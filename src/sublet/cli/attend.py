@@ -24,7 +24,7 @@ from sublet.wire.conversation import Conversation
 from sublet.wire.happenings import Closed, Data, Event, Happening, Over
 
 if TYPE_CHECKING:
-    from sublet.cli.harmless import Harmless
+    from sublet.cli.terminal_filter import TerminalFilter
 
 __all__ = ["Attendance", "caught"]
 
@@ -75,7 +75,7 @@ class Attendance:
         self._err = Outlet(_STDERR)
         self._channel = 0
         self._takes_input = stdin
-        self._harmless: tuple[()] | tuple[Harmless, Harmless] = ()
+        self._filters: tuple[()] | tuple[TerminalFilter, TerminalFilter] = ()
         """For stderr and stdout, where a tenant wrote what somebody else looks at."""
         self._typed = b""
         self._input_over = not stdin
@@ -95,9 +95,9 @@ class Attendance:
         self._channel = int(attached["output"])
         self._link.grant(self._channel, WINDOW)
         if self.is_onlooker and attached["view"]["tenant"] != _LOCAL_TENANT:
-            from sublet.cli.harmless import Harmless  # with regular expressions, which commands do without
+            from sublet.cli.terminal_filter import TerminalFilter  # with regular expressions, which commands do without
 
-            self._harmless = (Harmless(), Harmless())
+            self._filters = (TerminalFilter(), TerminalFilter())
         self._saw(attached["view"])
 
     def run(self) -> None:
@@ -146,8 +146,8 @@ class Attendance:
         outlet = self._out if stream == STREAM_STDOUT else self._err
         self.last_words = (self.last_words + piece[max(OUTPUT_HEAD_BYTES, len(piece) - LAST_WORDS) :])[-LAST_WORDS:]
         data: bytes | memoryview = memoryview(piece)[OUTPUT_HEAD_BYTES:]
-        if self._harmless and os.isatty(outlet.fd):
-            data = self._harmless[stream == STREAM_STDOUT].of(bytes(data))
+        if self._filters and os.isatty(outlet.fd):
+            data = self._filters[stream == STREAM_STDOUT].passed(bytes(data))
         outlet.give(data, lambda: self._link.consumed(channel, len(piece)))
 
     def _news(self, news: dict[str, Any]) -> None:

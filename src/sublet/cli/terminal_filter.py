@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["Harmless"]
+__all__ = ["TerminalFilter"]
 
 
-class Harmless:
+class TerminalFilter:
     """Another user's output on one's own terminal: text and colours go through, and nothing else that a terminal obeys.
 
     Sequences can move the cursor over what was written, set the window's title, fill the clipboard, or have the
@@ -25,7 +25,7 @@ class Harmless:
     def __init__(self) -> None:
         self._cut = b""
 
-    def of(self, data: bytes) -> bytes:
+    def passed(self, data: bytes) -> bytes:
         """What may be written now."""
         data = self._cut + data
         cut = self._CUT.search(data)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet.cli.harmless import Harmless
+from sublet.cli.terminal_filter import TerminalFilter
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from sublet.cli.harmless import Harmless
     ],
 )
 def test_text_and_colours_go_through_and_nothing_else_that_a_terminal_obeys(written: bytes, shown: str) -> None:
-    assert Harmless().of(written + b".").decode() == shown + "."
+    assert TerminalFilter().passed(written + b".").decode() == shown + "."
 
 
 SEQUENCES = st.lists(
@@ -40,14 +40,14 @@ SEQUENCES = st.lists(
 @given(SEQUENCES, st.integers(1, 5))
 def test_however_it_is_cut_the_same_is_written(pieces: list[bytes], size: int) -> None:
     whole = b"".join(pieces) + b"end"
-    at_once, cut = Harmless(), Harmless()
-    assert b"".join(cut.of(whole[i : i + size]) for i in range(0, len(whole), size)) == at_once.of(whole)
+    at_once, cut = TerminalFilter(), TerminalFilter()
+    assert b"".join(cut.passed(whole[i : i + size]) for i in range(0, len(whole), size)) == at_once.passed(whole)
 
 
 @given(SEQUENCES)
 def test_a_terminal_is_never_given_an_escape_that_is_no_colour(pieces: list[bytes]) -> None:
-    one = Harmless()
-    written = b"".join(one.of(piece) for piece in pieces)
+    one = TerminalFilter()
+    written = b"".join(one.passed(piece) for piece in pieces)
     for rest in written.split(b"\x1b[")[1:]:
         assert rest.lstrip(b"0123456789;:").startswith(b"m"), written
     assert b"\x1b" not in written.replace(b"\x1b[", b"")
