@@ -506,7 +506,7 @@ def test_the_link_to_the_supervisor_outlives_a_shortage(
             incarnation=lambda: 1,
             connect=supervisors.connect,
             report=lambda _: None,
-            on_new_supervisor=lambda: None,
+            on_new_supervisor=lambda: asyncio.sleep(0),
             die=ended.append,
         )
         await agent.start()

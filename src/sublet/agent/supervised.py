@@ -14,8 +14,8 @@ import fcntl
 import logging
 import socket
 import sys
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Final
 
 from sublet.agent.port import ReportSink
@@ -45,7 +45,7 @@ from sublet.wire.guests import (
 )
 from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
 from sublet.wire.link import Link
-from sublet.wire.orders import Inventory, Order, Report
+from sublet.wire.orders import End, Inventory, Order, RemoveVolume, Report, Verify
 from sublet.wire.sockets import receive_some, send_some
 
 __all__ = ["Connect", "SupervisedAgent"]
@@ -83,12 +83,13 @@ class SupervisedAgent:
         incarnation: Callable[[], int],
         connect: Connect,
         report: ReportSink,
-        on_new_supervisor: Callable[[], None],
+        on_new_supervisor: Callable[[], Awaitable[object]],
         offered: Callable[[], Inventory] | None = None,
         die: Callable[[str], object] = end_process,
     ) -> None:
-        """``offered`` is what may be lent now, never more than ``inventory``. ``on_new_supervisor`` is called when one
-        with empty tables has taken the place of another. ``die`` ends the process with a line."""
+        """``offered`` is what may be lent now, never more than ``inventory``. ``on_new_supervisor`` is awaited when one
+        with empty tables has taken the place of another; it is done once all grants that live were sent again.
+        ``die`` ends the process with a line."""
         self.supervisor: Configured | None = None
         """What the supervisor said of itself; None while there is none."""
         self._inventory = inventory
@@ -101,15 +102,19 @@ class SupervisedAgent:
         self._die = die
         self._reading = Guard("supervisor_link")
         self._writing_short = Guard("supervisor_link")
-        self._out: deque[Order] = deque()
+        self._out: OrderedDict[Hashable, Order] = OrderedDict()
+        """Orders that are still to be sent, each by what a later one of its kind takes the place of: the office repeats
+        what is not confirmed, and a supervisor that stands still for an hour must not fill the memory."""
         self._early: list[Report] | None = []
         """What was reported before the office could listen."""
         self._link: Link | None = None
         self._sock: socket.socket | None = None
         self._writing = False
         self._is_joined = False
+        self._has_grants = False
+        """Whether the grants that live were handed in for this supervisor."""
         self._is_told = asyncio.Event()
-        """Whether the supervisor knows which leases live."""
+        """Whether the supervisor knows which leases live: the grants are on their way to it."""
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self._revoked: dict[TenantId, int] = {}
         """How often the rights of a tenant have changed."""
@@ -127,13 +132,14 @@ class SupervisedAgent:
         return self._inventory if self._offered is None else self._offered()
 
     def send(self, order: Order, *, incarnation: int | None = None) -> None:
-        self._out.append(order)
+        parts = order.parts if isinstance(order, End | Verify | RemoveVolume) else ()
+        self._out[type(order), order.lease, order.epoch, parts] = order
 
     def tick(self, now_ns: int) -> int | None:
         """The office's turn is over: what it ordered goes out. The supervisor keeps its own time."""
-        if self._link is not None:
+        if self._is_joined:
             self._push()
-            if self._is_joined:
+            if self._has_grants:
                 self._is_told.set()
         else:
             self._out.clear()  # a new supervisor is told of everything that is live
@@ -221,7 +227,7 @@ class SupervisedAgent:
         rights = self._revoked.get(front.tenant, 0)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_told.wait(), TOLD_S)
-        if self._link is None:
+        if self._link is None or not self._is_told.is_set():  # it may have been replaced while this task was to go on
             raise _away()
         if self._revoked.get(front.tenant, 0) != rights:
             raise Unauthorized("the rights of this tenant have just changed", do="Connect anew.")
@@ -249,7 +255,7 @@ class SupervisedAgent:
     # ---- the connection ----
 
     async def _join(self) -> None:
-        had_one, self._is_joined = self.supervisor is not None, False
+        had_one, self._is_joined, self._has_grants = self.supervisor is not None, False, False
         self._is_told.clear()
         sock = await self._connect()
         self._sock, self._link = sock, Link.connecting()
@@ -264,7 +270,11 @@ class SupervisedAgent:
         assert isinstance(configured, Configured)
         self.supervisor, self._is_joined = configured, True
         if had_one:
-            self._on_new_supervisor()
+            await self._on_new_supervisor()
+        if self._sock is sock:  # else it has ended meanwhile, and another is being joined
+            self._has_grants = True
+            if had_one:
+                self.tick(0)
 
     async def _join_again(self) -> None:
         for pause_s in (*AGAIN_S, *[AGAIN_S[-1]] * 1_000_000):
@@ -389,8 +399,8 @@ class SupervisedAgent:
     def _push(self) -> None:
         """What was ordered, in messages of a size that is taken, and no faster than they are."""
         self._send()
-        while self._out and self._link is not None and not self._link.has_output:
-            batch = tuple(self._out.popleft() for _ in range(min(len(self._out), ORDERS_MAX)))
+        while self._out and self._is_joined and self._link is not None and not self._link.has_output:
+            batch = tuple(self._out.popitem(last=False)[1] for _ in range(min(len(self._out), ORDERS_MAX)))
             self._link.event(dumps(Orders(orders=batch, incarnation=self._incarnation())))
             self._send()
 

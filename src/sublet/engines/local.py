@@ -205,7 +205,7 @@ class Office:
             incarnation=lambda: state.books.incarnation,
             connect=beginning.supervisor,
             report=self._heard,
-            on_new_supervisor=lambda: self.driver.post(NodeUp(inventory=self._inventory)),
+            on_new_supervisor=lambda: self.driver.submit(NodeUp(inventory=self._inventory)),
             die=self._die,
         )
         await agent.start()

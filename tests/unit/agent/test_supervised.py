@@ -16,6 +16,7 @@ from sublet.agent.supervised import SupervisedAgent
 from sublet.errors import Disconnected, SubletError, Unauthorized, Unsupported
 from sublet.values import EndReason, Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads
+from sublet.wire.endpoint import LINK_OUT_MAX
 from sublet.wire.guests import (
     Admit,
     Configure,
@@ -52,7 +53,16 @@ class Supervisors:
         """By message."""
         self.is_mute = False
         """Whether it leaves questions unanswered."""
+        self.may_configure = asyncio.Event()
+        """Until then the next one does not say who it is."""
+        self.may_configure.set()
+        self.may_order = asyncio.Event()
+        """Until then the office has not ordered again what lives."""
+        self.may_order.set()
+        self.is_reading = True
+        """Whether it takes what is sent to it."""
         self.hang_up: Callable[[SubletError | None], None] = lambda _: None
+        self.later: list[asyncio.Future[None]] = []
 
     async def connect(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -61,7 +71,18 @@ class Supervisors:
         link = Link.accepting()
         loop = asyncio.get_running_loop()
 
+        def configured(call: int) -> None:
+            self.count += 1
+            link.reply(call, dumps(Configured(pid=1, version="", started_ns=0, live=(), guests=0)))
+            send_some(theirs, link)
+
+        async def configure_later(call: int) -> None:
+            await self.may_configure.wait()
+            configured(call)
+
         def readable() -> None:
+            if not self.is_reading:
+                return
             for happening in receive_some(theirs, link):
                 match happening:
                     case Hello():
@@ -69,8 +90,10 @@ class Supervisors:
                     case Called(call=call, body=body) if (wrong := unreadable(body)) is not None:
                         link.refuse(call, wrong)
                     case Called(call=call, body=body) if isinstance(loads(OfficeCall, body), Configure):
-                        self.count += 1
-                        link.reply(call, dumps(Configured(pid=1, version="", started_ns=0, live=(), guests=0)))
+                        if self.may_configure.is_set():
+                            configured(call)
+                        else:
+                            self.later.append(asyncio.ensure_future(configure_later(call)))
                     case Called(call=call, body=body):
                         asked = loads(OfficeCall, body)
                         self.asked.append(asked)
@@ -115,13 +138,19 @@ def unreadable(body: bytes) -> SubletError | None:
 def played(play: Callable[[SupervisedAgent, Supervisors, asyncio.Event], Awaitable[None]]) -> None:
     async def whole() -> None:
         supervisors, came = Supervisors(), asyncio.Event()
+
+        async def new_supervisor() -> None:
+            """The office orders again what lives."""
+            came.set()
+            await supervisors.may_order.wait()
+
         agent = SupervisedAgent(
             Inventory(node=NodeId("n"), domain="d", devices=()),
             office="o",
             incarnation=lambda: 1,
             connect=supervisors.connect,
             report=supervisors.heard.append,
-            on_new_supervisor=came.set,
+            on_new_supervisor=new_supervisor,
         )
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: supervisors.hang_up(None))
@@ -328,24 +357,150 @@ def test_a_successor_is_told_of_what_lives_and_not_of_what_was_ordered_before_it
     played(play)
 
 
-def test_a_holder_that_comes_to_a_successor_waits_until_that_knows_the_leases() -> None:
-    """It would be told that its lease is not known, and give it up."""
+def admission(stack: contextlib.ExitStack, agent: SupervisedAgent, tenant: str = "ann") -> asyncio.Future[None]:
+    """A holder comes."""
+    ours, theirs = socket.socketpair()
+    stack.enter_context(ours)
+    stack.enter_context(theirs)
+    front = Front(tenant=TenantId(tenant), operator=False, profile=Profile.TENANT)
+    return asyncio.ensure_future(agent.admit(front, HELLO, ours.fileno()))
+
+
+def admitted(supervisors: Supervisors) -> list[str]:
+    return [asked.front.tenant for asked in supervisors.asked if isinstance(asked, Admit)]
+
+
+@pytest.mark.parametrize("comes", ["while it says who it is", "before the office has ordered again what lives"])
+def test_a_holder_that_comes_to_a_successor_waits_until_that_knows_the_leases(comes: str) -> None:
+    """It would be told that its lease is not known, and give it up. Turns of the office that have to do with something
+    else change nothing about that."""
 
     async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
         agent.tick(0)
+        blocked = supervisors.may_configure if comes.startswith("while") else supervisors.may_order
+        blocked.clear()
+        supervisors.hang_up(None)
+        async with asyncio.timeout(PATIENCE_S):
+            if blocked is supervisors.may_order:
+                await came.wait()
+            else:
+                await until(lambda: supervisors.later)
+        with contextlib.ExitStack() as stack:
+            coming = admission(stack, agent)
+            for _ in range(5):
+                agent.tick(0)
+                await asyncio.sleep(0.002)
+            assert not coming.done()
+            assert not admitted(supervisors)
+            agent.send(end(7))  # stands for a grant
+            blocked.set()
+            async with asyncio.timeout(PATIENCE_S):
+                await coming
+        assert admitted(supervisors) == ["ann"]
+
+    played(play)
+
+
+def test_a_holder_that_would_come_too_early_is_sent_away_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is told is worth another try, unlike the denial of its lease."""
+    monkeypatch.setattr(supervised, "TOLD_S", 0.02)
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        agent.tick(0)
+        supervisors.may_order.clear()
         supervisors.hang_up(None)
         async with asyncio.timeout(PATIENCE_S):
             await came.wait()
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            front = Front(tenant=TenantId("ann"), operator=False, profile=Profile.TENANT)
-            coming = asyncio.ensure_future(agent.admit(front, HELLO, ours.fileno()))
-            await agent.ask(ListProcesses())
-            await asyncio.sleep(0.01)
-            assert not any(isinstance(asked, Admit) for asked in supervisors.asked)
-            agent.tick(0)  # the grants are on their way
-            async with asyncio.timeout(PATIENCE_S):
+            with contextlib.ExitStack() as stack:
+                with pytest.raises(Disconnected, match="being started") as away:
+                    await admission(stack, agent)
+                assert away.value.transient
+                supervisors.may_order.set()
+                await until(agent._is_told.is_set)
+                await admission(stack, agent, "bob")
+        assert admitted(supervisors) == ["bob"]
+
+    played(play)
+
+
+def test_the_grants_that_live_go_out_before_a_holder_is_let_in() -> None:
+    """On one connection, in this order: then the supervisor knows the lease when the holder names it."""
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        supervisors.may_order.clear()
+        supervisors.hang_up(None)
+        async with asyncio.timeout(PATIENCE_S):
+            await came.wait()
+            with contextlib.ExitStack() as stack:
+                coming = admission(stack, agent)
+                await asyncio.sleep(0)
+                agent.send(end(3))
+                supervisors.may_order.set()
                 await coming
-        assert any(isinstance(asked, Admit) for asked in supervisors.asked)
+        assert [order.epoch.n for orders in supervisors.ordered for order in orders] == [3]
+
+    played(play)
+
+
+def test_orders_go_out_no_faster_than_they_are_taken() -> None:
+    """More than a connection keeps for a peer that does not read would end it, and all guests with the supervisor."""
+    count = 20_000
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        supervisors.is_reading = False
+        for n in range(count):
+            agent.send(end(n))
+        agent.tick(0)
+        assert agent._link is not None
+        assert agent._link.waiting < LINK_OUT_MAX // 4
+        await asyncio.sleep(0)
+        supervisors.is_reading = True
+        await until(lambda: sum(len(batch) for batch in supervisors.ordered) == count)
+        assert [order.epoch.n for batch in supervisors.ordered for order in batch] == list(range(count))
+        assert supervisors.count == 1, "it is the same connection"
+        assert not came.is_set()
+
+    played(play)
+
+
+def test_an_order_that_is_repeated_to_a_supervisor_that_stands_still_waits_once() -> None:
+    """The office repeats what is not confirmed every two seconds; the newest is what counts."""
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        supervisors.is_reading = False
+        sent = [end(n) for n in range(5_000)]
+        for _ in range(20):
+            for order in sent:
+                agent.send(order)
+            agent.tick(0)
+        supervisors.is_reading = True
+        await until(lambda: not agent._out)
+        await agent.ask(ListProcesses())  # is read behind all orders
+        came_in = sum(len(batch) for batch in supervisors.ordered)
+        assert came_in < 3 * len(sent), "all of what was said, and little of it twice"
+        assert {order.epoch.n for batch in supervisors.ordered for order in batch} == set(range(len(sent)))
+
+    played(play)
+
+
+def test_what_is_ordered_while_a_supervisor_says_who_it_is_does_not_pile_up_on_the_connection() -> None:
+    """Before its welcome nothing is taken, however much there is; then it is told of what lives."""
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        supervisors.may_configure.clear()
+        supervisors.hang_up(None)
+        await until(lambda: supervisors.later)
+        for n in range(20_000):
+            agent.send(end(n))
+        agent._push()  # as the loop does when the socket takes more
+        agent.tick(0)
+        assert agent._link is not None
+        assert agent._link.waiting == 0
+        assert agent._link.over is None
+        supervisors.may_configure.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await came.wait()
+        assert supervisors.count == 2
+        assert not supervisors.ordered
 
     played(play)
