@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from sublet.client.held import Held
 from sublet.client.keeper import LISTEN_AFTER_S, LISTEN_AGAIN_S, LISTEN_LINGER_S, SILENCE_S, Keeper
 from sublet.client.steps import Call, Program, ask
 from sublet.client.transport import Transport
+from sublet.errors import Disconnected
 from sublet.lease.policy import RenewalPolicy
 from sublet.lease.states import LeaseStatus
 from sublet.values import NS_PER_S, EndReason, Epoch, RenewMode
@@ -356,6 +358,15 @@ def test_what_happened_before_the_stream_was_open_is_read(side: Side) -> None:
     assert side.office.count(EVENTS) == 1
 
 
+def test_the_state_is_read_once_for_each_stream(side: Side) -> None:
+    """What comes later is in the news, and needs no second look: an office has thousands who listen."""
+    (held,) = listened(side)
+    for reason in (EndReason.PREEMPTED, EndReason.DRAINED, EndReason.FAIR_SHARE):
+        side.office.tell("noticed", noticed(30.0, reason.value, id="l-1"))
+        until("the news", lambda reason=reason: held.notice and held.notice.reason is reason)  # type: ignore[misc]
+    assert side.office.count(LEASES) == 1
+
+
 def test_the_end_of_a_lease_is_heard_at_once(side: Side) -> None:
     gone, stays = listened(side, "l-1", "l-2")
     side.office.tell("ended", ended("preempted", "for l-9", id="l-1"))
@@ -466,6 +477,31 @@ def has_hung_up(sock: socket.socket) -> bool:
         return False
     except OSError:  # it was closed on this side, too
         return True
+
+
+def test_a_stream_that_cannot_be_opened_is_asked_for_again_after_a_pause(
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at every turn of the keeper, which would be a loop without a pause in it."""
+    launch, asked = blocking.transport.launch, list[int]()
+
+    def refused(call: Call) -> Any:
+        if call.path != "/v1/events":
+            return launch(call)
+        asked.append(blocking.clock.now_ns())
+        raise Disconnected("the office has too many streams", sent=False)
+
+    monkeypatch.setattr(blocking.transport, "launch", refused)
+    blocking.hold(ttl=LONG_S, remaining=LONG_S)
+    until("a look at the leases", lambda: blocking.keeper._wanted_since_ns is not None)
+    blocking.go(LISTEN_AFTER_S)
+    for count, pause_s in enumerate((*LISTEN_AGAIN_S[:2], 0.0), 1):
+        until("a try", lambda count=count: len(asked) == count)  # type: ignore[misc]
+        for _ in range(20):
+            blocking.wake()
+            time.sleep(0.002)
+        assert len(asked) == count
+        blocking.go(pause_s)
 
 
 def test_a_silent_stream_is_given_up_and_opened_again(blocking: Blocking) -> None:

@@ -297,6 +297,20 @@ def test_the_parking_lease_may_end_while_its_guest_is_on_the_way() -> None:
     assert {torn.lease for torn in rig.said(TornDown) if isinstance(torn, TornDown)} == {A, UNDER}
 
 
+def test_a_guest_is_parked_while_another_lease_is_torn_down_beside_it() -> None:
+    """Each of them comes to its own end."""
+    rig = Rig()
+    rig.grant(B, 3, gpu(OTHER), tenant=BOB)
+    rig.agent.touch(B, Epoch(1, 3))
+    rig.at_work()
+    rig.end(B, 3, gpu(OTHER))
+    rig.end(A, 1, gpu(), park=HERE)
+    rig.wait(4)
+    assert rig.lies_there()
+    assert rig.on(GPU) == rig.on(OTHER) == []
+    assert {torn.lease for torn in rig.said(TornDown) if isinstance(torn, TornDown)} == {A, B}
+
+
 # ---- 3: parked ----
 
 
@@ -454,6 +468,15 @@ def test_what_was_parked_goes_on_under_the_new_lease_and_no_other() -> None:
     rig.wait(200)
     assert not rig.said(Resumed)
     assert rig.on(OTHER) == [AGAIN]
+
+
+def test_a_parking_lease_that_is_over_is_nobodys() -> None:
+    """Whose it was, and what it was called, is not said of it any more."""
+    rig = Rig()
+    rig.parked()
+    assert rig.agent._law.tenants.keys() == {UNDER}
+    rig.grant(AGAIN, 3, gpu(), resume=HERE)
+    assert rig.agent._law.tenants.keys() == {AGAIN}
 
 
 def test_the_grant_given_again_resumes_nobody_twice() -> None:

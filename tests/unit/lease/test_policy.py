@@ -214,3 +214,9 @@ def test_a_maximum_hold_below_the_ttl_is_refused() -> None:
 def test_the_mode_may_be_given_as_its_text() -> None:
     policy = RenewalPolicy(mode="always")  # type: ignore[arg-type]
     assert policy.mode is RenewMode.ALWAYS
+
+
+@pytest.mark.parametrize(("save_s", "ttl_s", "lead_s"), [(0, 30, 0), (1, 30, 0), (2, 30, 0), (4, 30, 6), (4, 600, 6)])
+def test_a_lead_counts_from_where_the_grace_is_no_longer_enough(save_s: int, ttl_s: int, lead_s: int) -> None:
+    """Up to the grace of its TTL a lease renews like any other; a save of 2 s needs just the 3 s that 30 s have."""
+    assert RenewalPolicy.lead_of(s(save_s), s(ttl_s)) == s(lead_s)

@@ -13,7 +13,7 @@ from sublet.broker.admission import fingerprint
 from sublet.broker.answers import Granted
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, ProcessRecord, Want
-from sublet.errors import IdempotencyConflict, LeaseRevoked
+from sublet.errors import IdempotencyConflict, InvalidRequest, LeaseRevoked
 from sublet.values import GIB, Epoch, Exclusivity, Kind, LeaseId, RenewMode, RequestId, TenantId, Tier
 from tests.unit.ledger.bench import ANN, BEN, Bench, device, gpu, inventory, seconds
 
@@ -190,3 +190,13 @@ def test_busy_time_counts_whatever_it_comes_with(how: str) -> None:
         assert isinstance(answer, Granted if how == "renews" else LeaseRevoked)
     assert lease.busy_ns == seconds(25)
     assert release(bench, lease, 5).busy_ns == seconds(30)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "x" * 500, "two words"])
+def test_a_name_that_is_none_is_refused_and_changes_nothing(name: str) -> None:
+    """It becomes the name of a folder."""
+    bench = Bench()
+    refused = bench.do(msgspec.structs.replace(BASE, name=name)).answer
+    assert isinstance(refused, InvalidRequest)
+    assert "name" in str(refused)
+    assert not bench.state.leases
