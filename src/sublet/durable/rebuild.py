@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from sublet.errors import Unsupported
 
 __all__ = [
+    "HOOKS",
     "ClassState",
     "Flat",
     "HeldReference",
@@ -34,6 +35,7 @@ __all__ = [
     "function",
     "gone_from",
     "home",
+    "hooks_of",
     "inference_tensor",
     "itself",
     "leaving_classes",
@@ -55,6 +57,7 @@ __all__ = [
     "set_class",
     "set_grad",
     "set_hook_handle",
+    "set_hooks",
     "shell",
     "single_dispatch",
     "torch_storage",
@@ -161,6 +164,26 @@ def torch_typed_storage(storage: Any, dtype: Any) -> Any:
 def set_grad(tensor: Any, grad: Any) -> None:
     """Give a tensor its gradient back."""
     tensor.grad = grad
+
+
+HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Where a leaf tensor keeps what ``register_hook`` and ``register_post_accumulate_grad_hook`` gave it."""
+
+
+def hooks_of(tensor: Any) -> tuple[Any, ...]:
+    """The dicts of a tensor's own hooks, each None where there is none. Those of a tensor that was computed belong to
+    its autograd graph, which stays where it is."""
+    return tuple(getattr(tensor, name, None) or None for name in HOOKS) if tensor.is_leaf else ()
+
+
+def set_hooks(tensor: Any, state: tuple[Any, ...]) -> None:
+    """Give a tensor its gradient and its hooks back."""
+    grad, *hooks = state
+    if grad is not None:
+        tensor.grad = grad
+    for name, held in zip(HOOKS, hooks, strict=True):
+        if held is not None:
+            setattr(tensor, name, held)
 
 
 def of_module(module: str, name: str) -> Any:

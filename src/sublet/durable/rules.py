@@ -426,12 +426,23 @@ class Rules:
                 grad = value.grad if value.retains_grad else None
                 return made if grad is None else (*made, grad, None, None, rebuild.set_grad)
             value = plain
+        hooks = rebuild.hooks_of(value)
+        if any(one is not None for one in hooks):
+            return (*self._without_hooks(value).__reduce_ex__(5), (value.grad, *hooks), None, None, rebuild.set_hooks)
         reduced = value.__reduce_ex__(5)
         if value.is_inference():
             return rebuild.inference_tensor, reduced[:2]
         if len(reduced) != 2 or not value.is_leaf or value.grad is None:
             return reduced
         return (*reduced, value.grad, None, None, rebuild.set_grad)
+
+    def _without_hooks(self, value: Any) -> Any:
+        """PyTorch leaves the hooks of a tensor behind, with a warning; a parameter's without one."""
+        if type(value) is not sys.modules["torch"].Tensor:
+            return value
+        plain = self._temporary(value.detach().requires_grad_(value.requires_grad))
+        plain.__dict__.update(value.__dict__)
+        return plain
 
     def _temporary(self, value: Any) -> Any:
         self.keep.append(value)

@@ -24,6 +24,7 @@ from sublet.errors import (
     WorkerLost,
 )
 from sublet.notebook import guest_side
+from sublet.notebook.additions import Additions
 from sublet.notebook.ahead import Ahead
 from sublet.notebook.between import Between
 from sublet.notebook.bill import NotebookBill, bill_in_the_end
@@ -120,6 +121,7 @@ class Cells:
         self.surroundings = Surroundings(is_notebook=True)
         """Settings and random states of this process."""
         self._replaced = ReplacedAttributes(shell.user_ns, self.surroundings.assigned)
+        self._additions = Additions(shell)
         self._space = Space(shell.user_ns, NOTEBOOK, lender=Lender())
         self.handles = Handles(shell.user_ns)
         self.owner = Owner(shell.user_ns)
@@ -365,6 +367,7 @@ class Cells:
         volume = self.owner.take(self.fabric())
         self.surroundings.begin(sees_files=sees_our_folders(lease))
         self._replaced.begin()
+        self._additions.begin()
         kernel = self._kernel = KernelGuest(
             lease,
             python=options.python,
@@ -436,6 +439,8 @@ class Cells:
             self._tell(self.handles.go_on())
             for one in self._replaced.news(self._shell.history_manager.input_hist_parsed, python):
                 say(self._shell, str(one))
+            for said in self._additions.news(python):
+                say(self._shell, said)
             sending_s, reading = time.monotonic(), self.reading(python)
             sent, restored = self.traffic.send(kernel, reading, options, number)
             self._tell(restored)

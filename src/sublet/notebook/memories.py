@@ -17,6 +17,7 @@ __all__ = [
     "Window",
     "gradient_of",
     "is_array",
+    "is_given_memory",
     "is_memory",
     "is_settled",
     "is_tensor",
@@ -155,6 +156,19 @@ def same_tensor(old: Any, new: Any) -> bool:
         what="a tensor that was changed on this side while its autograd graph is on the other; change a copy of it "
         "(x = x.detach().clone()), or change it where it was computed",
     )
+
+
+def is_given_memory(old: Any, new: Any) -> bool:
+    """Whether a leaf tensor was given other numbers as a whole (``p.data = ...``, ``model.half()``), so that its memory
+    cannot take them, and the tensor can: it is then given them in the same way."""
+    torch = sys.modules["torch"]
+    if not is_tensor(old) or type(old) is not type(new) or not (old.is_leaf and new.is_leaf):
+        return False
+    if old.is_inference() or new.is_inference() or old.is_quantized or new.is_quantized:
+        return False
+    if old.device != new.device or not (old.layout is new.layout is torch.strided):
+        return False
+    return bool(old.dtype != new.dtype or old.shape != new.shape or old.stride() != new.stride())
 
 
 def same_values(old: Any, new: Any) -> bool:

@@ -15,7 +15,15 @@ from typing import Any, Final
 
 from sublet.durable.figures import Assembly
 from sublet.durable.rebuild import ClassState
-from sublet.notebook.memories import Window, is_memory, overlapping, view_of, windows_of
+from sublet.notebook.memories import (
+    Window,
+    is_given_memory,
+    is_memory,
+    is_tensor,
+    overlapping,
+    view_of,
+    windows_of,
+)
 from sublet.notebook.operations import FigureContents, Operation, apply
 from sublet.notebook.untouchable import Untouchable
 from sublet.notebook.ways import can_change, can_take_over, can_wait, is_as_it_was, ordinary_way, way_of
@@ -138,7 +146,8 @@ class _Plan:
         self.chosen[id(new)] = target
         self._taken.add(id(target))
         if is_memory(new):
-            self._windows += windows_of(target, new, is_fresh=target is new or id(new) in self._views)
+            is_fresh = target is new or id(new) in self._views or (is_tensor(new) and is_given_memory(target, new))
+            self._windows += windows_of(target, new, is_fresh=is_fresh)
         way = None if id(new) in self._views else way_of(new)
         if way is None:
             return target

@@ -17,10 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any, Final, Protocol
 
+from sublet.durable import rebuild
 from sublet.durable.codec import ATOMS
 from sublet.durable.figures import Assembly
 from sublet.errors import Unpicklable
-from sublet.notebook.memories import gradient_of, move_array, same_values
+from sublet.notebook.memories import gradient_of, is_given_memory, move_array, same_values
 from sublet.notebook.untouchable import Untouchable
 
 __all__ = [
@@ -601,23 +602,27 @@ class ArrayMemory(_Write):
 
 
 class TensorMemory(_Write):
-    """All numbers of a tensor, and its gradient."""
+    """All numbers of a tensor, its gradient and its hooks."""
 
     phase = MEMORY
-    __slots__ = ("_grad", "_requires_grad", "grad", "new", "target")
+    __slots__ = ("_data", "_grad", "_hooks", "_requires_grad", "grad", "hooks", "new", "target")
 
-    def __init__(self, target: Any, new: Any, grad: Any) -> None:
-        self.target, self.new, self.grad = target, new, grad
+    def __init__(self, target: Any, new: Any, grad: Any, hooks: tuple[Any, ...]) -> None:
+        self.target, self.new, self.grad, self.hooks = target, new, grad, hooks
         self._grad: Any = MISSING
+        self._hooks = tuple((held, dict(held)) if held else None for held in rebuild.hooks_of(target))
         self._requires_grad = target.requires_grad
+        self._data = target.data if is_given_memory(target, new) else None
+        """What it had, if it is given other memory."""
 
     def resolve(self, stands_for: StandsFor) -> bool:
         came, self.grad = self.grad, stands_for(self.grad)
-        return self.grad is not came
+        hooks, self.hooks = self.hooks, tuple(map(stands_for, self.hooks))
+        return self.grad is not came or any(one is not other for one, other in zip(hooks, self.hooks, strict=True))
 
     def check(self) -> None:
         torch = sys.modules["torch"]
-        if self.target.dim() and self.target.layout is torch.strided:
+        if self._data is None and self.target.dim() and self.target.layout is torch.strided:
             with self._writing():
                 try:  # of no elements: says whether tensors like these can be copied
                     # ``data`` has a version counter of its own. With that of ``detach()`` this would count as a change,
@@ -627,16 +632,36 @@ class TensorMemory(_Write):
                     raise ValueError(str(error)) from error
 
     def apply(self) -> None:
-        if not same_values(self.target, self.new):  # a write would spoil the graphs that have used it
+        if self._data is not None:
+            self._grad = self.target.grad
+            self._give(self.new.data, self.new.requires_grad)
+        elif not same_values(self.target, self.new):  # a write would spoil the graphs that have used it
             with self._writing():
                 self.target.copy_(self.new)
         if self.target.is_leaf:
             self.target.requires_grad_(self.new.requires_grad)
         if not self.target.is_leaf and self.new.retains_grad:
             self.target.retain_grad()
-        self._grad = gradient_of(self.target)
-        if self._grad is not self.grad:
+        self._grad = gradient_of(self.target) if self._data is None else self._grad
+        if self._grad is not self.grad or self._data is not None:
             self.target.grad = self.grad
+        self._give_hooks(self.hooks)
+
+    def _give(self, data: Any, requires_grad: bool) -> None:
+        """Other memory, without a gradient: that has the shape of the numbers which it had."""
+        self.target.grad = None
+        self.target.requires_grad_(False)
+        self.target.data = data
+        self.target.requires_grad_(requires_grad)
+
+    def _give_hooks(self, hooks: tuple[Any, ...]) -> None:
+        """Where all were removed the dict stays, which their handles know."""
+        for name, new in zip(rebuild.HOOKS, hooks, strict=False):
+            old = getattr(self.target, name, None)
+            if new is not None and new is not old:
+                setattr(self.target, name, new)
+            elif new is None and old:
+                old.clear()
 
     def _writing(self) -> Any:
         """A tensor that was made in inference mode is written to in that mode only."""
@@ -644,7 +669,15 @@ class TensorMemory(_Write):
         return torch.inference_mode() if self.target.is_inference() else torch.no_grad()
 
     def undo(self) -> None:
-        if self.target.is_leaf:
+        if self._data is not None and self._grad is not MISSING:
+            self._give(self._data, self._requires_grad)
+        elif self.target.is_leaf:
             self.target.requires_grad_(self._requires_grad)
         if self._grad is not MISSING:
             self.target.grad = self._grad
+            for before in self._hooks:
+                if before is not None:
+                    held, hooks = before
+                    held.clear()
+                    held.update(hooks)
+            self._give_hooks(tuple(None if before is None else before[0] for before in self._hooks))

@@ -20,7 +20,7 @@ from sublet.durable.roots import IDENTITY_FREE
 from sublet.durable.rules import OWNERS, has_plain_state, owner_of
 from sublet.errors import SubletError
 from sublet.notebook import writing
-from sublet.notebook.memories import is_array, is_memory, is_tensor, same_array, same_tensor
+from sublet.notebook.memories import is_array, is_given_memory, is_memory, is_tensor, same_array, same_tensor
 from sublet.notebook.operations import State
 from sublet.notebook.untouchable import is_own_namespace
 from sublet.notebook.writing import Plan, Way, is_frame, is_looked_at
@@ -102,7 +102,7 @@ def can_take_over(plan: Plan, old: Any, new: Any) -> bool:
     if core is None:
         return (
             (is_array(old) and same_array(old, new) and _of_one_owner(plan, old, new))
-            or (is_tensor(old) and same_tensor(old, new))
+            or (is_tensor(old) and (is_given_memory(old, new) or same_tensor(old, new)))
             or is_frame(old)
         )
     if core is array.array:

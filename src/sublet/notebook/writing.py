@@ -430,12 +430,16 @@ def _objects(plan: Plan, target: Any, new: Any) -> None:
 
 
 def into_tensor(plan: Plan, target: Any, new: Any) -> Any:
+    hooks = rebuild.hooks_of(new)
+    for held in hooks:
+        if held is not None:
+            plan.choose(held)
     if target is new:
         return target
     grad = gradient_of(new)
     if grad is not None:
         plan.choose(grad)
-    plan.write(TensorMemory(target, new, grad), is_fresh=target is new)
+    plan.write(TensorMemory(target, new, grad, hooks), is_fresh=target is new)
     return target
 
 

@@ -366,6 +366,44 @@ TENSORS: list[Kind] = [
         "not x.hooks_dict_ref()",
     ),
     travels(
+        "a parameter that is given other numbers as a whole",
+        TORCH + "x = torch.nn.Parameter(torch.ones(2)); y = {'p': x}; z = x[:1].detach()",
+        "x.tolist() == [1.0, 1.0] and y['p'] is x",
+        "x.data = torch.zeros(3, 2)",
+        "x.shape == (3, 2) and y['p'] is x and x.requires_grad and z.tolist() == [1.0]",
+    ),
+    travels(
+        "a model whose numbers become shorter",
+        TORCH + "x = torch.nn.Linear(2, 1); y = x.weight; opt_ = torch.optim.SGD(x.parameters(), lr=0.1)",
+        "x.weight is y and opt_.param_groups[0]['params'][0] is y",
+        "x.half()",
+        "x.weight is y and opt_.param_groups[0]['params'][0] is y and y.dtype is torch.float16",
+    ),
+    travels(
+        "a hook of a tensor and its handle",
+        TORCH + "x = torch.ones(2, requires_grad=True); seen = []\ndef hook(g):\n    seen.append(1); return g * 2\n"
+        "y = x.register_hook(hook)",
+        "len(x._backward_hooks) == 1 and y.hooks_dict_ref() is x._backward_hooks",
+        "(x * 3).sum().backward()",
+        "seen == [1] and x.grad.tolist() == [6.0, 6.0]",
+    ),
+    travels(
+        "a tensor whose hook was removed",
+        TORCH + "x = torch.ones(2, requires_grad=True); y = x.register_hook(lambda g: g * 2)",
+        "x.requires_grad and len(x._backward_hooks) == 1",
+        "y.remove(); (x * 3).sum().backward()",
+        "not x._backward_hooks and x.grad.tolist() == [3.0, 3.0]",
+    ),
+    travels(
+        "a parameter with hooks before and after its gradient",
+        TORCH + "x = torch.nn.Parameter(torch.ones(2)); seen = []\n"
+        "x.register_hook(lambda g: g * 2)\n"
+        "x.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.sum().item()))",
+        "(len(x._backward_hooks), len(x._post_accumulate_grad_hooks)) == (1, 1)",
+        "(x * 3).sum().backward()",
+        "seen == [12.0] and x.grad.tolist() == [6.0, 6.0]",
+    ),
+    travels(
         "tied weights",
         TORCH + "x = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]); x[1].weight = x[0].weight",
         "x[1].weight is x[0].weight",

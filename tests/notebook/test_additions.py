@@ -1,0 +1,148 @@
+"""What the notebook has added to the shell, to pandas and to Python's modules is named before a cell runs there."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+
+import pandas as pd
+import pytest
+from IPython.core.formatters import DisplayFormatter
+
+from sublet.notebook.additions import Additions
+
+
+class Shell:
+    """As much of IPython's as shows objects."""
+
+    def __init__(self) -> None:
+        self.display_formatter = DisplayFormatter()
+
+
+class Rig:
+    """A notebook whose cells are run here."""
+
+    def __init__(self, main: types.ModuleType) -> None:
+        self.main = main
+        self.shell = Shell()
+        vars(main)["formatters"] = self.shell.display_formatter.formatters
+        self.additions = Additions(self.shell)
+
+    def here(self, source: str) -> None:
+        exec(compile(source, "<cell>", "exec"), vars(self.main))  # noqa: S102
+
+    def news(self, cell: str = "pass") -> list[str]:
+        """Told before a cell that runs there."""
+        return self.additions.news(cell)
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    modules = set(sys.modules)
+    yield Rig(main)
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    for kind in (pd.DataFrame, pd.Series):
+        for name in ("geo_", "progress_apply"):
+            if name in vars(kind):
+                delattr(kind, name)
+            kind._accessors.discard(name)
+
+
+POINT = "class Point: pass\ndef show(point): return 'a point'\n"
+MODULE = "import types, sys\nhelpers = types.ModuleType('helpers_')\nhelpers.f = lambda: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (POINT + "formatters['text/html'].for_type(Point, show)", "the text/html printer of Point was added"),
+        (POINT + "formatters['text/plain'].for_type(dict, show)", "the text/plain printer of dict was added"),
+        (POINT + "formatters['text/html'].for_type(Point, repr)", "the text/html printer of Point was added"),
+        (
+            POINT + "import functools\nformatters['image/png'].for_type(int, functools.partial(show))",
+            "the image/png printer of int was added",
+        ),
+        (
+            POINT + "formatters['text/html'].for_type_by_name('lib', 'Thing', show)",
+            "the text/html printer of Thing was added",
+        ),
+        (
+            "import pandas as pd\n@pd.api.extensions.register_series_accessor('geo_')\nclass Geo: pass",
+            "Series.geo_ was added to pandas",
+        ),
+        (MODULE + "sys.modules['helpers_'] = helpers", "helpers_ was put into sys.modules"),
+        (
+            MODULE + "sys.modules['helpers_'] = types.ModuleType('helpers_'); "
+            "sys.modules['helpers_'].f = helpers.f; del helpers",
+            "helpers_ was put into sys.modules",
+        ),
+    ],
+)
+def test_what_is_added_is_named_with_the_way_out(rig: Rig, source: str, said: str) -> None:
+    """Once for each device."""
+    assert rig.news() == []
+    rig.here(source)
+    (one,) = rig.news()
+    assert one.startswith(said)
+    assert one.endswith("in a %%gpu cell, too")
+    assert rig.news() == []
+    rig.additions.begin()
+    assert rig.news() == [one]
+
+
+def test_tqdm_s_methods_of_pandas_are_named(rig: Rig) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    tqdm.tqdm.pandas()
+    try:
+        (one,) = rig.news()
+        assert one.startswith("tqdm.pandas() was called in the notebook; that does not hold on the device: call it in")
+        assert rig.news() == []
+    finally:
+        import pandas.core.groupby as groupby
+
+        for kind in (pd.DataFrame, pd.Series, groupby.SeriesGroupBy, groupby.DataFrameGroupBy, groupby.GroupBy):
+            for name in [name for name in vars(kind) if name.startswith("progress_")]:
+                delattr(kind, name)
+
+
+def test_many_are_named_in_one_sentence(rig: Rig) -> None:
+    rig.here(POINT + "for n in range(8):\n    formatters['text/html'].for_type(type(f'K{n}', (), {}), show)")
+    (one,) = rig.news()
+    assert "printer of K4 and 3 more were added" in one
+    assert one.endswith("does not use them: add them in a %%gpu cell, too")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import json, types\nm = types.ModuleType('nowhere_')",
+        "formatters['text/html'].for_type(int, repr)",
+        "import pandas as pd\nframe = pd.DataFrame({'a': [1]})\nframe.plot",
+    ],
+)
+def test_what_libraries_add_and_what_is_only_an_object_is_not_named(rig: Rig, source: str) -> None:
+    rig.here(source)
+    assert rig.news() == []
+
+
+def test_what_a_cell_adds_on_the_device_holds_there_until_the_next_device(rig: Rig) -> None:
+    rig.here(POINT + "formatters['text/html'].for_type(Point, show)")
+    assert rig.news("get_ipython().display_formatter.formatters['text/html'].for_type(Point, show)") == []
+    assert rig.news() == []
+    rig.additions.begin()
+    assert len(rig.news()) == 1
+
+
+def test_another_printer_for_the_same_type_is_named_again(rig: Rig) -> None:
+    rig.here(POINT + "formatters['text/html'].for_type(Point, show)")
+    assert len(rig.news()) == 1
+    rig.here("formatters['text/html'].for_type(Point, lambda point: 'another')")
+    assert len(rig.news()) == 1
+
+
+def test_a_shell_without_a_display_is_no_difficulty() -> None:
+    assert isinstance(Additions(types.SimpleNamespace()).news("pass"), list)
