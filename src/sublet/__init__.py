@@ -28,6 +28,7 @@ Importing this package loads nothing but this file; each public name is fetched 
 #   guest/                  what runs inside: where a program stands, how it is begun, warm interpreters
 #   client/                 what programs hold: connect, leases, renewal, transport
 #   aio                     the same for asyncio
+#   jobs/                   bursts: many chunks over many leases; results that outlive them
 #   engines/                where broker and agents are put together
 #   sim/                    workloads, replay, reports
 #   testing/                public: a clock to hold, faults by name, conformance suites
@@ -41,7 +42,7 @@ TYPE_CHECKING = False  # so that not even ``typing`` is loaded
 if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens, and a test compares them
     from typing import Final
 
-    from sublet import aio, errors, replicated, training
+    from sublet import aio, errors, jobs, replicated, training
     from sublet.client.fabric import Fabric, connect
     from sublet.client.guests import Guest
     from sublet.client.handle import DroppedLease
@@ -142,6 +143,7 @@ __all__ = [
     "gpu",
     "i32",
     "i64",
+    "jobs",
     "replicated",
     "training",
     "u32",
@@ -210,6 +212,7 @@ _LAZY: Final[dict[str, str]] = {
 _LAZY_MODULES: Final[dict[str, str]] = {
     "aio": "sublet.aio",
     "errors": "sublet.errors",
+    "jobs": "sublet.jobs",
     "replicated": "sublet.replicated",
     "training": "sublet.training",
 }

@@ -25,6 +25,7 @@ __all__ = [
     "GpuSessionEnded",
     "IdempotencyConflict",
     "InvalidRequest",
+    "JobFailed",
     "JournalError",
     "JournalFailed",
     "LeaseEnded",
@@ -312,6 +313,18 @@ class WorkerLost(SubletError):
         super().__init__(message, do=do)
         self.exit_code = exit_code
         """128 + n if signal n ended it; None where nobody knows."""
+
+
+class JobFailed(SubletError):
+    """A job of chunks did not come to its end. What is stored stays; the same call runs only what is missing."""
+
+    scope = "work"
+    default_do = "Mend what failed and run the same job again: finished chunks are not run again."
+
+    def __init__(self, message: str, *, failures: Sequence[object] = (), do: str | None = None) -> None:
+        super().__init__(message, do=do)
+        self.failures = tuple(failures)
+        """The chunks that have no result, each with its reason."""
 
 
 class JournalError(SubletError):

@@ -123,6 +123,7 @@ class Fabric:
     ) -> None:
         self._is_over = True  # until it is furnished
         self.address = address
+        self._ca = ca
         self._clock = clock
         self._start = start
         self._bound = bound

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.compute.calls import Pending
@@ -27,7 +27,17 @@ from sublet.values import NS_PER_S, format_duration, shown
 if TYPE_CHECKING:
     from sublet.client.lease import Lease
 
-__all__ = ["AGAIN", "Again", "check_call", "map_calls", "outcome", "run_call", "submit_call"]
+__all__ = [
+    "AGAIN",
+    "Again",
+    "check_call",
+    "map_calls",
+    "outcome",
+    "prepare_worker",
+    "run_call",
+    "submit_call",
+    "submit_many",
+]
 
 TRIES: Final = 4
 """Workers that one call is sent to: each but the last died before it began, or knew the function as another."""
@@ -70,6 +80,18 @@ def submit_call(
     job = Job(checked_callable(function), args, kwargs)
     worker = _ready(lease, options)
     return _submit(lease, worker, job, options)
+
+
+def submit_many(
+    lease: Lease, options: Options, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]
+) -> CallFuture:
+    """Call it for each of these argument tuples, in one message; the future brings a ``Many``."""
+    return _submit(lease, _ready(lease, options), Job(checked_callable(function), items, {}, is_many=True), options)
+
+
+def prepare_worker(lease: Lease, options: Options) -> None:
+    """Start the worker of these options, if there is none, and wait until it can be given calls."""
+    _ready(lease, options)
 
 
 def map_calls(

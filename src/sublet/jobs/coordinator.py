@@ -1,0 +1,234 @@
+"""`JobCoordinator`: explicit chunks, a store, a function for each, and one that makes the whole of the results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from sublet.errors import InvalidRequest
+from sublet.jobs.chunks import Chunk, Needs, is_work_chunk, needs_of
+from sublet.jobs.core import SavedChunk, Work
+from sublet.jobs.identity import ChunkId, content_digest, valid_id
+from sublet.jobs.inside import Task
+from sublet.jobs.mapping import CoordinatorTerms
+from sublet.jobs.policy import RetryPolicy
+from sublet.jobs.running import Delivered, load_state
+from sublet.jobs.session import JobResult, Session, Terms, raise_failure, terms_of
+from sublet.jobs.stores import JobOutputStore
+from sublet.values import shown
+
+if TYPE_CHECKING:
+    from sublet.jobs.chunks import WorkChunk
+    from sublet.jobs.running import PoolMaker
+
+__all__ = ["JobCoordinator", "Outputs", "Phase"]
+
+FEED: Final = 4096
+"""Chunks that are read from an iterable before the next are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One step of a job: its chunks, and the function that executes each."""
+
+    name: str
+    chunks: Iterable[WorkChunk] | Callable[[Outputs], Iterable[WorkChunk]]
+    """The chunks, or a function that makes them of the outputs of the phase before."""
+    exec_fn: Callable[[bytes], bytes] | None = None
+    """Executes a chunk's bytes; not needed for `Chunk`, which brings its function."""
+
+
+class Outputs(Sequence[bytes]):
+    """Results of a phase in the order of its chunks, read from the store when they are asked for."""
+
+    def __init__(self, store: JobOutputStore, chunks: Sequence[ChunkId]) -> None:
+        self._store = store
+        self.chunks = tuple(chunks)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Outputs(self._store, self.chunks[index])
+        return self._store.get(self.chunks[index])
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self._store.get(chunk) for chunk in self.chunks)
+
+
+class JobCoordinator:
+    """Runs chunks over CPU leases, retries what is worth it, and never runs a finished chunk again::
+
+        result = JobCoordinator(RetryPolicy(max_retries=3), want=64).run(chunks, store, exec_fn, agg_fn)
+
+    The other arguments are those of `sublet.jobs.map`. ``make_pool`` is for tests.
+    """
+
+    def __init__(
+        self,
+        policy: RetryPolicy | None = None,
+        *,
+        make_pool: PoolMaker | None = None,
+        **terms: Unpack[CoordinatorTerms],
+    ) -> None:
+        self._terms: Terms = terms_of(policy=policy, **terms)
+        self._make_pool = make_pool
+
+    def run(
+        self,
+        chunks: Iterable[WorkChunk],
+        store: JobOutputStore,
+        exec_fn: Callable[[bytes], bytes] | None,
+        agg_fn: Callable[[Outputs], Any],
+    ) -> JobResult:
+        """Execute each chunk that the store lacks, then aggregate the results in the order of the chunks.
+
+        ``exec_fn`` gets the chunk's bytes in a worker and returns bytes. Without it the chunks are `Chunk`, and their
+        results are pickles of what their functions return (`sublet.jobs.load_result`). Raises `JobFailed` at the first
+        chunk that failed, or, with ``errors="collect"``, aggregates what there is.
+        """
+        return self.run_phases([Phase(name="chunks", chunks=chunks, exec_fn=exec_fn)], store, agg_fn)
+
+    def run_phases(
+        self, phases: Sequence[Phase], store: JobOutputStore, finalize: Callable[[Outputs], Any]
+    ) -> JobResult:
+        """Run phases one after the other on the same leases: each makes its chunks of the outputs of the one before.
+        ``finalize`` gets the outputs of the last."""
+        if not phases:
+            raise InvalidRequest("a job needs at least one phase", do="Give a list of Phase(...).")
+        _check_store(store)
+        phase_before, saved = load_state(store.begin(self._terms.name if self._terms.is_named else ""))
+        session: Session | None = None
+        try:
+            outputs = Outputs(store, ())
+            for phase in phases:
+                again = saved if phase.name == phase_before else {}
+                chunks = phase.chunks(outputs) if callable(phase.chunks) else phase.chunks
+                works = self._works(phase, chunks)
+                if isinstance(chunks, Sequence):  # then all of them are looked at before anything runs
+                    works = _checked(works)
+                if session is None:
+                    first = next(works, None)
+                    if first is None:
+                        raise InvalidRequest("there are no chunks", do="Give at least one chunk.")
+                    works = _chained(first, works)
+                    session = self._begun(store, again, phase)
+                else:
+                    session.running.next_phase(session.core(saved=again), phase.name)
+                outputs = Outputs(store, self._phase(session, works, store))
+            assert session is not None
+            session.close()
+            return session.result(finalize(outputs))
+        finally:
+            if session is not None:
+                session.close()
+
+    def _begun(self, store: JobOutputStore, saved: dict[ChunkId, SavedChunk], phase: Phase) -> Session:
+        def deliver(_: list[Delivered]) -> None:
+            """Results are read from the store at the end."""
+
+        return Session(self._terms, deliver, store=store, saved=saved, phase=phase.name, make_pool=self._make_pool)
+
+    def _phase(self, session: Session, works: Iterator[tuple[Work, bytes]], store: JobOutputStore) -> list[ChunkId]:
+        """Feed one phase, and wait for its end. The chunks that have results, in order, each once."""
+        running = session.running
+        keys: dict[ChunkId, None] = {}
+        part: list[tuple[Work, bytes]] = []
+        for work, content in works:
+            keys[work.key] = None
+            part.append((work, content))
+            if len(part) >= FEED:
+                _feed(session, part)
+                part = []
+                if running.error is not None or running.core.stopped is not None:
+                    break
+        if part:
+            _feed(session, part)
+        running.complete()
+        while not running.wait_over(1.0):
+            pass
+        failures = session.fold_phase()
+        if running.error is not None:
+            raise running.error
+        if failures and not self._terms.collect:
+            session.close()
+            raise_failure(failures)
+        return [key for key in keys if key in store]
+
+    def _works(self, phase: Phase, chunks: Iterable[Any]) -> Iterator[tuple[Work, bytes]]:
+        task = None if phase.exec_fn is None else Task(_callable(phase.exec_fn), raw=True)
+        tasks: dict[int, Task] = {}
+        """By function; a task keeps its function, so the address stays its own."""
+        for index, chunk in enumerate(_iterated(chunks)):
+            needs: Needs = needs_of(chunk, self._terms.needs)
+            if isinstance(chunk, Chunk) and task is None:
+                made = tasks.get(id(chunk.function))
+                if chunk.kwargs:
+                    made = Task(functools.partial(chunk.function, **chunk.kwargs))
+                elif made is None:
+                    made = tasks[id(chunk.function)] = Task(chunk.function)
+                key = chunk.chunk_id()
+                args: tuple[Any, ...] = chunk.args
+                content = bytes(key)  # derived from all of its content here
+                needs = chunk.needs if chunk.needs != Needs() else self._terms.needs
+            elif is_work_chunk(chunk):
+                if task is None:
+                    raise InvalidRequest(
+                        f"chunk {index} has no function of its own", do="Give exec_fn, or chunks of type Chunk."
+                    )
+                made, key = task, valid_id(chunk.chunk_id())
+                data = chunk.to_bytes()
+                if not isinstance(data, bytes):
+                    raise InvalidRequest(f"to_bytes() of chunk {index} returned {shown(data)}", do="Return bytes.")
+                args, content = (data,), content_digest(data)
+            else:
+                raise InvalidRequest(
+                    f"item {index} is {shown(chunk)}, which is no chunk",
+                    do="Give Chunk(function, args), or objects with chunk_id(), to_bytes() and from_bytes().",
+                )
+            yield Work(key, index, made, args, needs), content
+
+
+def _feed(session: Session, part: list[tuple[Work, bytes]]) -> None:
+    session.running.feed([work for work, _ in part], [content for _, content in part])
+
+
+def _checked(works: Iterator[tuple[Work, bytes]]) -> Iterator[tuple[Work, bytes]]:
+    """All of them, read now. Raises where one id has two contents."""
+    found = list(works)
+    contents: dict[ChunkId, bytes] = {}
+    for work, content in found:
+        if contents.setdefault(work.key, content) != content:
+            raise InvalidRequest(
+                f"chunk {work.index} has the id {work.key.hex()} of another chunk, with another content",
+                do="Derive chunk_id() from everything that changes the result. Nothing was begun.",
+            )
+    return iter(found)
+
+
+def _callable(function: Any) -> Callable[..., Any]:
+    if not callable(function):
+        raise InvalidRequest(f"exec_fn is {shown(function)}, which cannot be called", do="Give a function of bytes.")
+    return function  # type: ignore[no-any-return]
+
+
+def _iterated(chunks: Any) -> Iterator[Any]:
+    try:
+        return iter(chunks)
+    except TypeError:
+        raise InvalidRequest(f"{shown(chunks)} holds no chunks", do="Give a list or another iterable.") from None
+
+
+def _check_store(store: object) -> None:
+    if not isinstance(store, JobOutputStore):
+        raise InvalidRequest(
+            f"{shown(store)} is no output store", do="Give MemoryOutputStore() or VolumeOutputStore(block_lease)."
+        )
+
+
+def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest

@@ -1,0 +1,287 @@
+"""``sublet.jobs.map``: a function over many items, on as many leases as are free, as a lazy iterator."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
+
+from sublet.errors import InvalidRequest
+from sublet.jobs.core import ChunkFailed, Work
+from sublet.jobs.identity import ChunkId, check_stable, chunk_id_of, function_digest, item_content
+from sublet.jobs.inside import Task, load_result
+from sublet.jobs.running import Delivered, load_state
+from sublet.jobs.session import Errors, JobResult, Session, Terms, raise_failure, terms_of
+from sublet.jobs.states import FailReason
+from sublet.jobs.stores import JobOutputStore
+from sublet.values import shown
+
+if TYPE_CHECKING:
+    from sublet.client.fabric import Fabric
+    from sublet.jobs.core import JobEvent
+    from sublet.jobs.policy import RetryPolicy
+    from sublet.jobs.running import PoolMaker
+
+__all__ = ["CoordinatorTerms", "ExecutorTerms", "JobTerms", "MapIterator", "map_items"]
+
+R = TypeVar("R")
+TOP_UP_EVERY: Final = 64
+"""Results between two looks whether more items are to be read."""
+
+
+class ExecutorTerms(TypedDict, total=False):
+    """How a job is run, but for what its class has an argument of its own for."""
+
+    name: str | None
+    """Names the burst: its leases, its bill, and what a store is for. With a store, the same name resumes."""
+    cores: int
+    """Cores of each lease (default: 1)."""
+    memory: int | str | None
+    """Memory of each lease."""
+    gpu: int | str | None
+    """GPU memory of each lease, instead of cores."""
+    tier: str
+    """Scheduling tier (default: ``"batch"``)."""
+    ttl: float | str | None
+    """Time to live of each lease; renewed while the job runs."""
+    errors: Errors
+    """``"raise"`` stops at the first chunk that failed, ``"collect"`` goes on (default: ``"raise"``)."""
+    deadline: float | str | None
+    """How long the whole may take."""
+    fabric: Fabric | None
+    """The office to lease from (default: ``sublet.connect()``)."""
+    on_event: Callable[[JobEvent], object] | None
+    """Called with each event, on a thread of the job."""
+    options: Mapping[str, Any] | None
+    """As ``lease.options(...)`` takes them: ``timeout=`` of one chunk, ``python=``, ``env=``, ``cwd=``."""
+
+
+class CoordinatorTerms(ExecutorTerms, total=False):
+    """How a job is run, but for its policy."""
+
+    want: int
+    """Leases to hold at most (default: 64)."""
+
+
+class JobTerms(CoordinatorTerms, total=False):
+    """How a job is run."""
+
+    policy: RetryPolicy | None
+    """How chunks are retried."""
+
+
+class MapIterator(Generic[R]):
+    """Results of ``map``, as they are asked for. Nothing is acquired before the first is.
+
+    Close it (or use it as a context manager) to stop early; leaving a ``for`` loop and dropping the iterator does as
+    well. After the last result, or after ``close``, ``result`` tells what it came to.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., R],
+        items: Iterable[Any],
+        terms: Terms,
+        *,
+        ordered: bool,
+        store: JobOutputStore | None,
+        make_pool: PoolMaker | None = None,
+    ) -> None:
+        self._feeder = _Feeder(function, items, terms, store, ordered, make_pool)
+        self._results = self._feeder.results()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> R:
+        value: R = next(self._results)
+        return value
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop, keep what is stored, and give all leases back. Harmless twice."""
+        self._results.close()
+
+    @property
+    def result(self) -> JobResult | None:
+        """What it came to; None while it runs."""
+        return self._feeder.result
+
+
+class _Feeder:
+    """Reads items and hands out results, both in the consumer's thread and no faster than it consumes."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        items: Iterable[Any],
+        terms: Terms,
+        store: JobOutputStore | None,
+        ordered: bool,
+        make_pool: PoolMaker | None,
+    ) -> None:
+        self.result: JobResult | None = None
+        self._terms = terms
+        self._items = iter(items)
+        self._task = Task(function)
+        self._store = store
+        self._ordered = ordered
+        self._make_pool = make_pool
+        self._digest = function_digest(function) if store is not None else b""
+        self._fed = 0
+        self._given = 0
+        self._is_read = False
+        self._is_complete = False
+        """The job knows that all is read."""
+        self._changed = threading.Condition()
+        self._delivered: deque[list[Delivered]] = deque()
+        self._early: dict[int, Delivered] = {}
+        """Results that came before their turn."""
+        self._failed: ChunkFailed | None = None
+
+    def results(self) -> Generator[Any, None, None]:
+        first = self._read(1)
+        if not first:  # nothing is acquired for nothing
+            return
+        saved = {} if self._store is None else load_state(self._store.begin(self._name))[1]
+        session: Session | None = None
+        try:
+            session = Session(
+                self._terms, self._deliver, store=self._store, saved=saved, keeps_ids=False, make_pool=self._make_pool
+            )
+            running = session.running
+            running.feed(first)
+            while not (self._is_read and self._given >= self._fed):
+                self._top_up(session)
+                for one in self._next_ones(session):
+                    value = self._value(one)
+                    self._given += 1
+                    yield value
+                    if self._given % TOP_UP_EVERY == 0:
+                        self._top_up(session)
+        finally:
+            if session is not None:
+                if not (self._is_read and self._given >= self._fed):
+                    session.running.stop()
+                session.close()
+                session.fold_phase()
+                self.result = session.result(None)
+
+    @property
+    def _name(self) -> str:
+        return self._terms.name if self._terms.is_named else ""
+
+    def _top_up(self, session: Session) -> None:
+        if self._is_complete:
+            return
+        room = session.running.window - (self._fed - self._given)
+        if room < session.running.window // 4 and self._fed > self._given:
+            return
+        if works := self._read(room):
+            session.running.feed(works)
+        if self._is_read:
+            self._is_complete = True
+            session.running.complete()
+
+    def _read(self, most: int) -> list[Work]:
+        """The next items, as chunks."""
+        works: list[Work] = []
+        task, needs, store, digest = self._task, self._terms.needs, self._store, self._digest
+        index = self._fed
+        for item in self._items:
+            if store is None:
+                key = ChunkId(index.to_bytes(16, "big"))
+            else:
+                key = chunk_id_of(digest, item_content(item), index)
+            works.append(Work(key, index, task, (item,), needs))
+            index += 1
+            if len(works) >= most:
+                break
+        else:
+            self._is_read = True
+        self._fed = index
+        return works
+
+    def _deliver(self, finished: list[Delivered]) -> None:
+        """On the job's thread."""
+        with self._changed:
+            self._delivered.append(finished)
+            self._changed.notify()
+
+    def _next_ones(self, session: Session) -> Iterator[Delivered]:
+        """What may be given now; waits until there is something."""
+        while True:
+            with self._changed:
+                while not self._delivered:
+                    self._changed.wait()
+                found = self._delivered.popleft()
+            if session.running.error is not None:
+                raise session.running.error
+            if not self._terms.collect:
+                self._raise_failed(session, found)
+            if not self._ordered:
+                if found:
+                    yield from found
+                    return
+                continue
+            early = self._early
+            for one in found:
+                early[one.place] = one
+            if self._given in early:
+                while self._given in early:
+                    yield early.pop(self._given)
+                return
+
+    def _raise_failed(self, session: Session, found: list[Delivered]) -> None:
+        for one in found:
+            if one.failure is not None and one.failure.reason is not FailReason.CANCELLED:
+                raise_failure([one.failure], as_itself=True)
+        if session.running.core.stopped is not None and any(one.failure is not None for one in found):
+            raise_failure(list(session.running.core.failures), as_itself=True)
+
+    def _value(self, one: Delivered) -> Any:
+        if one.failure is not None:
+            return one.failure
+        if one.result is not None:
+            return load_result(one.result)
+        assert self._store is not None
+        return load_result(self._store.get(one.key))
+
+
+def map_items(
+    fn: Callable[[Any], R],
+    items: Iterable[Any],
+    *,
+    ordered: bool = True,
+    store: JobOutputStore | None = None,
+    make_pool: PoolMaker | None = None,
+    **terms: Unpack[JobTerms],
+) -> MapIterator[R]:
+    """Call ``fn`` for each item, on up to ``want`` leases; results come in order, or as they are made.
+
+    Nothing is acquired before the first result is asked for, and items are read as results are consumed, a bounded
+    number ahead. The job runs with the leases it gets and gives them back at its end. Equal items are different chunks:
+    the position is part of the id. With a ``store`` (and a ``name``) results that are stored are not computed again. A
+    chunk that failed raises its exception here; with ``errors="collect"`` a `ChunkFailed` stands in its place.
+    """
+    if not callable(fn):
+        raise InvalidRequest(f"{shown(fn)} cannot be called", do="Give a function: map(f, items).")
+    if isinstance(items, str | bytes) or not (hasattr(items, "__iter__") or hasattr(items, "__getitem__")):
+        raise InvalidRequest(f"{shown(items)} cannot be mapped over", do="Give a list, a range or another iterable.")
+    if store is not None and not isinstance(store, JobOutputStore):
+        raise InvalidRequest(
+            f"{shown(store)} is no output store", do="Give MemoryOutputStore() or VolumeOutputStore()."
+        )
+    found = terms_of(**terms)
+    if store is not None and found.is_named:
+        check_stable(fn, f"the function {getattr(fn, '__qualname__', '')}".strip())
+    return MapIterator(fn, items, found, ordered=ordered, store=store, make_pool=make_pool)

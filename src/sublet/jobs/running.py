@@ -1,0 +1,613 @@
+"""Runs a coordinator over CPU leases: the thread between the pure core and the world.
+
+One thread owns the core. Everything that happens (a lease was granted, a worker is ready, a batch has results, a lease
+ended, chunks were read, results were published) comes to it as an event in a queue; after each it hands out chunks,
+asks for leases or gives them back, and delivers what is finished. Workers hold two batches each, so none waits for this
+thread between two chunks.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from sublet.background import start_thread
+from sublet.clock import Clock, SystemClock
+from sublet.compute.outcomes import Many
+from sublet.compute.posting import prepare_worker, submit_many
+from sublet.compute.workers import Options
+from sublet.errors import InvalidRequest, SubletError, WorkerLost
+from sublet.jobs.chunks import Needs
+from sublet.jobs.core import Batch, ChunkFailed, Coordinator, Failed, JobEvent, SavedChunk, Work
+from sublet.jobs.identity import ChunkId
+from sublet.jobs.inside import Raised, error_of
+from sublet.jobs.metrics import Metrics
+from sublet.jobs.policy import cause_of
+from sublet.jobs.states import Cause, FailReason
+from sublet.jobs.stores import JobOutputStore
+from sublet.values import NS_PER_S
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from sublet.client.lease import Lease
+
+__all__ = ["Delivered", "Pool", "Running", "load_state", "save_state"]
+
+AHEAD: Final = 2
+"""Batches that a worker has at once: the next is there when one is done."""
+BATCH_FOR_NS: Final = 5_000_000
+"""A batch has as many chunks as take about so long."""
+BATCH_MAX: Final = 2048
+LINGER_S: Final = 5.0
+"""How long a lease without a chunk is kept while more chunks may come."""
+PUBLISH_BYTES: Final = 64 << 20
+"""So many bytes of results are published without waiting for more."""
+WINDOW_MIN: Final = 64
+WINDOW_MAX: Final = 1 << 16
+HISTORY_MAX: Final = 4096
+"""Points of the picture; when there are more, every second one goes."""
+_FOR_EVER_S: Final = 3600.0
+_STATE_VERSION: Final = 1
+
+
+class Delivered(NamedTuple):
+    """One finished chunk, for who runs the job."""
+
+    place: int
+    """The chunk's position in the input."""
+    key: ChunkId
+    result: bytes | None
+    """None where the store had it already, or where it failed."""
+    failure: ChunkFailed | None = None
+
+
+class Pool(Protocol):
+    """Where leases come from. `sublet.jobs.leases.LeasePool` is the real one."""
+
+    def want(self, needs: Needs, count: int) -> None:
+        """So many leases of this size are of use now, held ones included."""
+
+    def gone(self, needs: Needs) -> None:
+        """One has ended by itself."""
+
+    def give_back(self, needs: Needs, lease: Lease) -> None:
+        """One has nothing to do any more."""
+
+    def close(self) -> None:
+        """Give all back. Harmless twice."""
+
+
+PoolMaker = Callable[[Callable[[Needs, "Lease"], object], Callable[[Needs, SubletError, bool], object]], Pool]
+"""Makes a pool out of who gets its leases and who hears of refusals."""
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One lease and what its worker has."""
+
+    needs: Needs
+    lease: Lease
+    key: str
+    is_ready: bool = False
+    is_leaving: bool = False
+    """No new chunk begins on it."""
+    under_way: dict[int, tuple[Batch, Future[Any]]] = field(default_factory=dict)
+    idle_ns: int = 0
+
+
+class _Pace:
+    """How long chunks of one size take, and so how many go together."""
+
+    def __init__(self) -> None:
+        self.size = 1
+        self.singles = 0
+        """So many chunks go one by one: among them is one that cannot be sent."""
+
+    def took(self, each_ns: int) -> None:
+        self.size = max(1, min(2 * self.size, BATCH_MAX, BATCH_FOR_NS // max(1, each_ns)))
+
+
+class Running:
+    """A job that runs. Its methods may be called from any thread; ``deliver`` is called on the job's own."""
+
+    def __init__(
+        self,
+        core: Coordinator,
+        make_pool: PoolMaker,
+        deliver: Callable[[list[Delivered]], object],
+        *,
+        store: JobOutputStore | None = None,
+        want: int = 64,
+        options: Options | None = None,
+        linger_s: float = LINGER_S,
+        clock: Clock | None = None,
+        phase: str = "",
+        admit: Callable[[Work], bool] | None = None,
+        on_events: Callable[[Sequence[JobEvent]], object] | None = None,
+    ) -> None:
+        """``admit`` is asked when a chunk is about to go to a worker, and may say that it is not wanted any more."""
+        self.core = core
+        self.phase = phase
+        self._admit = admit
+        self.error: BaseException | None = None
+        """What ended the job as a whole: the store failed, or this thread did."""
+        self.metrics = Metrics()
+        self.leases_most = 0
+        self.history: list[tuple[int, int, int]] = []
+        """(time, leases held, chunks done), for the picture."""
+        self.began_ns = 0
+        self._deliver = deliver
+        self._store = store
+        self._want = want
+        self._options = Options() if options is None else options
+        self._linger_ns = round(linger_s * NS_PER_S)
+        self._clock = SystemClock() if clock is None else clock
+        self.began_ns = self._clock.now_ns()
+        self._on_events = on_events
+        self._events: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._slots: dict[str, _Slot] = {}
+        self._paces: dict[Needs, _Pace] = {}
+        self._told = 0
+        """Failures that were delivered."""
+        self._held_back: list[tuple[Work, bytes]] = []
+        """Results that are put, and not published."""
+        self._held_back_bytes = 0
+        self._publish_at_ns: int | None = None
+        self._is_publishing = False
+        self._is_closed = False
+        self._asked = 0
+        """Times that chunks or a phase were given, and below, taken in: until these are equal nothing is over."""
+        self._answered = 0
+        self._over = threading.Event()
+        self._ended = threading.Event()
+        self._pool = make_pool(
+            lambda needs, lease: self._post(lambda: self._add_lease(needs, lease)),
+            lambda needs, error, final: self._post(lambda: self._refused(needs, error, final)),
+        )
+        start_thread("burst", self._run, failed=self._thread_failed)
+
+    # ---- from any thread
+
+    def feed(self, works: list[Work], contents: Iterable[bytes] | None = None) -> None:
+        """More chunks. ``InvalidRequest`` of theirs ends the job, as it would if they were refused here."""
+        self._asked += 1
+        self._over.clear()
+        given = None if contents is None else list(contents)
+
+        def add() -> None:
+            self._answered += 1
+            self._add(works, given)
+
+        self._post(add)
+
+    def complete(self) -> None:
+        """No more chunks will come."""
+
+        def complete() -> None:
+            self.core.complete()  # of the phase that runs when its turn comes
+
+        self._post(complete)
+
+    def next_phase(self, core: Coordinator, phase: str) -> None:
+        """Go on with other chunks, on the same leases. Only when the last phase is over."""
+        self._asked += 1
+        self._over.clear()
+
+        def begin() -> None:
+            self._answered += 1
+            self.core, self.phase, self._told = core, phase, 0
+            self._note("phase", detail=phase)
+
+        self._post(begin)
+
+    def stop(self, reason: FailReason = FailReason.CANCELLED) -> None:
+        """Begin nothing new, and do not wait for what executes."""
+
+        def end() -> None:
+            self.core.stop(reason)
+            self.core.abandon(self._now())
+
+        self._post(end)
+
+    def wait_over(self, timeout_s: float | None = None) -> bool:
+        """Wait until every chunk is finished, or the job has ended as a whole."""
+        return self._over.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop, publish what is put, and give all leases back. Harmless twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._post(_nothing)
+        self._ended.wait()
+        self._pool.close()
+
+    @property
+    def leases(self) -> int:
+        """How many are held now."""
+        return len(self._slots)
+
+    @property
+    def window(self) -> int:
+        """How many chunks may be fed and not consumed, so that no worker waits and memory stays bounded."""
+        sizes = sum(self._paces[slot.needs].size for slot in list(self._slots.values()) if slot.needs in self._paces)
+        return max(WINDOW_MIN, 2 * self._want, min(WINDOW_MAX, 4 * AHEAD * sizes))
+
+    # ---- the job's own thread
+
+    def _post(self, what: Callable[[], object]) -> None:
+        self._events.put(what)
+
+    def _now(self) -> int:
+        return self._clock.now_ns()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                self._wait_for_events()
+                if self.error is None:
+                    self._step()
+            self._last_step()
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self._ended.set()
+            self._over.set()
+            self._deliver([])
+
+    def _thread_failed(self, error: BaseException) -> None:
+        self.error = self.error or error
+
+    def _wait_for_events(self) -> None:
+        try:
+            what = self._events.get(timeout=self._patience_s())
+        except queue.Empty:
+            return
+        while True:
+            try:
+                what()
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the job
+                self._failed(error)
+            try:
+                what = self._events.get_nowait()
+            except queue.Empty:
+                return
+
+    def _patience_s(self) -> float:
+        moments = [self.core.next_due_ns(), self._publish_at_ns]
+        moments += [slot.idle_ns + self._linger_ns for slot in self._slots.values() if not slot.under_way]
+        due_ns = min((moment for moment in moments if moment is not None), default=None)
+        if due_ns is None:
+            return _FOR_EVER_S
+        return min(_FOR_EVER_S, max(0.001, (due_ns - self._now()) / NS_PER_S))
+
+    def _step(self) -> None:
+        now_ns = self._now()
+        core = self.core
+        core.tick(now_ns)
+        if core.stopped is not None:
+            core.abandon(now_ns)
+        for slot in list(self._slots.values()):
+            self._hand_out(slot, now_ns)
+        self._adjust_leases(now_ns)
+        self._publish_if_due(now_ns)
+        self._tell_failures()
+        self._tell_events()
+        if core.is_over and self._asked == self._answered:
+            self._over.set()
+
+    def _last_step(self) -> None:
+        """What is put is published, whatever else ended."""
+        if self._held_back and self._store is not None and self.error is None:
+            self._publish(self._held_back)
+        self._tell_failures()
+        self._tell_events()
+
+    def _failed(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self.core.stop(FailReason.CANCELLED)
+        self.core.abandon(self._now())
+        self._tell_failures()
+        self._over.set()
+        self._deliver([])
+
+    def _add(self, works: list[Work], contents: list[bytes] | None) -> None:
+        found = self.core.add(works, contents, self._store if self._store is not None else ())
+        self._note_if("skipped", len(found))
+        if found:
+            self._deliver([Delivered(work.index, work.key, None) for work in found])
+
+    # ---- leases
+
+    def _adjust_leases(self, now_ns: int) -> None:
+        wanted = {} if self.core.stopped is not None else self.core.wanted()
+        held: dict[Needs, int] = {}
+        for slot in self._slots.values():
+            held[slot.needs] = held.get(slot.needs, 0) + 1
+        left = self._want
+        for needs in {**held, **wanted}:
+            count = min(wanted.get(needs, 0), max(1, left))
+            left -= count
+            linger = 0 if self.core.is_complete or self.core.stopped is not None else self._linger_ns
+            for slot in [slot for slot in self._slots.values() if slot.needs == needs and not slot.under_way]:
+                if held[needs] > count and (slot.is_ready or slot.is_leaving) and now_ns - slot.idle_ns >= linger:
+                    held[needs] -= 1
+                    self._drop(slot)
+            self._pool.want(needs, max(count, held.get(needs, 0)) if count else 0)
+
+    def _add_lease(self, needs: Needs, lease: Lease) -> None:
+        if self._is_closed or self.error is not None:
+            self._pool.give_back(needs, lease)
+            return
+        slot = _Slot(needs, lease, str(lease.id), idle_ns=self._now())
+        self._slots[slot.key] = slot
+        self.leases_most = max(self.leases_most, len(self._slots))
+        self._note("leases", len(self._slots))
+        lease.on_end(lambda end: self._post(lambda: self._lease_ended(slot, end.reason)))
+        lease.on_notice(lambda notice: self._post(lambda: self._leave(slot)))
+        self._prepare(slot)
+
+    def _prepare(self, slot: _Slot) -> None:
+        """Start its worker, beside everything else: it takes some milliseconds, and leases come by the dozen."""
+        slot.is_ready = False
+
+        def start() -> None:
+            try:
+                prepare_worker(slot.lease, self._options)
+            except Exception as error:  # noqa: BLE001 - told to the job
+                self._post(functools.partial(self._not_prepared, slot, error))
+            else:
+                self._post(functools.partial(self._ready, slot))
+
+        start_thread("burst_worker", start)
+
+    def _ready(self, slot: _Slot) -> None:
+        slot.is_ready = True
+        slot.idle_ns = self._now()
+
+    def _not_prepared(self, slot: _Slot, error: BaseException) -> None:
+        """A worker that cannot be started is the lease's fault, unless it says that it never can."""
+        if cause_of(error) in (Cause.REFUSED, Cause.CAPACITY) and slot.lease.end is None:
+            self._failed(error)
+        self._drop(slot)
+
+    def _leave(self, slot: _Slot) -> None:
+        """It will be taken: what executes goes on, nothing new begins."""
+        slot.is_leaving = True
+        if not slot.under_way:
+            self._drop(slot)
+
+    def _drop(self, slot: _Slot) -> None:
+        if self._slots.pop(slot.key, None) is not None:
+            self._pool.give_back(slot.needs, slot.lease)
+            self._note("leases", len(self._slots))
+
+    def _lease_ended(self, slot: _Slot, reason: str) -> None:
+        if self._slots.pop(slot.key, None) is not None:
+            self._pool.gone(slot.needs)
+            self._note("leases", len(self._slots), f"lease {slot.key} ended: {reason}")
+
+    def _refused(self, needs: Needs, error: SubletError, final: bool) -> None:
+        self._note("capacity", 0, str(error))
+        if final:
+            self._failed(error)
+
+    # ---- chunks
+
+    def _hand_out(self, slot: _Slot, now_ns: int) -> None:
+        core = self.core
+        while slot.is_ready and not slot.is_leaving and len(slot.under_way) < AHEAD:
+            ready = core.ready(slot.needs)
+            if not ready:
+                return
+            batch = core.take(slot.key, slot.needs, self._batch_size(slot.needs, ready), now_ns)
+            if batch is None:
+                return
+            if self._admit is not None and (gone := [work for work in batch.works if not self._admit(work)]):
+                core.drop(batch, gone, now_ns)
+                if not batch.is_open:
+                    continue
+            try:
+                future = submit_many(
+                    slot.lease, self._options, batch.works[0].call, [work.args for work in batch.works]
+                )
+            except Exception as error:  # noqa: BLE001 - told to the core
+                self._batch_lost(slot, batch, error, begun=False)
+                if cause_of(error) is Cause.LEASE_LOST:
+                    slot.is_leaving = True
+                if slot.is_leaving and not slot.under_way:
+                    self._drop(slot)
+                return
+            slot.under_way[batch.number] = (batch, future)
+            future.add_done_callback(functools.partial(self._batch_done, slot, batch))
+
+    def _batch_size(self, needs: Needs, ready: int) -> int:
+        pace = self._paces.get(needs)
+        if pace is None:
+            pace = self._paces[needs] = _Pace()
+        if pace.singles:
+            pace.singles -= 1
+            return 1
+        if self._options.timeout_ns is not None:
+            return 1
+        slots = sum(slot.is_ready and slot.needs == needs for slot in self._slots.values())
+        return max(1, min(pace.size, -(-ready // (AHEAD * max(1, slots)))))
+
+    def _batch_done(self, slot: _Slot, batch: Batch, future: Future[Any]) -> None:
+        """Called by the thread that listens to the worker."""
+        self._post(lambda: self._take_results(slot, batch, future))
+
+    def _take_results(self, slot: _Slot, batch: Batch, future: Future[Any]) -> None:
+        slot.under_way.pop(batch.number, None)
+        now_ns = slot.idle_ns = self._now()
+        if future.cancelled():
+            self.core.lost(batch, Failed(Cause.WORKER_LOST), begun=False, now_ns=now_ns)
+            return
+        error = future.exception()
+        if error is None:
+            many: Many = future.result()
+            count = len(many.results)
+            self._take_outcomes(batch, many.results, now_ns)
+            if count:
+                self._paces[slot.needs].took(many.took_ns // count)
+                self.metrics.took(many.took_ns, count)
+            error = many.error
+            if error is None and count < len(batch.works):
+                error = WorkerLost("the worker answered with fewer results than chunks")
+        if error is not None:
+            self._batch_lost(slot, batch, error, begun=getattr(error, "begun", True))
+        if slot.is_leaving and not slot.under_way:
+            self._drop(slot)
+
+    def _take_outcomes(self, batch: Batch, outcomes: list[Any], now_ns: int) -> None:
+        if any(type(outcome) is Raised for outcome in outcomes):
+            outcomes = [self._judged(outcome) if type(outcome) is Raised else outcome for outcome in outcomes]
+        fresh = self.core.results(batch, outcomes, now_ns)
+        if not fresh:
+            return
+        if self._store is None:
+            self._published(fresh)
+            return
+        self._store.put([(work.key, data) for work, data in fresh])
+        if self._store.publish_after <= 0:
+            self._store.publish(self._state())
+            self._published(fresh)
+            return
+        self._held_back += fresh
+        self._held_back_bytes += sum(len(data) for _, data in fresh)
+        if self._publish_at_ns is None:
+            self._publish_at_ns = now_ns + round(self._store.publish_after * NS_PER_S)
+
+    def _judged(self, raised: Raised) -> Failed:
+        error = error_of(raised)
+        if raised.refused:
+            return Failed(Cause.REFUSED, error)
+        return Failed(cause_of(error, self.core.policy.transient, in_chunk=True), error)
+
+    def _batch_lost(self, slot: _Slot, batch: Batch, error: BaseException, *, begun: bool) -> None:
+        now_ns = self._now()
+        cause = cause_of(error)
+        if not isinstance(error, SubletError):  # a KeyboardInterrupt that the chunk raised itself, most often
+            self.core.results(batch, [Failed(Cause.RAISED, error)], now_ns)
+            self.core.lost(batch, Failed(Cause.WORKER_LOST, error), begun=False, now_ns=now_ns)
+        elif cause in (Cause.REFUSED, Cause.CAPACITY) and len(batch.rest) > 1:
+            # one of them cannot be sent, or be put together there: which one shows when they go one by one
+            self._paces[slot.needs].singles += len(batch.rest)
+            self.core.lost(batch, Failed(Cause.WORKER_LOST, error), begun=False, now_ns=now_ns)
+        else:
+            self.core.lost(batch, Failed(cause, error), begun=begun, now_ns=now_ns)
+        if cause in (Cause.WORKER_LOST, Cause.OUT_OF_MEMORY) and isinstance(error, SubletError):
+            self._prepare(slot)
+
+    # ---- results
+
+    def _published(self, fresh: list[tuple[Work, bytes]]) -> None:
+        self.core.published([work for work, _ in fresh], self._now())
+        self._deliver([Delivered(work.index, work.key, data) for work, data in fresh])
+
+    def _publish_if_due(self, now_ns: int) -> None:
+        if not self._held_back or self._is_publishing or self._publish_at_ns is None:
+            return
+        nothing_else = not self.core.wanted_more
+        if nothing_else or self._held_back_bytes >= PUBLISH_BYTES or now_ns >= self._publish_at_ns:
+            held, self._held_back = self._held_back, []
+            self._held_back_bytes, self._publish_at_ns = 0, None
+            self._is_publishing = True
+            state = self._state()
+            start_thread("burst_store", lambda: self._publish_beside(held, state))
+
+    def _publish_beside(self, held: list[tuple[Work, bytes]], state: bytes) -> None:
+        try:
+            assert self._store is not None
+            self._store.publish(state)
+        except Exception as error:  # noqa: BLE001 - it ends the job
+            self._post(functools.partial(self._not_published, error))
+        else:
+            self._post(functools.partial(self._publication_done, held))
+
+    def _publication_done(self, held: list[tuple[Work, bytes]]) -> None:
+        self._is_publishing = False
+        self._note("saved", len(held))
+        self._published(held)
+
+    def _not_published(self, error: BaseException) -> None:
+        self._is_publishing = False
+        self._failed(error)
+
+    def _publish(self, held: list[tuple[Work, bytes]]) -> None:
+        assert self._store is not None
+        self._store.publish(self._state())
+        self._published(held)
+        self._held_back = []
+
+    def _state(self) -> bytes:
+        return save_state(self.phase, self.core.snapshot())
+
+    # ---- telling
+
+    def _tell_failures(self) -> None:
+        failures = self.core.failures
+        if self._told < len(failures):
+            new = failures[self._told :]
+            self._told = len(failures)
+            self._deliver([Delivered(one.index, one.chunk, None, one) for one in new])
+
+    def _tell_events(self) -> None:
+        events = self.core.events
+        if not events:
+            return
+        found = list(events)
+        events.clear()
+        for event in found:
+            self.metrics.heard(event)
+        if any(event.what in ("leases", "done", "skipped", "failed") for event in found):
+            self.history.append((found[-1].at_ns, len(self._slots), self.metrics.chunks_done))
+            if len(self.history) > HISTORY_MAX:
+                del self.history[1:-1:2]
+        self.metrics.cpu_leases_active = len(self._slots)
+        if self._on_events is not None:
+            self._on_events(found)
+
+    def _note(self, what: str, count: int = 1, detail: str = "") -> None:
+        self.core.events.append(JobEvent(self._now(), what, count, detail))
+
+    def _note_if(self, what: str, count: int) -> None:
+        if count:
+            self._note(what, count)
+
+
+def save_state(phase: str, chunks: Mapping[ChunkId, SavedChunk]) -> bytes:
+    """The coordinator's own state, as it is saved with the results."""
+    found = {key.hex(): [one.charges, one.memory, list(one.runs_ns)] for key, one in chunks.items()}
+    return json.dumps({"version": _STATE_VERSION, "phase": phase, "chunks": found}, separators=(",", ":")).encode()
+
+
+def load_state(data: bytes) -> tuple[str, dict[ChunkId, SavedChunk]]:
+    """The phase that ran last, and what is known of its unfinished chunks."""
+    if not data:
+        return "", {}
+    try:
+        told = json.loads(data)
+        version = told["version"]
+        if version == _STATE_VERSION:
+            chunks = {
+                ChunkId(bytes.fromhex(key)): SavedChunk(charges=charges, memory=memory, runs_ns=tuple(runs_ns))
+                for key, (charges, memory, runs_ns) in told["chunks"].items()
+            }
+            return str(told["phase"]), chunks
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest("the saved state of the job cannot be read", do="Run it in a new store.") from error
+    raise InvalidRequest(
+        f"the saved state of the job is of version {version}, and this Sublet reads version {_STATE_VERSION}",
+        do="Finish the job with the Sublet that began it, or use a new store.",
+    )
+
+
+def _nothing() -> None:
+    """Wakes the thread."""

@@ -1,0 +1,202 @@
+"""Results of chunks in a volume: written in segments, published by the supervisor, found again by any program.
+
+A publication is one checkpoint of the volume: a segment with the results since the last one, its index, and the
+coordinator's own state. What earlier publications wrote stays where it is and is carried into the new manifest, so a
+publication costs what is new. The landed publication of volumes does the rest: the manifest gets its name when all of
+it is on the disk, a writer whose lease has ended is refused, and every byte is compared with its hash when it is read.
+
+The index is a file, not a table in leased memory: it must be there when no lease is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from sublet.clock import Clock, SystemClock
+from sublet.durable.durable import store_of
+from sublet.durable.roots import encode_roots
+from sublet.durable.saving import Saver
+from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest
+from sublet.jobs.identity import ChunkId
+from sublet.jobs.index import VERSION, Locator, check_result, dump_index, parse_index
+from sublet.jobs.stores import another_job, not_stored
+from sublet.values import parse_duration_ns
+
+if TYPE_CHECKING:
+    from sublet.durable.durable import Place
+    from sublet.durable.opening import Checkpoint
+    from sublet.durable.records import Record
+
+__all__ = ["VolumeOutputStore"]
+
+SCHEMA: Final = "sublet job outputs"
+KEEP: Final = 2
+"""Checkpoints that stay: the newest, and the one before it for whoever is just reading it."""
+SEGMENTS_READ: Final = 4
+"""Segments of data that are kept in memory after a read."""
+_NEEDED_MARGIN: Final = 1 << 20
+"""Bytes for manifest, leaves and the pack's own index, beside the results themselves."""
+
+
+class VolumeOutputStore:
+    """A `JobOutputStore` in the volume of a block lease (``fabric.block("2GiB", name="results")``), or in a folder.
+
+    One store has the results of one job. Opening it reads the indexes; results are read when they are asked for.
+    """
+
+    def __init__(self, place: Place, *, publish_after: float | str = 0.5, clock: Clock | None = None) -> None:
+        """``publish_after``: how long a result may wait for others, so that many are published at once."""
+        self.publish_after = parse_duration_ns(publish_after, "publish_after", zero_ok=True) / 1e9
+        self._store = store_of(place)
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._saver = Saver()
+        self._lock = threading.Lock()
+        self._job = ""
+        self._state = b""
+        self._segment = 0
+        self._where: dict[ChunkId, Locator] = {}
+        self._pending: dict[ChunkId, bytes] = {}
+        self._records: list[Record] = []
+        self._open: Checkpoint | None = None
+        self._read: OrderedDict[int, bytes] = OrderedDict()
+        self._base = self._store.base()
+        self._load()
+
+    def __repr__(self) -> str:
+        return f"<VolumeOutputStore of job {self._job!r}: {len(self._where)} results>"
+
+    def begin(self, job: str) -> bytes:
+        if job and self._segment and self._job != job:
+            raise another_job(self._job, job)
+        self._job = job or self._job
+        return self._state
+
+    def __contains__(self, chunk: object) -> bool:
+        return chunk in self._where
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def chunks(self) -> Iterator[ChunkId]:
+        return iter(list(self._where))
+
+    def get(self, chunk: ChunkId) -> bytes:
+        with self._lock:
+            locator = self._where.get(chunk)
+            if locator is None:
+                raise not_stored(chunk)
+            return check_result(chunk, locator, self._data(locator.segment))
+
+    def put(self, results: Sequence[tuple[ChunkId, bytes]]) -> None:
+        with self._lock:
+            for chunk, data in results:
+                if chunk not in self._where:
+                    self._pending.setdefault(chunk, data)
+
+    def publish(self, state: bytes) -> None:
+        with self._lock:
+            if self._pending or state != self._state:
+                self._publish(state)
+
+    def close(self) -> None:
+        """Let go of the files. Harmless twice."""
+        with self._lock:
+            self._close()
+
+    # ---- inside
+
+    def _load(self) -> None:
+        number = self._store.newest()
+        if not number:
+            return
+        checkpoint = self._store.open(number)
+        try:
+            schema, version = checkpoint.manifest.schema.rpartition(" ")[::2]
+            if schema != SCHEMA:
+                raise InvalidRequest(
+                    "this place holds other checkpoints, and no results of a job",
+                    do="Give the job a volume of its own.",
+                )
+            if version != str(VERSION):
+                raise InvalidRequest(
+                    f"these results are of version {version}, and this Sublet reads version {VERSION}",
+                    do="Finish the job with the Sublet that began it, or use a new store.",
+                )
+            self._job = checkpoint.manifest.note
+            names = sorted(checkpoint.names)
+            segments = [int(name.removeprefix("index/")) for name in names if name.startswith("index/")]
+            for segment in segments:
+                if f"data/{segment:08d}" not in names:
+                    raise CheckpointDamaged(f"segment {segment} has an index and no data")
+                found = parse_index(self._job, segment, checkpoint.load(f"index/{segment:08d}"))
+                for chunk, locator in found.items():
+                    self._where.setdefault(chunk, locator)
+            self._state = checkpoint.load("state")
+            self._segment = max(segments, default=0)
+            self._records = list({id(record): record for record in checkpoint.records.values()}.values())
+            self._open = checkpoint
+        except BaseException:
+            checkpoint.close()
+            raise
+
+    def _publish(self, state: bytes) -> None:
+        results = list(self._pending.items())
+        segment = self._segment + bool(results)
+        roots: dict[str, bytes] = {"state": state}
+        if results:
+            roots[f"index/{segment:08d}"], roots[f"data/{segment:08d}"] = dump_index(self._job, results)
+        # each by itself: a record can only be carried on as a whole, and the state changes every time
+        groups = [group for name in sorted(roots) for group in encode_roots({name: roots[name]})]
+        carried = [record for record in self._records if "state" not in record.names]
+        needed = sum(map(len, roots.values())) + _NEEDED_MARGIN
+        try:
+            with self._store.staging_folder(needed) as staging:
+                staged = self._saver.write(
+                    self._saver.capture(groups, self._base),
+                    staging=staging,
+                    base=self._base,
+                    who=self._store.who,
+                    wall_ns=self._clock.wall_ns(),
+                    schema=f"{SCHEMA} {VERSION}",
+                    note=self._job,
+                    carry=carried,
+                )
+                self._store.publish(staged)
+        except OSError as error:
+            raise CheckpointFailed(
+                f"the results could not be stored: {error.strerror or error}",
+                do="What was published before is whole. Make room, then run the job again: it runs what is missing.",
+            ) from error
+        self._base, self._records = staged.base, list(staged.records)
+        self._state, self._segment = state, segment
+        if results:
+            self._where |= parse_index(self._job, segment, roots[f"index/{segment:08d}"])
+            self._remember(segment, roots[f"data/{segment:08d}"])
+        self._pending.clear()
+        self._close()
+        self._store.collect(KEEP)
+
+    def _data(self, segment: int) -> bytes:
+        found = self._read.get(segment)
+        if found is None:
+            if self._open is None:
+                self._open = self._store.open()
+            found = self._open.load(f"data/{segment:08d}")
+            if not isinstance(found, bytes):
+                raise CheckpointDamaged(f"segment {segment} holds a {type(found).__name__}")
+        self._remember(segment, found)
+        return found
+
+    def _remember(self, segment: int, data: bytes) -> None:
+        self._read[segment] = data
+        self._read.move_to_end(segment)
+        while len(self._read) > SEGMENTS_READ:
+            self._read.popitem(last=False)
+
+    def _close(self) -> None:
+        checkpoint, self._open = self._open, None
+        if checkpoint is not None:
+            checkpoint.close()

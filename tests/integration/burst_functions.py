@@ -1,0 +1,50 @@
+"""What chunks of the tests call; in a module that workers import as well."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def noted(where: str, x: int) -> int:
+    """A side effect that can be counted: one line when it is done."""
+    time.sleep(0.01)
+    with open(where, "a", encoding="utf-8") as file:
+        file.write(f"{x} {os.getpid()}\n")
+    return x
+
+
+def moves(x: int) -> str:
+    """Changes the working folder, for itself alone."""
+    before = os.getcwd()
+    os.chdir("/")
+    return before
+
+
+def forks(x: int) -> int:
+    """The child comes out of the function as well."""
+    if os.fork() == 0:
+        return -1
+    os.wait()
+    return x
+
+
+def exits(x: int) -> None:
+    raise SystemExit(3)
+
+
+def dies(x: int) -> None:
+    os._exit(9)
+
+
+def dies_once(where: str, x: int) -> int:
+    mark = Path(where) / f"died-{x}"
+    if x % 10 == 3 and not mark.exists():
+        mark.touch()
+        os._exit(9)
+    return x

@@ -1,0 +1,152 @@
+"""Bursts on a real office with real workers, which are killed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet import jobs
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.errors import JobFailed
+from sublet.jobs.leases import job_leases
+from sublet.jobs.states import FailReason
+from tests.integration import burst_functions as functions
+
+AT_ONCE = jobs.RetryPolicy(20, "10ms", "50ms")
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sublet.Fabric]:
+    home = tmp_path_factory.mktemp("home")
+    ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
+    with sublet.connect(home=home) as made:
+        yield made
+        made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
+    shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)
+
+
+def test_a_map_runs_on_leases_and_leaves_none(fabric: sublet.Fabric) -> None:
+    results = jobs.map(functions.square, range(3000), fabric=fabric, want=3, name="squares")
+    assert list(results) == [x * x for x in range(3000)]
+    result = results.result
+    assert result is not None
+    assert (result.chunks_succeeded, result.chunks_failed, result.retries) == (3000, 0, 0)
+    assert (result.leases_before, result.leases_after) == (0, 0)
+    assert 1 <= result.leases_most <= 3
+    assert result.bill is not None
+    assert job_leases(fabric, "squares") == []
+
+
+def test_closures_and_lambdas_run_and_prints_appear(fabric: sublet.Fabric) -> None:
+    by = 3
+    assert list(jobs.map(lambda x: x * by, range(10), fabric=fabric, want=2)) == list(range(0, 30, 3))
+
+
+def test_a_chunk_that_moves_forks_or_exits_harms_no_other(fabric: sublet.Fabric) -> None:
+    folders = set(jobs.map(functions.moves, range(20), fabric=fabric, want=1))
+    assert folders == {os.getcwd()}
+    assert list(jobs.map(functions.forks, range(20), fabric=fabric, want=1)) == list(range(20))
+    with pytest.raises(SystemExit):
+        list(jobs.map(functions.exits, [1], fabric=fabric, want=1))
+
+
+def test_a_chunk_that_ends_its_process_again_and_again_fails_with_that(fabric: sublet.Fabric) -> None:
+    policy = jobs.RetryPolicy(1, "10ms", "10ms")
+    with pytest.raises(JobFailed, match=r"it failed 2 times, the last time .*WorkerLost"):
+        list(jobs.map(functions.dies, [1], fabric=fabric, want=1, policy=policy))
+
+
+def test_workers_that_die_cost_no_other_chunk(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    work = functools.partial(functions.dies_once, str(tmp_path))
+    results = jobs.map(work, range(60), fabric=fabric, want=2, policy=AT_ONCE)
+    assert list(results) == list(range(60))
+    assert results.result is not None
+    assert results.result.retries == 6
+    assert results.result.leases_after == 0
+
+
+def kill_one(pids: list[int]) -> bool:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        return True
+    return False
+
+
+def workers_of(log: Path, known: set[int]) -> list[int]:
+    """Processes that have noted something and were not killed yet, the latest first."""
+    pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.count(" ") == 1]
+    return [pid for pid in dict.fromkeys(reversed(pids)) if pid not in known]
+
+
+def test_side_effects_are_repeated_at_most_once_for_each_kill(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """SIGKILL of workers during a job: each chunk has its result, and what ran twice was executing at a kill."""
+    log = tmp_path / "log"
+    log.touch()
+    kills = 0
+    killed: set[int] = set()
+    stop = threading.Event()
+
+    def kill_now_and_then() -> None:
+        nonlocal kills
+        while not stop.wait(0.25):
+            for pid in workers_of(log, killed)[:1]:
+                killed.add(pid)
+                kills += kill_one([pid])
+
+    killer = threading.Thread(target=kill_now_and_then)
+    killer.start()
+    try:
+        work = functools.partial(functions.noted, str(log))
+        results = jobs.map(work, range(300), fabric=fabric, want=2, policy=AT_ONCE, name="killed")
+        assert list(results) == list(range(300))
+    finally:
+        stop.set()
+        killer.join()
+    ran = Counter(int(line.split()[0]) for line in log.read_text().splitlines())
+    assert kills >= 3
+    assert set(ran) == set(range(300))
+    assert sum(ran.values()) - 300 <= kills
+    assert job_leases(fabric, "killed") == []
+
+
+def test_results_in_a_volume_outlive_the_job(fabric: sublet.Fabric) -> None:
+    chunks = [jobs.Chunk(functions.square, (n,)) for n in range(50)]
+    for skipped in (0, 50):
+        with fabric.block("64MiB", name="burst-results", retain="1h") as block:
+            store = jobs.VolumeOutputStore(block)
+            result = jobs.JobCoordinator(fabric=fabric, want=2, name="stored").run(chunks, store, None, len)
+            assert (result.aggregate, result.chunks_skipped) == (50, skipped)
+            assert [jobs.load_result(store.get(chunk.chunk_id())) for chunk in chunks] == [n * n for n in range(50)]
+            store.close()
+
+
+def test_more_cores_than_any_machine_has_is_refused_at_once(fabric: sublet.Fabric) -> None:
+    with pytest.raises(sublet.CapacityExceeded):
+        list(jobs.map(functions.square, range(3), fabric=fabric, cores=4000))
+
+
+def test_an_executor_on_real_leases(fabric: sublet.Fabric) -> None:
+    with jobs.Executor(2, fabric=fabric) as executor:
+        assert list(executor.map(functions.square, range(100))) == [x * x for x in range(100)]
+        assert executor.submit(pow, 2, 10).result(30) == 1024
+    assert executor.result is not None
+    assert executor.result.leases_after == 0
+
+
+def test_failures_are_collected_with_their_reasons(fabric: sublet.Fabric) -> None:
+    found: list[Any] = list(jobs.map(functions.exits, range(3), fabric=fabric, want=1, errors="collect"))
+    assert [one.reason for one in found] == [FailReason.RAISED] * 3

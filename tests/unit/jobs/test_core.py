@@ -1,0 +1,287 @@
+"""The coordinator's core: who runs next, who is charged, what is final."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sublet.errors import InvalidRequest, LeaseRevoked, WorkerLost
+from sublet.jobs import RetryPolicy
+from sublet.jobs.chunks import Needs
+from sublet.jobs.core import Batch, Coordinator, Failed, Work
+from sublet.jobs.identity import ChunkId
+from sublet.jobs.states import Cause, ChunkState, FailReason
+
+ONE = Needs()
+S = 1_000_000_000
+KILLED = Failed(Cause.WORKER_LOST, WorkerLost("killed"))
+TAKEN = Failed(Cause.LEASE_LOST, LeaseRevoked("taken"))
+
+
+def call() -> None:
+    """Stands for the task that all chunks share."""
+
+
+def works(count: int, needs: Needs = ONE) -> list[Work]:
+    return [Work(ChunkId(n.to_bytes(16, "big")), n, call, (n,), needs) for n in range(count)]
+
+
+def coordinator(count: int = 0, policy: RetryPolicy | None = None, *, collect: bool = True) -> Coordinator:
+    made = Coordinator(policy or RetryPolicy(jitter=0.0), collect=collect)
+    made.add(works(count))
+    return made
+
+
+def take(core: Coordinator, most: int = 1, now_ns: int = 0, lease: str = "lease") -> Batch:
+    batch = core.take(lease, ONE, most, now_ns)
+    assert batch is not None
+    core.check()
+    return batch
+
+
+def indexes(batch: Batch) -> list[int]:
+    return [work.index for work in batch.works]
+
+
+def finish(core: Coordinator, batch: Batch, now_ns: int = 0) -> None:
+    fresh = core.results(batch, [b"done"] * len(batch.rest), now_ns)
+    core.published([work for work, _ in fresh], now_ns)
+    core.check()
+
+
+def test_chunks_go_out_in_order_and_are_finished_when_they_are_published() -> None:
+    core = coordinator(5)
+    first, second = take(core, 2), take(core, 9)
+    assert (indexes(first), indexes(second)) == ([0, 1], [2, 3, 4])
+    fresh = core.results(first, [b"a", b"b"], 1)
+    assert [(work.index, data) for work, data in fresh] == [(0, b"a"), (1, b"b")]
+    assert core.counts.succeeded == 0
+    core.published([work for work, _ in fresh], 2)
+    assert core.counts.succeeded == 2
+    assert first.works[0].state is ChunkState.STORED
+    core.complete()
+    assert not core.is_over
+    finish(core, second)
+    assert core.is_over
+
+
+def test_only_the_chunk_that_was_executing_is_charged_for_a_lost_worker() -> None:
+    """distributed#5234: chunks that stood behind it are innocent."""
+    core = coordinator(6)
+    batch = take(core, 4)
+    core.results(batch, [b"a"], 0)
+    core.lost(batch, KILLED, begun=True, now_ns=0)
+    core.check()
+    assert [work.charges for work in batch.works] == [0, 1, 0, 0]
+    assert indexes(take(core, 9)) == [2, 3, 4, 5]
+    assert indexes(take(core, 9, now_ns=2 * S)) == [1]
+    assert core.counts.retries == 1
+
+
+def test_a_batch_that_had_not_begun_returns_as_it_is() -> None:
+    core = coordinator(3)
+    core.lost(take(core, 2), TAKEN, begun=False, now_ns=0)
+    batch = take(core, 9)
+    assert indexes(batch) == [0, 1, 2]
+    assert not any(work.charges for work in batch.works)
+
+
+def test_a_late_result_changes_nothing() -> None:
+    core = coordinator(1)
+    first = take(core)
+    core.lost(first, TAKEN, begun=False, now_ns=0)
+    second = take(core)
+    assert core.results(first, [b"late"], 1) == []
+    fresh = core.results(second, [b"first"], 2)
+    assert [data for _, data in fresh] == [b"first"]
+    core.published([work for work, _ in fresh], 2)
+    assert core.results(second, [b"again"], 3) == []
+    core.published([work for work, _ in fresh], 3)
+    core.check()
+    assert core.counts.succeeded == 1
+
+
+def test_a_permanent_error_is_not_retried_and_does_not_stop_a_collecting_job() -> None:
+    core = coordinator(3)
+    batch = take(core, 3)
+    fresh = core.results(batch, [Failed(Cause.RAISED, ValueError("no")), b"b", b"c"], 0)
+    core.published([work for work, _ in fresh], 0)
+    core.complete()
+    assert core.is_over
+    assert core.counts.retries == 0
+    assert [(one.index, one.reason) for one in core.failures] == [(0, FailReason.RAISED)]
+
+
+def test_the_first_failure_stops_a_raising_job() -> None:
+    core = coordinator(5, collect=False)
+    batch = take(core, 2)
+    fresh = core.results(batch, [Failed(Cause.RAISED, ValueError("no")), b"b"], 0)
+    assert core.take("other", ONE, 9, 0) is None
+    core.published([work for work, _ in fresh], 0)
+    core.check()
+    assert core.is_over
+    assert [one.reason for one in core.failures] == [*[FailReason.CANCELLED] * 3, FailReason.RAISED] or (
+        core.failures[0].reason is FailReason.RAISED
+    )
+    assert core.counts.succeeded == 1
+
+
+def test_retries_end_with_the_policys_number() -> None:
+    core = coordinator(1, RetryPolicy(2, "1s", "16s", 0.0))
+    now_ns = 0
+    for _ in range(2):
+        core.lost(take(core, now_ns=now_ns), KILLED, begun=True, now_ns=now_ns)
+        assert core.take("lease", ONE, 1, now_ns) is None
+        due_ns = core.next_due_ns()
+        assert due_ns is not None
+        now_ns = due_ns
+    core.lost(take(core, now_ns=now_ns), KILLED, begun=True, now_ns=now_ns)
+    assert [one.reason for one in core.failures] == [FailReason.RETRIES]
+    assert "failed 3 times" in str(core.failures[0])
+    assert now_ns == 3 * S
+
+
+def test_a_chunk_that_needs_longer_than_any_lease_it_gets_says_so() -> None:
+    core = coordinator(1, RetryPolicy(9, 0, 0, 0.0))
+    for n in range(3):
+        batch = take(core, now_ns=100 * n * S)
+        core.lost(batch, TAKEN, begun=True, now_ns=(100 * n + 60 + n) * S)
+    assert [one.reason for one in core.failures] == [FailReason.TOO_LONG]
+    assert "needs longer than any lease it gets" in str(core.failures[0])
+
+
+def test_leases_that_end_after_different_times_are_ordinary_losses() -> None:
+    core = coordinator(1, RetryPolicy(9, 0, 0, 0.0))
+    for n, ran_s in enumerate((60, 10, 60, 30)):
+        core.lost(take(core, now_ns=100 * n * S), TAKEN, begun=True, now_ns=(100 * n + ran_s) * S)
+    assert not core.failures
+
+
+def test_a_chunk_out_of_memory_asks_for_twice_as_much_and_then_gives_up() -> None:
+    core = Coordinator(RetryPolicy(9, 0, 0, 0.0, memory_max="4MiB"), collect=True)
+    core.add(works(1, Needs(1, 1 << 20)))
+    sizes = []
+    for n in range(3):
+        (needs,) = core.wanted()
+        sizes.append(needs.memory >> 20)
+        batch = core.take("lease", needs, 1, n)
+        assert batch is not None
+        core.lost(batch, Failed(Cause.OUT_OF_MEMORY), begun=True, now_ns=n)
+        core.check()
+    assert sizes == [1, 2, 4]
+    assert [one.reason for one in core.failures] == [FailReason.OUT_OF_MEMORY]
+
+
+def test_a_deadline_fails_what_was_not_begun() -> None:
+    core = Coordinator(RetryPolicy(), collect=True, deadline_ns=10)
+    core.add(works(3))
+    batch = core.take("lease", ONE, 1, 0)
+    assert batch is not None
+    assert core.next_due_ns() == 10
+    assert core.take("lease", ONE, 1, 10) is None
+    finish(core, batch)
+    assert core.is_over
+    assert {one.reason for one in core.failures} == {FailReason.DEADLINE}
+    assert core.counts.succeeded == 1
+
+
+def test_the_same_chunk_twice_runs_once_and_one_id_with_two_contents_is_refused() -> None:
+    core = Coordinator(RetryPolicy())
+    core.add(works(2), [b"a", b"b"])
+    core.add(works(2), [b"a", b"b"])
+    assert core.counts.total == 2
+    with pytest.raises(InvalidRequest, match="with another content"):
+        core.add(works(3), [b"a", b"other", b"c"])
+    assert core.counts.total == 2
+    core.check()
+
+
+def test_what_the_store_has_is_skipped_and_saved_charges_go_on() -> None:
+    core = coordinator(1, RetryPolicy(2, 0, 0, 0.0))
+    core.lost(take(core), KILLED, begun=True, now_ns=0)
+    saved = core.snapshot()
+    again = Coordinator(RetryPolicy(2, 0, 0, 0.0), collect=True, saved=saved)
+    found = again.add(works(3), stored={works(3)[2].key})
+    assert [work.index for work in found] == [2]
+    assert again.counts.skipped == 1
+    assert take(again).works[0].charges == 1
+
+
+def test_chunks_of_different_needs_never_share_a_lease() -> None:
+    core = Coordinator(RetryPolicy())
+    core.add([*works(2), Work(ChunkId(b"x" * 16), 2, call, (), Needs(4))])
+    assert core.wanted() == {ONE: 2, Needs(4): 1}
+    large = core.take("large", Needs(4), 9, 0)
+    assert large is not None
+    assert indexes(large) == [2]
+    assert core.take("larger", Needs(8), 9, 0) is None
+
+
+def test_a_chunk_that_its_caller_cancelled_stops_nothing() -> None:
+    core = coordinator(3, collect=False)
+    batch = take(core, 3)
+    core.drop(batch, [batch.works[1]], 0)
+    core.check()
+    assert indexes(batch) == [0, 2]
+    finish(core, batch)
+    assert core.stopped is None
+    assert core.counts.succeeded == 2
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "done", "raise", "lose", "return", "publish", "tick", "late"]), st.integers(0, 7)
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(count=st.integers(1, 12), steps=STEPS, collect=st.booleans())
+def test_the_books_hold_after_every_step_and_every_chunk_ends_once(
+    count: int, steps: list[tuple[str, int]], collect: bool
+) -> None:
+    """Any order of events; afterwards the rest is run to its end, and each chunk is in one last state."""
+    core = coordinator(count, RetryPolicy(2, "1s", "4s", 0.0), collect=collect)
+    core.complete()
+    open_: list[Batch] = []
+    closed: list[Batch] = []
+    put: list[Work] = []
+    now_ns = 0
+    for what, n in steps:
+        if what == "take" and (batch := core.take(f"lease {n}", ONE, 1 + n, now_ns)):
+            open_.append(batch)
+        elif what == "publish":
+            core.published(put, now_ns)
+            put.clear()
+        elif what == "tick":
+            now_ns += n * S
+            core.tick(now_ns)
+        elif what == "late" and closed:
+            assert core.results(closed[n % len(closed)], [b"late"], now_ns) == []
+        elif open_ and what in ("done", "raise", "lose", "return"):
+            batch = open_[n % len(open_)]
+            if what in ("done", "raise"):
+                outcome = b"x" if what == "done" else Failed(Cause.RAISED, ValueError())
+                put += [work for work, _ in core.results(batch, [outcome], now_ns)]
+            else:
+                core.lost(batch, KILLED, begun=what == "lose", now_ns=now_ns)
+            if not batch.is_open:
+                open_.remove(batch)
+                closed.append(batch)
+        core.check()
+    while not core.is_over:
+        for batch in open_:
+            put += [work for work, _ in core.results(batch, [b"x"] * len(batch.rest), now_ns)]
+        open_.clear()
+        core.published(put, now_ns)
+        put.clear()
+        now_ns = max(now_ns, core.next_due_ns() or 0)
+        if batch := core.take("last", ONE, 3, now_ns):
+            open_.append(batch)
+        core.check()
+    counts = core.counts
+    assert counts.succeeded + counts.failed == count
+    assert len({one.index for one in core.failures}) == counts.failed
+    assert all(one.retries <= 2 for one in core.failures)

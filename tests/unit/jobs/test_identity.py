@@ -1,0 +1,203 @@
+"""Ids of chunks: equal work has equal ids in every process, and everything that changes the result changes the id."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sublet.errors import InvalidRequest, Unpicklable
+from sublet.jobs import Chunk, File
+from sublet.jobs.identity import (
+    ID_BYTES,
+    check_stable,
+    chunk_id_of,
+    content_digest,
+    function_digest,
+    item_content,
+    valid_id,
+)
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.unit.jobs.test_identity import samples
+for name, chunk in samples().items():
+    print(name, chunk.chunk_id().hex())
+"""
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass
+class Point:
+    x: int
+    tags: frozenset[str]
+
+
+def double(x: float, by: int = 2) -> float:
+    """With a default."""
+    return x * by
+
+
+def membership(word: str) -> bool:
+    return word in {"alpha", "beta", "gamma", "delta"}
+
+
+def scaled(by: float) -> object:
+    def scale(x: float) -> float:
+        return x * by
+
+    return scale
+
+
+def samples() -> dict[str, Chunk]:
+    """Work whose ids must be the same in any process, whatever its hash seed."""
+    deep: list[object] = [1]
+    deep.append(deep)
+    return {
+        "numbers": Chunk(double, (1, 2.5, -3j, 10**40, True, None)),
+        "texts": Chunk(double, ("a" * 3, b"bytes", bytearray(b"x"))),
+        "sets": Chunk(membership, ({"x", "y", "z"}, frozenset({("a", 1), ("b", 2)}))),
+        "closure": Chunk(scaled(3.0), (1,)),  # type: ignore[arg-type]
+        "lambda": Chunk(lambda x: x + 1, (1,)),
+        "partial": Chunk(functools.partial(double, by=3), (1,)),
+        "array": Chunk(double, (np.arange(12.0).reshape(3, 4),)),
+        "object": Chunk(double, (Point(1, frozenset({"p", "q", "r"})), Colour.RED, Path("x"), range(3))),
+        "kwargs": Chunk(double, (1,), {"by": 4}),
+        "cycle": Chunk(double, (deep,)),
+        "builtin": Chunk(len, ([1, 2],)),
+        "method": Chunk("abc".join, (["x"],)),
+    }
+
+
+def test_another_process_computes_the_same_ids() -> None:
+    """With another hash seed: the order of sets and of dict-backed attributes does not count."""
+    here = str(Path(__file__).parents[3])
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, here],
+            env={"PYTHONHASHSEED": seed, "PATH": "", "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    mine = "".join(f"{name} {chunk.chunk_id().hex()}\n" for name, chunk in samples().items())
+    assert told == [mine, mine]
+
+
+def test_all_of_these_are_different_work() -> None:
+    ids = [chunk.chunk_id() for chunk in samples().values()]
+    assert len(set(ids)) == len(ids)
+    assert {len(one) for one in ids} == {ID_BYTES}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (1, True),
+        ("a", b"a"),
+        ((1,), [1]),
+        (["ab", "c"], ["a", "bc"]),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({1}, frozenset({1})),
+        (np.zeros(4), np.zeros((2, 2))),
+        (np.zeros(4), np.zeros(4, dtype=np.float32)),
+        (Point(1, frozenset()), Point(2, frozenset())),
+        (0.0, -0.0),
+    ],
+)
+def test_values_that_may_give_other_results_have_other_digests(one: object, other: object) -> None:
+    assert content_digest(one) != content_digest(other)
+    assert item_content(one) != item_content(other)
+
+
+def test_equal_values_have_equal_digests_however_they_share_objects() -> None:
+    text = b"shared text".decode()
+    assert content_digest([text, text]) == content_digest([text, b"shared text".decode()])
+
+
+def test_code_defaults_and_closure_of_a_function_count_and_its_name_does_not() -> None:
+    def twice(x: float, by: int = 2) -> float:
+        return x * by
+
+    def thrice(x: float, by: int = 3) -> float:
+        return x * by
+
+    def also_twice(x: float, by: int = 2) -> float:
+        # a comment, and other lines
+        return x * by
+
+    assert function_digest(twice) == function_digest(also_twice) != function_digest(thrice)
+    assert function_digest(scaled(2.0)) == function_digest(scaled(2.0)) != function_digest(scaled(3.0))
+
+
+def test_the_position_is_part_of_an_id_where_it_is_given() -> None:
+    work, item = function_digest(double), item_content(7)
+    assert len({chunk_id_of(work, item, 0), chunk_id_of(work, item, 1), chunk_id_of(work, item)}) == 3
+
+
+def test_a_file_counts_by_its_content_and_a_path_as_text(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(b"same")
+    second.write_bytes(b"same")
+    assert Chunk(double, (File(first),)).chunk_id() == Chunk(double, (File(second),)).chunk_id()
+    assert Chunk(double, (str(first),)).chunk_id() != Chunk(double, (str(second),)).chunk_id()
+    before = Chunk(double, (File(first),)).chunk_id()
+    first.write_bytes(b"other")
+    assert Chunk(double, (File(first),)).chunk_id() != before
+    with pytest.raises(InvalidRequest, match="missing cannot be read"):
+        Chunk(double, (File(tmp_path / "missing"),)).chunk_id()
+
+
+def test_what_has_no_content_is_named_with_the_path_to_it() -> None:
+    with pytest.raises(Unpicklable, match=r"\[0\]\['lock'\] is a lock"):
+        Chunk(double, ({"lock": threading.Lock()},)).chunk_id()
+
+
+class Copied:
+    """Each copy differs from the one it was made of."""
+
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _next_copy, (self.n,)
+
+
+def _next_copy(n: int) -> Copied:
+    return Copied(n + 1)
+
+
+def test_a_function_whose_id_another_process_could_not_compute_is_refused() -> None:
+    function: Any = double
+    check_stable(scaled(2.0), "the function")
+    with pytest.raises(InvalidRequest, match="another process could not compute the same id for the function"):
+        check_stable(functools.partial(function, Copied()), "the function")
+
+
+@pytest.mark.parametrize("found", ["text", b"short", b"x" * 65, None, 7])
+def test_an_id_of_the_wrong_shape_is_refused(found: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"chunk_id\(\) returned"):
+        valid_id(found)
+
+
+def test_a_chunk_goes_to_bytes_and_back() -> None:
+    chunk = Chunk(scaled(2.5), (4,), cores=3)  # type: ignore[arg-type]
+    again = Chunk.from_bytes(chunk.to_bytes())
+    assert again.run() == 10.0
+    assert again.chunk_id() == chunk.chunk_id()
+    assert again.needs.cores == 3

@@ -1,0 +1,419 @@
+"""Jobs from end to end on leases that are threads: map, coordinator, phases, executor."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+from sublet.errors import InvalidRequest, JobFailed, LeaseRevoked, Unpicklable
+from sublet.jobs import (
+    Chunk,
+    ChunkFailed,
+    Executor,
+    JobCoordinator,
+    MemoryOutputStore,
+    Outputs,
+    Phase,
+    RetryPolicy,
+    load_result,
+)
+from sublet.jobs import map as job_map
+from sublet.jobs.identity import ChunkId
+from sublet.jobs.states import FailReason
+from tests.unit.jobs.stage import FakeLease, FakePool, pool
+
+__all__ = ["pool"]
+
+AT_ONCE = RetryPolicy(initial_backoff=0, max_backoff=0)
+LONG_S = 30
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def fails_at_three(x: int) -> int:
+    if x == 3:
+        raise ValueError("three")
+    return x
+
+
+class Numbers:
+    """A chunk of a user's own class."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+
+    def chunk_id(self) -> bytes:
+        return f"{self.first:08d}-{self.last:08d}".encode()
+
+    def to_bytes(self) -> bytes:
+        return f"{self.first} {self.last}".encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Numbers:
+        return cls(*map(int, data.split()))
+
+
+def add_up(data: bytes) -> bytes:
+    numbers = Numbers.from_bytes(data)
+    return b"%d" % sum(range(numbers.first, numbers.last))
+
+
+def total(outputs: Outputs) -> int:
+    return sum(map(int, outputs))
+
+
+# ---- map
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_map_gives_what_the_built_in_gives(pool: FakePool, ordered: bool) -> None:
+    found = list(job_map(square, range(1000), ordered=ordered, make_pool=pool.make))
+    assert sorted(found) == [x * x for x in range(1000)]
+    assert ordered is False or found == sorted(found)
+    assert pool.is_closed
+
+
+def test_map_acquires_nothing_before_the_first_result_and_nothing_for_nothing(pool: FakePool) -> None:
+    results = job_map(square, range(3), make_pool=pool.make)
+    assert pool.made == 0
+    assert next(results) == 0
+    assert pool.made > 0
+    results.close()
+    assert pool.is_closed
+    empty = FakePool()
+    assert list(job_map(square, [], make_pool=empty.make)) == []
+    assert empty.made == 0
+
+
+def test_map_reads_items_only_as_results_are_consumed(pool: FakePool) -> None:
+    """An infinite iterable passes in bounded memory."""
+    read = itertools.count()
+    results = job_map(square, read, want=2, make_pool=pool.make)
+    for expected in range(500):
+        assert next(results) == expected * expected
+    assert next(read) < 500 + (1 << 16) + 2
+    results.close()
+
+
+def test_map_raises_the_chunks_own_error_and_gives_the_leases_back(pool: FakePool) -> None:
+    with pytest.raises(ValueError, match="three") as caught:
+        list(job_map(fails_at_three, range(10), make_pool=pool.make))
+    assert any("This was chunk 3" in note for note in caught.value.__notes__)
+    assert pool.is_closed
+
+
+def test_map_that_collects_puts_the_failure_in_its_place(pool: FakePool) -> None:
+    found: list[Any] = list(job_map(fails_at_three, range(6), errors="collect", make_pool=pool.make))
+    assert [one for one in found if not isinstance(one, ChunkFailed)] == [0, 1, 2, 4, 5]
+    assert isinstance(found[3], ChunkFailed)
+    assert found[3].reason is FailReason.RAISED
+
+
+def test_equal_items_are_different_chunks_of_a_map(pool: FakePool) -> None:
+    store = MemoryOutputStore()
+    assert list(job_map(square, [7] * 100, store=store, make_pool=pool.make)) == [49] * 100
+    assert len(store) == 100
+
+
+def test_a_map_goes_on_with_what_its_store_has(pool: FakePool) -> None:
+    store, ran = MemoryOutputStore(), []
+
+    def noted(x: int) -> int:
+        ran.append(x)
+        return x
+
+    first = job_map(noted, range(10), store=store, make_pool=pool.make)
+    for _ in range(10):
+        next(first)
+    first.close()
+    ran.clear()
+    again = job_map(noted, range(12), store=store, make_pool=FakePool().make)
+    assert list(again) == list(range(12))
+    assert sorted(ran) == [10, 11]
+    assert again.result is not None
+    assert (again.result.chunks_skipped, again.result.chunks_succeeded) == (10, 2)
+
+
+def test_a_worker_that_dies_costs_the_chunk_it_executed_and_no_other(pool: FakePool) -> None:
+    ran: list[int] = []
+    died: list[int] = []
+
+    def dies_once(lease: FakeLease) -> None:
+        if not died:
+            died.append(1)
+            lease.lose_at = 7
+
+    def noted(x: int) -> int:
+        ran.append(x)
+        return x
+
+    pool.on_made = dies_once
+    results = job_map(noted, range(200), policy=AT_ONCE, make_pool=pool.make)
+    assert list(results) == list(range(200))
+    assert sorted(ran) == list(range(200))
+    assert results.result is not None
+    assert results.result.retries == 1
+
+
+def test_leases_that_are_taken_are_replaced_and_the_job_goes_on(pool: FakePool) -> None:
+    def ends_soon(lease: FakeLease) -> None:
+        if pool.made <= 6:
+            lease.lose_at, lease.lost_as = 5, LeaseRevoked("preempted")
+
+    pool.on_made = ends_soon
+    results = job_map(square, range(300), policy=RetryPolicy(50, 0, 0), make_pool=pool.make)
+    assert list(results) == [x * x for x in range(300)]
+    assert pool.made > 6
+
+
+def test_a_result_that_cannot_be_serialized_is_named(pool: FakePool) -> None:
+    def lock(_: int) -> object:
+        return threading.Lock()
+
+    with pytest.raises(Unpicklable, match=r"the result, a _thread\.lock, cannot be serialized"):
+        list(job_map(lock, [1], make_pool=pool.make))
+
+
+def test_a_deadline_ends_a_job_whose_chunk_does_not(pool: FakePool) -> None:
+    let_go = threading.Event()
+
+    def waits(_: int) -> None:
+        let_go.wait(LONG_S)
+
+    try:
+        with pytest.raises(JobFailed, match="deadline passed"):
+            list(job_map(waits, range(3), deadline="100ms", make_pool=pool.make))
+    finally:
+        let_go.set()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"want": 0},
+        {"want": "many"},
+        {"cores": 0},
+        {"memory": 8},
+        {"errors": "ignore"},
+        {"tier": "first"},
+        {"name": "No Such Name"},
+        {"deadline": -1},
+        {"policy": 3},
+        {"gpu": "1GiB", "memory": "1GiB"},
+        {"fabric": "local"},
+        {"store": {}},
+    ],
+)
+def test_terms_that_cannot_be_are_refused_before_anything_is_acquired(pool: FakePool, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        job_map(square, range(3), make_pool=pool.make, **given)
+    assert pool.made == 0
+
+
+@pytest.mark.parametrize("items", [7, "text", None])
+def test_what_is_no_iterable_is_refused(pool: FakePool, items: Any) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be mapped over"):
+        job_map(square, items, make_pool=pool.make)
+
+
+# ---- the coordinator
+
+
+def test_the_coordinator_runs_the_recipes_four_arguments(pool: FakePool) -> None:
+    chunks = [Numbers(first, first + 10) for first in range(0, 100, 10)]
+    store = MemoryOutputStore()
+    result = JobCoordinator(RetryPolicy(), make_pool=pool.make).run(chunks, store, add_up, total)
+    assert result.aggregate == sum(range(100))
+    assert (result.chunks_succeeded, result.chunks_failed, result.chunks_skipped) == (10, 0, 0)
+    again = JobCoordinator(make_pool=FakePool().make).run(chunks, store, add_up, total)
+    assert (again.aggregate, again.chunks_succeeded, again.chunks_skipped) == (sum(range(100)), 0, 10)
+
+
+def test_the_same_chunk_twice_runs_once(pool: FakePool) -> None:
+    chunks = [Numbers(0, 10), Numbers(0, 10), Numbers(10, 20)]
+    result = JobCoordinator(make_pool=pool.make).run(chunks, MemoryOutputStore(), add_up, total)
+    assert (result.aggregate, result.chunks_succeeded) == (sum(range(20)), 2)
+
+
+class Liar(Numbers):
+    def chunk_id(self) -> bytes:
+        return b"the same for all"
+
+
+def test_one_id_with_two_contents_is_an_error_before_anything_runs(pool: FakePool) -> None:
+    chunks: list[Any] = [Liar(0, 1), Liar(1, 2)]
+    with pytest.raises(InvalidRequest, match="with another content"):
+        JobCoordinator(make_pool=pool.make).run(chunks, MemoryOutputStore(), add_up, total)
+    assert pool.made == 0
+    store = MemoryOutputStore()
+    with pytest.raises(InvalidRequest, match="with another content"):
+        JobCoordinator(make_pool=pool.make).run(iter(chunks), store, add_up, total)
+    assert len(store) <= 1
+
+
+def test_phases_make_their_chunks_of_the_outputs_before(pool: FakePool) -> None:
+    def reduce_chunks(outputs: Outputs) -> Iterator[Chunk]:
+        values = [load_result(data) for data in outputs]
+        for at in range(0, len(values), 5):
+            yield Chunk(sum, (values[at : at + 5],))
+
+    phases = [
+        Phase(name="map", chunks=[Chunk(square, (n,)) for n in range(20)]),
+        Phase(name="reduce", chunks=reduce_chunks),
+    ]
+    store = MemoryOutputStore()
+    result = JobCoordinator(make_pool=pool.make).run_phases(
+        phases, store, lambda outputs: sum(load_result(data) for data in outputs)
+    )
+    assert result.aggregate == sum(n * n for n in range(20))
+    assert result.chunks_succeeded == 24
+
+
+def test_chunks_of_different_size_get_leases_of_their_own_size(pool: FakePool) -> None:
+    chunks = [Chunk(square, (n,), cores=1 + 3 * (n % 2)) for n in range(10)]
+    result = JobCoordinator(make_pool=pool.make).run(chunks, MemoryOutputStore(), None, len)
+    assert result.aggregate == 10
+    assert {lease.needs.cores for lease in pool.leases} == {1, 4}
+
+
+def test_a_failed_chunk_stops_a_job_and_what_is_stored_stays(pool: FakePool) -> None:
+    chunks = [Chunk(fails_at_three, (n,)) for n in range(6)]
+    store = MemoryOutputStore()
+    with pytest.raises(JobFailed, match=r"chunk 3 .*ValueError: three") as caught:
+        JobCoordinator(make_pool=pool.make, want=1).run(chunks, store, None, len)
+    assert caught.value.failures
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert len(store) >= 1
+
+
+@pytest.mark.parametrize(
+    ("chunks", "exec_fn", "text"),
+    [
+        ([], add_up, "there are no chunks"),
+        ([3], add_up, "item 0 is 3, which is no chunk"),
+        ([Numbers(0, 1)], None, "has no function of its own"),
+        (7, add_up, "7 holds no chunks"),
+        ([Numbers(0, 1)], "f", "exec_fn is 'f'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(pool: FakePool, chunks: Any, exec_fn: Any, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        JobCoordinator(make_pool=pool.make).run(chunks, MemoryOutputStore(), exec_fn, total)
+    assert pool.made == 0
+
+
+def test_an_exec_fn_that_returns_no_bytes_fails_its_chunk(pool: FakePool) -> None:
+    with pytest.raises(JobFailed, match="returned a int instead of bytes"):
+        JobCoordinator(make_pool=pool.make).run([Numbers(0, 1)], MemoryOutputStore(), len, total)  # type: ignore[arg-type]
+
+
+class FullStore(MemoryOutputStore):
+    def publish(self, state: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_store_that_fails_ends_the_job(pool: FakePool) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        JobCoordinator(make_pool=pool.make).run([Numbers(0, 1)], FullStore(), add_up, total)
+    assert pool.is_closed
+
+
+class SlowStore(MemoryOutputStore):
+    """Publishes many at once, as a store on disk does."""
+
+    publish_after = 0.01
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.put_first: dict[ChunkId, bytes] = {}
+        self.publications = 0
+
+    def put(self, results: Any) -> None:
+        for chunk, data in results:
+            self.put_first.setdefault(chunk, data)
+
+    def publish(self, state: bytes) -> None:
+        self.publications += 1
+        super().put(list(self.put_first.items()))
+
+
+def test_results_count_only_when_they_are_published(pool: FakePool) -> None:
+    store = SlowStore()
+    chunks = [Chunk(square, (n,)) for n in range(300)]
+    result = JobCoordinator(make_pool=pool.make).run(chunks, store, None, len)
+    assert (result.aggregate, len(store)) == (300, 300)
+    assert store.publications < 300
+
+
+# ---- the executor
+
+
+def test_the_executor_calls_functions_and_gives_leases_back(pool: FakePool) -> None:
+    with Executor(2, make_pool=pool.make) as executor:
+        futures = [executor.submit(square, n) for n in range(50)]
+        assert [future.result(LONG_S) for future in futures] == [n * n for n in range(50)]
+        assert executor.submit(pow, 2, exp=5).result(LONG_S) == 32
+        assert list(executor.map(square, range(5), timeout=LONG_S)) == [0, 1, 4, 9, 16]
+        with pytest.raises(ValueError, match="three"):
+            executor.submit(fails_at_three, 3).result(LONG_S)
+        assert executor.submit(square, 4).result(LONG_S) == 16
+    assert pool.is_closed
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(square, 1)
+    executor.shutdown()
+    assert executor.result is not None
+    assert (executor.result.chunks_succeeded, executor.result.chunks_failed) == (57, 1)
+
+
+def test_a_future_that_has_not_run_can_be_cancelled(pool: FakePool) -> None:
+    pool.most = 1
+    let_go, began = threading.Event(), threading.Event()
+
+    def waits() -> None:
+        began.set()
+        let_go.wait(LONG_S)
+
+    with Executor(1, make_pool=pool.make) as executor:
+        first = executor.submit(waits)
+        assert began.wait(LONG_S)
+        assert first.running()
+        assert not first.cancel()
+        others = [executor.submit(square, n) for n in range(20)]
+        assert others[-1].cancel()
+        let_go.set()
+        assert others[0].result(LONG_S) == 0
+        with pytest.raises(CancelledError):
+            others[-1].result(LONG_S)
+    assert first.done()
+
+
+def test_shutdown_without_waiting_still_does_what_was_submitted(pool: FakePool) -> None:
+    executor = Executor(2, make_pool=pool.make)
+    futures = [executor.submit(square, n) for n in range(20)]
+    executor.shutdown(wait=False)
+    assert [future.result(LONG_S) for future in futures] == [n * n for n in range(20)]
+
+
+def test_shutdown_can_cancel_what_has_not_run(pool: FakePool) -> None:
+    pool.most = 1
+    let_go = threading.Event()
+    executor = Executor(1, make_pool=pool.make)
+    began = threading.Event()
+
+    def waits() -> None:
+        began.set()
+        let_go.wait(LONG_S)
+
+    executor.submit(waits)
+    assert began.wait(LONG_S)
+    others = [executor.submit(square, n) for n in range(5)]
+    let_go.set()
+    executor.shutdown(cancel_futures=True)
+    assert all(future.done() for future in others)
