@@ -53,6 +53,8 @@ ERRORS: Final = [
 ]
 
 LOOPS: Final = {
+    "burst": "tests.unit.jobs.test_running:test_a_mistake_on_the_jobs_thread_is_raised_where_results_are_waited_for",
+    "burst_leases": "tests.unit.jobs.test_leases:test_leases_are_asked_for_again_after_a_shortage",
     "callbacks": "tests.unit.client.test_keepers_going_on:test_callbacks_come_after_one_that_ends_its_thread",
     "calls": f"{HERE}:test_calls_that_nobody_waits_for_are_completed",
     "cards": "tests.unit.agent.test_cards:test_a_look_that_fails_is_followed_by_another",
@@ -84,6 +86,9 @@ LOOPS: Final = {
 
 ONCE: Final = {
     "acquire": "one call; what it raises belongs to its future",
+    "burst_end": "gives the leases of one executor back; the end of the program does it otherwise",
+    "burst_store": "one publication of results; if it fails the job ends with that",
+    "burst_worker": "starts one worker; if it fails the lease is given back, or the job is told",
     "card_look": "one look at the cards; the next one is another thread, and one without an answer is a fault",
     "control_connections": "one connection; it is closed",
     "demo_request": "one request; what it raises belongs to its future",

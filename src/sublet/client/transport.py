@@ -68,6 +68,8 @@ class Transport:
         self._tls = tls_context(address, ca)
         self._idle: list[socket.socket] = []
         """Taken from and added to by single calls, so it needs no lock."""
+        self._keeps = True
+        """Connections are kept for the next call."""
         self._pid = os.getpid()
 
     def exchange(self, call: Call) -> Reply:
@@ -103,7 +105,8 @@ class Transport:
         return Flight(self, sock, sent_ns)
 
     def close(self) -> None:
-        """Close what is idle. The transport stays usable."""
+        """Close what is idle, and from now on each connection after its call. The transport stays usable."""
+        self._keeps = False
         while (sock := self._pop()) is not None:
             sock.close()
 
@@ -161,10 +164,16 @@ class Transport:
 
     def give_back(self, sock: socket.socket) -> None:
         """Keep it for the next call, if there are not enough already."""
-        if len(self._idle) < IDLE_MAX:
-            self._idle.append(sock)
-        else:
+        if not self._keeps or len(self._idle) >= IDLE_MAX:
             sock.close()
+            return
+        self._idle.append(sock)
+        self._close_if_closed()
+
+    def _close_if_closed(self) -> None:
+        """Another thread may have closed it since it was looked at."""
+        if not self._keeps:
+            self.close()
 
 
 class Flight:

@@ -11,7 +11,7 @@ believed. Each entry has the digest of its result, so that data are compared bef
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Final, NamedTuple
 
 from blake3 import blake3
@@ -19,7 +19,17 @@ from blake3 import blake3
 from sublet.errors import CheckpointDamaged
 from sublet.jobs.identity import ID_BYTES, LONGEST_ID, ChunkId
 
-__all__ = ["VERSION", "Locator", "check_result", "dump_index", "parse_index"]
+__all__ = [
+    "VERSION",
+    "Locator",
+    "check_result",
+    "data_name",
+    "dump_index",
+    "index_name",
+    "is_first",
+    "parse_index",
+    "whole_segments",
+]
 
 MAGIC: Final = b"SBJX"
 VERSION: Final = 1
@@ -36,6 +46,34 @@ class Locator(NamedTuple):
     offset: int
     length: int
     check: bytes
+
+
+def index_name(segment: int) -> str:
+    """The name of a segment's index in the store."""
+    return f"index/{segment:08d}"
+
+
+def data_name(segment: int) -> str:
+    """The name of a segment's data in the store."""
+    return f"data/{segment:08d}"
+
+
+def whole_segments(names: Collection[str]) -> list[int]:
+    """The segments of a store with these names. Raises if one has an index and no data: then results are missing that
+    the index has, and nothing may be skipped for its sake."""
+    found = sorted(int(name.removeprefix("index/")) for name in names if name.startswith("index/"))
+    for segment in found:
+        if data_name(segment) not in names:
+            raise CheckpointDamaged(
+                f"segment {segment} of the results has an index and no data",
+                do="Keep the volume for inspection and run the job in a new store.",
+            )
+    return found
+
+
+def is_first(chunk: ChunkId, known: Container[ChunkId]) -> bool:
+    """Whether a result of this chunk is the first, and so the one that stays."""
+    return chunk not in known
 
 
 def dump_index(job: str, results: Sequence[tuple[ChunkId, bytes]]) -> tuple[bytes, bytes]:

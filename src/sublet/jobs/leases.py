@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sublet.background import start_thread
 from sublet.client.clocks import client_clock
-from sublet.client.fabric import Fabric, connect
+from sublet.client.fabric import Fabric
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, QuotaExceeded, SubletError
 from sublet.jobs.chunks import Needs
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sublet.client.lease import Lease
     from sublet.wire.http import LeaseView
 
-__all__ = ["LABEL", "PROGRAM", "LeasePool", "job_leases"]
+__all__ = ["LABEL", "PROGRAM", "Holdings", "LeasePool", "job_leases"]
 
 LABEL: Final = "job"
 """The label of a job's leases, by which bills and listings find them."""
@@ -31,6 +31,43 @@ AGAIN_S: Final = 1.0
 """After a refusal that is not for want of capacity now: how long until it is asked again."""
 TOO_BIG: Final = "too_big"
 CLOSE_S: Final = 10.0
+
+
+class Holdings:
+    """How many leases of each size are of use, and which there are. Pure; not for two threads at once."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[Needs, int] = {}
+        self._held: dict[Needs, list[Any]] = {}
+        self.is_closed = False
+
+    def want(self, needs: Needs, count: int) -> None:
+        """So many of this size are of use now, held ones included."""
+        if not self.is_closed:
+            self._wanted[needs] = count
+
+    def missing(self, needs: Needs) -> int:
+        """How many more are of use."""
+        return 0 if self.is_closed else self._wanted.get(needs, 0) - len(self._held.get(needs, ()))
+
+    def granted(self, needs: Needs, lease: Any) -> bool:
+        """One was granted. False if it is of no use any more: then it must be given back at once."""
+        if self.missing(needs) <= 0:
+            return False
+        self._held.setdefault(needs, []).append(lease)
+        return True
+
+    def gone(self, needs: Needs, lease: Any) -> None:
+        """One has ended, or was given back. Harmless twice."""
+        held = self._held.get(needs, [])
+        held[:] = [one for one in held if one is not lease]
+
+    def close(self) -> list[Any]:
+        """None is of use any more: those that must be given back."""
+        self.is_closed = True
+        found = [lease for held in self._held.values() for lease in held]
+        self._held.clear()
+        return found
 
 
 class LeasePool:
@@ -55,110 +92,92 @@ class LeasePool:
         self._on_lease = on_lease
         self._on_refusal = on_refusal
         self._changed = threading.Condition()
-        self._wanted: dict[Needs, int] = {}
-        self._held: dict[Needs, int] = {}
+        self._book = Holdings()
         self._asking: set[Needs] = set()
-        """Sizes for which a thread is asking."""
-        self._is_closed = False
+        """Sizes for which a thread is asking, or will never ask again."""
+        self._threads: list[threading.Thread] = []
 
     def want(self, needs: Needs, count: int) -> None:
         """So many leases of this size are of use now, those that are held included."""
         with self._changed:
-            if self._wanted.get(needs) == count or self._is_closed:
-                return
-            self._wanted[needs] = count
-            begins = count > self._held.get(needs, 0) and needs not in self._asking
+            self._book.want(needs, count)
+            begins = self._book.missing(needs) > 0 and needs not in self._asking
             if begins:
                 self._asking.add(needs)
-            self._changed.notify_all()
         if begins:
-            start_thread("burst_leases", lambda: self._ask(needs), failed=lambda _: self._asking.discard(needs))
+            try:
+                self._threads.append(start_thread("burst_leases", lambda: self._ask(needs), again=True))
+            except RuntimeError:  # no room for a thread; the job's next step tries again
+                self._asking.discard(needs)
 
-    def missing(self, needs: Needs) -> int:
-        """How many more are of use."""
+    def gone(self, needs: Needs, lease: Lease) -> None:
+        """One has ended by itself. Whether another is of use the job says next."""
         with self._changed:
-            return 0 if self._is_closed else self._wanted.get(needs, 0) - self._held.get(needs, 0)
-
-    def gone(self, needs: Needs) -> None:
-        """One of this size has ended by itself."""
-        with self._changed:
-            self._held[needs] = self._held.get(needs, 0) - 1
-            again = not self._is_closed and self._held[needs] < self._wanted.get(needs, 0) and needs not in self._asking
-            if again:
-                self._asking.add(needs)
-            self._changed.notify_all()
-        if again:
-            start_thread("burst_leases", lambda: self._ask(needs), failed=lambda _: self._asking.discard(needs))
+            self._book.gone(needs, lease)
 
     def give_back(self, needs: Needs, lease: Lease) -> None:
         """It has nothing to do any more. An office that does not answer hears of it later."""
-        with self._changed:
-            self._held[needs] = self._held.get(needs, 0) - 1
-        with contextlib.suppress(Disconnected, LeaseEnded):
-            lease.release()
+        self.gone(needs, lease)
+        _release(lease)
 
     def close(self) -> None:
         """Give everything back and ask for nothing more. Harmless twice."""
         with self._changed:
-            self._is_closed = True
+            left = self._book.close()
             self._changed.notify_all()
+        for lease in left:
+            _release(lease)
         self._holding.close(patience=CLOSE_S)
+        for thread in self._threads:  # their requests were withdrawn, so they have nothing to wait for
+            thread.join(CLOSE_S)
 
     # ---- on a thread of its own, one for each size
 
     def _ask(self, needs: Needs) -> None:
+        """Until there are as many as are of use. It is started again after a shortage."""
         wait: float | None = 0
-        while True:
-            with self._changed:
-                if self._is_closed or self._held.get(needs, 0) >= self._wanted.get(needs, 0):
-                    self._asking.discard(needs)
-                    return
+        while self._goes_on(needs):
             try:
                 lease = self._acquire(needs, wait)
             except CapacityExceeded as error:
                 if error.reason == TOO_BIG:
-                    self._over(needs, error)
+                    self._on_refusal(needs, error, True)  # it stays among those asked for, so none asks again
                     return
                 self._on_refusal(needs, error, False)
                 wait = None  # from now on in the queue, one at a time
-                continue
             except (QuotaExceeded, Disconnected, LeaseEnded) as error:
                 self._refused(needs, error)
-                continue
             except SubletError as error:
-                if self._may_ask:  # a fabric that is closed refuses as well
-                    self._over(needs, error)
-                    return
-                continue
-            wait = 0
-            self._take_in(needs, lease)
+                if self._book.is_closed:  # a fabric that is closed refuses as well
+                    continue
+                self._on_refusal(needs, error, True)
+                return
+            else:
+                wait = 0
+                self._take_in(needs, lease)
 
-    @property
-    def _may_ask(self) -> bool:
-        return not self._is_closed
+    def _goes_on(self, needs: Needs) -> bool:
+        with self._changed:
+            if self._book.missing(needs) > 0:
+                return True
+            self._asking.discard(needs)
+            return False
 
     def _refused(self, needs: Needs, error: SubletError) -> None:
         """It may be granted later, but no place in the queue was given."""
-        if self._may_ask:
+        if not self._book.is_closed:
             self._on_refusal(needs, error, False)
         with self._changed:
-            if not self._is_closed:
+            if not self._book.is_closed:
                 self._changed.wait(AGAIN_S)
-
-    def _over(self, needs: Needs, error: SubletError) -> None:
-        """There will be none of this size, ever. It stays among those that are asked for, so nothing asks again."""
-        self._on_refusal(needs, error, True)
 
     def _take_in(self, needs: Needs, lease: Lease) -> None:
         with self._changed:
-            is_spare = self._is_closed or self._held.get(needs, 0) >= self._wanted.get(needs, 0)
-            if not is_spare:
-                self._held[needs] = self._held.get(needs, 0) + 1
-        if is_spare:
-            with contextlib.suppress(Disconnected, LeaseEnded):
-                lease.release()
-        else:
+            is_kept = self._book.granted(needs, lease)
+        if is_kept:
             self._on_lease(needs, lease)
+        else:
+            _release(lease)
 
     def _acquire(self, needs: Needs, wait: float | None) -> Lease:
         if needs.vram:
@@ -176,9 +195,10 @@ def job_leases(office: Fabric, job: str) -> list[LeaseView]:
     return [view for view in office.leases() if view.end is None and labels.items() <= view.labels.items()]
 
 
-def office_of(fabric: Fabric | None) -> tuple[Fabric, bool]:
-    """The fabric to ask, and whether it is ours to close."""
-    return (connect(), True) if fabric is None else (fabric, False)
+def _release(lease: Lease) -> None:
+    """An office that is away hears of it from the fabric, which tries on; one that has ended it knows."""
+    with contextlib.suppress(Disconnected, LeaseEnded):
+        lease.release()
 
 
 def _ignore(_: object) -> None:

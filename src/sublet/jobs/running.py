@@ -73,7 +73,7 @@ class Pool(Protocol):
     def want(self, needs: Needs, count: int) -> None:
         """So many leases of this size are of use now, held ones included."""
 
-    def gone(self, needs: Needs) -> None:
+    def gone(self, needs: Needs, lease: Lease) -> None:
         """One has ended by itself."""
 
     def give_back(self, needs: Needs, lease: Lease) -> None:
@@ -365,7 +365,10 @@ class Running:
             else:
                 self._post(functools.partial(self._ready, slot))
 
-        start_thread("burst_worker", start)
+        try:
+            start_thread("burst_worker", start)
+        except RuntimeError:  # no room for a thread
+            start()
 
     def _ready(self, slot: _Slot) -> None:
         slot.is_ready = True
@@ -390,7 +393,7 @@ class Running:
 
     def _lease_ended(self, slot: _Slot, reason: str) -> None:
         if self._slots.pop(slot.key, None) is not None:
-            self._pool.gone(slot.needs)
+            self._pool.gone(slot.needs, slot.lease)
             self._note("leases", len(self._slots), f"lease {slot.key} ended: {reason}")
 
     def _refused(self, needs: Needs, error: SubletError, final: bool) -> None:

@@ -21,7 +21,17 @@ from sublet.durable.roots import encode_roots
 from sublet.durable.saving import Saver
 from sublet.errors import CheckpointDamaged, CheckpointFailed, InvalidRequest
 from sublet.jobs.identity import ChunkId
-from sublet.jobs.index import VERSION, Locator, check_result, dump_index, parse_index
+from sublet.jobs.index import (
+    VERSION,
+    Locator,
+    check_result,
+    data_name,
+    dump_index,
+    index_name,
+    is_first,
+    parse_index,
+    whole_segments,
+)
 from sublet.jobs.stores import another_job, not_stored
 from sublet.values import parse_duration_ns
 
@@ -93,7 +103,7 @@ class VolumeOutputStore:
     def put(self, results: Sequence[tuple[ChunkId, bytes]]) -> None:
         with self._lock:
             for chunk, data in results:
-                if chunk not in self._where:
+                if is_first(chunk, self._where):
                     self._pending.setdefault(chunk, data)
 
     def publish(self, state: bytes) -> None:
@@ -126,12 +136,9 @@ class VolumeOutputStore:
                     do="Finish the job with the Sublet that began it, or use a new store.",
                 )
             self._job = checkpoint.manifest.note
-            names = sorted(checkpoint.names)
-            segments = [int(name.removeprefix("index/")) for name in names if name.startswith("index/")]
+            segments = whole_segments(checkpoint.names)
             for segment in segments:
-                if f"data/{segment:08d}" not in names:
-                    raise CheckpointDamaged(f"segment {segment} has an index and no data")
-                found = parse_index(self._job, segment, checkpoint.load(f"index/{segment:08d}"))
+                found = parse_index(self._job, segment, checkpoint.load(index_name(segment)))
                 for chunk, locator in found.items():
                     self._where.setdefault(chunk, locator)
             self._state = checkpoint.load("state")
@@ -147,7 +154,7 @@ class VolumeOutputStore:
         segment = self._segment + bool(results)
         roots: dict[str, bytes] = {"state": state}
         if results:
-            roots[f"index/{segment:08d}"], roots[f"data/{segment:08d}"] = dump_index(self._job, results)
+            roots[index_name(segment)], roots[data_name(segment)] = dump_index(self._job, results)
         # each by itself: a record can only be carried on as a whole, and the state changes every time
         groups = [group for name in sorted(roots) for group in encode_roots({name: roots[name]})]
         carried = [record for record in self._records if "state" not in record.names]
@@ -173,8 +180,8 @@ class VolumeOutputStore:
         self._base, self._records = staged.base, list(staged.records)
         self._state, self._segment = state, segment
         if results:
-            self._where |= parse_index(self._job, segment, roots[f"index/{segment:08d}"])
-            self._remember(segment, roots[f"data/{segment:08d}"])
+            self._where |= parse_index(self._job, segment, roots[index_name(segment)])
+            self._remember(segment, roots[data_name(segment)])
         self._pending.clear()
         self._close()
         self._store.collect(KEEP)
@@ -184,7 +191,7 @@ class VolumeOutputStore:
         if found is None:
             if self._open is None:
                 self._open = self._store.open()
-            found = self._open.load(f"data/{segment:08d}")
+            found = self._open.load(data_name(segment))
             if not isinstance(found, bytes):
                 raise CheckpointDamaged(f"segment {segment} holds a {type(found).__name__}")
         self._remember(segment, found)

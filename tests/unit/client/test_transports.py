@@ -173,6 +173,18 @@ def test_a_kept_connection_that_the_office_closed_is_not_used_again(server: Serv
     assert server.connections == 4
 
 
+def test_a_transport_that_was_closed_keeps_no_connection(server: Server) -> None:
+    """A call of another thread may still be under way when a fabric is closed."""
+    transport = Transport(_address(server.path), HeldClock(), wire=1)
+    server.answers = [OK, OK]
+    flight = transport.launch(CALL)
+    transport.close()
+    while not flight.complete:
+        flight.read()
+    assert transport.exchange(CALL).status == 200
+    assert transport._idle == []
+
+
 def test_only_so_many_connections_are_kept(server: Server) -> None:
     """A burst of threads opens many at once; afterwards the office has no more to hold than the limit."""
     server.answers = [OK] * (IDLE_MAX + 3)

@@ -116,7 +116,7 @@ class FakePool:
             lease.begin()
             self._on_lease(needs, lease)
 
-    def gone(self, needs: Needs) -> None:
+    def gone(self, needs: Needs, lease: Any) -> None:
         self.held[needs] = [lease for lease in self.held[needs] if not lease.is_over]
 
     def give_back(self, needs: Needs, lease: Any) -> None:

@@ -23,6 +23,7 @@ from sublet.jobs import (
     load_result,
 )
 from sublet.jobs import map as job_map
+from sublet.jobs.core import Coordinator
 from sublet.jobs.identity import ChunkId
 from sublet.jobs.states import FailReason
 from tests.unit.jobs.stage import FakeLease, FakePool, pool
@@ -417,3 +418,16 @@ def test_shutdown_can_cancel_what_has_not_run(pool: FakePool) -> None:
     let_go.set()
     executor.shutdown(cancel_futures=True)
     assert all(future.done() for future in others)
+
+
+def test_a_mistake_on_the_jobs_thread_is_raised_where_results_are_waited_for(
+    pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(self: Coordinator, now_ns: int) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Coordinator, "tick", mistaken)
+        with pytest.raises(ZeroDivisionError, match="a mistake"):
+            list(job_map(square, range(3), make_pool=pool.make))
+    assert pool.is_closed

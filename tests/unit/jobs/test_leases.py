@@ -1,0 +1,157 @@
+"""The leases of a job: asked for while they are of use, given back when they are not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet.client.address import Address
+from sublet.client.clocks import client_clock
+from sublet.client.fabric import Fabric
+from sublet.errors import CapacityExceeded, QuotaExceeded, SubletError
+from sublet.jobs import leases
+from sublet.jobs.chunks import Needs
+from sublet.jobs.leases import Holdings, LeasePool
+
+ONE = Needs()
+LONG_S = 30
+
+
+def test_the_book_keeps_what_is_of_use_and_refuses_the_rest() -> None:
+    book = Holdings()
+    assert not book.granted(ONE, "early")
+    book.want(ONE, 2)
+    assert book.missing(ONE) == 2
+    assert book.granted(ONE, "a")
+    assert book.granted(ONE, "b")
+    assert not book.granted(ONE, "c")
+    book.gone(ONE, "a")
+    book.gone(ONE, "a")
+    assert book.missing(ONE) == 1
+    assert book.close() == ["b"]
+    assert not book.granted(ONE, "late")
+    book.want(ONE, 5)
+    assert (book.missing(ONE), book.close()) == (0, [])
+
+
+class Granting:
+    """Answers of an office, one after the other; then leases."""
+
+    def __init__(self, *answers: BaseException) -> None:
+        self.answers = list(answers)
+        self.waits: list[object] = []
+        self.released: list[str] = []
+        self.refusals: list[tuple[str, bool]] = []
+        self.granted: list[Any] = []
+        self.changed = threading.Condition()
+
+    def acquire(self, needs: Needs, wait: float | None) -> Any:
+        self.waits.append(wait)
+        if self.answers:
+            raise self.answers.pop(0)
+        return Held(self, f"l{len(self.waits)}")
+
+    def lease(self, needs: Needs, lease: Any) -> None:
+        with self.changed:
+            self.granted.append(lease)
+            self.changed.notify_all()
+
+    def refusal(self, needs: Needs, error: SubletError, final: bool) -> None:
+        with self.changed:
+            self.refusals.append((type(error).__name__, final))
+            self.changed.notify_all()
+
+    def until(self, what: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(what, LONG_S)
+
+
+class Held:
+    def __init__(self, office: Granting, name: str) -> None:
+        self._office, self.id = office, name
+
+    def release(self) -> None:
+        self._office.released.append(self.id)
+
+
+def pool_on(office: Granting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeasePool:
+    monkeypatch.setattr(leases, "AGAIN_S", 0.01)
+    address = Address(url="unix:///none", socket=tmp_path / "none", home=None)
+    asking = Fabric(address, client_clock())
+    made = LeasePool(asking, "job", tier="batch", ttl=None, on_lease=office.lease, on_refusal=office.refusal)
+    monkeypatch.setattr(made, "_acquire", office.acquire)
+    asking.close()
+    return made
+
+
+def test_capacity_pressure_is_no_error_and_the_next_request_waits_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = Granting(CapacityExceeded("full"), QuotaExceeded("yours"))
+    pool = pool_on(office, tmp_path, monkeypatch)
+    pool.want(ONE, 2)
+    office.until(lambda: len(office.granted) == 2)
+    assert office.waits == [0, None, None, 0]
+    assert office.refusals == [("CapacityExceeded", False), ("QuotaExceeded", False)]
+    pool.close()
+    assert sorted(office.released) == sorted(lease.id for lease in office.granted)
+
+
+def test_what_no_machine_has_is_said_once_and_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Granting(CapacityExceeded("never", reason="too_big"))
+    pool = pool_on(office, tmp_path, monkeypatch)
+    pool.want(ONE, 2)
+    office.until(lambda: office.refusals == [("CapacityExceeded", True)])
+    pool.want(ONE, 3)
+    pool.close()
+    assert office.waits == [0]
+
+
+def test_leases_are_asked_for_again_after_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Granting(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), MemoryError("no memory"))
+    pool = pool_on(office, tmp_path, monkeypatch)
+    pool.want(ONE, 1)
+    office.until(lambda: office.granted)
+    pool.close()
+    assert len(office.waits) == 3
+
+
+def test_a_lease_that_is_granted_after_the_end_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Granting()
+    pool = pool_on(office, tmp_path, monkeypatch)
+    monkeypatch.setattr(leases, "CLOSE_S", 0.01)
+    came, go_on = threading.Event(), threading.Event()
+
+    def slow(needs: Needs, wait: float | None) -> Held:
+        came.set()
+        assert go_on.wait(LONG_S)
+        return Held(office, "late")
+
+    monkeypatch.setattr(pool, "_acquire", slow)
+    pool.want(ONE, 1)
+    assert came.wait(LONG_S)
+    pool.close()
+    go_on.set()
+    for thread in pool._threads:
+        thread.join(LONG_S)
+    assert office.released == ["late"]
+    assert office.granted == []
+
+
+def test_leases_of_a_job_are_found_by_their_labels() -> None:
+    class View:
+        def __init__(self, labels: dict[str, str], end: object = None) -> None:
+            self.labels, self.end = labels, end
+
+    class Office:
+        def leases(self) -> list[View]:
+            ours = {"program": "burst", "job": "mine", "more": "x"}
+            return [View(ours), View(ours, end="over"), View({"job": "mine"}), View({**ours, "job": "other"}), View({})]
+
+    office: Any = Office()
+    assert len(leases.job_leases(office, "mine")) == 1
