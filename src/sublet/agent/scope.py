@@ -14,9 +14,10 @@ Where that cannot be had (no systemd, no bus, not allowed) the supervisor is sta
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from typing import Final
+
+from sublet.wire.system_programs import find_program
 
 __all__ = ["KEPT", "scope_prefix"]
 
@@ -45,15 +46,15 @@ def scope_prefix(
     if env.get(SWITCH, "") == "no" or not os.path.isdir(booted):
         return []
     path = env.get("PATH", os.defpath)
-    program = shutil.which("systemd-run", path=path)
+    uid = os.geteuid() if uid is None else uid
+    program = find_program("systemd-run", path, uid=uid)
     if program is None:
         return []
-    uid = os.geteuid() if uid is None else uid
     if uid == 0:
         return [program, "--system", *_ASKED]
     if _has_manager(env.get(KEPT[0], "")):
         return [program, "--user", *_ASKED]
-    own, told = f"{users}/{uid}", shutil.which("env", path=path)
+    own, told = f"{users}/{uid}", find_program("env", path, uid=uid)
     if not _has_manager(own) or told is None:
         return []  # nobody runs a manager for this user
     # After `su`, in a job of cron or in a service nothing says where it is, or the words are those of somebody else.

@@ -36,6 +36,7 @@ from sublet.supervisor.volume_folder import has_files, sweep_staging
 from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId, format_size
 from sublet.wire.codec import dumps, loads
 from sublet.wire.orders import Part
+from sublet.wire.system_programs import find_program
 
 __all__ = [
     "IMAGE_MIN",
@@ -108,7 +109,7 @@ def why_no_image() -> str:
     if os.geteuid() != 0:
         return "only root may mount an image"
     if not mkfs():
-        return "there is no mkfs.ext4 (package e2fsprogs)"
+        return "there is no mkfs.ext4 in the system's folders that root alone can change (package e2fsprogs)"
     if not os.path.exists("/dev/loop-control"):
         return "there are no loop devices (/dev/loop-control)"
     return ""
@@ -116,9 +117,7 @@ def why_no_image() -> str:
 
 def mkfs() -> str:
     """Where the program is that makes file systems; empty if nowhere."""
-    folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/sbin", "/sbin"]
-    found = (os.path.join(folder, "mkfs.ext4") for folder in folders if os.path.isabs(folder))
-    return next((path for path in found if os.access(path, os.X_OK)), "")
+    return find_program("mkfs.ext4", os.environ.get("PATH", os.defpath)) or ""
 
 
 def read_note(folder: str, name: str = NOTE) -> StoreNote | None:

@@ -19,6 +19,7 @@ from sublet.agent import scope, starting
 from sublet.agent.scope import scope_prefix
 from sublet.agent.starting import FindOrStart, package_folder
 from sublet.errors import SubletError
+from sublet.wire import system_programs
 from sublet.wire.settings import SupervisorSettings
 
 GIVES = '#!/bin/sh\necho "$@" > "$0.asked"\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
@@ -52,9 +53,12 @@ def stand_in(tmp_path: Path, text: str) -> Path:
         (1001, {}, None),
     ],
 )
-def test_who_gets_one(tmp_path: Path, booted: Path, uid: int, more: dict[str, str], whose: str | None) -> None:
-    """A user has a manager, or has not; not somebody else's."""
+def test_who_gets_one(
+    tmp_path: Path, booted: Path, monkeypatch: pytest.MonkeyPatch, uid: int, more: dict[str, str], whose: str | None
+) -> None:
+    """A user has a manager, or has not; not somebody else's. Root's is asked by the system's own program."""
     program = stand_in(tmp_path, GIVES)
+    monkeypatch.setattr(system_programs, "SYSTEM_FOLDERS", (str(program.parent),) if uid == 0 else ())
     prefix = scope_prefix({"PATH": str(program.parent), **more}, uid=uid, booted=str(booted), users=str(tmp_path))
     if whose is None:
         assert prefix == []
@@ -83,7 +87,8 @@ def test_the_manager_of_a_user_is_found_without_being_told(tmp_path: Path, boote
         assert prefix[3:] == told
 
 
-def test_without_systemd_there_is_none(tmp_path: Path, booted: Path) -> None:
+def test_without_systemd_there_is_none(tmp_path: Path, booted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_programs, "SYSTEM_FOLDERS", ())
     program = stand_in(tmp_path, GIVES)
     assert scope_prefix({"PATH": str(program.parent)}, uid=0, booted=str(tmp_path / "not-booted")) == []
     assert scope_prefix({"PATH": str(tmp_path)}, uid=0, booted=str(booted)) == []

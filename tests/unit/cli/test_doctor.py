@@ -255,6 +255,7 @@ def test_what_becomes_of_guests_after_a_logout_is_said(tmp_path: Path, monkeypat
     assert check_logout(str(tmp_path))[0] == "ok"
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert "no scope of systemd" in check_logout(str(tmp_path))[1]
+    monkeypatch.setattr("sublet.wire.system_programs.SYSTEM_FOLDERS", (str(tmp_path),))
     program = tmp_path / "systemd-run"
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
@@ -272,7 +273,7 @@ def test_what_groups_allow_is_tried_where_the_supervisor_will_be(
     program.write_text(f"#!/bin/sh\necho '{said}'\n")
     program.chmod(0o755)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sublet.wire.system_programs.SYSTEM_FOLDERS", (str(tmp_path),))
     assert _in_scope(str(tmp_path)) == [Said("memory", True, "in the scope")]
     program.write_text("#!/bin/sh\necho nonsense\n")
     assert _in_scope(str(tmp_path)) is None
