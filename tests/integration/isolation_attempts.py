@@ -437,7 +437,7 @@ def listen_to_the_wire(world: World) -> str:
         return "a raw socket"
 
 
-@attempt(Part.SOCKETS, control="root")
+@attempt(Part.SECCOMP, control="root")
 def make_a_socket_that_no_namespace_parts(world: World) -> str:
     """Those to the host of a virtual machine, of the kernel's ciphers, of other transports."""
     got = []
@@ -448,7 +448,7 @@ def make_a_socket_that_no_namespace_parts(world: World) -> str:
     return " ".join(map(str, got))
 
 
-@attempt(Part.SOCKETS, control="root")
+@attempt(Part.SECCOMP, control="root")
 def work_behind_the_back_of_a_filter(world: World) -> str:
     ring = ctypes.create_string_buffer(120)
     try:

@@ -38,7 +38,7 @@ def test_a_local_guest_only_loses_descriptors() -> None:
 
 ROOT = (
     *(Step.INIT, Step.NAMESPACES, Step.LOOPBACK, Step.HOST_NAME, Step.ROOT, Step.COMMAND, Step.LIMITS, Step.BOUNDING),
-    *(Step.UID, Step.NO_NESTED, Step.NO_NEW_PRIVS, Step.LANDLOCK, Step.SOCKETS, Step.KEYRING, Step.CAPABILITIES),
+    *(Step.UID, Step.NO_NESTED, Step.NO_NEW_PRIVS, Step.LANDLOCK, Step.KEYRING, Step.SYSTEM_CALLS, Step.CAPABILITIES),
     Step.DESCRIPTORS,
 )
 EVERY_NAME = frozenset(part.value for part in Part)
@@ -74,7 +74,7 @@ def test_the_steps_and_their_order(lacking: set[Part], policy: Policy, steps: tu
     assert planned(ALL - lacking, policy=policy).steps == steps
 
 
-MUST = (Part.PID, Part.IPC, Part.MOUNT, Part.PROC, Part.NET, Part.NO_NEW_PRIVS)
+MUST = (Part.PID, Part.IPC, Part.MOUNT, Part.PROC, Part.NET, Part.NO_NEW_PRIVS, Part.SECCOMP)
 
 
 @pytest.mark.parametrize("part", MUST)
@@ -113,9 +113,7 @@ def test_what_stands_in_for_what(lacking: set[Part], part: Part) -> None:
     assert refusal.part is part
 
 
-@pytest.mark.parametrize(
-    "lacking", [{Part.UID}, {Part.USER_NS}, {Part.LANDLOCK}, {Part.UTS}, {Part.CGROUP_NS}, {Part.SOCKETS}]
-)
+@pytest.mark.parametrize("lacking", [{Part.UID}, {Part.USER_NS}, {Part.LANDLOCK}, {Part.UTS}, {Part.CGROUP_NS}])
 def test_what_may_be_missing_without_leave(lacking: set[Part]) -> None:
     assert planned(ALL - lacking).missing == ()
 

@@ -7,7 +7,7 @@ enter.py        the steps, done between fork and exec
 carried.py      the plan as text, for a warm interpreter whose copies take these steps themselves
 root.py         the file system a guest sees
 landlock.py     what of it the guest may touch, a second time, by another mechanism
-sockets.py      which kinds of socket it may make
+system_calls.py which system calls it may make, and which kinds of socket
 init.py         the two processes that stand over a process namespace
 syscalls.py     the calls Python lacks
 uids.py         one user number for one tenant, for good

@@ -26,8 +26,8 @@ class Part(enum.StrEnum):
     NET = "net"
     UTS = "uts"
     CGROUP_NS = "cgroupns"
-    SOCKETS = "sockets"
-    """No kinds of socket but the usual; a network namespace alone lets some through."""
+    SECCOMP = "seccomp"
+    """No system calls but those that are listed, and no kinds of socket but the usual."""
     LANDLOCK = "landlock"
     NO_NEW_PRIVS = "no_new_privs"
 
@@ -42,7 +42,7 @@ NAMES: Final[Mapping[Part, str]] = {
     Part.NET: "a network per guest",
     Part.UTS: "a host name per guest",
     Part.CGROUP_NS: "hidden control groups",
-    Part.SOCKETS: "only the usual kinds of socket, no io_uring",
+    Part.SECCOMP: "only listed system calls and the usual kinds of socket",
     Part.LANDLOCK: "Landlock",
     Part.NO_NEW_PRIVS: "no new privileges",
 }
@@ -56,7 +56,7 @@ _MENDS: Final[Mapping[Part, str]] = {
     Part.LANDLOCK: "a kernel of 5.13 or newer with landlock among its security modules (lsm=...)",
     Part.PROC: "outside a container that covers parts of /proc, or as root",
     Part.NO_NEW_PRIVS: "a kernel of 3.5 or newer",
-    Part.SOCKETS: "a kernel with seccomp filters, on x86-64, 64-bit ARM or RISC-V",
+    Part.SECCOMP: "a kernel with seccomp filters, on x86-64, 64-bit ARM or RISC-V",
 }
 
 

@@ -8,10 +8,12 @@ nothing of walls, finds ``enter_carried``: it has the module loaded, which behin
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from typing import Any, Final
 
-from sublet.supervisor.isolation import syscalls
+from sublet.supervisor.isolation import syscalls, system_calls
 from sublet.supervisor.isolation.abilities import Part
 from sublet.supervisor.isolation.enter import enter
 from sublet.supervisor.isolation.plan import Bind, Ids, Plan, Policy, Profile, Step
@@ -19,6 +21,10 @@ from sublet.supervisor.isolation.plan import Bind, Ids, Plan, Policy, Profile, S
 __all__ = ["TASK", "enter_carried", "from_text", "to_text"]
 
 TASK: Final = f"{__name__}:enter_carried"
+
+
+with contextlib.suppress(OSError):  # on a machine that is not known no plan asks for it
+    system_calls.program(os.uname().machine)  # made once, in the warm interpreter, and not in each of its copies
 
 
 def to_text(plan: Plan) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sublet.supervisor.isolation import init, landlock, root, sockets, syscalls
+from sublet.supervisor.isolation import init, landlock, root, syscalls, system_calls
 from sublet.supervisor.isolation.abilities import Part
 from sublet.supervisor.isolation.plan import Plan, Profile, Step
 from sublet.supervisor.prctl import set_no_new_privs
@@ -36,6 +36,8 @@ class _Way:
     keep: Collection[int]
     mask: Collection[int]
     status: int = -1
+    proc: int = -1
+    """The folder ``/proc`` with nothing made read-only in it."""
 
 
 def enter(plan: Plan, *, parent: int, keep: Collection[int] = ()) -> int:
@@ -71,9 +73,17 @@ def new_user_namespace() -> None:
     _write("/proc/self/gid_map", f"{gid} {gid} 1")
 
 
-def close_door_to_namespaces() -> None:
-    """No user namespace below this one. In a further one a guest would have rights over a part of the kernel again."""
-    _write("/proc/sys/user/max_user_namespaces", "0")
+def close_door_to_namespaces(proc: int | None = None) -> None:
+    """No user namespace below this one. In a further one a guest would have rights over a part of the kernel again.
+
+    ``proc``: the folder ``/proc``, where what lies under that path cannot be written to.
+    """
+    name = "sys/user/max_user_namespaces"
+    fd = os.open(f"/proc/{name}" if proc is None else name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        os.write(fd, b"0")
+    finally:
+        os.close(fd)
 
 
 def raise_loopback() -> None:
@@ -118,7 +128,7 @@ def _host_name(plan: Plan, way: _Way) -> None:
 
 
 def _root(plan: Plan, way: _Way) -> None:
-    root.build(plan)
+    way.proc = root.build(plan)
 
 
 def _command(plan: Plan, way: _Way) -> None:
@@ -160,7 +170,8 @@ def _no_nested(plan: Plan, way: _Way) -> None:
     if Part.USER_NS not in plan.namespaces:
         new_user_namespace()
         syscalls.drop_bounding_set()  # a new namespace begins with a full one
-    close_door_to_namespaces()
+    close_door_to_namespaces(way.proc)
+    os.close(way.proc)
 
 
 def _no_new_privs(plan: Plan, way: _Way) -> None:
@@ -171,8 +182,8 @@ def _landlock(plan: Plan, way: _Way) -> None:
     landlock.restrict(plan)
 
 
-def _sockets(plan: Plan, way: _Way) -> None:
-    sockets.restrict()
+def _system_calls(plan: Plan, way: _Way) -> None:
+    system_calls.restrict()
 
 
 def _keyring(plan: Plan, way: _Way) -> None:
@@ -206,8 +217,8 @@ _DO: Final[Mapping[Step, Callable[[Plan, _Way], None]]] = {
     Step.NO_NESTED: _no_nested,
     Step.NO_NEW_PRIVS: _no_new_privs,
     Step.LANDLOCK: _landlock,
-    Step.SOCKETS: _sockets,
     Step.KEYRING: _keyring,
+    Step.SYSTEM_CALLS: _system_calls,
     Step.CAPABILITIES: _capabilities,
     Step.DESCRIPTORS: _descriptors,
 }

@@ -16,6 +16,9 @@ from sublet.supervisor.isolation.abilities import NAMES, Abilities, Part
 
 __all__ = [
     "BASIC_NODES",
+    "GROUPS",
+    "MASKED",
+    "SEALED",
     "SYSTEM_PATHS",
     "Bind",
     "Ids",
@@ -56,8 +59,8 @@ class Step(enum.StrEnum):
     NO_NESTED = "no further namespaces"
     NO_NEW_PRIVS = "no new privileges"
     LANDLOCK = "landlock"
-    SOCKETS = "sockets"
     KEYRING = "keyring"
+    SYSTEM_CALLS = "system calls"
     CAPABILITIES = "capabilities"
     DESCRIPTORS = "descriptors"
 
@@ -84,9 +87,22 @@ SYSTEM_PATHS: Final = ("/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/sbi
 
 BASIC_NODES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 
+MASKED: Final = (
+    *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kallsyms", "/proc/kcore", "/proc/key-users"),
+    *("/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
+    *("/sys/devices/virtual/powercap", "/sys/firmware"),
+)
+"""What the kernel tells there of the whole machine, or of its keys and addresses, is empty in a guest. As in Docker,
+and with ``key-users`` and ``kallsyms``."""
+SEALED: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+"""What can be turned there cannot be turned by a guest, whatever rights it may come to."""
+GROUPS: Final = "/sys/fs/cgroup"
+"""The control groups of all users of the machine: their names, processes, memory. Where a guest has its own mounts
+without a user namespace this is not in its /sys in the first place."""
+
 _MIB: Final = 1 << 20
 
-_MUST: Final = (Part.PID, Part.IPC, Part.MOUNT, Part.PROC, Part.NET, Part.NO_NEW_PRIVS)
+_MUST: Final = (Part.PID, Part.IPC, Part.MOUNT, Part.PROC, Part.NET, Part.NO_NEW_PRIVS, Part.SECCOMP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,8 +294,8 @@ def _is_wanted(step: Step, abilities: Abilities, apart: frozenset[Part], by_uid:
             return abilities.has(Part.NO_NEW_PRIVS)
         case Step.LANDLOCK:
             return abilities.has(Part.LANDLOCK) and abilities.has(Part.NO_NEW_PRIVS)
-        case Step.SOCKETS:
-            return abilities.has(Part.SOCKETS) and abilities.has(Part.NO_NEW_PRIVS)
+        case Step.SYSTEM_CALLS:
+            return abilities.has(Part.SECCOMP) and abilities.has(Part.NO_NEW_PRIVS)
         case Step.BOUNDING | Step.KEYRING | Step.CAPABILITIES | Step.LIMITS | Step.DESCRIPTORS:
             return True
 

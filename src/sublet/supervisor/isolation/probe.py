@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from sublet.supervisor.isolation import landlock, sockets, syscalls
+from sublet.supervisor.isolation import landlock, syscalls, system_calls
 from sublet.supervisor.isolation.abilities import Abilities, Finding, Part
 from sublet.supervisor.isolation.enter import close_door_to_namespaces, new_user_namespace, raise_loopback
 from sublet.supervisor.isolation.plan import Plan, Profile
@@ -37,7 +37,9 @@ def probe() -> Abilities:
     else:
         findings |= {part: _tried(_in_namespace(attempt, by_user_ns)) for part, attempt in _APART.items()}
     findings[Part.NO_NEW_PRIVS] = _tried(set_no_new_privs)
-    findings[Part.SOCKETS] = _tried(_sockets)
+    with contextlib.suppress(OSError):  # which the attempt will say; made once, and not in each child
+        system_calls.program(os.uname().machine)
+    findings[Part.SECCOMP] = _tried(_system_calls)
     abi = _landlock_abi()
     findings[Part.LANDLOCK] = _tried(lambda: _landlock(abi))
     active = findings[Part.LANDLOCK].active
@@ -185,10 +187,10 @@ def _first_process() -> Iterator[bool]:
     yield False
 
 
-def _sockets() -> None:
+def _system_calls() -> None:
     set_no_new_privs()
-    sockets.restrict()
-    for family in sockets.FAMILIES[:2]:
+    system_calls.restrict()
+    for family in system_calls.FAMILIES[:2]:
         socket.socket(family).close()
     try:
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close()

@@ -3,6 +3,8 @@
 What is to be shown is taken hold of first, as descriptors; then the new root is built and the old one let go. So no
 path is looked up in a half-built tree, and no place is needed on disk. A writable folder is not followed if it turned
 into a symbolic link, since who may write there may not choose what is shown.
+
+Of what the kernel tells below /proc and /sys, some is covered and some made read-only, last of all.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Final, NamedTuple
 
 from sublet.supervisor.isolation import syscalls
 from sublet.supervisor.isolation.abilities import Part
-from sublet.supervisor.isolation.plan import Bind, Plan
+from sublet.supervisor.isolation.plan import GROUPS, MASKED, SEALED, Bind, Plan, Step
 
 __all__ = ["build"]
 
@@ -24,6 +26,9 @@ _NO_RIGHTS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _SHOWN: Final = syscalls.MOUNT_ATTR_NOSUID
 _FILES_MAX: Final = 262_144
 """Files in each private folder: a file costs memory even when it is empty."""
+
+_EMPTY: Final = ".empty"
+"""Shown in place of a folder; it goes itself once that is done."""
 
 _LINKS: Final = (
     ("dev/ptmx", "pts/ptmx"),
@@ -40,8 +45,12 @@ class _Piece(NamedTuple):
     """Given the path below the new root."""
 
 
-def build(plan: Plan) -> None:
-    """Replace the root of this process. It has a mount namespace of its own already."""
+def build(plan: Plan) -> int:
+    """Replace the root of this process. It has a mount namespace of its own already.
+
+    Returns a descriptor of its /proc without what is made read-only there, for the steps that still write to it; -1
+    where none does.
+    """
     os.umask(0o022)  # whoever started us may have another one, and the guest must come through these folders
     syscalls.mount("", "/", syscalls.MS_REC | syscalls.MS_PRIVATE)
     pieces = [*_private(plan), *(_Piece(path, _cover) for path in plan.covers)]
@@ -57,10 +66,18 @@ def build(plan: Plan) -> None:
     for name, target in _LINKS:
         os.symlink(target, name)
     os.makedirs("run", exist_ok=True)
+    proc = syscalls.open_tree("proc", recursive=False, follow=False) if Step.NO_NESTED in plan.steps else -1
+    os.mkdir(_EMPTY, 0o555)
+    for path in (*MASKED, *((GROUPS,) if Part.USER_NS in plan.namespaces else ())):
+        _mask(path.lstrip("/"))
+    os.rmdir(_EMPTY)
+    for path in SEALED:
+        _seal(path.lstrip("/"))
     for path in (*(cover.lstrip("/") for cover in plan.covers), "dev", "."):
         syscalls.set_mount_attributes(path, syscalls.MOUNT_ATTR_RDONLY)
     syscalls.pivot_root()
     os.chdir("/")
+    return proc
 
 
 def _private(plan: Plan) -> list[_Piece]:
@@ -83,6 +100,27 @@ def _tmpfs(path: str, options: str) -> _Piece:
         syscalls.mount("tmpfs", at, _NO_RIGHTS, options)
 
     return _Piece(path, put)
+
+
+def _mask(at: str) -> None:
+    """An empty folder, or a file that is always empty, in place of what is there, if anything is."""
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(at).st_mode)
+    except OSError:
+        return
+    tree = syscalls.open_tree(_EMPTY if is_folder else "dev/null", recursive=False, follow=False)
+    syscalls.set_mount_attributes(tree, _SHOWN | syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOEXEC)
+    syscalls.mount_fd_at(tree, at)
+    os.close(tree)
+
+
+def _seal(at: str) -> None:
+    """What is there, read-only, if anything is."""
+    if os.path.lexists(at):
+        tree = syscalls.open_tree(at, recursive=True, follow=False)
+        syscalls.set_mount_attributes(tree, _SHOWN | syscalls.MOUNT_ATTR_RDONLY, recursive=True)
+        syscalls.mount_fd_at(tree, at)
+        os.close(tree)
 
 
 def _cover(at: str) -> None:
