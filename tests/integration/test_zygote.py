@@ -183,11 +183,24 @@ def test_what_goes_wrong_before_the_program_is_told_and_nothing_of_it_runs() -> 
 
 
 def test_a_malformed_request_is_answered_and_the_next_one_served() -> None:
-    said, served = play("malformed")
+    said, broken, few, served = play("malformed")
     assert served == "served\n"
-    assert "either a command line or an entry point" in said[0]
-    assert "is not an entry point" in said[1]
-    assert all("Fork" in text or "message" in text for text in said[3:]), said
+    assert [one["code"] for one in said] == [2, 2, 2]
+    for one, text in zip(said, ("is not an entry point", "are no JSON object", "no program to run"), strict=True):
+        assert one["err"].startswith("sublet: ")
+        assert text in one["err"]
+    assert [(one["out"], one["failure"], one["code"]) for one in broken] == [("", "request 0", 126)] * 4
+    assert "a fork came with 0 descriptors, and 6 are needed" in few
+
+
+def test_a_zygote_keeps_nothing_of_a_request() -> None:
+    """Environment, arguments and command line are read by the guest alone: what the zygote had read once, every later
+    guest would find in its own memory."""
+    seen = play("remembered", "decimal")
+    assert seen["waiting"] == 1
+    for one in seen["found"]:
+        assert one["bytes"] > 3_000_000
+        assert one["marks"] == 0
 
 
 def test_a_zygote_is_made_anew_when_its_packages_changed(tmp_path: Path) -> None:
@@ -204,14 +217,14 @@ def test_a_zygote_that_died_is_missed_by_nobody_and_comes_back() -> None:
 
 
 def test_one_copy_waits_in_advance_and_is_nobodys_guest() -> None:
-    """It becomes the next guest; where it cannot, because it was killed or the request is too large for its socket, the
-    guest is forked as before. There is never more than one, and it ends with its zygote."""
+    """It becomes the next guest, however large the request; where it cannot, because it was killed, the guest is forked
+    as before. There is never more than one, and it ends with its zygote."""
     seen = play("in_advance")
     assert seen["counts"] == [1, 1, 1, 1]
     assert seen["strangers"] == 0, "it counts as the zygote's"
-    assert seen["became"]
+    assert seen["became"] == [True, True]
     assert seen["said"] == ["1\n", "here\n", "100000\n"]
-    assert seen["codes"] == [0, 0, 0, 0]
+    assert seen["codes"] == [0, 0, 0]
     assert len([link for link in seen["fds"] if link.startswith("socket:")]) == 1, "and not the zygote's own"
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
+from unittest import mock
 
 from sublet.clock import SystemClock
 from sublet.errors import SubletError
@@ -22,7 +26,7 @@ from sublet.supervisor.prctl import set_child_subreaper
 from sublet.supervisor.procs import Procs
 from sublet.supervisor.spawn import Child
 from sublet.supervisor.tree import Trees
-from sublet.supervisor.zygote_policy import State, ZygoteKey
+from sublet.supervisor.zygote_policy import State, ZygoteKey, walled_key
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
@@ -279,16 +283,23 @@ def last_word() -> object:
 
 @scene
 def malformed() -> object:
-    """Requests that make no sense are answered, and the next one is served."""
+    """Requests that make no sense: what the guest says of them, or the zygote, and whether the next one is served."""
     stage = Stage()
-    stage.until(lambda: stage.zygotes.ready(stage.key))
-    wrong: tuple[dict[str, Any], ...] = ({"argv": ("-c", "1"), "entry": "m:f"}, {"entry": "no entry"}, {})
-    said = [str(stage.child(**more)) for more in wrong]
-    zygote = stage.zygotes._running[stage.key]
+    wrong: tuple[dict[str, Any], ...] = ({"entry": "no entry"}, {"entry": "json:dumps", "args": "[]"}, {})
+    said = [stage.run(**more) for more in wrong]
+    broken = []
     for body in (b"", b"{}", b'{"is":"Fork","argv":7}', b"\xff" * 100):
-        call = zygote._link.call(body, ())
-        said.append(answer_of(stage, zygote, call))
-    return said, stage.run("-c", "print('served')")["out"]
+        with mock.patch("sublet.supervisor.zygotes.sealed_request", partial(in_memory, body)):
+            broken.append(stage.run("-c", "print('it ran')"))
+    zygote = stage.zygotes._running[stage.key]
+    few = answer_of(stage, zygote, zygote._link.call(b"", ()))
+    return said, broken, few, stage.run("-c", "print('served')")["out"]
+
+
+def in_memory(body: bytes, _: Fork) -> int:
+    made = os.memfd_create("request", os.MFD_CLOEXEC)
+    os.write(made, body)
+    return made
 
 
 def answer_of(stage: Stage, zygote: Any, call: int) -> str:
@@ -385,7 +396,6 @@ def in_advance() -> object:
     stage.until(waiting)
     third = waiting()
     large = stage.run("-c", "import os; print(len(os.environ['LARGE']))", env={**stage.env, "LARGE": "x" * 100_000})
-    _, status, _ = os.wait4(third[0], 0)  # it was no use, and has left
     stage.until(waiting)
     last = waiting()
     os.kill(zygote, signal.SIGKILL)
@@ -395,9 +405,9 @@ def in_advance() -> object:
         "counts": [len(one) for one in (first, second, third, last)],
         "strangers": strangers,
         "fds": fds,
-        "became": begun["pid"] == first[0],
+        "became": [begun["pid"] == first[0], large["pid"] == third[0]],
         "said": [begun["out"], after_its_death["out"], large["out"]],
-        "codes": [begun["code"], after_its_death["code"], large["code"], os.waitstatus_to_exitcode(status)],
+        "codes": [begun["code"], after_its_death["code"], large["code"]],
     }
 
 
@@ -459,6 +469,57 @@ import json
 print(json.dumps([sys.prefix, found, sys.path]))
 """
     return stage.settled(), json.loads(stage.run("-c", code)["out"])
+
+
+@scene
+def remembered(*imports: str) -> object:
+    """What of requests of all sizes is in the memory of the zygote and of the copy that waits, afterwards."""
+    stage = Stage(*imports)
+    for size in (300, 1_000, 3_000, 30_000, 100_000):
+        mark = f"MARKER{size:06d}"
+        piece = (mark + "-" + "x" * 20) * (size // 32 + 1)
+        stage.run("-c", "import sys; print(len(sys.argv))", piece, env={**stage.env, "MARK": piece})
+        stage.run(entry="json:dumps", args=json.dumps({"obj": piece}))
+    zygote = stage.zygotes._running[stage.key].pid
+
+    def waiting() -> list[int]:
+        table = Procs().table().children(os.getpid())
+        return [stat.pid for stat in table if stat.session == zygote != stat.pid and not stat.is_gone]
+
+    stage.until(waiting)
+    return {"waiting": len(waiting()), "found": [marks_in(pid) for pid in (zygote, *waiting())]}
+
+
+def marks_in(pid: int) -> dict[str, int]:
+    found: dict[str, int] = {"bytes": 0, "marks": 0}
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            start, end = (int(word, 16) for word in line.split()[0].split("-"))
+            with contextlib.suppress(OSError, ValueError, OverflowError):
+                memory.seek(start)
+                piece = memory.read(end - start) or b""
+                found["bytes"] += len(piece)
+                found["marks"] += len(re.findall(rb"MARKER[0-9]{6}", piece))
+    return found
+
+
+@scene
+def memory(count: str, *imports: str) -> object:
+    """What so many warm interpreters of tenants cost: memory that no file backs, in KiB each."""
+    key = walled_key("a:b", "", imports, {})
+    assert key is not None
+    stage = Stage()
+    keys = [replace(key, tenant=f"tenant-{n}") for n in range(int(count))]
+    for one in keys:
+        stage.zygotes.want(one)
+    stage.until(lambda: all(stage.zygotes.shelf.is_ready(one) for one in keys))
+    private = [private_kib(stage.zygotes._running[one].pid) for one in keys]
+    return {"imports": imports, "private_kib": private, "median_kib": sorted(private)[len(private) // 2]}
+
+
+def private_kib(pid: int) -> int:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("Anonymous:"))
 
 
 @scene

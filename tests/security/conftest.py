@@ -28,6 +28,12 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
+    with office() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def office() -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="sublet-security-") as folder, contextlib.ExitStack() as stack:
         home = Path(folder) / "office"
         ensure_office(home, words=("up", "--host-gpus", "2x1GiB", "--foreground"))

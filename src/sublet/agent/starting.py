@@ -17,7 +17,7 @@ from sublet.errors import SubletError
 from sublet.wire import unix
 from sublet.wire.codec import dumps
 from sublet.wire.settings import SupervisorSettings
-from sublet.wire.zygote import COLD_VARIABLE, WARM_VARIABLE
+from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE, WARM_VARIABLE, tenant_warm_bytes
 
 __all__ = ["FindOrStart", "command", "package_folder"]
 
@@ -50,6 +50,7 @@ class FindOrStart:
         self._telling = -1
         """Where it waits to be told whose it is."""
         self._scope = scope_prefix(os.environ)
+        tenant_warm_bytes(os.environ.get(TENANT_WARM_VARIABLE, ""))  # refused here, where somebody reads it
 
     def begin(self) -> None:
         """If nobody answers have one start already, while it is found out whose it is (``whose``)."""
@@ -163,7 +164,7 @@ class _Process:
             os.waitpid(self._pid, 0)
 
 
-_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, WARM_VARIABLE, *KEPT)
+_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, TENANT_WARM_VARIABLE, WARM_VARIABLE, *KEPT)
 
 
 def command(settings: SupervisorSettings) -> list[str]:

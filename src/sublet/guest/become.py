@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 
 from sublet.guest.program import Program
 from sublet.guest.title import show
-from sublet.wire.zygote import FORK_FDS, GO, ROOM, Fork
+from sublet.wire.zygote import FORK_FDS, GO, ROOM, Fork, read_request
 
 __all__ = ["NOT_STARTED", "become", "open_stdio", "reseed"]
 
@@ -33,22 +33,25 @@ _SIGNALS: Final = tuple(int(number) for number in signal.valid_signals() - {sign
 """What each guest would have to find out anew is found out once, before the forks."""
 
 
-def become(fork: Fork, fds: tuple[int, ...], parent: int) -> Program:
+def become(fds: tuple[int, ...], parent: int) -> Program:
     """Turn this process, forked twice, into the guest; what it is to run. Does not return where anything fails.
 
-    ``parent`` is the supervisor, whose child this must be by the time it is allowed to go.
+    ``fds`` are those of a call (``wire.zygote``); what the guest is to be is read from one of them, here and nowhere
+    before. ``parent`` is the supervisor, whose child this must be by the time it is allowed to go.
     """
     failure = fds[4]
     doing = "go"
     try:
         if os.read(fds[3], 1) != GO:
             os._exit(NOT_STARTED)
+        doing = "request"
+        fork = read_request(fds[5])
         for name, step in _steps(fork, fds, parent):
             doing = name
             step()
     except BaseException as error:  # noqa: BLE001 - nothing may return from here: this is a copy of the zygote
         _fail(failure, doing, error)
-    program = Program(argv=fork.argv, entry=fork.entry, args=fork.args)
+    program = Program(argv=fork.argv, entry=fork.entry, args=fork.args, safe_path=bool(fork.env.get("PYTHONSAFEPATH")))
     show(_title(program), {key: value for key, value in fork.env.items() if key.startswith(fork.mark)})
     for fd in fds:
         if fd > 2:

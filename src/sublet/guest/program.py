@@ -21,7 +21,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sublet.errors import InvalidRequest
@@ -38,6 +38,8 @@ class Program:
     argv: tuple[str, ...] = ()
     entry: str = ""
     args: str = ""
+    safe_path: bool = field(default_factory=lambda: sys.flags.safe_path)
+    """Whether its own folder stays off ``sys.path``, as with ``-P``; a warm interpreter has flags of its own."""
 
     @property
     def name(self) -> str:
@@ -54,7 +56,7 @@ class Program:
             self._run_module(*self._after("-m"))
         elif self.argv[0] == "-c":
             command, rest = self._after("-c")
-            _set_up(["-c", *rest], "")
+            _set_up(["-c", *rest], "", shown=not self.safe_path)
             code = compile(command, "<string>", "exec")
             _show_lines(code, command)
             _execute(_new_main(), code)
@@ -68,14 +70,14 @@ class Program:
 
     def _run_entry(self) -> None:
         function, keywords = read_entry(self.entry, self.args)
-        _set_up([self.entry], os.getcwd())
+        _set_up([self.entry], os.getcwd(), shown=not self.safe_path)
         _new_main()
         _resolve(function, self.entry)(**keywords)
 
     def _run_module(self, module: str, rest: tuple[str, ...]) -> None:
         import runpy
 
-        _set_up(["-m", *rest], os.getcwd())
+        _set_up(["-m", *rest], os.getcwd(), shown=not self.safe_path)
         _new_main()
         runpy._run_module_as_main(module)  # type: ignore[attr-defined]  # the interpreter's own way to begin `-m`
 
@@ -84,11 +86,11 @@ class Program:
         if os.path.isdir(path) or _is_archive(path):
             import runpy
 
-            _set_up([path, *rest], path, always=True)
+            _set_up([path, *rest], path, shown=True)
             _new_main()
             runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # as above
             return
-        _set_up([path, *rest], os.path.dirname(os.path.realpath(path)))
+        _set_up([path, *rest], os.path.dirname(os.path.realpath(path)), shown=not self.safe_path)
         path = os.path.join(os.getcwd(), path)
         try:
             with io.open_code(path) as file:
@@ -130,10 +132,10 @@ def _resolve(function: tuple[str, str], entry: str) -> Callable[..., object]:
     return chosen
 
 
-def _set_up(argv: list[str], first: str, *, always: bool = False) -> None:
+def _set_up(argv: list[str], first: str, *, shown: bool) -> None:
     """``sys.argv``, and the folder a program finds its own modules in (not with ``-P`` or ``-I``)."""
     sys.argv[:] = argv
-    if always or not sys.flags.safe_path:
+    if shown:
         sys.path.insert(0, first)
 
 

@@ -4,7 +4,8 @@ Two forks of an interpreter that has numpy or torch loaded are most of the time 
 them depends on what the guest is to be. So a zygote that has nothing to do makes one copy of itself that waits: at most
 one, and never while it is asked for guests. It has no lease, no group and no user of its own, it stays in the zygote's
 session (so it is counted as the zygote's, and looks find it to be nobody's guest), and computes nothing. When a guest
-is wanted the zygote hands it the request with all descriptors, and it becomes that guest exactly as a fresh fork would.
+is wanted the zygote hands it the descriptors of the call, the request among them, which it reads itself; and it becomes
+that guest exactly as a fresh fork would.
 
 It ends with its zygote: the only other end of its socket is there. What it costs is the memory that it does not share:
 page tables and what the forks touched, 1.5 MB with numpy and 2.5 MB with torch loaded.
@@ -21,8 +22,8 @@ from sublet.wire.zygote import Forked
 
 __all__ = ["Standby", "await_request"]
 
-REQUEST_MAX: Final = 96 * 1024
-"""Bytes of a request in one message, well below what a socket takes; who asks with more gets a fresh fork."""
+_WANTED: Final = b"!"
+"""The message that its descriptors come with."""
 FDS_MAX: Final = 64
 
 
@@ -37,12 +38,10 @@ class Standby:
         """For ``poll``: it hangs up if it ended."""
         return self._sock.fileno()
 
-    def become(self, request: bytes, fds: tuple[int, ...]) -> Forked | None:
+    def become(self, fds: tuple[int, ...]) -> Forked | None:
         """Let it be this guest; None where it cannot, and then it is not there any more, or was not asked."""
-        if len(request) > REQUEST_MAX or len(fds) > FDS_MAX:
-            return None
         try:
-            socket.send_fds(self._sock, [request], fds, socket.MSG_DONTWAIT)
+            socket.send_fds(self._sock, [_WANTED], fds, socket.MSG_DONTWAIT)
         except OSError:
             return None
         finally:
@@ -54,15 +53,15 @@ class Standby:
         self._sock.close()
 
 
-def await_request(sock: socket.socket) -> tuple[bytes, tuple[int, ...]]:
-    """In the one that waits: what it is to be. Does not return if it is not wanted."""
-    request, fds = b"", list[int]()
+def await_request(sock: socket.socket) -> tuple[int, ...]:
+    """In the one that waits: the descriptors of what it is to be. Does not return if it is not wanted."""
+    said, fds = b"", list[int]()
     with contextlib.suppress(OSError):
-        request, fds, _, _ = socket.recv_fds(sock, REQUEST_MAX + 1, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
-    if not request:
+        said, fds, _, _ = socket.recv_fds(sock, len(_WANTED), FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+    if not said:
         _leave()
     sock.close()
-    return request, tuple(fds)
+    return tuple(fds)
 
 
 def _leave() -> NoReturn:

@@ -1,9 +1,10 @@
 """The program of a zygote: a warm interpreter from which guests are forked, twice.
 
 It imports what it was asked to, proves itself (``proof``), and then waits. It never computes and never opens a device.
-For each ``Fork`` it makes a child that makes the guest and ends; so the guest loses its parent and becomes a child of
-the supervisor, which has declared itself the one orphans come to. The answer names the guest once the child in between
-is gone; and only after the answer does the supervisor let the guest go on, so the guest finds the right parent.
+What a guest is to be it never reads: that comes in a file, which only the guest opens (``wire.zygote``). For each call
+it makes a child that makes the guest and ends; so the guest loses its parent and becomes a child of the supervisor,
+which has declared itself the one orphans come to. The answer names the guest once the child in between is gone; and
+only after the answer does the supervisor let the guest go on, so the guest finds the right parent.
 
 While nobody asks, one copy is made in advance (``standby``), and the next guest is that one. When for a longer while
 nobody did, it is *settled*: what may be imported later (``LATER``) is, the rubbish of all imports is collected, and it
@@ -31,7 +32,7 @@ from sublet.errors import InvalidRequest, SubletError, Unsupported
 from sublet.guest import bootstrap
 from sublet.guest.become import NOT_STARTED, become
 from sublet.guest.ending import end_forked
-from sublet.guest.program import Program, read_entry
+from sublet.guest.program import Program
 from sublet.guest.proof import find_fault
 from sublet.guest.standby import Standby, await_request
 from sublet.wire.codec import dumps, loads
@@ -72,6 +73,7 @@ class Zygote:
     def warm_up(self, modules: Sequence[str]) -> bool:
         """Import, prove, and say how it went; False if no guest may come from here."""
         self._before = stamps_of(_places())
+        loads(Fork, dumps(Fork()))  # how one is read is found out once, before the forks
         at = modules.index(LATER) if LATER in modules else len(modules)
         self._later = [*modules[at + 1 :]]
         return self._take_in(modules[:at])
@@ -102,7 +104,13 @@ class Zygote:
         stamps = (*self._before, *stamps_of([file for file in files if file]))
         took_ns = time.monotonic_ns() - self._began_ns
         version = ".".join(map(str, sys.version_info[:3]))
-        ready = Ready(python=version, modules=len(sys.modules), took_ns=took_ns, stamps=stamps[:_STAMPS_MAX])
+        ready = Ready(
+            python=version,
+            modules=len(sys.modules),
+            took_ns=took_ns,
+            private_bytes=_private_bytes(),
+            stamps=stamps[:_STAMPS_MAX],
+        )
         self._link.event(dumps(ready))
         return True
 
@@ -148,8 +156,8 @@ class Zygote:
 
     def _answer(self, called: Called) -> Program | None:
         try:
-            fork = _read(called)
-            forked = self._hand_over(called) or self._fork(fork, called.fds)
+            _check(called.fds)
+            forked = self._hand_over(called.fds) or self._fork(called.fds)
         except SubletError as error:
             self._link.refuse(called.call, error)
         except OSError as error:
@@ -161,11 +169,11 @@ class Zygote:
         close_all(called.fds)
         return None
 
-    def _hand_over(self, called: Called) -> Forked | None:
+    def _hand_over(self, fds: tuple[int, ...]) -> Forked | None:
         """The one that waits becomes this guest; None if there is none."""
         standby, self._standby = self._standby, None
         self._may_stand_by = True
-        return None if standby is None else standby.become(called.body, called.fds)
+        return None if standby is None else standby.become(fds)
 
     def _stand_by(self) -> Program | None:
         """Make one in advance. Here it gives None; in what was made, once it is a guest that may run, its program."""
@@ -190,20 +198,19 @@ class Zygote:
         # Redundant today: one is made when no request is under way, so nothing else is open. It stays because a request
         # that came in between would leave its descriptors in a guest of somebody else.
         _close_all_but({*self._kept, theirs.fileno()})
-        request, fds = await_request(theirs)
-        return become(loads(Fork, request), fds, self._parent)
+        return become(await_request(theirs), self._parent)
 
-    def _fork(self, fork: Fork, fds: tuple[int, ...]) -> Forked | Program:
+    def _fork(self, fds: tuple[int, ...]) -> Forked | Program:
         """Here it gives who the guest is; in the guest, once it may run, what it is to run."""
         pid = _fork_twice()
         if pid == 0:
-            return _in_guest(lambda: self._be_one(fork, fds))
+            return _in_guest(lambda: self._be_one(fds))
         return Forked(pid=pid, start_ticks=_start_ticks(pid))
 
-    def _be_one(self, fork: Fork, fds: tuple[int, ...]) -> Program:
+    def _be_one(self, fds: tuple[int, ...]) -> Program:
         _close_all_but({*self._kept, *fds})
         self._sock.close()
-        return become(fork, fds, self._parent)
+        return become(fds, self._parent)
 
     def close(self) -> None:
         """Whoever waits is not wanted any more."""
@@ -265,16 +272,19 @@ def _is_there(name: str) -> bool:
         return False
 
 
-def _read(called: Called) -> Fork:
-    """What is asked for. What can be known to be wrong is refused here, where it can still be told."""
-    fork = loads(Fork, called.body)
-    if len(called.fds) < FORK_FDS:
-        raise InvalidRequest(f"a fork came with {len(called.fds)} descriptors, and {FORK_FDS} are needed", do=_PLAIN)
-    if bool(fork.argv) == bool(fork.entry):
-        raise InvalidRequest("a fork names either a command line or an entry point", do="Give one of the two.")
-    if fork.entry:
-        read_entry(fork.entry, fork.args)
-    return fork
+def _check(fds: tuple[int, ...]) -> None:
+    """Whether a guest could come of these. What they hold is not looked at: that is the guest's to read."""
+    if len(fds) < FORK_FDS:
+        raise InvalidRequest(f"a fork came with {len(fds)} descriptors, and {FORK_FDS} are needed", do=_PLAIN)
+
+
+def _private_bytes() -> int:
+    """Memory of this process that no file backs; 0 where the kernel does not tell. Copies that wait share it."""
+    try:
+        with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Anonymous:"))
+    except OSError:
+        return 0
 
 
 def _fork_twice() -> int:

@@ -24,7 +24,7 @@ from sublet.supervisor.zygotes import Zygotes
 from sublet.wire.codec import loads
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.unix import short_path
-from sublet.wire.zygote import COLD_VARIABLE, WARM_VARIABLE, Warm
+from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE, WARM_VARIABLE, Warm, tenant_warm_bytes
 
 __all__ = ["main"]
 
@@ -46,7 +46,8 @@ def main(text: str) -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     cold = os.environ.pop(COLD_VARIABLE, "").replace(" ", "").split(",")
-    zygotes = Zygotes(Loop(SystemClock()), cold=frozenset(cold))
+    tenant_bytes = tenant_warm_bytes(os.environ.pop(TENANT_WARM_VARIABLE, ""))
+    zygotes = Zygotes(Loop(SystemClock()), tenant_bytes=tenant_bytes, cold=frozenset(cold))
     with contextlib.suppress(SubletError):  # what cannot be read was no more than a wish
         if wish := os.environ.pop(WARM_VARIABLE, ""):
             zygotes.wish(loads(Warm, wish.encode()))

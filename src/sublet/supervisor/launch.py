@@ -30,7 +30,7 @@ from sublet.supervisor.tree import Trees, marks_of
 from sublet.supervisor.walls import Room, Walls
 from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, is_python, walled_key
 from sublet.supervisor.zygotes import Zygotes
-from sublet.values import GuestId
+from sublet.values import GuestId, TenantId
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
 from sublet.wire.volumes import PUBLISH_VARIABLE, VOLUME_VARIABLE
 from sublet.wire.zygote import WARM_WITHIN_S, Fork, fingerprint, python_argv
@@ -60,6 +60,7 @@ class Prepared:
     plan: SpawnPlan
     stdio: Stdio
     log: GuestLog
+    tenant: TenantId
     uid: int | None
     """Whose processes they will be; None: the supervisor's own user."""
     cores: tuple[int, ...] = ()
@@ -127,7 +128,7 @@ class Launch:
         guest would rather: then ``then`` is told. False: nothing has to be waited for. Raises for what can be said at
         once."""
         check_spec(spec)
-        key = _warm(spec, is_walled=profile is Profile.TENANT) if spec.patient else None
+        key = self._zygote(spec, tenancy.tenant, is_walled=profile is Profile.TENANT) if spec.patient else None
         if key is None:
             return self._open_stores(tenancy, profile, then, volume)
         if not self.zygotes.ready(key):
@@ -228,7 +229,20 @@ class Launch:
             )
             undo.pop_all()
         uid = room.ids.uid if room.ids is not None else None
-        return Prepared(spec, loop, plan, stdio, kept, uid, tenancy.pinned, room.stands_in, group, volume, room.plan)
+        return Prepared(
+            spec=spec,
+            loop=loop,
+            plan=plan,
+            stdio=stdio,
+            log=kept,
+            tenant=tenancy.tenant,
+            uid=uid,
+            cores=tenancy.pinned,
+            stands_in=room.stands_in,
+            group=group,
+            volume=volume,
+            walls=room.plan,
+        )
 
     def undo(self, prepared: Prepared) -> None:
         """It has never run: what was made for it goes."""
@@ -247,13 +261,18 @@ class Launch:
 
     def fork(self, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
         """Make the process; it waits for ``go``. From a warm interpreter it comes a moment later."""
-        key = _warm(prepared.spec, is_walled=prepared.walls is not None)
+        key = self._zygote(prepared.spec, prepared.tenant, is_walled=prepared.walls is not None)
         if key is not None:
             if self.zygotes.ready(key):
                 self._fork_warm(key, prepared, forked)
                 return
             self.zygotes.want(key)
         forked(_forked(prepared.plan))
+
+    def _zygote(self, spec: GuestSpec, tenant: TenantId, *, is_walled: bool) -> ZygoteKey | None:
+        """From which warm interpreter it should come; None where a fresh one is needed."""
+        key = _warm(spec, is_walled=is_walled)
+        return self.zygotes.for_tenant(key, tenant) if key is not None and is_walled else key
 
     def _fork_warm(self, key: ZygoteKey, prepared: Prepared, forked: Callable[[Child | OSError], None]) -> None:
         spec, plan, child = prepared.spec, prepared.plan, prepared.stdio.child

@@ -3,6 +3,12 @@
 A zygote may stand in for a fresh interpreter only where nobody could tell the difference. What tells is in its key: the
 interpreter, what it has imported, whose it is, and the part of the environment that is read once, when an interpreter
 or a library starts. All other variables a guest gets with its fork.
+
+No zygote ever holds a request, so guests of several tenants may come from one. Still each tenant has its own where
+memory allows: then two tenants share not even the addresses at which libraries lie. What those of single tenants cost
+together has a bound (``Shelf.tenant_bytes``, a part of the machine's memory), and is added up from what the finished
+ones measured. A tenant gets its own while that bound is kept, if need be in place of one whose tenant has started
+nothing for a while; all others share one.
 """
 
 from __future__ import annotations
@@ -11,15 +17,19 @@ import enum
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sublet.values import NS_PER_S
+from sublet.values import MIB, NS_PER_S
 from sublet.wire.jupyter import KERNEL_IMPORTS
 from sublet.wire.zygote import LATER, OPTIONAL, Stamp, fingerprint
 
 __all__ = [
+    "ASSUMED_BYTES",
     "HARMLESS",
+    "TENANT_IDLE_NS",
+    "TENANT_MEMORY_PARTS",
+    "TENANT_ZYGOTES_MAX",
     "ZYGOTES_MAX",
     "Shelf",
     "State",
@@ -31,7 +41,16 @@ __all__ = [
 ]
 
 ZYGOTES_MAX: Final = 6
-"""Warm interpreters at a time. Each keeps what it imported in memory: some ten MB, with torch some hundred."""
+"""Warm interpreters at a time, those of single tenants aside. Each keeps what it imported in memory: some ten MB, with
+torch some hundred."""
+TENANT_ZYGOTES_MAX: Final = 64
+"""Those of single tenants at a time, however much memory there is."""
+TENANT_MEMORY_PARTS: Final = 32
+"""One part in so many of the machine's memory is for those of single tenants."""
+TENANT_IDLE_NS: Final = 300 * NS_PER_S
+"""So long its tenant has started nothing when one may be ended for another tenant's."""
+ASSUMED_BYTES: Final = 64 * MIB
+"""What one costs, as long as none with the same imports was measured."""
 REMEMBERED_MAX: Final = 64
 """Kinds that are remembered as not to be had."""
 BACKOFF_FIRST_NS: Final = 1 * NS_PER_S
@@ -66,12 +85,24 @@ class ZygoteKey:
     """The fingerprint of its environment."""
     uid: int = -1
     """Whose guests; -1: the supervisor's own user. It runs as that user, since it imports what that user may write."""
+    walled: bool = False
+    """Whether tenants' guests come from it: it stands outside of their walls."""
+    tenant: str = ""
+    """Of which single tenant, if it is only for that one."""
 
     @property
     def words(self) -> str:
         """For people."""
         imports = [name for name in self.imports if name != LATER]
-        return f"{self.python}{' with ' if imports else ''}{', '.join(imports)}"
+        mine = f", for {self.tenant}" if self.tenant else ""
+        return f"{self.python}{' with ' if imports else ''}{', '.join(imports)}{mine}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of the interpreter. One outside of tenants' walls reads nothing but its own installation: no ``PYTHON…``
+        variable, no folder of the user's, no working folder. One for the supervisor's own user has to be what that
+        user's fresh interpreter would be."""
+        return ("-I",) if self.walled else ()
 
 
 def walled_key(entry: str, python: str, imports: Sequence[str], env: Mapping[str, str]) -> ZygoteKey | None:
@@ -82,7 +113,7 @@ def walled_key(entry: str, python: str, imports: Sequence[str], env: Mapping[str
     reads_more = any(name not in _OURS_TO_SAY for name, _ in fingerprint(env))
     if not entry or not is_ours or reads_more:
         return None
-    return ZygoteKey(sys.executable, (_WALLS, *imports), _WALLED_ENV)
+    return ZygoteKey(sys.executable, (_WALLS, *imports), _WALLED_ENV, walled=True)
 
 
 def without(imports: Sequence[str], cold: frozenset[str]) -> tuple[str, ...]:
@@ -131,6 +162,12 @@ class _Entry:
     deaths: int = 0
     reason: str = ""
     stamps: tuple[Stamp, ...] = ()
+    private_bytes: int = 0
+    """What it measured; 0: nothing yet."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in (State.STARTING, State.READY)
 
 
 @dataclass(slots=True)
@@ -138,24 +175,32 @@ class Shelf:
     """Which kinds there are, and how each stands."""
 
     zygotes_max: int = ZYGOTES_MAX
+    tenant_bytes: int = 0
+    """What those of single tenants may cost together; 0: there are none."""
     entries: dict[ZygoteKey, _Entry] = field(default_factory=dict)
 
     def want(self, key: ZygoteKey, now_ns: int) -> tuple[bool, tuple[ZygoteKey, ...]]:
         """Somebody would like one: whether to start it now, and which to end for it."""
         entry = self.entries.get(key)
-        if entry is not None and (entry.state in (State.STARTING, State.READY) or now_ns < entry.again_ns):
+        if entry is not None and (entry.is_live or now_ns < entry.again_ns):
             entry.used_ns = now_ns
             return False, ()
-        ended: tuple[ZygoteKey, ...] = ()
-        if self._live() >= self.zygotes_max:
-            ready = [one for one, other in self.entries.items() if other.state is State.READY]
-            if not ready:  # all of them are just being made; what is made last is no reason to throw away
-                return False, ()
-            ended = (min(ready, key=lambda one: self.entries[one].used_ns),)
-            del self.entries[ended[0]]
+        ended = self._room_for(key, now_ns)
+        if ended is None:
+            return False, ()
+        for other in ended:
+            del self.entries[other]
         self.entries[key] = _Entry(State.STARTING, now_ns, deaths=entry.deaths if entry else 0)
         self._forget()
         return True, ended
+
+    def of_tenant(self, key: ZygoteKey, tenant: str, now_ns: int) -> ZygoteKey:
+        """The key of this tenant's own one, if it has one or may have one; else ``key``, which tenants share."""
+        own = replace(key, tenant=tenant)
+        entry = self.entries.get(own)
+        if (entry is not None and entry.is_live) or self._room_for(own, now_ns) is not None:
+            return own
+        return key
 
     def is_ready(self, key: ZygoteKey) -> bool:
         """Whether a guest can come from it now."""
@@ -167,10 +212,11 @@ class Shelf:
         if (entry := self.entries.get(key)) is not None:
             entry.used_ns = now_ns
 
-    def proved(self, key: ZygoteKey, stamps: tuple[Stamp, ...]) -> None:
-        """It is ready, and was made from files as old as this."""
+    def proved(self, key: ZygoteKey, stamps: tuple[Stamp, ...], private_bytes: int = 0) -> None:
+        """It is ready, was made from files as old as this, and takes so much memory."""
         if (entry := self.entries.get(key)) is not None:
             entry.state, entry.stamps, entry.deaths = State.READY, stamps, 0
+            entry.private_bytes = private_bytes
 
     def stamps(self, key: ZygoteKey) -> tuple[Stamp, ...]:
         """What to compare before it is used."""
@@ -189,7 +235,7 @@ class Shelf:
     def died(self, key: ZygoteKey, reason: str, now_ns: int) -> None:
         """It ended without being asked to."""
         entry = self.entries.get(key)
-        if entry is None or entry.state not in (State.STARTING, State.READY):
+        if entry is None or not entry.is_live:
             return
         entry.deaths += 1
         if entry.state is State.STARTING and entry.deaths >= DEATHS_MAX:
@@ -205,11 +251,33 @@ class Shelf:
             for key, entry in self.entries.items()
         )
 
-    def _live(self) -> int:
-        return sum(entry.state in (State.STARTING, State.READY) for entry in self.entries.values())
+    def _room_for(self, key: ZygoteKey, now_ns: int) -> tuple[ZygoteKey, ...] | None:
+        """Which to end so that this one can be made; None if it cannot be."""
+        live = [one for one, entry in self.entries.items() if entry.is_live and bool(one.tenant) == bool(key.tenant)]
+        ready = [one for one in live if self.entries[one].state is State.READY]
+        ready.sort(key=lambda one: self.entries[one].used_ns)
+        if not key.tenant:
+            if len(live) < self.zygotes_max:
+                return ()
+            return tuple(ready[:1]) or None  # all are just being made; what is made last is no reason to throw away
+        free, ended = self.tenant_bytes - sum(map(self._bytes, live)), list[ZygoteKey]()
+        while free < self._bytes(key) or len(live) - len(ended) >= TENANT_ZYGOTES_MAX:
+            if len(ended) == len(ready) or now_ns - self.entries[ready[len(ended)]].used_ns < TENANT_IDLE_NS:
+                return None
+            free += self._bytes(ready[len(ended)])
+            ended.append(ready[len(ended)])
+        return tuple(ended)
+
+    def _bytes(self, key: ZygoteKey) -> int:
+        """What it costs, or most likely will."""
+        entry = self.entries.get(key)
+        if entry is not None and entry.private_bytes:
+            return entry.private_bytes
+        alike = (one.private_bytes for other, one in self.entries.items() if other.imports == key.imports)
+        return max(alike, default=0) or ASSUMED_BYTES
 
     def _forget(self) -> None:
-        gone = [key for key, entry in self.entries.items() if entry.state in (State.DIED, State.DISCARDED)]
+        gone = [key for key, entry in self.entries.items() if not entry.is_live]
         gone.sort(key=lambda key: self.entries[key].used_ns)
         for key in gone[: max(0, len(gone) - REMEMBERED_MAX)]:
             del self.entries[key]

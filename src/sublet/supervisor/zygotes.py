@@ -23,13 +23,23 @@ from sublet.background import is_shortage
 from sublet.errors import SubletError, Unsupported
 from sublet.supervisor.loop import READ, WRITE, Loop, Timer, reading
 from sublet.supervisor.spawn import Child, SpawnPlan, read_failure, spawn
-from sublet.supervisor.zygote_policy import ZYGOTES_MAX, Shelf, ZygoteKey, without
-from sublet.wire.codec import dumps, loads
+from sublet.supervisor.zygote_policy import TENANT_MEMORY_PARTS, ZYGOTES_MAX, Shelf, ZygoteKey, without
+from sublet.wire.codec import loads
 from sublet.wire.frames import close_all
 from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
 from sublet.wire.link import Link
 from sublet.wire.sockets import receive_some, send_some
-from sublet.wire.zygote import Discarded, Fork, Forked, Ready, Stamp, Warm, fingerprint, python_argv, zygote_env
+from sublet.wire.zygote import (
+    Discarded,
+    Fork,
+    Forked,
+    Ready,
+    Warm,
+    fingerprint,
+    python_argv,
+    sealed_request,
+    zygote_env,
+)
 
 __all__ = ["Zygotes"]
 
@@ -56,17 +66,20 @@ class Zygotes:
         loop: Loop,
         *,
         zygotes_max: int = ZYGOTES_MAX,
+        tenant_bytes: int | None = None,
         cold: frozenset[str] = frozenset(),
         enter: Callable[[ZygoteKey], None] = lambda key: None,
         on_life: Callable[[int, bool], None] = lambda pid, lives: None,
     ) -> None:
-        """``cold``: packages that are not imported beforehand: who uses one imports it then, others are spared its
+        """``tenant_bytes``: what those of single tenants may cost together (default: a part of the machine's memory).
+        ``cold``: packages that are not imported beforehand: who uses one imports it then, others are spared its
         memory. ``enter`` is called in each new zygote before its interpreter: to become the user of the key, for one.
         ``on_life`` is told the pid of each zygote that was started, and of each that was ended."""
         self.on_life = on_life
         self.loop: Final = loop
         self._enter = enter
-        self.shelf: Final = Shelf(zygotes_max)
+        part = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // TENANT_MEMORY_PARTS
+        self.shelf: Final = Shelf(zygotes_max, part if tenant_bytes is None else tenant_bytes)
         self.cold: Final = cold
         self._running: dict[ZygoteKey, _Zygote] = {}
 
@@ -79,6 +92,15 @@ class Zygotes:
     def wish(self, asked: Warm) -> None:
         """Somebody will soon want a guest of this kind."""
         self.want(ZygoteKey(asked.python or sys.executable, asked.imports, fingerprint(asked.env)))
+
+    def for_tenant(self, key: ZygoteKey, tenant: str) -> ZygoteKey:
+        """The one of this kind from which the tenant's next guest should come: its own, the one that tenants share
+        while that is not ready, or the shared one for good where memory is short."""
+        own = self.shelf.of_tenant(key, tenant, self.loop.now_ns())
+        if own == key or self.ready(own) or not self.ready(key):
+            return own
+        self.want(own)
+        return key
 
     def ready(self, key: ZygoteKey) -> bool:
         """Whether a guest can come from a zygote now. One that has gone out of date is ended, and made anew."""
@@ -136,8 +158,8 @@ class Zygotes:
 
     # ------------------------------------------------------------------------------------- what zygotes have to say
 
-    def proved(self, key: ZygoteKey, stamps: tuple[Stamp, ...]) -> None:
-        self.shelf.proved(key, stamps)
+    def proved(self, key: ZygoteKey, said: Ready) -> None:
+        self.shelf.proved(key, said.stamps, said.private_bytes)
 
     def discarded(self, key: ZygoteKey, reason: str) -> None:
         self.shelf.discarded(key, reason, self.loop.now_ns())
@@ -209,13 +231,14 @@ class _Zygote:
             made += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             for fd in fds:
                 given.append(_dup(fd))  # noqa: PERF401 - each is closed, if one fails
+            made.append(sealed_request(fork))
         except OSError:
             close_all((*made, *given))
             raise
-        go_read, go, failure, failure_write = made
-        given[3:3] = [go_read, failure_write]  # after the three of its stdio
+        go_read, go, failure, failure_write, request = made
+        given[3:3] = [go_read, failure_write, request]  # after the three of its stdio
         try:
-            call = self._link.call(dumps(fork), given)  # from here on those given are the link's to close
+            call = self._link.call(b"", given)  # from here on those given are the link's to close
         except SubletError as error:
             close_all((go, failure, *given))
             on_done(error)
@@ -295,7 +318,7 @@ class _Zygote:
             self._discard(said.reason)
         else:
             self._late.cancel()
-            self._house.proved(self._key, said.stamps)
+            self._house.proved(self._key, said)
             self._tell()
 
     def _answer(self, call: int, body: bytes) -> None:
@@ -355,7 +378,9 @@ def _plan(key: ZygoteKey, cold: frozenset[str], sock: int, words: int, enter: Ca
         enter=become,
         cwd="/",
         umask=0o077,
-        argv=python_argv(key.python, "sublet.guest.zygote", str(sock), *without(key.imports, cold)),
+        argv=python_argv(
+            key.python, "sublet.guest.zygote", str(sock), *without(key.imports, cold), options=key.options
+        ),
         env=zygote_env({"PATH": os.defpath, **dict(key.env)}),
     )
 

@@ -1,21 +1,31 @@
 """What supervisor and zygote say to each other, and how an interpreter that has no Sublet comes to run our code.
 
 A zygote is started with one end of a unix socket pair. It greets, imports, proves itself and says ``Ready`` or
-``Discarded`` (events). From then on each ``Fork`` is a call with descriptors; the answer is ``Forked`` or a refusal.
+``Discarded`` (events). From then on each call asks for one guest: it has no body, only descriptors; the answer is
+``Forked`` or a refusal.
 
-The descriptors of a ``Fork``: stdin, stdout, stderr; ``go``, from which the guest reads one byte before it does
-anything, so that it can be noted first; ``failure``, into which it writes what went wrong before its program began, and
-which closes when it begins; then the ``cgroup.procs`` files to join, open for writing. The kernel judges a join by who
-*opened* the file, so a guest of an ordinary user comes into a group that only the supervisor may fill.
+The descriptors of a call: stdin, stdout, stderr; ``go``, from which the guest reads one byte before it does anything,
+so that it can be noted first; ``failure``, into which it writes what went wrong before its program began, and which
+closes when it begins; ``request``, a sealed file in memory with a ``Fork``; then the ``cgroup.procs`` files to join,
+open for writing. The kernel judges a join by who *opened* the file, so a guest of an ordinary user comes into a group
+that only the supervisor may fill.
+
+The zygote never reads a ``request``. All later guests are copies of its memory, and memory that was freed is not wiped:
+whatever it had read, environment and arguments of one tenant, the guests of the next one could find. Only the process
+that becomes the guest opens the ``Fork``.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from sublet.values import parse_size
+from sublet.wire.codec import dumps, loads
 
 __all__ = [
     "COLD_VARIABLE",
@@ -25,6 +35,7 @@ __all__ = [
     "LEASE_ENDED",
     "OPTIONAL",
     "ROOM",
+    "TENANT_WARM_VARIABLE",
     "WARM_VARIABLE",
     "WARM_WITHIN_S",
     "Discarded",
@@ -36,11 +47,14 @@ __all__ = [
     "Warm",
     "fingerprint",
     "python_argv",
+    "read_request",
+    "sealed_request",
+    "tenant_warm_bytes",
     "zygote_env",
 ]
 
-FORK_FDS: Final = 5
-"""stdin, stdout, stderr, go, failure."""
+FORK_FDS: Final = 6
+"""stdin, stdout, stderr, go, failure, request."""
 GO: Final = b"!"
 LEASE_ENDED: Final = 76
 """Exit status of a program whose lease ended."""
@@ -60,6 +74,9 @@ WARM_VARIABLE: Final = "SUBLET_WARM"
 """A variable of an office that is started for somebody who will soon want a guest, and of its supervisor: ``Warm``."""
 COLD_VARIABLE: Final = "SUBLET_COLD"
 """A variable of an office: packages, with commas between, that its warm interpreters do not import beforehand."""
+TENANT_WARM_VARIABLE: Final = "SUBLET_TENANT_WARM"
+"""A variable of an office: how much memory the warm interpreters of single tenants may take; ``no``: there are none,
+and all tenants share."""
 WARM_WITHIN_S: Final = 20.0
 """So long a guest that would rather wait waits for a warm interpreter that is being made; then it starts plainly."""
 
@@ -92,7 +109,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Make a guest."""
+    """What a guest is to be; read by the guest alone."""
 
     argv: tuple[str, ...] = ()
     """What stands after ``python`` on its command line: a script, ``-m module`` or ``-c command``, and arguments."""
@@ -147,6 +164,8 @@ class Ready:
     """Its version."""
     modules: int
     took_ns: int
+    private_bytes: int
+    """Memory that no file backs: what it costs to keep it."""
     stamps: tuple[Stamp, ...]
 
 
@@ -155,6 +174,29 @@ class Discarded:
     """The zygote failed its proof and ends. A plain start is needed."""
 
     reason: str
+
+
+_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def sealed_request(fork: Fork) -> int:
+    """The descriptor of a file in memory that holds this, and that nobody can change any more."""
+    body = dumps(fork)
+    made = os.memfd_create("sublet-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(made, "wb", closefd=False, buffering=0) as file:
+            while body:
+                body = body[file.write(body) or 0 :]
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(made)
+        raise
+    return made
+
+
+def read_request(fd: int) -> Fork:
+    """What ``sealed_request`` wrote. Raises ``SubletError`` for anything else."""
+    return loads(Fork, os.pread(fd, os.fstat(fd).st_size, 0))
 
 
 _STARTER: Final = """\
@@ -180,6 +222,13 @@ def python_argv(python: str, module: str, *arguments: str, options: tuple[str, .
 def fingerprint(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """The part of an environment that an interpreter cannot take on later."""
     return tuple(sorted((name, value) for name, value in env.items() if READ_AT_START.fullmatch(name)))
+
+
+def tenant_warm_bytes(text: str) -> int | None:
+    """What ``TENANT_WARM_VARIABLE`` says; None where it is not set. Raises ``InvalidRequest``."""
+    if not text:
+        return None
+    return 0 if text == "no" else parse_size(text, f"size in {TENANT_WARM_VARIABLE}")
 
 
 def zygote_env(env: dict[str, str]) -> dict[str, str]:

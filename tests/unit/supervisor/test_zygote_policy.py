@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
+from sublet.errors import InvalidRequest
 from sublet.supervisor.zygote_policy import (
+    ASSUMED_BYTES,
     BACKOFF_MAX_NS,
     DEATHS_MAX,
     DISCARDED_NS,
     HARMLESS,
     REMEMBERED_MAX,
+    TENANT_IDLE_NS,
+    TENANT_ZYGOTES_MAX,
     Shelf,
     State,
     ZygoteKey,
@@ -20,9 +25,9 @@ from sublet.supervisor.zygote_policy import (
     walled_key,
     without,
 )
-from sublet.values import NS_PER_S
+from sublet.values import MIB, NS_PER_S
 from sublet.wire.jupyter import KERNEL_IMPORTS
-from sublet.wire.zygote import LATER, Stamp, fingerprint
+from sublet.wire.zygote import LATER, TENANT_WARM_VARIABLE, Stamp, fingerprint, tenant_warm_bytes
 
 A, B, C, D = (ZygoteKey(f"/usr/bin/python{name}") for name in "abcd")
 
@@ -192,6 +197,92 @@ def test_nothing_in_it_is_the_tenants_choice(
     entry: str, python: str, imports: tuple[str, ...], env: dict[str, str]
 ) -> None:
     assert walled_key(entry, python, imports, env) is None
+
+
+WALLED = ZygoteKey("/usr/bin/python", ("numpy?",), walled=True)
+MINUTE_NS = 60 * NS_PER_S
+
+
+def owned(shelf: Shelf, tenant: str, now_ns: int, *, mib: int = 0, key: ZygoteKey = WALLED) -> ZygoteKey:
+    """What this tenant is given; if that is its own, it is made and measured."""
+    found = shelf.of_tenant(key, tenant, now_ns)
+    if found.tenant:
+        shelf.want(found, now_ns)
+        shelf.proved(found, (), mib * MIB)
+        shelf.used(found, now_ns)
+    return found
+
+
+def test_a_tenant_has_one_of_its_own_while_memory_lasts_and_shares_one_afterwards() -> None:
+    shelf = Shelf(tenant_bytes=100 * MIB)
+    keys = [owned(shelf, tenant, n, mib=30) for n, tenant in enumerate(("ana", "ben", "cleo", "dan"))]
+    assert [key.tenant for key in keys] == ["ana", "ben", "cleo", ""]
+    assert keys[3] == WALLED
+    assert shelf.of_tenant(WALLED, "ana", 9) == keys[0], "who has one keeps it"
+    assert len({key.words for key in keys}) == 4
+
+
+def test_before_one_was_measured_it_is_assumed_to_be_large() -> None:
+    shelf = Shelf(tenant_bytes=2 * ASSUMED_BYTES)
+    own = shelf.of_tenant(WALLED, "ana", 0)
+    assert shelf.want(own, 0) == (True, ())
+    assert shelf.want(shelf.of_tenant(WALLED, "ben", 0), 0) == (True, ())
+    assert shelf.of_tenant(WALLED, "cleo", 0) == WALLED
+    shelf.proved(own, (), 10 * MIB)
+    assert shelf.of_tenant(WALLED, "cleo", 0).tenant == "cleo", "the next one will take no more"
+
+
+def test_what_a_tenant_has_not_used_for_long_makes_way_for_another_tenants() -> None:
+    shelf = Shelf(tenant_bytes=70 * MIB)
+    ana, ben = owned(shelf, "ana", 0, mib=30), owned(shelf, "ben", MINUTE_NS, mib=30)
+    assert shelf.of_tenant(WALLED, "cleo", TENANT_IDLE_NS - 1) == WALLED
+    cleo = shelf.of_tenant(WALLED, "cleo", TENANT_IDLE_NS)
+    assert cleo.tenant == "cleo"
+    assert shelf.want(cleo, TENANT_IDLE_NS) == (True, (ana,))
+    assert shelf.is_ready(ben)
+    large = replace(WALLED, imports=("torch?",))
+    assert shelf.of_tenant(large, "dan", 9 * TENANT_IDLE_NS) == large, "one that is being made is not thrown away"
+
+
+def test_there_is_a_number_of_them_too() -> None:
+    shelf = Shelf(tenant_bytes=1 << 60)
+    for n in range(TENANT_ZYGOTES_MAX):
+        assert owned(shelf, f"t{n}", n, mib=1).tenant
+    assert shelf.of_tenant(WALLED, "one more", 99) == WALLED
+
+
+def test_those_of_single_tenants_and_all_others_do_not_displace_one_another() -> None:
+    shelf = Shelf(1, tenant_bytes=100 * MIB)
+    ana = owned(shelf, "ana", 0, mib=30)
+    assert shelf.want(A, 9 * TENANT_IDLE_NS) == (True, ())
+    shelf.proved(A, ())
+    assert shelf.is_ready(ana)
+    assert owned(shelf, "ben", 9 * TENANT_IDLE_NS, mib=30).tenant == "ben"
+    assert shelf.is_ready(A)
+
+
+def test_without_memory_for_them_all_tenants_share() -> None:
+    assert Shelf().of_tenant(WALLED, "ana", 0) == WALLED
+
+
+def test_only_an_interpreter_outside_of_walls_reads_nothing_but_its_installation() -> None:
+    key = walled_key("a:b", "", (), {})
+    assert key is not None
+    assert key.options == ("-I",)
+    assert A.options == (), "it is to be what its user's fresh interpreter would be"
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"), [("", None), ("no", 0), ("512MiB", 512 * MIB), ("1GB", 1_000_000_000)]
+)  # fmt: skip
+def test_an_operator_says_how_much_they_may_take(text: str, bound: int | None) -> None:
+    assert tenant_warm_bytes(text) == bound
+
+
+@pytest.mark.parametrize("text", ["much", "512", "-1GiB", "0", "no "])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=TENANT_WARM_VARIABLE):
+        tenant_warm_bytes(text)
 
 
 def test_it_is_one_for_all_tenants_and_no_other_guest_comes_from_it() -> None:

@@ -1,0 +1,124 @@
+"""What one tenant's guest was given is nowhere in the memory of the next tenant's, warm or not."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any, Final
+
+import pytest
+
+import sublet
+from sublet.wire.zygote import TENANT_WARM_VARIABLE
+from tests.security.conftest import office
+from tests.traces import until
+
+pytestmark = [
+    pytest.mark.slow,  # warm interpreters are made
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root's office gives tenants a user number"),
+]
+
+SIZES: Final = (300, 1_000, 2_000, 3_000, 30_000, 300_000)
+"""Bytes of environment and arguments; memory of each of these comes from another part of the allocators."""
+PIECE: Final = 90_000
+"""Below what one variable or argument may have."""
+FOLLOWERS: Final = 20
+GIVEN_EVERY: Final = 3
+"""Followers between two of the first tenant's guests."""
+PATIENCE_S: Final = 60.0
+
+
+def marked(what: str, size: int) -> list[str]:
+    """Text that is full of the marker, in pieces. The number in it makes each one another."""
+    text = " ".join(f"ANASECRET{random.getrandbits(48):012x}-{what}" for _ in range(size // 28 + 1))[:size]
+    return [text[at : at + PIECE] for at in range(0, size, PIECE)]
+
+
+def is_warm() -> bool:
+    import sys
+
+    return "sublet.guest.zygote" in sys.modules
+
+
+def scan() -> dict[str, Any]:
+    """In a guest of the next tenant: all memory of this process. The pattern does not match itself."""
+    import re
+    import sys
+
+    looked, hits = 0, 0
+    pattern = re.compile(rb"ANASECRET[0-9a-f]{12}-[a-z]+")
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
+        for line in maps.read().splitlines():
+            start, end = (int(word, 16) for word in line.split()[0].split("-"))
+            if "r" not in line.split()[1] or start >= 1 << 47:
+                continue
+            for at in range(start, end, 1 << 20):
+                try:
+                    memory.seek(at)
+                    piece = memory.read(min(1 << 20, end - at)) or b""
+                except (OSError, ValueError):  # what the kernel keeps there cannot be read
+                    continue
+                looked += len(piece)
+                hits += len(pattern.findall(piece))
+    return {"bytes": looked, "hits": hits, "warm": "sublet.guest.zygote" in sys.modules}
+
+
+def give(lease: sublet.Lease, size: int) -> bool:
+    """One guest with markers in its environment, name and arguments, and one in its command line."""
+    env = {f"V{n}": piece for n, piece in enumerate(marked("env", size))}
+    came_warm = lease.options(env=env, name=marked("name", min(size, 1_000))[0]).run(is_warm)
+    command = lease.start(["true", *marked("argv", size)], env=env, cwd="/")
+    assert command.wait(timeout=30) == 0
+    return came_warm
+
+
+def where_libraries_lie() -> tuple[bool, list[str]]:
+    import sys
+
+    with open("/proc/self/maps") as maps:
+        found = [line.split()[0] for line in maps if " r-xp " in line and line.rstrip().endswith(".so.6")]
+    return "sublet.guest.zygote" in sys.modules, found
+
+
+def test_twenty_guests_of_another_tenant_find_nothing_of_what_the_first_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though all come from one warm interpreter, as they do where memory is short."""
+    monkeypatch.setenv(TENANT_WARM_VARIABLE, "no")
+    with office() as place, place.ana.cpu(1) as hers, place.ben.cpu(1) as his:
+        until("her guests are warm", lambda: give(hers, 300), PATIENCE_S)
+        until("his are", lambda: his.options(env={"TRY": os.urandom(4).hex()}).run(is_warm), PATIENCE_S)
+        found: list[dict[str, Any]] = []
+        for n in range(FOLLOWERS):
+            if n % GIVEN_EVERY == 0:
+                size = SIZES[n // GIVEN_EVERY % len(SIZES)]
+                assert give(hers, size), "nothing is shown by guests that were started plainly"
+            options = {"OMP_NUM_THREADS": "1"} if n % 5 == 4 else {}  # read at a start: no warm one will do
+            found.append(his.options(env={"N": str(n), **options}).run(scan))
+    assert [one["hits"] for one in found] == [0] * FOLLOWERS
+    assert min(one["bytes"] for one in found) > 5_000_000
+    assert [one["warm"] for one in found] == [n % 5 != 4 for n in range(FOLLOWERS)]
+
+
+@pytest.mark.parametrize("bound", ["no", "1GiB"])
+def test_tenants_share_a_warm_interpreter_only_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """One that is shared shows by the addresses of its libraries, which all copies of it have in common."""
+    monkeypatch.setenv(TENANT_WARM_VARIABLE, bound)
+    with office() as place, place.ana.cpu(1) as hers, place.ben.cpu(1) as his:
+
+        def lie(lease: sublet.Lease) -> list[str]:
+            found: list[tuple[bool, list[str]]] = []
+
+            def is_warm() -> bool:
+                found.append(lease.options(env={"TRY": os.urandom(4).hex()}).run(where_libraries_lie))
+                return found[-1][0]
+
+            until("a warm guest", is_warm, PATIENCE_S)
+            return found[-1][1]
+
+        first, second = lie(hers), lie(his)
+        assert first == lie(hers)
+        assert first
+        assert (first == second) is (bound == "no")
