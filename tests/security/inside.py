@@ -174,7 +174,7 @@ def files() -> Iterator[tuple[str, Callable[[], object]]]:
     for node in ("mem", "port", "kmsg", "fuse", "kvm", "loop-control", "loop0", "net/tun", "vda", "sda", "nvme0n1",
                  "mapper/control", "userfaultfd", "vhost-net", "snapshot", "hpet"):  # fmt: skip
         yield f"open /dev/{node}", partial(os.open, f"/dev/{node}", os.O_RDONLY | os.O_NONBLOCK)
-    for path in ("/root/.ssh", "/root/.profile", "/home", "/srv", "/mnt", "/var/lib", "/var/run", "/run/user", "/boot"):
+    for path in (os.path.join("/root", ".ssh"), "/home", "/srv", "/mnt", "/var/lib", "/var/run", "/run/user", "/boot"):
         yield f"look into {path}", partial(content, path)
     for folder in ("/usr", "/etc", "/opt", "/", "/dev", "/run", "/proc", "/sys"):
         yield f"make a folder in {folder}", partial(os.mkdir, f"{folder}/made-here")
