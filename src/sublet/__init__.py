@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # what a type checker sees; the tables below are what happens
     from sublet.client.guests import Guest
     from sublet.client.handle import DroppedLease
     from sublet.client.lease import Lease
+    from sublet.client.many import Leases
     from sublet.client.model import LeaseChange, LeasedDevice, Notice, Offer, Place
     from sublet.client.volumes import Volume
     from sublet.compute.arguments import f32, f64, i32, i64, u32, u64
@@ -113,6 +114,7 @@ __all__ = [
     "LeaseRevoked",
     "LeaseStatus",
     "LeasedDevice",
+    "Leases",
     "NotFound",
     "Notice",
     "Offer",
@@ -177,6 +179,7 @@ _LAZY: Final[dict[str, str]] = {
     "LeaseRevoked": "sublet.errors",
     "LeaseStatus": "sublet.lease.states",
     "LeasedDevice": "sublet.client.model",
+    "Leases": "sublet.client.many",
     "NotFound": "sublet.errors",
     "Notice": "sublet.client.model",
     "Offer": "sublet.client.model",

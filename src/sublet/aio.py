@@ -14,5 +14,6 @@ from __future__ import annotations
 from sublet.client.aio_fabric import Acquiring, Fabric, connect
 from sublet.client.aio_guests import Guest
 from sublet.client.aio_lease import Lease
+from sublet.client.aio_many import Leases
 
-__all__ = ["Acquiring", "Fabric", "Guest", "Lease", "connect"]
+__all__ = ["Acquiring", "Fabric", "Guest", "Lease", "Leases", "connect"]

@@ -34,6 +34,7 @@ __all__ = [
     "LeaseNotActive",
     "LeaseRevoked",
     "NotFound",
+    "OutOfFuel",
     "OutOfMemory",
     "Quarantined",
     "QuotaExceeded",
@@ -46,6 +47,13 @@ __all__ = [
     "Unpicklable",
     "Unsupported",
     "VersionConflict",
+    "WasmEntryMissing",
+    "WasmError",
+    "WasmImportForbidden",
+    "WasmInvalidModule",
+    "WasmMemoryLimit",
+    "WasmOutputTooLarge",
+    "WasmTrap",
     "WorkerLost",
 ]
 
@@ -325,6 +333,49 @@ class JobFailed(SubletError):
         super().__init__(message, do=do)
         self.failures = tuple(failures)
         """The chunks that have no result, each with its reason."""
+
+
+class WasmError(SubletError):
+    """A WASM tasklet failed, and fails again in the same way: it has the same input and the same limits."""
+
+    scope = "work"
+
+    def __init__(self, message: str, *, function: str = "", do: str | None = None) -> None:
+        super().__init__(message, do=do)
+        self.module = ""
+        """The module's content, as 32 hexadecimal digits."""
+        self.function = function
+        """Of the module: where it failed, or what is wrong."""
+        self.fuel = 0
+        """How much it had used."""
+
+
+class OutOfFuel(WasmError):
+    """A WASM tasklet used up its fuel."""
+
+
+class WasmTrap(WasmError):
+    """A WASM tasklet failed by itself: a trap, or a status that says so."""
+
+
+class WasmMemoryLimit(WasmError):
+    """A WASM tasklet needs more memory than it may have."""
+
+
+class WasmOutputTooLarge(WasmError):
+    """The output of a WASM tasklet is larger than it may be."""
+
+
+class WasmEntryMissing(WasmError):
+    """A WASM module does not have a function that its convention needs."""
+
+
+class WasmImportForbidden(WasmError):
+    """A WASM module imports what tasklets do not have."""
+
+
+class WasmInvalidModule(WasmError):
+    """What was given as a WASM module is none that can be run."""
 
 
 class JournalError(SubletError):

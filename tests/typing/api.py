@@ -35,6 +35,12 @@ def blocking() -> None:
     fabric.gpu(min_vram="1GiB", vram="1GiB")  # type: ignore[call-arg]
     fabric.gpu(min_vram=1.5)  # type: ignore[arg-type]
     assert_type(fabric.cpu(4), sublet.Lease)
+    assert_type(fabric.cpu(4, memory="1GiB"), sublet.Lease)
+    with fabric.many(64, at_least=2).cpu(1, memory="1GiB", ttl="2m") as leases:
+        assert_type(leases, sublet.Leases)
+        assert_type(leases[0], sublet.Lease)
+        assert_type(leases.release(), None)
+        fabric.release(leases[1:])
     assert_type(fabric.memory("8GiB"), sublet.Lease)
     assert_type(fabric.block(min_blocks=512), sublet.Lease)
     assert_type(fabric.attach("l-1"), sublet.Lease)
@@ -108,6 +114,10 @@ async def awaited() -> None:
             async for change in lease.events():
                 assert_type(change, sublet.LeaseChange)
         assert_type(await fabric.cpu(1), aio.Lease)
+        assert_type(await fabric.many(2).memory("1MiB"), aio.Leases)
+        async with fabric.many(64).gpu(min_vram="1GiB") as leases:
+            assert_type(leases[0], aio.Lease)
+            assert_type(await leases.release(), None)
         assert_type(await fabric.status(), StatusView)
 
 

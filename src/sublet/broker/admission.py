@@ -37,6 +37,7 @@ __all__ = [
     "check_request",
     "describe",
     "fingerprint",
+    "hold_more",
     "in_the_way",
     "leaves_size_out",
     "most_ever",
@@ -53,8 +54,9 @@ __all__ = [
 ]
 
 
-def fingerprint(command: Acquire) -> str:
-    """The content of a request, so that the same id with another content is noticed. The ids do not count."""
+def fingerprint(command: Acquire, *more: object) -> str:
+    """The content of a request, so that the same id with another content is noticed. The ids do not count. ``more`` is
+    what a request for several leases says beside."""
     content: tuple[object, ...] = (
         command.wants,
         command.ttl_ns,
@@ -73,7 +75,7 @@ def fingerprint(command: Acquire) -> str:
         content = (*content, "expect", command.expect_ns)
     if command.retain_ns is not None:
         content = (*content, "retain", command.retain_ns)
-    return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
+    return hashlib.blake2b(msgspec.json.encode((*content, *more)), digest_size=16).hexdigest()
 
 
 def leaves_size_out(command: Acquire) -> bool:
@@ -364,6 +366,13 @@ def amount_text(kind: Kind, amount: int) -> str:
     if kind is Kind.CPU:
         return f"{amount} core{'s' if amount != 1 else ''}"
     return format_size(amount)
+
+
+def hold_more(held: Held, wants: tuple[Want, ...]) -> None:
+    """What is held with these as well."""
+    ask = _asked(wants)
+    for name, _ in _QUOTA_UNITS:
+        setattr(held, name, getattr(held, name) + getattr(ask, name))
 
 
 def _asked(wants: tuple[Want, ...]) -> Held:

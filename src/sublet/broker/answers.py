@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from sublet.broker.events import Event
 from sublet.broker.records import LeaseRecord
 from sublet.errors import SubletError
-from sublet.values import Kind
+from sublet.values import Kind, LeaseId
 from sublet.wire.orders import Order
 
-__all__ = ["Answer", "Done", "Granted", "Offer", "Outcome", "Place", "Refusal", "RefusalCode"]
+__all__ = ["Answer", "Done", "Granted", "GrantedMany", "Offer", "Outcome", "Place", "Refusal", "RefusalCode"]
 
 
 class RefusalCode(enum.StrEnum):
@@ -34,6 +34,13 @@ class Granted:
     """The lease is held, or (``claim_by_ns`` set) set aside until it is claimed."""
 
     lease: LeaseRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantedMany:
+    """These leases are held, each under an epoch of its own."""
+
+    leases: tuple[LeaseRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +84,7 @@ class Done:
     lease: LeaseRecord | None = None
 
 
-Answer = Granted | Place | Offer | Refusal | Done
+Answer = Granted | GrantedMany | Place | Offer | Refusal | Done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +93,12 @@ class Outcome:
 
     1. ``events`` are durable, then
     2. ``orders`` go to the agents, then
-    3. if ``hold`` is set, the agent reports that it holds the order of that number, then
+    3. each agent reports that it holds its orders in ``holds``, then
     4. the answer (or the error) goes to the caller.
     """
 
     answer: Answer | SubletError
     events: tuple[Event, ...] = ()
     orders: tuple[Order, ...] = ()
-    hold: tuple[str, int] | None = None
-    """(lease, number) that an agent must hold before the answer may be seen."""
+    holds: tuple[tuple[LeaseId, int], ...] = ()
+    """(lease, number): the orders that agents must hold before the answer may be seen."""

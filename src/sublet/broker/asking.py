@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from sublet.broker.access import Caller
-from sublet.broker.commands import Acquire
+from sublet.broker.commands import Acquire, AcquireMany
 from sublet.broker.policy import Policy
 from sublet.broker.records import ProcessRecord, Quota, Want
 from sublet.errors import InvalidRequest
@@ -23,9 +24,20 @@ from sublet.values import (
     valid_labels,
     valid_name,
 )
-from sublet.wire.http import AcquireRequest, QuotaView, WantBody
+from sublet.wire.http import AcquireRequest, AcquisitionRequest, QuotaView, WantBody
 
-__all__ = ["TEXT_MAX", "acquire_command", "busy_ns", "choice", "flag", "number", "quota", "request_id", "text"]
+__all__ = [
+    "TEXT_MAX",
+    "acquire_command",
+    "acquire_many_command",
+    "busy_ns",
+    "choice",
+    "flag",
+    "number",
+    "quota",
+    "request_id",
+    "text",
+]
 
 TEXT_MAX: Final = 128
 """Length of a request id, and of what a holder says of itself."""
@@ -76,6 +88,24 @@ def acquire_command(
         retain_ns=None if request.retain is None else parse_duration_ns(request.retain, "retain", zero_ok=True),
         process=process,
     )
+
+
+def acquire_many_command(
+    request: AcquisitionRequest,
+    caller: Caller,
+    new_lease: Callable[[], LeaseId],
+    policy: Policy,
+    process: ProcessRecord | None = None,
+) -> AcquireMany:
+    """The same for many leases in one message, each with an id of its own."""
+    count = request.count
+    if not 1 <= count <= policy.many_max:
+        raise InvalidRequest(
+            f"{count} leases in one request are not possible", do=f"Ask for 1 to {policy.many_max} at a time."
+        )
+    leases = tuple(new_lease() for _ in range(count))
+    each = acquire_command(request.request, caller, leases[0], policy, process)
+    return AcquireMany(tenant=each.tenant, operator=each.operator, each=each, leases=leases, at_least=request.at_least)
 
 
 def _with_epoch(name: str, what: str) -> tuple[LeaseId, Epoch | None]:

@@ -13,6 +13,7 @@ from sublet.wire.orders import Inventory, Report
 __all__ = [
     "OFFICE",
     "Acquire",
+    "AcquireMany",
     "AddTenant",
     "AgentReport",
     "Attach",
@@ -114,6 +115,16 @@ class Acquire(_Tenants, frozen=True, kw_only=True):
     """The process whose end is the end of the lease; None: no process."""
 
 
+class AcquireMany(_Tenants, frozen=True, kw_only=True):
+    """Many leases that are alike, in one request: as many as fit now, and no fewer than ``at_least``."""
+
+    each: Acquire
+    """What each of them is to be. Its lease and its request id are those of the first."""
+    leases: tuple[LeaseId, ...]
+    """Fresh ids, as many as are asked for."""
+    at_least: int = 1
+
+
 class Claim(_Tenants, frozen=True, kw_only=True):
     """Take a grant that came out of the queue, or an offer."""
 
@@ -170,6 +181,8 @@ class Release(_Tenants, frozen=True, kw_only=True):
     """Give it back, or leave the queue."""
 
     lease: LeaseId
+    epoch: Epoch | None = None
+    """The epoch that is meant; under another one it stays as it is. None: whichever it has."""
     busy_ns: int = 0
     gone: bool = False
     """The driver says that the holder left the line without a word. Once it was granted, this changes nothing."""
@@ -265,6 +278,7 @@ class Tick(_Command, frozen=True, kw_only=True):
 Command = (
     OpenOffice
     | Acquire
+    | AcquireMany
     | Claim
     | Decline
     | Renew

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from sublet.broker import last_words
@@ -31,7 +31,7 @@ from sublet.broker.ports import Agent, Journal, Listener
 from sublet.broker.presence import Presence
 from sublet.broker.records import Now
 from sublet.broker.vigil import ASLEEP, Vigil
-from sublet.broker.waiting import Holds, Waiting, not_confirmed, not_held, too_many
+from sublet.broker.waiting import Holds, Waiting, too_many
 from sublet.clock import Clock
 from sublet.errors import JournalError, SubletError
 from sublet.values import NS_PER_S, LeaseId, NodeId
@@ -151,16 +151,20 @@ class Driver:
     # ---- commands ----
 
     def submit(
-        self, command: Command, render: Callable[[Answer, Now], T] | None = None
+        self,
+        command: Command,
+        render: Callable[[Answer, Now], T] | None = None,
+        without: Callable[[T, Mapping[LeaseId, SubletError]], T] | None = None,
     ) -> asyncio.Future[T] | asyncio.Future[Any]:
         """Hand in a command; the future has its answer, or the ledger's error, once it may be known.
 
         ``render`` makes the answer's outer form at the moment of the decision: the record behind an answer is alive,
-        and what it says a moment later (a newer deadline, say) has not been promised to *this* caller.
+        and what it says a moment later (a newer deadline, say) has not been promised to *this* caller. ``without`` is
+        what is left of it where agents did not take some of the leases that it speaks of; else that is an error.
         """
         assert self._loop is not None, "the driver was not started"
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._take(Waiting(command, future, render))
+        self._take(Waiting(command, future, render, without=without))
         return future
 
     def submit_then(
@@ -168,10 +172,11 @@ class Driver:
         command: Command,
         render: Callable[[Answer, Now], T],
         then: Callable[[T, SubletError | None], None],
+        without: Callable[[T, Mapping[LeaseId, SubletError]], T] | None = None,
     ) -> None:
         """The same for who wants no future: ``then`` is called with the answer or an error, within a turn, and must not
         raise. It may be called before this returns."""
-        self._take(Waiting(command, None, render, then))
+        self._take(Waiting(command, None, render, then, without))
 
     def _take(self, waiting: Waiting) -> None:
         if len(self._pending) >= PENDING_MAX:
@@ -190,7 +195,7 @@ class Driver:
             self._vigil.passes()
             is_waited_for = self.ledger.confirm(report)
             for held in self._holds.held(report):
-                held.answer()
+                held.conclude()
             if is_waited_for:
                 self.post(AgentReport(report=report))
             return
@@ -311,8 +316,8 @@ class Driver:
         holding, until_s = False, self._loop.time() + HOLD_TIMEOUT_S
         for waiting, outcome in batch:
             # The hold is noted before the order goes out: an agent in this process reports from inside ``send``.
-            if outcome.hold is not None and waiting.wanted:
-                self._holds.add(waiting, outcome.hold, until_s)
+            if outcome.holds and waiting.wanted:
+                self._holds.add(waiting, outcome.holds, until_s)
                 holding = True
             for order in outcome.orders:
                 self._send(order)
@@ -325,7 +330,7 @@ class Driver:
                     self._refused(waiting.command.report)
             elif isinstance(outcome.answer, SubletError):
                 waiting.fail(outcome.answer)
-            elif outcome.hold is None:
+            elif not outcome.holds:
                 waiting.answer()
         if holding and self._patience is None:
             self._patience = self._loop.call_at(until_s, self._lose_patience)
@@ -372,14 +377,14 @@ class Driver:
 
     def _refused(self, report: NotHeld) -> None:
         for waiting in self._holds.not_held(report):
-            waiting.fail(not_held(report.lease))
+            waiting.conclude()
 
     def _lose_patience(self) -> None:
         """One timer is enough for all who wait for agents."""
         assert self._loop is not None
         self._patience = None
-        for waiting in self._holds.late(self._loop.time()):
-            waiting.fail(not_confirmed(waiting.lease, HOLD_TIMEOUT_S))
+        for waiting in self._holds.late(self._loop.time(), HOLD_TIMEOUT_S):
+            waiting.conclude()
         next_s = self._holds.next_s()
         if next_s is not None and not self._dead:
             self._patience = self._loop.call_at(next_s, self._lose_patience)

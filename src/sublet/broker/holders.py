@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from copy import copy
+from typing import Final
+
 import msgspec
 
 from sublet.broker import admission, bound, estimate, replacing, resuming, volumes
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker.answers import Answer, Done, Granted, Offer, Place, Refusal, RefusalCode
+from sublet.broker.answers import Answer, Done, Granted, GrantedMany, Offer, Place, Refusal, RefusalCode
 from sublet.broker.finding import ended_error, find, must_be_live
 from sublet.broker.keeping import activity
 from sublet.broker.order import position
-from sublet.broker.placement import RoomsByNode, fit
-from sublet.broker.records import NO_QUOTA, LeaseRecord, Want
+from sublet.broker.placement import RoomsByNode, fit, fit_many
+from sublet.broker.policy import Policy
+from sublet.broker.records import NO_QUOTA, LeaseRecord, TenantRecord, Want
 from sublet.broker.schedule import Schedule
 from sublet.broker.step import Step, notify_order
 from sublet.broker.volume_rooms import held_beside, why_not_yet
@@ -26,10 +30,13 @@ from sublet.errors import (
     Unauthorized,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus
-from sublet.values import EndReason, Kind, NodeId
+from sublet.values import EndReason, Kind, LeaseId, NodeId, RequestId
 from sublet.wire.orders import Part
 
-__all__ = ["acquire", "answer_now", "attach", "claim", "decline", "release"]
+__all__ = ["acquire", "acquire_many", "answer_now", "attach", "claim", "decline", "release"]
+
+REQUEST_ID_MAX: Final = 120
+"""Of a request for many leases: each but the first is known by this, a slash and its number."""
 
 
 def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
@@ -51,6 +58,55 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
     known = state.requests.get((command.tenant, command.request_id))
     if known is not None:
         return _answer_again(step, state.leases[known], mark)
+    return _acquire_new(step, schedule, command, mark, tenant)
+
+
+def acquire_many(step: Step, schedule: Schedule, command: cmd.AcquireMany) -> Answer:
+    """As many leases as fit now, of those that are asked for and as far as the quota goes; the answer to a repeated
+    request is the same leases again.
+
+    Where none fits, the answer is what it would be for one: a queue place or a refusal. That is for who takes one:
+    with a higher ``at_least`` nothing waits, since only requests of which each is for one node stand in the queue.
+    """
+    state, policy, first = step.state, step.policy, command.each
+    tenant = state.tenants.get(first.tenant)
+    if tenant is None:
+        raise Unauthorized("there is no such tenant")
+    _check_many(command, policy)
+    admission.check_request(first, policy)
+    count = len(command.leases)
+    mark = admission.fingerprint(first, "many", count, command.at_least)
+    ids = [first.request_id, *(RequestId(f"{first.request_id}/{index}") for index in range(1, count))]
+    known = [state.requests[first.tenant, one] for one in ids if (first.tenant, one) in state.requests]
+    if known:
+        return _many_again(step, [state.leases[lease] for lease in known], mark)
+    if any(lease in state.leases for lease in command.leases) or len(set(command.leases)) < count:
+        raise InvalidRequest("the lease id is taken")
+    lease = _record(step, first, mark)
+    refusal = _not_allowed(step, lease, tenant)
+    if refusal is not None:
+        return refusal
+    most, own_limit = _within_limits(step, lease, count)
+    rooms = schedule.rooms_for(state, lease)
+    found = fit_many(lease.wants, lease.tenant, rooms, most, mix=policy.share_across_tenants)
+    if len(found) < command.at_least:
+        if command.at_least > 1:
+            return _too_few(step, lease, command, len(found), own_limit if len(found) == most else None)
+        return _acquire_new(step, schedule, first, mark, tenant)
+    granted: list[LeaseRecord] = []
+    holds: list[tuple[LeaseId, int]] = []
+    for (node, parts), lease_id, request_id in zip(found, command.leases, ids, strict=False):
+        each = msgspec.structs.replace(first, lease=lease_id, request_id=request_id)
+        made = _grant_at_once(step, _record(step, each, mark), node, parts)
+        granted.append(made.lease)
+        holds += step.holds
+    step.holds = tuple(holds)
+    return GrantedMany(leases=tuple(granted))
+
+
+def _acquire_new(step: Step, schedule: Schedule, command: cmd.Acquire, mark: str, tenant: TenantRecord) -> Answer:
+    """The answer to a request that was not made before."""
+    state, policy = step.state, step.policy
     if command.replaces is not None:
         old = find(step, command.tenant, command.replaces)
         must_be_live(step, old)
@@ -64,21 +120,9 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
     if command.lease in state.leases:
         raise InvalidRequest("the lease id is taken")
     lease = _record(step, command, mark)
-    if command.tier.rank > tenant.tier_max.rank:
-        return Refusal(
-            code=RefusalCode.QUOTA,
-            reason=f"this tenant may ask for tier {tenant.tier_max} at most, not {command.tier}",
-            do=f"Ask with tier {tenant.tier_max}.",
-        )
-    refusal = volumes.in_use(state, lease) or admission.never_allowed(lease, state)
+    refusal = _not_allowed(step, lease, tenant)
     if refusal is not None:
         return refusal
-    if state.live_count + state.queued_count >= policy.leases_max:
-        return Refusal(
-            code=RefusalCode.LIMIT,
-            reason=f"the office has {policy.leases_max} leases and takes no more",
-            do="Ask again when some have ended.",
-        )
     own_limit = _own_limit(step, lease)
     rooms = schedule.rooms_for(state, lease)
     freed = replacing.with_its_parts_free(state, lease, rooms, step.now.ns, policy)
@@ -183,6 +227,10 @@ def attach(step: Step, schedule: Schedule, command: cmd.Attach) -> Answer:
 def release(step: Step, schedule: Schedule, command: cmd.Release) -> Answer:
     """Give it back, or leave the line. Twice is harmless."""
     lease = find(step, command.tenant, command.lease)
+    if command.epoch is not None and lease.epoch != command.epoch:
+        raise StaleEpoch(
+            f"epoch {command.epoch} of lease {lease.id} is not the live one", do="It is held elsewhere now."
+        )
     if command.gone:  # it speaks of the line; a grant that came in between has its own claim window
         if lease.status is LeaseStatus.QUEUED:
             step.end(lease, EndReason.HOLDER_GONE, "nobody asked for it any more")
@@ -224,6 +272,25 @@ def _lapsed(lease: LeaseRecord) -> LeaseEnded:
     )
 
 
+def _not_allowed(step: Step, lease: LeaseRecord, tenant: TenantRecord) -> Refusal | None:
+    """What stands against the request, whatever is free."""
+    state, policy = step.state, step.policy
+    if lease.tier.rank > tenant.tier_max.rank:
+        return Refusal(
+            code=RefusalCode.QUOTA,
+            reason=f"this tenant may ask for tier {tenant.tier_max} at most, not {lease.tier}",
+            do=f"Ask with tier {tenant.tier_max}.",
+        )
+    refusal = volumes.in_use(state, lease) or admission.never_allowed(lease, state)
+    if refusal is None and state.live_count + state.queued_count >= policy.leases_max:
+        return Refusal(
+            code=RefusalCode.LIMIT,
+            reason=f"the office has {policy.leases_max} leases and takes no more",
+            do="Ask again when some have ended.",
+        )
+    return refusal
+
+
 def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
     wait_ns = command.wait_ns
     return LeaseRecord(
@@ -260,7 +327,91 @@ def _answer_again(step: Step, lease: LeaseRecord, mark: str) -> Answer:
     return answer_now(step, lease)
 
 
-def _grant_at_once(step: Step, lease: LeaseRecord, node: NodeId, parts: list[Part]) -> Answer:
+def _check_many(command: cmd.AcquireMany, policy: Policy) -> None:
+    """Refuse what cannot be asked of many leases; raises InvalidRequest."""
+    first, count = command.each, len(command.leases)
+    if not 1 <= count <= policy.many_max:
+        raise InvalidRequest(
+            f"{count} leases in one request are not possible", do=f"Ask for 1 to {policy.many_max} at a time."
+        )
+    if not 1 <= command.at_least <= count:
+        raise InvalidRequest(
+            f"at_least={command.at_least} is not between 1 and the {count} leases asked for", do="Correct at_least."
+        )
+    if command.at_least > 1 and first.wait_ns != 0:
+        raise InvalidRequest(
+            "a request for at least several leases does not wait in the queue",
+            do="Use wait=0 and ask again later, or at_least=1.",
+        )
+    if first.resume is not None or first.replaces is not None or any(want.least is not None for want in first.wants):
+        raise InvalidRequest(
+            "resume, replaces and or_smaller are for one lease", do="Leave them out, or ask for one lease."
+        )
+    if any(want.kind is Kind.BLOCK for want in first.wants) and (first.name is not None or first.retain_ns is not None):
+        raise InvalidRequest("one volume is for one lease", do="Leave the name out, or ask for one lease.")
+    if len(first.request_id) > REQUEST_ID_MAX:
+        raise InvalidRequest(
+            "the request id of a request for many leases is too long", do=f"Use up to {REQUEST_ID_MAX} characters."
+        )
+
+
+def _many_again(step: Step, leases: list[LeaseRecord], mark: str) -> Answer:
+    """The leases of a repeated request that have not ended."""
+    if any(lease.fingerprint != mark for lease in leases):
+        raise IdempotencyConflict("this request id was used for another request")
+    if leases[0].status in (LeaseStatus.QUEUED, LeaseStatus.GRANTED):  # none was free then, and one waits
+        return answer_now(step, leases[0])
+    live: list[LeaseRecord] = []
+    holds: list[tuple[LeaseId, int]] = []
+    for lease in leases:
+        try:
+            must_be_live(step, lease)
+        except LeaseEnded:
+            continue
+        step.order_grant(lease)
+        live.append(lease)
+        holds += step.holds
+    if not live:
+        raise ended_error(leases[0])
+    step.holds = tuple(holds)
+    return GrantedMany(leases=tuple(live))
+
+
+def _within_limits(step: Step, lease: LeaseRecord, count: int) -> tuple[int, str | None]:
+    """How many leases like this one the tenant may have now, up to ``count``, and what stands against more."""
+    state, policy = step.state, step.policy
+    most = min(count, policy.leases_max - state.live_count - state.queued_count)
+    quota = state.tenants[lease.tenant].quota
+    if quota == NO_QUOTA:
+        return most, None
+    over = admission.over_seconds(state, lease, step.now)
+    if over is not None:
+        return 0, over
+    held = copy(held_beside(state, lease))
+    for number in range(most):
+        over = admission.over_quota(lease.wants, quota, held)
+        if over is not None:
+            return number, over
+        admission.hold_more(held, lease.wants)
+    return most, None
+
+
+def _too_few(step: Step, lease: LeaseRecord, command: cmd.AcquireMany, found: int, own_limit: str | None) -> Refusal:
+    """Why fewer than ``at_least`` are granted, so none."""
+    never = admission.never_fits(lease, step.state, step.policy)
+    if never is not None:
+        return never
+    asked = f"{command.at_least} leases with {admission.together(lease.wants)} each"
+    if own_limit is not None:
+        return Refusal(code=RefusalCode.QUOTA, reason=f"{asked} are too many: {own_limit}", do=QuotaExceeded.default_do)
+    return Refusal(
+        code=RefusalCode.CAPACITY,
+        reason=f"{asked} are not free now{admission.out_of_service(lease, step.state)}; {found} would fit",
+        do="Ask again later, or for fewer.",
+    )
+
+
+def _grant_at_once(step: Step, lease: LeaseRecord, node: NodeId, parts: list[Part]) -> Granted:
     """The holder is at the other end of this very call, so the grant is claimed with it."""
     lease = _enter(step, lease)
     step.grant(lease, node, parts)

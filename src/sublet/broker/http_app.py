@@ -173,7 +173,7 @@ class App:
                 reply = _failed(mistake, method, path)
             send(reply)
 
-        service.driver.submit_then(asked.command, asked.render, then)
+        service.driver.submit_then(asked.command, asked.render, then, asked.without)
         return True
 
     async def _answer(self, scope: Scope, receive: Receive) -> Reply:
@@ -189,7 +189,7 @@ class App:
         peer: Peer | None = scope.get("state", {}).get("peer")
         made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive), peer))
         if isinstance(made, Asked):
-            return made.finish(await service.driver.submit(made.command, made.render))
+            return made.finish(await service.driver.submit(made.command, made.render, made.without))
         return made if isinstance(made, Reply) else await made
 
     def _check(

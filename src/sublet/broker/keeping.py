@@ -50,7 +50,7 @@ def renew(step: Step, schedule: Schedule, command: cmd.Renew) -> Answer:
         )
     )
     step.orders.append(extend_order(lease, now.ns, max(0, min(command.lead_ns, ttl_ns))))
-    step.hold = (lease.id, lease.number)
+    step.holds = ((lease.id, lease.number),)
     if command.active:
         parking.holder_is_back(step, lease)
     return Granted(lease=lease)

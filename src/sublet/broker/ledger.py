@@ -53,7 +53,7 @@ class Ledger:
         if type(command) in _BRINGS_AGENTS:
             self._unconfirmed.rebuild(step)
         to_send = self._unconfirmed.add(step.orders, now.ns)
-        return Outcome(answer=answer, events=tuple(step.events), orders=to_send, hold=step.hold)
+        return Outcome(answer=answer, events=tuple(step.events), orders=to_send, holds=step.holds)
 
     def confirm(self, report: Held) -> bool:
         """Take the confirmation for what it changes at once, the list of unconfirmed orders. Returns whether something
@@ -123,6 +123,7 @@ _BRINGS_AGENTS: Final = frozenset({cmd.OpenOffice, cmd.NodeUp})
 
 _HANDLERS: Final[dict[type, Callable[[Step, Schedule, Any], Answer]]] = {
     cmd.Acquire: holders.acquire,
+    cmd.AcquireMany: holders.acquire_many,
     cmd.Claim: holders.claim,
     cmd.Decline: holders.decline,
     cmd.Renew: keeping.renew,

@@ -102,7 +102,7 @@ def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
         _without_parking(step, lease)
         return
     assert lease.node is not None
-    hold = step.hold
+    holds = step.holds
     if lease.notice is None:
         assert lease.deadline_ns is not None
         left_ns, detail = max(0, lease.deadline_ns - step.now.ns), "nothing runs under it, and its time runs out"
@@ -111,7 +111,7 @@ def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
     parking = step.state.leases[parking.id]
     step.grant(parking, lease.node, parts)
     step.claim(parking)
-    step.hold = hold  # nobody waits for an answer
+    step.holds = holds  # nobody waits for an answer
 
 
 def waited_for(state: State, report: Held) -> LeaseRecord | None:

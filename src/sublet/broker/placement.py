@@ -18,6 +18,7 @@ from sublet.wire.orders import Device, Part
 __all__ = [
     "RoomsByNode",
     "fit",
+    "fit_many",
     "fit_on_node",
     "is_class_honoured",
     "is_model",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 RoomsByNode = Mapping[NodeId, Sequence[Room]]
-"""Rooms in service, by node. Neither the mapping nor the rooms are changed by anything in here."""
+"""Rooms in service, by node. Neither the mapping nor the rooms in it are changed by anything in here."""
 
 
 def fit(wants: Sequence[Want], tenant: TenantId, rooms: RoomsByNode, *, mix: bool) -> tuple[NodeId, list[Part]] | None:
@@ -37,6 +38,25 @@ def fit(wants: Sequence[Want], tenant: TenantId, rooms: RoomsByNode, *, mix: boo
         if parts is not None:
             return node, parts
     return None
+
+
+def fit_many(
+    wants: Sequence[Want], tenant: TenantId, rooms: RoomsByNode, most: int, *, mix: bool
+) -> list[tuple[NodeId, list[Part]]]:
+    """Where ``fit`` would place the same wants one time after the other, ``most`` times or as often as they fit."""
+    found: list[tuple[NodeId, list[Part]]] = []
+    for node, rooms_here in rooms.items():
+        if len(found) == most:
+            break
+        if fit_on_node(wants, tenant, rooms_here, mix=mix) is None:
+            continue
+        here = [room.copy() for room in rooms_here]
+        by_id = {room.resource: room for room in here}
+        while len(found) < most and (parts := fit_on_node(wants, tenant, here, mix=mix)) is not None:
+            for part in parts:
+                by_id[part.resource].take(part, tenant)
+            found.append((node, parts))
+    return found
 
 
 def fit_on_node(wants: Sequence[Want], tenant: TenantId, rooms: Sequence[Room], *, mix: bool) -> list[Part] | None:

@@ -57,6 +57,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     queue_tenant_max: int = 1_000
     leases_max: int = 2_000_000
     count_max: int = 64
+    many_max: int = 1024
+    """Leases that one request may ask for."""
     wants_max: int = 8
     share_across_tenants: bool = False
     """Whether ``shared`` GPU neighbours may belong to different tenants."""

@@ -154,6 +154,28 @@ def _table() -> tuple[Route, ...]:
         ),
         route(
             "POST",
+            "/v1/acquisitions",
+            Right.TENANT,
+            leases.acquire_many,
+            "Ask for many leases that are alike, at once",
+            request=wire.AcquisitionRequest,
+            answers={
+                201: wire.GrantsAnswer | wire.GrantAnswer,
+                202: wire.PlaceAnswer,
+                409: wire.RefusalAnswer,
+            },
+        ),
+        route(
+            "POST",
+            "/v1/releases",
+            Right.TENANT,
+            leases.releases,
+            "Many releases, each answered on its own",
+            request=wire.ReleasesRequest,
+            answers={200: wire.ReleasesAnswer},
+        ),
+        route(
+            "POST",
             "/v1/renewals",
             Right.TENANT,
             leases.renewals,

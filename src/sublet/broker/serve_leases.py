@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 from sublet.broker import commands as cmd
-from sublet.broker.answers import Answer, Granted, Offer, Place, Refusal
-from sublet.broker.asking import acquire_command, busy_ns, flag, number, request_id, text
+from sublet.broker.answers import Answer, Granted, GrantedMany, Offer, Place, Refusal
+from sublet.broker.asking import acquire_command, acquire_many_command, busy_ns, flag, number, request_id, text
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.service import Asked, Call, Reply, Service, json_reply
 from sublet.broker.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339
@@ -19,17 +19,23 @@ from sublet.lease.value import LeaseEnd
 from sublet.values import Epoch, LeaseId, parse_duration_ns
 from sublet.wire.http import (
     AcquireRequest,
+    AcquisitionRequest,
     ActivityRequest,
     AttachRequest,
     ClaimRequest,
     EndView,
     ErrorView,
+    FailedGrant,
     GrantAnswer,
+    GrantsAnswer,
     LeaseView,
     OfferAnswer,
     PlaceAnswer,
     RefusalAnswer,
+    ReleaseItem,
     ReleaseRequest,
+    ReleasesAnswer,
+    ReleasesRequest,
     RenewalsAnswer,
     RenewalsRequest,
     RenewAnswer,
@@ -43,6 +49,7 @@ __all__ = [
     "RENEWALS_MAX",
     "WAIT_MAX_S",
     "acquire",
+    "acquire_many",
     "activity",
     "attach",
     "claim",
@@ -51,6 +58,7 @@ __all__ = [
     "events",
     "leases",
     "release",
+    "releases",
     "renew",
     "renewals",
     "show",
@@ -61,7 +69,10 @@ __all__ = [
 WAIT_MAX_S: Final = 60.0
 """The longest that one request waits for a change; ask again."""
 RENEWALS_MAX: Final = 4096
-"""Renewals in one message."""
+"""Renewals, or releases, in one message."""
+
+T = TypeVar("T")
+_Acquired: TypeAlias = GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer
 
 
 # ---- asking ----
@@ -71,14 +82,14 @@ def acquire(service: Service, call: Call) -> Asked:
     request: AcquireRequest = call.body
     if service.draining:
         raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
-    lease = LeaseId("l-" + secrets.token_hex(8))
+    lease = _new_lease()
     process = call.process(request.holder_pid)
     command = acquire_command(request, call.caller, lease, service.driver.ledger.policy, process)
 
-    def render(answer: Answer, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer:
+    def render(answer: Answer, now: Now) -> _Acquired:
         return _answer(service, answer, now)
 
-    def finish(answer: GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer) -> Reply:
+    def finish(answer: _Acquired) -> Reply:
         match answer:
             case GrantAnswer():
                 answer.token = _token(service, request.token, answer.lease.id, answer.lease.epoch)
@@ -93,6 +104,41 @@ def acquire(service: Service, call: Call) -> Asked:
                 return json_reply(answer, 200)
 
     return Asked(command, render, finish)
+
+
+def acquire_many(service: Service, call: Call) -> Asked:
+    request: AcquisitionRequest = call.body
+    if service.draining:
+        raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
+    process = call.process(request.request.holder_pid)
+    if request.request.token:
+        raise InvalidRequest("a token does not come with many leases", do="Ask for it with GET /v1/leases/ID/token.")
+    command = acquire_many_command(request, call.caller, _new_lease, service.driver.ledger.policy, process)
+
+    def render(answer: Answer, now: Now) -> _Acquired | GrantsAnswer:
+        if isinstance(answer, GrantedMany):
+            return GrantsAnswer(leases=[service.view(lease, now) for lease in answer.leases], failed=[])
+        return _answer(service, answer, now)
+
+    def without(answer: GrantsAnswer, unheld: Mapping[LeaseId, SubletError]) -> GrantsAnswer:
+        held = [view for view in answer.leases if view.id not in unheld]
+        failed = [FailedGrant(lease=lease, error=error_view(error)) for lease, error in unheld.items()]
+        return GrantsAnswer(leases=held, failed=failed)
+
+    def finish(answer: _Acquired | GrantsAnswer) -> Reply:
+        match answer:
+            case GrantsAnswer() | GrantAnswer():
+                return json_reply(answer, 201)
+            case PlaceAnswer():
+                service.counting.metrics.places.inc()
+                return json_reply(answer, 202)
+            case RefusalAnswer():
+                service.counting.metrics.refusals.inc(answer.code)
+                return json_reply(answer, 409)
+            case _:
+                return json_reply(answer, 200)
+
+    return Asked(command, render, finish, without)
 
 
 def claim(service: Service, call: Call) -> Asked:
@@ -173,13 +219,16 @@ async def renewals(service: Service, call: Call) -> Reply:
             do=f"Send at most {RENEWALS_MAX} at a time.",
         )
     commands = [_renew_item(call, item) for item in request.items]  # all are well-formed before the first is sent
-    answers = await asyncio.gather(
-        *(service.driver.submit(command, _render_renewal(service, command.lease)) for command in commands),
-        return_exceptions=True,
-    )
-    done: list[RenewAnswer | None] = []
+    answers = [service.driver.submit(command, _render_renewal(service, command.lease)) for command in commands]
+    done, errors = await _each(answers)
+    return json_reply(RenewalsAnswer(items=done, errors=errors))
+
+
+async def _each(answers: Sequence[asyncio.Future[T]]) -> tuple[list[T | None], list[ErrorView | None]]:
+    """Answers that are given each on its own, beside the errors of those that failed."""
+    done: list[T | None] = []
     errors: list[ErrorView | None] = []
-    for answer in answers:
+    for answer in await asyncio.gather(*answers, return_exceptions=True):
         if isinstance(answer, SubletError):
             done.append(None)
             errors.append(error_view(answer))
@@ -188,7 +237,7 @@ async def renewals(service: Service, call: Call) -> Reply:
         else:
             done.append(answer)
             errors.append(None)
-    return json_reply(RenewalsAnswer(items=done, errors=errors))
+    return done, errors
 
 
 def _lead_ns(seconds: float) -> int:
@@ -226,6 +275,30 @@ def release(service: Service, call: Call) -> Asked:
         tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id), busy_ns=busy_ns(request.busy)
     )
     return Asked(command, _render_view(service, call.id), json_reply)
+
+
+async def releases(service: Service, call: Call) -> Reply:
+    request: ReleasesRequest = call.body
+    if len(request.items) > RENEWALS_MAX:
+        service.limit("releases_per_message")
+        raise InvalidRequest(
+            f"{len(request.items)} releases are more than one message may have",
+            do=f"Send at most {RENEWALS_MAX} at a time.",
+        )
+    commands = [_release_item(call, item) for item in request.items]  # all are well-formed before the first is sent
+    answers = [service.driver.submit(command, _render_view(service, command.lease)) for command in commands]
+    done, errors = await _each(answers)
+    return json_reply(ReleasesAnswer(items=done, errors=errors))
+
+
+def _release_item(call: Call, item: ReleaseItem) -> cmd.Release:
+    return cmd.Release(
+        tenant=call.caller.tenant,
+        operator=call.caller.operator,
+        lease=LeaseId(item.lease),
+        epoch=item.epoch,
+        busy_ns=busy_ns(item.busy),
+    )
 
 
 # ---- looking ----
@@ -284,6 +357,10 @@ async def events(service: Service, call: Call) -> Reply:
 # ---- messages ----
 
 
+def _new_lease() -> LeaseId:
+    return LeaseId("l-" + secrets.token_hex(8))
+
+
 def error_view(error: SubletError) -> ErrorView:
     """An error as it travels."""
     end = error.end if isinstance(error, LeaseEnded) else None
@@ -310,7 +387,7 @@ def _end_view(end: LeaseEnd) -> EndView:
     )
 
 
-def _answer(service: Service, answer: Answer, now: Now) -> GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer:
+def _answer(service: Service, answer: Answer, now: Now) -> _Acquired:
     match answer:
         case Granted():
             return GrantAnswer(lease=service.view(answer.lease, now))

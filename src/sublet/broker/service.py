@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -23,7 +23,7 @@ from sublet.broker.records import LeaseRecord, Now, ProcessRecord
 from sublet.broker.signing import Signer
 from sublet.broker.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
 from sublet.broker.views import lease_view
-from sublet.errors import CapacityExceeded, NotFound
+from sublet.errors import CapacityExceeded, NotFound, SubletError
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.audit import Record
 from sublet.observe.bills import Rates
@@ -106,6 +106,9 @@ class Asked(NamedTuple):
     """The outer form of the answer, made at the moment of the decision."""
     finish: Callable[[Any], Reply]
     """The reply, made of that form once it may be known."""
+    without: Callable[[Any, Mapping[LeaseId, SubletError]], Any] | None = None
+    """What is left of that form where agents did not take some of the leases that it speaks of; else that is an
+    error."""
 
 
 def json_reply(value: object, status: int = 200) -> Reply:

@@ -40,8 +40,8 @@ class Step:
         """Whose doing it is."""
         self.events: list[ev.Event] = []
         self.orders: list[Order] = []
-        self.hold: tuple[str, int] | None = None
-        """(lease, number) that an agent must hold before the answer is given."""
+        self.holds: tuple[tuple[LeaseId, int], ...] = ()
+        """(lease, number): what agents must hold before the answer is given."""
         self.is_held = is_held
         """Whether the agent has confirmed the deadline of a lease, as the books had it before this command."""
 
@@ -124,7 +124,7 @@ class Step:
     def order_grant(self, lease: LeaseRecord) -> None:
         """Tell the agent all there is to know; it may have known some of it."""
         self.orders.append(grant_order(lease, self.now.ns))
-        self.hold = (lease.id, lease.number)
+        self.holds = ((lease.id, lease.number),)
 
     # ---- the way out ----
 

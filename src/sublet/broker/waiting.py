@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sublet.broker.commands import Command
@@ -17,7 +17,18 @@ __all__ = ["Holds", "Waiting", "not_confirmed", "not_held", "too_many"]
 class Waiting:
     """One command, and who wants to know what it came to: a future, or a function that is told (``then``)."""
 
-    __slots__ = ("_decided", "_future", "_render", "_then", "_value", "command", "lease", "number", "until_s")
+    __slots__ = (
+        "_decided",
+        "_future",
+        "_render",
+        "_then",
+        "_value",
+        "_without",
+        "awaits",
+        "command",
+        "unheld",
+        "until_s",
+    )
 
     def __init__(
         self,
@@ -25,16 +36,21 @@ class Waiting:
         future: Any = None,
         render: Callable[[Any, Any], Any] | None = None,
         then: Callable[[Any, SubletError | None], None] | None = None,
+        without: Callable[[Any, Mapping[LeaseId, SubletError]], Any] | None = None,
     ) -> None:
+        """``without`` makes of the answer what is left of it where agents did not take the orders of some of the leases
+        that it speaks of. With None it is all or nothing."""
         self.command = command
-        self.lease = LeaseId("")
-        """With ``number``: the order that an agent must hold before the answer is given."""
-        self.number = 0
+        self.awaits: dict[LeaseId, int] = {}
+        """The orders that agents must hold before the answer is given, by their leases."""
+        self.unheld: dict[LeaseId, SubletError] = {}
+        """Leases whose agent did not take the order, or said nothing in time."""
         self.until_s: float | None = None
-        """How long it waits for that, by the clock of the loop; None: it does not."""
+        """How long it waits for agents, by the clock of the loop; None: it does not."""
         self._future = future
         self._then = then
         self._render = render
+        self._without = without
         self._decided: tuple[Any, Any] | None = None
         """What it came to, and when, until it has its outer form."""
         self._value: Any = None
@@ -63,6 +79,16 @@ class Waiting:
             (answer, now), self._decided = self._decided, None
             self._value = answer if self._render is None else self._render(answer, now)
 
+    def conclude(self) -> None:
+        """Every agent that was waited for has spoken, or has had its time."""
+        self.make()
+        if self.unheld and self._without is None:
+            self.fail(next(iter(self.unheld.values())))
+            return
+        if self.unheld and self._without is not None:
+            self._value = self._without(self._value, self.unheld)
+        self.answer()
+
     def answer(self) -> None:
         """Give it."""
         self.make()
@@ -90,39 +116,46 @@ class Holds:
         self._in_order: deque[Waiting] = deque()
         """As they came, which is the order in which their patience ends. Those that wait no more leave at the front."""
 
-    def add(self, waiting: Waiting, hold: tuple[str, int], until_s: float) -> None:
-        """``hold``: the lease, and the number of the order that its agent must hold. ``until_s`` is never earlier than
-        that of the one before."""
-        waiting.lease, waiting.number = LeaseId(hold[0]), hold[1]
+    def add(self, waiting: Waiting, holds: Iterable[tuple[LeaseId, int]], until_s: float) -> None:
+        """``holds``: leases, and the numbers of the orders that their agents must hold. ``until_s`` is never earlier
+        than that of the one before."""
+        waiting.awaits = dict(holds)
         waiting.until_s = until_s
-        self._by_lease.setdefault(waiting.lease, []).append(waiting)
+        for lease in waiting.awaits:
+            self._by_lease.setdefault(lease, []).append(waiting)
         self.next_s()
         self._in_order.append(waiting)
 
     def held(self, report: Held) -> list[Waiting]:
-        """Those that waited for this confirmation; they wait no more. That of a notice confirms no deadline, though its
-        number is higher."""
-        return [] if report.told else self._take(report.lease, report.number)
+        """Those that waited for this confirmation, and now for nothing more. That of a notice confirms no deadline,
+        though its number is higher."""
+        return [] if report.told else self._take(report.lease, report.number, None)
 
     def not_held(self, report: NotHeld) -> list[Waiting]:
-        """Those whose order was not taken; they wait no more."""
-        return self._take(report.lease, report.number)
+        """Those whose order was not taken, and that wait for nothing more."""
+        return self._take(report.lease, report.number, not_held(report.lease))
 
-    def _take(self, lease: LeaseId, number: int) -> list[Waiting]:
+    def _take(self, lease: LeaseId, number: int, unheld: SubletError | None) -> list[Waiting]:
         waiters = self._by_lease.get(lease)
         if waiters is None:
             return []
-        taken = [waiting for waiting in waiters if waiting.number <= number]
-        for waiting in taken:
-            self._drop(waiting)
-        return taken
+        over = []
+        for waiting in [one for one in waiters if one.awaits[lease] <= number]:
+            self._drop(waiting, lease, unheld)
+            if not waiting.awaits:
+                waiting.until_s = None
+                over.append(waiting)
+        return over
 
-    def late(self, now_s: float) -> list[Waiting]:
-        """Those whose patience is over; they wait no more."""
+    def late(self, now_s: float, after_s: float) -> list[Waiting]:
+        """Those whose patience is over, ``after_s`` seconds after they began to wait; they wait no more."""
         found = []
         while (until_s := self.next_s()) is not None and until_s <= now_s:
-            found.append(self._in_order[0])
-            self._drop(self._in_order[0])
+            waiting = self._in_order[0]
+            for lease in list(waiting.awaits):
+                self._drop(waiting, lease, not_confirmed(lease, after_s))
+            waiting.until_s = None
+            found.append(waiting)
         return found
 
     def next_s(self) -> float | None:
@@ -135,12 +168,14 @@ class Holds:
         """What is still waited for."""
         return [waiting for waiting in self._by_lease.get(lease, ()) if waiting.wanted]
 
-    def _drop(self, waiting: Waiting) -> None:
-        waiting.until_s = None
-        waiters = self._by_lease[waiting.lease]
+    def _drop(self, waiting: Waiting, lease: LeaseId, unheld: SubletError | None) -> None:
+        del waiting.awaits[lease]
+        if unheld is not None:
+            waiting.unheld[lease] = unheld
+        waiters = self._by_lease[lease]
         waiters.remove(waiting)
         if not waiters:
-            del self._by_lease[waiting.lease]
+            del self._by_lease[lease]
 
 
 def not_confirmed(lease: LeaseId, after_s: float) -> Disconnected:

@@ -10,9 +10,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
 
 from msgspec import structs
 
@@ -22,6 +23,7 @@ from sublet.client.address import Address, find_address
 from sublet.client.aio_driver import run_program
 from sublet.client.aio_keeper import AioKeeper
 from sublet.client.aio_lease import Lease
+from sublet.client.aio_many import Leases, Many
 from sublet.client.aio_transport import AioTransport
 from sublet.client.asking import (
     Asked,
@@ -33,8 +35,10 @@ from sublet.client.asking import (
     ask_block,
     ask_cpu,
     ask_gpu,
+    ask_many,
     ask_memory,
     ask_resume,
+    check_many,
     holder_name,
     holder_pid,
     parked_at,
@@ -53,6 +57,7 @@ from sublet.client.fabric import (
 )
 from sublet.client.guest_watch import Watch
 from sublet.client.handle import LeaseFacts
+from sublet.client.many import own_leases
 from sublet.client.model import Offer
 from sublet.client.owed import Owed
 from sublet.client.paths import valid_path
@@ -74,6 +79,9 @@ if TYPE_CHECKING:
 __all__ = ["Acquiring", "Fabric", "connect"]
 
 T = TypeVar("T")
+G = TypeVar("G")
+H = TypeVar("H")
+A = TypeVar("A", bound=Lease | Leases)
 LOOK_AGAIN_S: Final = 0.02
 LOOK_AGAIN_MAX_S: Final = 5.0
 """Between two tries to give back what a loop has left."""
@@ -100,17 +108,17 @@ async def connect(
     return fabric
 
 
-class Acquiring:
-    """A lease on its way: ``await`` it, or enter it with ``async with``."""
+class Acquiring(Generic[A]):
+    """A lease, or several, on the way: ``await`` it, or enter it with ``async with``."""
 
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, Lease]]) -> None:
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, A]]) -> None:
         self._work = work
-        self._lease: Lease | None = None
+        self._lease: A | None = None
 
-    def __await__(self) -> Generator[Any, None, Lease]:
+    def __await__(self) -> Generator[Any, None, A]:
         return self._work().__await__()
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> A:
         self._lease = await self._work()
         return self._lease
 
@@ -182,7 +190,11 @@ class Fabric:
                 self._guest_watch.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience):
-                    returns = [self._return(owed, patience) for owed in self._book.owed]
+                    owed = list(self._book.owed)
+                    plain = [one for one in owed if one.is_plain]
+                    returns = [self._return(one, patience) for one in owed if len(plain) < 2 or not one.is_plain]
+                    if len(plain) > 1:
+                        returns.append(self._return_many(plain, patience))
                     await asyncio.gather(*returns, *self._unbinding, return_exceptions=True)
             await self._keeper.stop()
             await self._transport.close()
@@ -195,6 +207,11 @@ class Fabric:
         """No office is started only to hear this."""
         await run_program(self._core.give_back(owed, patience_s), self._transport.exchange, _nobody)
         self._book.given_back(owed)
+
+    async def _return_many(self, owed: Sequence[Owed], patience_s: float) -> None:
+        await run_program(self._core.release_many(owed, patience_s), self._transport.exchange, _nobody)
+        for one in owed:
+            self._book.given_back(one)
 
     # ---- acquiring
 
@@ -209,7 +226,7 @@ class Fabric:
         on_offer: Callable[[Offer], bool] | None = None,
         resume: LeaseFacts | str | None = None,
         **terms: Unpack[Terms],
-    ) -> Acquiring:
+    ) -> Acquiring[Lease]:
         """Acquire GPU memory on ``count`` devices of one machine, all or nothing; see `sublet.Fabric.gpu`."""
         if resume is not None:
             alone = (min_vram, exclusivity, model) == (None, None, None) and count == 1 and or_smaller is False
@@ -226,12 +243,13 @@ class Fabric:
         self,
         cores: int = 1,
         *,
+        memory: Size | None = None,
         or_smaller: bool | int = False,
         on_offer: Callable[[Offer], bool] | None = None,
         **terms: Unpack[Terms],
-    ) -> Acquiring:
-        """Acquire whole cores of one machine."""
-        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller), on_offer)
+    ) -> Acquiring[Lease]:
+        """Acquire whole cores of one machine; with ``memory``, host memory there under the same lease."""
+        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller, memory=memory), on_offer)
 
     def memory(
         self,
@@ -240,7 +258,7 @@ class Fabric:
         or_smaller: bool | Size = False,
         on_offer: Callable[[Offer], bool] | None = None,
         **terms: Unpack[Terms],
-    ) -> Acquiring:
+    ) -> Acquiring[Lease]:
         """Acquire host memory."""
         return self._acquire(ask_memory(terms, size=size, or_smaller=or_smaller), on_offer)
 
@@ -251,7 +269,7 @@ class Fabric:
         min_blocks: int | None = None,
         retain: Duration | None = None,
         **terms: Unpack[Terms],
-    ) -> Acquiring:
+    ) -> Acquiring[Lease]:
         """Acquire space on disk: by ``size``, or as a number of 4 KiB blocks.
 
         With ``name`` what is written there outlives the lease: it stays as a *volume*, for ``retain`` (7 days if that
@@ -266,7 +284,7 @@ class Fabric:
         renew: RenewText = RenewMode.WHILE_BUSY,
         renew_every: Duration | None = None,
         bound: bool | None = None,
-    ) -> Acquiring:
+    ) -> Acquiring[Lease]:
         """Take over a lease of yours, under a new epoch. Whoever held it is fenced: their next write is refused.
 
         A volume that nobody has (itself, or its name) is taken by a new lease. From here on the lease is bound to this
@@ -278,7 +296,32 @@ class Fabric:
             owed.is_held = is_held
             return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
 
-        return Acquiring(lambda: self._take(program, policy))
+        return Acquiring(lambda: self._take(program, lambda grant, owed: self._open(grant, policy, owed)))
+
+    def many(self, count: int, *, at_least: int = 1) -> Many:
+        """Ask for up to ``count`` leases that are alike in one request; see `sublet.Fabric.many`."""
+        check_many(count, at_least)
+        return Many(self, count, at_least)
+
+    async def release(self, leases: Iterable[Lease]) -> None:
+        """Give back leases of this fabric in one message; see `Lease.release`."""
+        mine = own_leases(self, leases, Lease)
+        held = [lease._held for lease in mine]
+        try:
+            back = [lease for lease in mine if not lease._is_returned()]
+            owed = [lease._to_let_go() for lease in back]
+            for lease, view in zip(back, await self._run(self._core.release_many(owed)), strict=True):
+                lease._released(view)
+        except BaseException:
+            self._book.abandoned.append(held)  # at once: the next interrupt may come with the call
+            if self._is_over:
+                self._give_back_later()
+            else:
+                self._keeper.wake()
+            raise
+        finally:
+            for lease in mine:
+                await lease._close_what_runs()
 
     # ---- looking
 
@@ -357,7 +400,7 @@ class Fabric:
 
     def _acquire(
         self, asked: Asked, on_offer: Callable[[Offer], bool] | None, goes_on: LeaseFacts | str | None = None
-    ) -> Acquiring:
+    ) -> Acquiring[Lease]:
         async def work() -> Lease:
             line, old = QueueLine(), asked.replaces
             on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
@@ -375,8 +418,27 @@ class Fabric:
             try:
                 with contextlib.nullcontext() if old is None else old._kept():
                     return await self._take(
-                        lambda owed: self._core.acquire(request, hooks, owed), asked.policy, complete
+                        lambda owed: self._core.acquire(request, hooks, owed),
+                        lambda grant, owed: self._open(grant, asked.policy, owed),
+                        complete,
                     )
+            finally:
+                line.clear()
+
+        return Acquiring(work)
+
+    def _acquire_many(self, asked: Asked, count: int, at_least: int) -> Acquiring[Leases]:
+        asked = replace(asked, request=structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound)))
+        request = ask_many(asked, count, at_least)
+
+        async def work() -> Leases:
+            line = QueueLine()
+            hooks = Hooks(on_place=line.show if asked.on_place is None and line.wanted else asked.on_place)
+            try:
+                return await self._take(
+                    lambda owed: self._core.acquire_many(request, hooks, owed),
+                    lambda grants, owed: self._open_many(grants, asked.policy, owed),
+                )
             finally:
                 line.clear()
 
@@ -384,18 +446,18 @@ class Fabric:
 
     async def _take(
         self,
-        program: Callable[[Owed], Program[Grant]],
-        policy: RenewalPolicy,
-        complete: Callable[[Lease], Awaitable[None]] | None = None,
-    ) -> Lease:
-        """Run a program that brings a lease, and make its handle; see `sublet.Fabric`."""
+        program: Callable[[Owed], Program[G]],
+        opened: Callable[[G, Owed], H],
+        complete: Callable[[H], Awaitable[None]] | None = None,
+    ) -> H:
+        """Run a program that brings a lease, or many, and make the handle; see `sublet.Fabric`."""
         owed = Owed(RequestId(new_request_id()))
         try:
             if self._closed:
                 raise closed_error()
             self._keeper.prepare()
             self._book.owed.add(owed)
-            made = [self._open(await self._run(program(owed)), policy, owed)]
+            made = [opened(await self._run(program(owed)), owed)]
             if complete is not None:
                 await complete(made[0])
             self._book.owed.discard(owed)
@@ -442,7 +504,7 @@ class Fabric:
 
     @property
     def _has_left(self) -> bool:
-        return bool(self._book.owed or self._book.live or self._book.dropped)
+        return bool(self._book.owed or self._book.live or self._book.dropped or self._book.abandoned)
 
     def _give_back_now(self, patience_s: float = EXIT_PATIENCE_S) -> None:
         """With blocking calls: where no loop runs that could do it."""
@@ -478,6 +540,14 @@ class Fabric:
         lease = Lease(self, self._book, self._book.open(grant, policy, owed))
         self._keeper.start()
         return lease
+
+    def _open_many(self, grants: Sequence[tuple[Grant, Owed]], policy: RenewalPolicy, whole: Owed) -> Leases:
+        if self._closed:  # the answer came late
+            raise closed_error()
+        leases = Leases(self, [Lease(self, self._book, self._book.open(one, policy, owed)) for one, owed in grants])
+        self._book.owed.update(member for member in whole.members or () if member.left)
+        self._keeper.start()
+        return leases
 
     async def _run(self, program: Program[T]) -> T:
         return await run_program(program, self._transport.exchange, self._revive)

@@ -120,12 +120,12 @@ class AioKeeper:
 
     def _begin_what_is_due(self) -> None:
         self._wake.clear()
-        for owed in self._book.to_give_back():
-            self._begin(errands.give_back(self._core, self._book, owed))
+        for program in errands.give_back_what_is_owed(self._core, self._book, self._book.to_give_back()):
+            self._begin(program)
         while (batch := self._book.collect()).attempts:
             self._begin(errands.renew(self._core, self._book, batch))
-        for word in self._book.words():
-            self._begin(errands.say(self._core, self._book, word))
+        for program in errands.say_all(self._core, self._book, self._book.words()):
+            self._begin(program)
         if self._book.live and (self._listening is None or self._listening.done()):
             self._listening = start_task("news", self._listen, again=True)
 

@@ -84,10 +84,13 @@ class Lease(LeaseFacts):
             self._give_up()
             raise
         finally:
-            if self._ground is not None and self._ground._workers is not None:
-                self._ground._workers.close()
-            if (line := self._volume_line()) is not None:
-                await asyncio.to_thread(line.close)
+            await self._close_what_runs()
+
+    async def _close_what_runs(self) -> None:
+        if self._ground is not None and self._ground._workers is not None:
+            self._ground._workers.close()
+        if (line := self._volume_line()) is not None:
+            await asyncio.to_thread(line.close)
 
     def leave(self) -> LeaseId:
         """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id.

@@ -16,10 +16,12 @@ from sublet.lease.value import LeaseEnd
 from sublet.values import EndReason, Kind
 from sublet.wire.http import (
     AcquireRequest,
+    AcquisitionRequest,
     EndView,
     ErrorBody,
     ErrorView,
     GrantAnswer,
+    GrantsAnswer,
     LeaseView,
     OfferAnswer,
     PlaceAnswer,
@@ -28,8 +30,10 @@ from sublet.wire.http import (
 
 __all__ = [
     "Acquired",
+    "AcquiredMany",
     "decode",
     "decode_acquired",
+    "decode_acquired_many",
     "decode_lease",
     "end_of",
     "error_of",
@@ -40,6 +44,7 @@ __all__ = [
 
 T = TypeVar("T")
 Acquired = GrantAnswer | PlaceAnswer | OfferAnswer
+AcquiredMany = GrantsAnswer | Acquired
 _NEWER: Final = "Bring client and office to the same version of Sublet."
 _NAMES: Final = {Kind.GPU: "GPU", Kind.CPU: "cores", Kind.MEMORY: "memory", Kind.BLOCK: "storage"}
 
@@ -54,8 +59,19 @@ def decode(reply: Reply, shape: type[T]) -> T:
 
 def decode_acquired(reply: Reply, request: AcquireRequest) -> Acquired:
     """The answer to an acquire. A refusal is raised, with its numbers."""
+    answer: Acquired = _acquired(reply, request, Acquired | RefusalAnswer)
+    return answer
+
+
+def decode_acquired_many(reply: Reply, request: AcquisitionRequest) -> AcquiredMany:
+    """The answer to a request for many leases. A refusal is raised, with its numbers."""
+    answer: AcquiredMany = _acquired(reply, request.request, AcquiredMany | RefusalAnswer)
+    return answer
+
+
+def _acquired(reply: Reply, request: AcquireRequest, shape: Any) -> Any:
     if 200 <= reply.status < 300:
-        answer: Acquired | RefusalAnswer = _decoded(reply, Acquired | RefusalAnswer)
+        answer = _decoded(reply, shape)
     else:
         try:
             answer = _decoder(RefusalAnswer).decode(reply.body)

@@ -39,7 +39,7 @@ from sublet.values import (
     valid_labels,
     valid_name,
 )
-from sublet.wire.http import AcquireRequest, WantBody
+from sublet.wire.http import AcquireRequest, AcquisitionRequest, WantBody
 
 __all__ = [
     "Asked",
@@ -52,7 +52,9 @@ __all__ = [
     "ask_block",
     "ask_cpu",
     "ask_gpu",
+    "ask_many",
     "ask_memory",
+    "check_many",
     "holder_name",
     "holder_pid",
     "policy_of",
@@ -67,6 +69,8 @@ ExclusivityText: TypeAlias = Exclusivity | Literal["shared", "session", "device"
 RenewText: TypeAlias = RenewMode | Literal["while-busy", "always", "never"]
 
 COUNT_MAX: Final = 1024
+MANY_MAX: Final = 1024
+"""Leases in one request."""
 _E = TypeVar("_E", Tier, Exclusivity, RenewMode)
 
 
@@ -159,8 +163,31 @@ def parked_at(resume: LeaseFacts | str, *, alone: bool) -> str:
     return resume.end.parked
 
 
-def ask_cpu(terms: Terms, *, cores: int, or_smaller: bool | int) -> Asked:
-    """``fabric.cpu(...)``."""
+def ask_many(asked: Asked, count: int, at_least: int) -> AcquisitionRequest:
+    """``fabric.many(count, at_least=...)``: so many of what is asked for."""
+    request = asked.request
+    if request.replaces is not None:
+        raise InvalidRequest("replaces= is for one lease", do="Leave it out, or ask for one lease.")
+    if at_least > 1:
+        if request.wait:
+            raise InvalidRequest(
+                f"at_least={at_least} does not wait in the queue",
+                do="Leave wait= out and ask again later, or use at_least=1.",
+            )
+        request = msgspec.structs.replace(request, wait=0.0)
+    return AcquisitionRequest(request=request, count=count, at_least=at_least)
+
+
+def check_many(count: object, at_least: object) -> None:
+    """Refuse numbers of leases that no request can have."""
+    _whole(count, "count", MANY_MAX)
+    _whole(at_least, "at_least", MANY_MAX)
+    if at_least > count:  # type: ignore[operator]
+        raise InvalidRequest(f"at_least={at_least} is more than the {count} leases asked for", do="Give at most that.")
+
+
+def ask_cpu(terms: Terms, *, cores: int, or_smaller: bool | int, memory: Size | None = None) -> Asked:
+    """``fabric.cpu(...)``: cores, and memory under the same lease."""
     _whole(cores, "cores", CORES_MAX)
     least: int | None = None
     if or_smaller is not False:
@@ -169,7 +196,11 @@ def ask_cpu(terms: Terms, *, cores: int, or_smaller: bool | int) -> Asked:
             raise InvalidRequest(
                 f"or_smaller={least} is more than the {cores} cores asked for", do="Give at most that many."
             )
-    return _asked(WantBody(kind=Kind.CPU, amount=cores, least=least), terms)
+    asked = _asked(WantBody(kind=Kind.CPU, amount=cores, least=least), terms)
+    if memory is None:
+        return asked
+    wants = [*asked.request.wants, WantBody(kind=Kind.MEMORY, amount=parse_memory(memory, "memory"))]
+    return replace(asked, request=msgspec.structs.replace(asked.request, wants=wants))
 
 
 def ask_memory(terms: Terms, *, size: Size, or_smaller: bool | Size) -> Asked:

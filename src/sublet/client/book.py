@@ -49,7 +49,8 @@ _decode_news = msgspec.json.Decoder(News).decode
 
 
 class Book:
-    """All leases of one fabric. Not thread-safe, but for ``dropped`` and ``owed``, to which anything may add."""
+    """All leases of one fabric. Not thread-safe, but for ``dropped``, ``abandoned`` and ``owed``, to which anything may
+    add."""
 
     def __init__(self, clock: Clock, new_request_id: Callable[[], str]) -> None:
         self._clock = clock
@@ -61,6 +62,8 @@ class Book:
         """Over by their own clock, for as long as somebody looks at them: the office may yet say why."""
         self.dropped: deque[Held] = deque()
         """Leases whose object was dropped without a release."""
+        self.abandoned: deque[Sequence[Held]] = deque()
+        """Leases whose common release was interrupted, or not answered."""
         self.owed: set[Owed] = set()
         """What the office has, or may have, without a handle here: under way, or to be given back."""
         self.closing = False
@@ -148,6 +151,14 @@ class Book:
                 self.let_go(held)
         while self.dropped:
             self._orphaned(self.dropped.popleft())
+        while self.abandoned:
+            for held in self.abandoned.popleft():
+                if not held.confirmed and (held.returned or self._held.get(held.id) is held):
+                    held.owed.left = True
+                    self.owed.add(held.owed)
+        for whole in [owed for owed in list(self.owed) if owed.members is not None]:
+            if not whole.under_way and (whole.left or self.closing):
+                self._split(whole)
         if now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + SWEEP_NS
             for held in self.live:
@@ -172,6 +183,14 @@ class Book:
                 owed.under_way = True
                 found.append(owed)
         return found
+
+    def _split(self, whole: Owed) -> None:
+        """A request for many is given up after its answer: each of its leases is given back."""
+        for member in whole.members or ():
+            if not member.done:
+                member.left = True
+                self.owed.add(member)
+        self.owed.discard(whole)
 
     def given_back(self, owed: Owed) -> None:
         """The office knows that it is over, or has nothing of it."""

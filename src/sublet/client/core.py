@@ -10,13 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
 
-from sublet.client.answers import decode, decode_acquired, decode_lease, end_of, kind_of, unavailable
+from sublet.client.answers import (
+    AcquiredMany,
+    decode,
+    decode_acquired,
+    decode_acquired_many,
+    decode_lease,
+    end_of,
+    error_of,
+    kind_of,
+    unavailable,
+)
 from sublet.client.model import Offer, Place
 from sublet.client.owed import Owed
 from sublet.client.steps import Call, Pause, Program, Reply, Revive, ask
@@ -37,15 +47,20 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.values import NS_PER_S, EndReason, Epoch, Kind, LeaseId, RequestId, format_duration, shown, valid_text
 from sublet.wire.http import (
     AcquireRequest,
+    AcquisitionRequest,
     ActivityRequest,
     AttachRequest,
     ClaimRequest,
     GrantAnswer,
+    GrantsAnswer,
     Hello,
     LeaseView,
     OfferAnswer,
     PlaceAnswer,
+    ReleaseItem,
     ReleaseRequest,
+    ReleasesAnswer,
+    ReleasesRequest,
     RenewalsAnswer,
     RenewalsRequest,
     RenewAnswer,
@@ -71,6 +86,11 @@ WITHDRAW_PATIENCE_S: Final = 2.0
 POLL_S: Final = 5.0
 """One look at the place in the queue is answered at the latest then; a grant is answered at once. It is also the sign
 of life that keeps the place (the office takes it away after 30 s of silence)."""
+MANY_TIMEOUT_S: Final = 2 * REQUEST_TIMEOUT_S
+"""The same for a request for many leases: the office waits 5 s for machines that do not confirm theirs, and answers
+without them."""
+RELEASES_MAX: Final = 1024
+"""Releases in one message."""
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 _encode = msgspec.json.Encoder().encode
@@ -115,6 +135,54 @@ class Core:
         call = _post("/v1/leases", request)
         owed = Owed(RequestId(new_request_id())) if owed is None else owed
         owed.asked = (call, request)
+        grant = yield from self._until_granted(
+            call, request, hooks, owed, lambda reply: decode_acquired(reply, request)
+        )
+        if not isinstance(grant, Grant):
+            raise TypeError("one lease was asked for")
+        return grant
+
+    def acquire_many(self, request: AcquisitionRequest, hooks: Hooks, owed: Owed) -> Program[list[tuple[Grant, Owed]]]:
+        """From the request to the leases that are held, each beside what is owed for it. As many as there are, and not
+        fewer than ``at_least``; where none is free, it waits in the queue for one."""
+        call = _post("/v1/acquisitions", request, timeout_s=MANY_TIMEOUT_S)
+        owed.asked = (call, request)
+        try:
+            found = yield from self._until_granted(
+                call, request.request, hooks, owed, lambda reply: decode_acquired_many(reply, request)
+            )
+        except NotFound as error:
+            if owed.lease is not None:
+                raise
+            raise Unsupported(
+                "this office is older and does not grant many leases in one request", do="Upgrade the office."
+            ) from error
+        if isinstance(found, Grant):
+            return [(found, owed)]
+        answer, sent_ns = found
+        members = owed.members or ()
+        held = list(zip(answer.leases, members, strict=False))  # those that failed come behind them
+        if len(held) < request.at_least:
+            yield from self.give_back(owed, WITHDRAW_PATIENCE_S)
+            why = answer.failed[0].error.message if answer.failed else "they have ended"
+            raise Disconnected(
+                f"{len(answer.failed)} of {len(members)} leases were granted and are not held: {why}",
+                do="Ask again: what was held was given back.",
+            )
+        for failed in members[len(held) :]:
+            failed.left = True
+        return [(Grant(view=view, sent_ns=sent_ns), member) for view, member in held]
+
+    def _until_granted(
+        self,
+        call: Call,
+        request: AcquireRequest,
+        hooks: Hooks,
+        owed: Owed,
+        decoded: Callable[[Reply], AcquiredMany],
+    ) -> Program[Grant | tuple[GrantsAnswer, int]]:
+        """From the call to what is held: through the queue, offers and claims. ``decoded`` reads its first answer; the
+        request for many leases may be answered by many at once, with the instant when it was sent."""
         lease: LeaseId | None = None
         place: PlaceAnswer | None = None
         declined: Offer | None = None
@@ -122,7 +190,10 @@ class Core:
         try:
             reply = yield from self._asking(call)
             while True:
-                answer = decode_acquired(reply, request)
+                answer = decoded(reply) if lease is None else decode_acquired(reply, request)
+                if isinstance(answer, GrantsAnswer):
+                    owed.members = _members(answer)
+                    return answer, reply.sent_ns
                 lease = owed.lease = LeaseId(answer.lease.id)
                 if isinstance(answer, PlaceAnswer):
                     if hooks.on_place is not None and (place is None or _shown(place) != _shown(answer)):
@@ -215,18 +286,31 @@ class Core:
 
     def give_back(self, owed: Owed, patience_s: float = PATIENCE_S) -> Program[None]:
         """See that the office has nothing of it any more. ``Disconnected`` where that is not known."""
-        if owed.lease is None:
+        if owed.lease is None and owed.members is None:
             if owed.asked is None:
                 owed.done = True
                 return
             call, request = owed.asked
             reply = yield from self._asking(call, patience_s)
             try:
-                owed.lease = LeaseId(decode_acquired(reply, request).lease.id)
+                if isinstance(request, AcquisitionRequest):
+                    answer = decode_acquired_many(reply, request)
+                else:
+                    answer = decode_acquired(reply, request)
             except (LeaseEnded, CapacityExceeded, QuotaExceeded, InvalidRequest, Unsupported):
                 owed.done = True
                 return
-        elif owed.attaching is not None or (owed.tries and owed.epoch is not None):
+            if isinstance(answer, GrantsAnswer):
+                owed.members = _members(answer)
+            else:
+                owed.lease = LeaseId(answer.lease.id)
+        if owed.members is not None:
+            yield from self.release_many(owed.members, patience_s)
+            owed.done = True
+            return
+        if owed.lease is None:
+            raise AssertionError("nothing is known of what is to be given back")
+        if owed.attaching is not None or (owed.tries and owed.epoch is not None):
             # Another program may have attached to it meanwhile, and then it is not ours to end.
             call = Call(method="GET", path=_path(owed.lease), timeout_s=REQUEST_TIMEOUT_S)
             reply = yield from self._asking(call, patience_s)
@@ -244,6 +328,26 @@ class Core:
                 return
         yield from self.release(owed.lease, request_id=owed.release_id, busy_s=owed.busy_s, patience_s=patience_s)
         owed.done = True
+
+    def release_many(self, owed: Sequence[Owed], patience_s: float = PATIENCE_S) -> Program[list[LeaseView | None]]:
+        """Release leases that are this program's own, in as few messages as there can be. What is over already,
+        unknown, or held elsewhere by now is no error: None is the answer then."""
+        views: list[LeaseView | None] = []
+        for start in range(0, len(owed), RELEASES_MAX):
+            some = owed[start : start + RELEASES_MAX]
+            items = [ReleaseItem(lease=one.lease or "", epoch=one.epoch, busy=one.busy_s) for one in some]
+            body = ReleasesRequest(items=items)
+            reply = yield from self._asking(_post("/v1/releases", body, timeout_s=MANY_TIMEOUT_S), patience_s)
+            answer = decode(reply, ReleasesAnswer)
+            if not len(some) == len(answer.items) == len(answer.errors):
+                raise Disconnected("the office answered another number of releases than were asked")
+            for one, error in zip(some, answer.errors, strict=True):
+                one.done = error is None or not error.transient
+            views += answer.items
+            for error in answer.errors:
+                if error is not None and error.transient:
+                    raise error_of(error)
+        return views
 
     # ---- looking and everything else ----
 
@@ -326,6 +430,18 @@ def _may_linger(error: BaseException, lease: LeaseId | None) -> bool:
     if isinstance(error, SubletError):  # an answer: before there is a lease, it says that there is none
         return lease is not None and not isinstance(error, LeaseEnded | NotFound)
     return True
+
+
+def _members(answer: GrantsAnswer) -> tuple[Owed, ...]:
+    """What is owed for each lease of the answer, those that are held first."""
+    found = []
+    for lease, epoch in [(view.id, view.epoch) for view in answer.leases] + [
+        (one.lease, None) for one in answer.failed
+    ]:
+        one = Owed(RequestId(new_request_id()))
+        one.lease, one.epoch = LeaseId(lease), epoch
+        found.append(one)
+    return tuple(found)
 
 
 def _post(path: str, body: object, *, timeout_s: float = REQUEST_TIMEOUT_S) -> Call:

@@ -22,11 +22,15 @@ from sublet.lease.value import Attempt, LeaseEnd, Outcome, Unknown
 from sublet.values import NS_PER_S, EndReason, Epoch
 from sublet.wire.http import LeaseView, RenewRequest
 
-__all__ = ["FLIGHT_S", "catch_up", "give_back", "renew", "renew_one", "say"]
+__all__ = ["FLIGHT_S", "catch_up", "give_back", "give_back_what_is_owed", "renew", "renew_one", "say", "say_all"]
 
 FLIGHT_S: Final = 5.0
 """How long an answer to a background request is awaited at most. A renewal is repeated much sooner, by its own plan,
 and the answer to the earlier one still counts when it comes."""
+
+
+SAID_AT_ONCE: Final = 8
+"""Messages about leases that became busy or idle, side by side."""
 
 
 def renew(core: Core, book: Book, batch: Batch) -> Program[None]:
@@ -59,6 +63,16 @@ def renew_one(core: Core, book: Book, attempt: Attempt, timeout_s: float) -> Pro
     return outcome_of(attempt, answer, None, "")
 
 
+def say_all(core: Core, book: Book, words: Sequence[Word]) -> list[Program[None]]:
+    """Tell the office that leases became busy or idle: side by side, but on a bounded number of connections."""
+    return [_say_some(core, book, words[start::SAID_AT_ONCE]) for start in range(min(len(words), SAID_AT_ONCE))]
+
+
+def _say_some(core: Core, book: Book, words: Sequence[Word]) -> Program[None]:
+    for word in words:
+        yield from say(core, book, word)
+
+
 def say(core: Core, book: Book, word: Word) -> Program[None]:
     """Tell the office that a lease became busy or idle."""
     held = word.held
@@ -69,6 +83,33 @@ def say(core: Core, book: Book, word: Word) -> Program[None]:
         book.said(word, heard=not isinstance(error, Disconnected))
     else:
         book.said(word, heard=True)
+
+
+def give_back_what_is_owed(core: Core, book: Book, owed: Sequence[Owed]) -> list[Program[None]]:
+    """Give back what nothing in this program holds: several leases in one message, anything else by itself."""
+    plain = [one for one in owed if one.is_plain]
+    if len(plain) < 2:
+        return [give_back(core, book, one) for one in owed]
+    return [_give_back_many(core, book, plain), *(give_back(core, book, one) for one in owed if not one.is_plain)]
+
+
+def _give_back_many(core: Core, book: Book, owed: Sequence[Owed]) -> Program[None]:
+    try:
+        yield from core.release_many(owed)
+    except SubletError as error:
+        again = isinstance(error, Disconnected) or error.transient
+        for one in owed:
+            if again and not one.done:
+                book.not_given_back(one)
+            else:
+                book.given_back(one)
+    except BaseException:  # whatever carried this out has ended
+        for one in owed:
+            book.not_given_back(one)
+        raise
+    else:
+        for one in owed:
+            book.given_back(one)
 
 
 def give_back(core: Core, book: Book, owed: Owed) -> Program[None]:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
@@ -28,8 +28,10 @@ from sublet.client.asking import (
     ask_block,
     ask_cpu,
     ask_gpu,
+    ask_many,
     ask_memory,
     ask_resume,
+    check_many,
     holder_name,
     holder_pid,
     parked_at,
@@ -41,8 +43,10 @@ from sublet.client.core import REQUEST_TIMEOUT_S, Core, Grant, Hooks, new_reques
 from sublet.client.courier import Courier
 from sublet.client.driver import run_program
 from sublet.client.handle import LeaseFacts
+from sublet.client.held import Held
 from sublet.client.keeper import Keeper
 from sublet.client.lease import Lease
+from sublet.client.many import Leases, Many, own_leases
 from sublet.client.model import Offer
 from sublet.client.owed import Owed
 from sublet.client.paths import valid_path
@@ -74,6 +78,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+G = TypeVar("G")
+H = TypeVar("H")
 
 EXIT_PATIENCE_S: Final = 2.0
 """How long the end of the program may be held up to give leases back. What is left ends by its time to live."""
@@ -222,12 +228,13 @@ class Fabric:
         self,
         cores: int = 1,
         *,
+        memory: Size | None = None,
         or_smaller: bool | int = False,
         on_offer: Callable[[Offer], bool] | None = None,
         **terms: Unpack[Terms],
     ) -> Lease:
-        """Acquire whole cores of one machine."""
-        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller), on_offer)
+        """Acquire whole cores of one machine; with ``memory``, host memory there under the same lease."""
+        return self._acquire(ask_cpu(terms, cores=cores, or_smaller=or_smaller, memory=memory), on_offer)
 
     def memory(
         self,
@@ -274,7 +281,22 @@ class Fabric:
             owed.is_held = is_held
             return volumes.attach(self._core, lease, holder_name(), self._holder_pid(bound), owed)
 
-        return self._take(program, policy)
+        return self._take(program, lambda grant, owed: self._open(grant, policy, owed))
+
+    def many(self, count: int, *, at_least: int = 1) -> Many:
+        """Ask for up to ``count`` leases that are alike in one request: ``fabric.many(64).cpu(2)``.
+
+        Each has its own id, epoch and end. As many are granted as there are now, and none if those are fewer than
+        ``at_least`` (``CapacityExceeded``; with ``at_least=count`` it is all or nothing). Where there is none, a
+        request with ``at_least=1`` waits in the queue for one, as ``wait=`` says.
+        """
+        check_many(count, at_least)
+        return Many(self, count, at_least)
+
+    def release(self, leases: Iterable[Lease]) -> None:
+        """Give back leases of this fabric in one message; see `Lease.release`."""
+        mine = own_leases(self, leases, Lease)
+        self._release(mine, tuple(lease._held for lease in mine))
 
     # ---- looking
 
@@ -367,18 +389,36 @@ class Fabric:
 
         try:
             with contextlib.nullcontext() if old is None else old._kept():
-                return self._take(lambda owed: self._core.acquire(request, hooks, owed), asked.policy, complete)
+                return self._take(
+                    lambda owed: self._core.acquire(request, hooks, owed),
+                    lambda grant, owed: self._open(grant, asked.policy, owed),
+                    complete,
+                )
+        finally:
+            line.clear()
+
+    def _acquire_many(self, asked: Asked, count: int, at_least: int) -> Leases:
+        line = QueueLine()
+        on_place = line.show if asked.on_place is None and line.wanted else asked.on_place
+        asked = replace(asked, request=structs.replace(asked.request, holder_pid=self._holder_pid(asked.bound)))
+        request, hooks = ask_many(asked, count, at_least), Hooks(on_place=on_place)
+        try:
+            return self._take(
+                lambda owed: self._core.acquire_many(request, hooks, owed),
+                lambda grants, owed: self._open_many(grants, asked.policy, owed),
+            )
         finally:
             line.clear()
 
     def _take(
         self,
-        program: Callable[[Owed], Program[Grant]],
-        policy: RenewalPolicy,
-        complete: Callable[[Lease], None] | None = None,
-    ) -> Lease:
-        """Run a program that brings a lease, and make its handle. From before the request is sent until the caller has
-        the handle, the book knows what is owed: whatever ends this, an interrupt included, it is given back."""
+        program: Callable[[Owed], Program[G]],
+        opened: Callable[[G, Owed], H],
+        complete: Callable[[H], None] | None = None,
+    ) -> H:
+        """Run a program that brings a lease, or many, and make the handle. From before the request is sent until the
+        caller has the handle, the book knows what is owed: whatever ends this, an interrupt included, it is given
+        back."""
         owed, is_sent = Owed(RequestId(new_request_id())), False
 
         def exchange(call: Call) -> Reply:
@@ -394,7 +434,7 @@ class Fabric:
                     raise closed_error()
                 self._keeper.prepare()
                 self._book.owed.add(owed)
-            made = [self._open(self._run(program(owed), exchange), policy, owed)]
+            made = [opened(self._run(program(owed), exchange), owed)]
             if complete is not None:
                 complete(made[0])
             self._book.owed.discard(owed)
@@ -416,6 +456,32 @@ class Fabric:
             lease = Lease(self, self._book, self._book.open(grant, policy, owed))
             self._keeper.start()
         return lease
+
+    def _open_many(self, grants: Sequence[tuple[Grant, Owed]], policy: RenewalPolicy, whole: Owed) -> Leases:
+        with self._lock:
+            if self._closed:
+                raise closed_error()
+            leases = Leases(self, [Lease(self, self._book, self._book.open(one, policy, owed)) for one, owed in grants])
+            self._book.owed.update(member for member in whole.members or () if member.left)
+            self._keeper.start()
+        return leases
+
+    def _release(self, mine: Sequence[Lease], held: Sequence[Held]) -> None:
+        try:
+            back = [lease for lease in mine if not lease._is_returned()]
+            owed = [lease._to_let_go() for lease in back]
+            for lease, view in zip(back, self._run(self._core.release_many(owed)), strict=True):
+                lease._released(view)
+        except BaseException:
+            self._book.abandoned.append(held)  # at once: the next interrupt may come with the call
+            if self._closed:
+                self._settle(self._clock.now_ns() + round(EXIT_PATIENCE_S * NS_PER_S))
+            else:
+                self._keeper.wake()
+            raise
+        finally:
+            for lease in mine:
+                lease._close_what_runs()
 
     def _give_up(self, owed: Owed) -> None:
         """See that it is given back: by the keeper, or here where there is none any more."""
@@ -472,9 +538,12 @@ def closed_error() -> SubletError:
 def give_back_all(
     core: Core, book: Book, transport: Transport, clock: Clock, until_ns: int, only: Sequence[Owed] = ()
 ) -> None:
-    """Give back what is owed, one by one with blocking calls, and no later than then. No answer is awaited for longer,
+    """Give back what is owed, with blocking calls, and no later than then. No answer is awaited for longer,
     and no office is started for it."""
-    for owed in only or list(book.owed):
+    owed = list(only or book.owed)
+    plain = [one for one in owed if one.is_plain]
+    groups = [plain, *([one] for one in owed if not one.is_plain)] if len(plain) > 1 else [[one] for one in owed]
+    for group in groups:
         left_s = (until_ns - clock.now_ns()) / NS_PER_S
         if left_s <= 0:
             return
@@ -483,11 +552,15 @@ def give_back_all(
             return transport.exchange(replace(call, timeout_s=min(call.timeout_s, left_s)))
 
         with contextlib.suppress(SubletError):
-            run_program(core.give_back(owed, left_s / 2), exchange, lambda: None)
-        if owed.done:
-            book.given_back(owed)
-        else:
-            owed.tries += 1
+            if len(group) > 1:
+                run_program(core.release_many(group, left_s / 2), exchange, lambda: None)
+            else:
+                run_program(core.give_back(group[0], left_s / 2), exchange, lambda: None)
+        for one in group:
+            if one.done:
+                book.given_back(one)
+            else:
+                one.tries += 1
 
 
 _fabrics: weakref.WeakSet[Fabric] = weakref.WeakSet()

@@ -16,6 +16,7 @@ from sublet.client.book import Book
 from sublet.client.core import REQUEST_TIMEOUT_S, Core
 from sublet.client.held import Held
 from sublet.client.model import LeaseChange, LeasedDevice, Notice
+from sublet.client.owed import Owed
 from sublet.client.steps import Program
 from sublet.clock import Clock
 from sublet.errors import Disconnected, InvalidRequest, LeaseNotActive, LeaseRevoked, SubletError
@@ -254,6 +255,12 @@ class LeaseFacts:
         with self._lock:
             self._book.let_go(self._held)
         return core.release(self.id, request_id=self._held.release_id, busy_s=self._held.owed.busy_s)
+
+    def _to_let_go(self) -> Owed:
+        """The same for several at once: what is owed for it."""
+        with self._lock:
+            self._book.let_go(self._held)
+        return self._held.owed
 
     def _released(self, view: LeaseView | None) -> None:
         """The office knows. Its word on why it ended is the last: it may have been taken a moment before."""

@@ -174,7 +174,9 @@ class Keeper:
 
     def _is_done(self) -> bool:
         with self._lock:
-            return not (self._book.dropped or self._book.live or self._book.owed or self._errands)
+            return not (
+                self._book.dropped or self._book.abandoned or self._book.live or self._book.owed or self._errands
+            )
 
     def _close_wake(self) -> None:
         self._wake_in.close()
@@ -185,10 +187,10 @@ class Keeper:
     def _begin_what_is_due(self) -> None:
         programs: list[Program[None]] = []
         with self._lock:
-            programs += [errands.give_back(self._core, self._book, owed) for owed in self._book.to_give_back()]
+            programs += errands.give_back_what_is_owed(self._core, self._book, self._book.to_give_back())
             while (batch := self._book.collect()).attempts:
                 programs.append(errands.renew(self._core, self._book, batch))
-            programs += [errands.say(self._core, self._book, word) for word in self._book.words()]
+            programs += errands.say_all(self._core, self._book, self._book.words())
             self._mind_the_stream(bool(self._book.live))
         for program in programs:
             self._begin(program)

@@ -100,10 +100,13 @@ class Lease(LeaseFacts):
             self._give_up()
             raise
         finally:
-            if self._workers is not None:
-                self._workers.close()
-            if (line := self._volume_line()) is not None:
-                line.close()
+            self._close_what_runs()
+
+    def _close_what_runs(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+        if (line := self._volume_line()) is not None:
+            line.close()
 
     def leave(self) -> LeaseId:
         """Neither renew nor release it any more: it lives on to its deadline, for whoever attaches to it by this id.

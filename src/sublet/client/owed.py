@@ -10,7 +10,7 @@ from sublet.values import Epoch, LeaseId, RequestId
 if TYPE_CHECKING:
     from sublet.client.held import Held
     from sublet.client.steps import Call
-    from sublet.wire.http import AcquireRequest
+    from sublet.wire.http import AcquireRequest, AcquisitionRequest
 
 __all__ = ["Owed"]
 
@@ -33,6 +33,7 @@ class Owed:
         "is_held",
         "lease",
         "left",
+        "members",
         "release_id",
         "retry_ns",
         "tries",
@@ -43,8 +44,10 @@ class Owed:
     def __init__(self, release_id: RequestId) -> None:
         self.release_id = release_id
         """Of the release, whoever sends it and however often."""
-        self.asked: tuple[Call, AcquireRequest] | None = None
+        self.asked: tuple[Call, AcquireRequest | AcquisitionRequest] | None = None
         """The request that may have been sent: sent again unchanged, it tells which lease it became."""
+        self.members: tuple[Owed, ...] | None = None
+        """The leases that a request for many became, each to be given back by itself; None before it is answered."""
         self.attaching: str | None = None
         """The holder that an attach has named, while it is not answered."""
         self.lease: LeaseId | None = None
@@ -70,6 +73,11 @@ class Owed:
     def is_empty(self) -> bool:
         """Whether nothing was sent, so that the office cannot have anything."""
         return self.asked is None and self.lease is None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a lease that this program knows to be its own, so that it is released by one message."""
+        return self.lease is not None and self.attaching is None
 
 
 def _never(lease: LeaseId, epoch: Epoch | None) -> bool:

@@ -159,7 +159,7 @@ def _bring_back(state: State, lease: LeaseRecord, now: Now) -> None:
 
 def _a_notice_confirms_a_deadline(_original: Any) -> Any:
     def held(self: Holds, report: Held) -> list[Waiting]:
-        return self._take(report.lease, report.number)
+        return self._take(report.lease, report.number, None)
 
     return held
 
@@ -310,7 +310,7 @@ def _takes_its_journal_for_held(original: Any) -> Any:
         if isinstance(command, cmd.OpenOffice):
             came_back = bool(self.state.leases)
         outcome: Outcome = original(self, command, now)
-        return replace(outcome, hold=None) if came_back else outcome
+        return replace(outcome, holds=()) if came_back else outcome
 
     return handle
 

@@ -18,7 +18,7 @@ from sublet.broker.bound import BoundLeases
 from sublet.broker.ledger import Ledger
 from sublet.broker.presence import Presence
 from sublet.broker.records import LeaseRecord, Now, ProcessRecord
-from sublet.broker.waiting import Holds, Waiting, not_confirmed, not_held
+from sublet.broker.waiting import Holds, Waiting
 from sublet.errors import Disconnected, SubletError
 from sublet.lease.states import LIVE_STATES
 from sublet.sim.process import MachineClock, Process
@@ -213,7 +213,7 @@ class OfficeProcess(Process):
         assert self.ledger is not None
         is_waited_for = self.ledger.confirm(report)
         for held in self._holds.held(report):
-            held.answer()
+            held.conclude()
         if is_waited_for:
             self.submit(cmd.AgentReport(report=report), None)
 
@@ -236,8 +236,8 @@ class OfficeProcess(Process):
             answer(told[0])
         elif isinstance(error, Disconnected):
             answer(Reply(kind="unknown", error=error))
-        elif waiting.number:  # it was decided, and its machine did not take it
-            answer(Reply(kind="error", lease=waiting.lease, error=error, ended=True))
+        elif waiting.unheld:  # it was decided, and its machine did not take it
+            answer(Reply(kind="error", lease=next(iter(waiting.unheld)), error=error, ended=True))
         else:
             answer(reply_for(error, None, _NEVER))
 
@@ -299,9 +299,9 @@ class OfficeProcess(Process):
 
     def _carry_out(self, batch: list[tuple[Waiting, Outcome]]) -> None:
         for waiting, outcome in batch:
-            if outcome.hold is not None and waiting.wanted:
+            if outcome.holds and waiting.wanted:
                 until_ns = self.clock.now_ns() + HOLD_TIMEOUT_NS
-                self._holds.add(waiting, outcome.hold, until_ns)
+                self._holds.add(waiting, outcome.holds, until_ns)
                 self.at(until_ns, self._lose_patience)
             for order in outcome.orders:
                 self._send(order)
@@ -310,7 +310,7 @@ class OfficeProcess(Process):
                     self._refused(waiting.command.report)
             elif isinstance(outcome.answer, SubletError):
                 waiting.fail(outcome.answer)
-            elif outcome.hold is None:
+            elif not outcome.holds:
                 waiting.answer()
         if self.agent is not None:
             self.agent.tick()
@@ -328,11 +328,11 @@ class OfficeProcess(Process):
 
     def _refused(self, report: NotHeld) -> None:
         for waiting in self._holds.not_held(report):
-            waiting.fail(not_held(report.lease))
+            waiting.conclude()
 
     def _lose_patience(self) -> None:
-        for waiting in self._holds.late(self.clock.now_ns()):
-            waiting.fail(not_confirmed(waiting.lease, HOLD_TIMEOUT_NS / _S))
+        for waiting in self._holds.late(self.clock.now_ns(), HOLD_TIMEOUT_NS / _S):
+            waiting.conclude()
 
     def _tell(self, events: list[ev.Event], now: Now) -> None:
         """The stream of news. It is a comfort: nothing may depend on its arriving."""

@@ -42,6 +42,7 @@ __all__ = [
     "WIRE_OLDEST",
     "WIRE_VERSION",
     "AcquireRequest",
+    "AcquisitionRequest",
     "ActivityRequest",
     "AttachRequest",
     "AuditEntry",
@@ -58,8 +59,10 @@ __all__ = [
     "EndView",
     "ErrorBody",
     "ErrorView",
+    "FailedGrant",
     "FenceView",
     "GrantAnswer",
+    "GrantsAnswer",
     "GuestEntry",
     "Hello",
     "LeaseView",
@@ -72,7 +75,10 @@ __all__ = [
     "PlaceAnswer",
     "QuotaView",
     "RefusalAnswer",
+    "ReleaseItem",
     "ReleaseRequest",
+    "ReleasesAnswer",
+    "ReleasesRequest",
     "RenewAnswer",
     "RenewItem",
     "RenewRequest",
@@ -143,6 +149,16 @@ class AcquireRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     (``bound_to`` in the answer says which) and ends by its time to live."""
 
 
+class AcquisitionRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """Many leases that are alike; known as a whole by the request id."""
+
+    request: AcquireRequest
+    """What each of them is to be."""
+    count: int
+    at_least: int = 1
+    """With fewer than this nothing is granted. Above 1 nothing waits in the queue either, and ``wait`` must be 0."""
+
+
 class ClaimRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     epoch: Epoch | None = None
     token: bool = False
@@ -186,6 +202,19 @@ class ActivityRequest(_Request, kw_only=True, forbid_unknown_fields=True):
 class ReleaseRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     request_id: str = ""
     busy: float = 0.0
+
+
+class ReleaseItem(_Request, kw_only=True, forbid_unknown_fields=True):
+    lease: str
+    epoch: Epoch | None = None
+    """The epoch that is meant; under another one the lease stays as it is. Null: whichever it has."""
+    busy: float = 0.0
+
+
+class ReleasesRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """Many releases in one message; each is answered on its own."""
+
+    items: list[ReleaseItem]
 
 
 class RevokeRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -347,6 +376,28 @@ class ErrorView(Message, kw_only=True):
 
 class ErrorBody(Message, kw_only=True):
     error: ErrorView
+
+
+class FailedGrant(Message, kw_only=True):
+    """A lease that was granted, and whose machine did not confirm it."""
+
+    lease: str
+    error: ErrorView
+
+
+class GrantsAnswer(Message, kw_only=True, tag="grants", tag_field="answer"):
+    """The leases of one request that are held; fewer than were asked for where no more fit."""
+
+    leases: list[LeaseView]
+    failed: list[FailedGrant]
+    """Those that are not, or may not be: to be given back."""
+
+
+class ReleasesAnswer(Message, kw_only=True):
+    """In the order of the request; each is a lease or an error."""
+
+    items: list[LeaseView | None]
+    errors: list[ErrorView | None]
 
 
 class RenewalsAnswer(Message, kw_only=True):

@@ -86,8 +86,28 @@ async def closes(fabric: Fabric, helper: Helper) -> None:
         assert kept.end is not None
 
 
+async def uses_many(fabric: Fabric, helper: Helper) -> None:
+    async with fabric.many(3).memory("1MiB", renew="always") as leases:
+        await leases[1].release()
+
+
+async def releases_many(fabric: Fabric, helper: Helper) -> None:
+    leases = await fabric.many(3, at_least=2).memory("1MiB", renew="always")
+    await leases.release()
+
+
 Program = Callable[[Fabric, Helper], Coroutine[Any, Any, None]]
-PROGRAMS: Final[list[Program]] = [uses_it, releases_it, waits_in_the_queue, attaches, replaces, several, closes]
+PROGRAMS: Final[list[Program]] = [
+    uses_it,
+    releases_it,
+    waits_in_the_queue,
+    attaches,
+    replaces,
+    several,
+    closes,
+    uses_many,
+    releases_many,
+]
 
 
 class Cancelling:

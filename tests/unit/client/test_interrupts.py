@@ -158,7 +158,36 @@ def closes(fabric: Fabric, helper: Helper) -> None:
         kept.clear()
 
 
-PROGRAMS: Final = [uses_it, releases_it, waits_in_the_queue, declines_an_offer, attaches, replaces, closes]
+def uses_many(fabric: Fabric, helper: Helper) -> None:
+    with fabric.many(3).memory("1MiB", renew="always") as leases, leases[1].activity():
+        leases[0].release()
+
+
+def releases_many(fabric: Fabric, helper: Helper) -> None:
+    fabric.many(3, at_least=3).memory("1MiB", renew="always").release()
+
+
+def waits_for_one_of_many(fabric: Fabric, helper: Helper) -> None:
+    helper.block()
+    try:
+        with fabric.many(2).cpu(3, renew="always", on_place=helper.waited_for):
+            pass
+    finally:
+        helper.done()
+
+
+PROGRAMS: Final = [
+    uses_it,
+    releases_it,
+    waits_in_the_queue,
+    declines_an_offer,
+    attaches,
+    replaces,
+    closes,
+    uses_many,
+    releases_many,
+    waits_for_one_of_many,
+]
 
 
 # ---- every place
@@ -303,7 +332,7 @@ def test_signals_leave_no_lease(office: OfficeThread, most: int) -> None:
     fabric = fabric_of(office)
     try:
         for turn in range(ROUNDS * 2):
-            program = chance.choice([uses_it, releases_it, replaces])
+            program = chance.choice([uses_it, releases_it, replaces, uses_many, releases_many])
             first, interval = chance.uniform(0, 0.003), chance.uniform(0, 0.001) + 1e-6
             try:
                 with alarms(most) as ring:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -89,7 +90,7 @@ class Model:
             if most is None:
                 return self._beyond(lease)
             lease.wants, lease.beyond = most, True
-        within = not self._over(lease, quota, self._held(lease.tenant)) and not self._spent(lease)
+        within = self._within(lease)
         if within:
             if not lease.beyond and self._enter(lease, lease.wants):
                 self._activate(lease)
@@ -104,6 +105,35 @@ class Model:
             return "refused capacity" if within else "refused quota"
         self.leases.append(lease)
         return "queued"
+
+    def acquire_many(self, leases: list[ModelLease], *, at_least: int, wait: bool) -> str:
+        """One after the other, as long as each is granted; and all of it undone if those are too few."""
+        first = leases[0]
+        if any(want.exclusivity is Exclusivity.PARTITION for want in first.wants):
+            return "refused unsupported"
+        trial, count = deepcopy(self), 0
+        while count < len(leases) and trial._grant(copy(leases[count])):
+            count += 1
+        if count >= at_least:
+            for lease in leases[:count]:
+                assert self._grant(lease)
+            return f"granted {count}"
+        if at_least == 1:
+            return self.acquire(first, wait=wait)
+        if self._over(first, self.quotas[first.tenant], held=[]):
+            return "refused quota"
+        if self._place(first, first.wants, []) is None:
+            return self._beyond(first)
+        return "refused capacity" if trial._within(first) else "refused quota"
+
+    def _within(self, lease: ModelLease) -> bool:
+        return not self._over(lease, self.quotas[lease.tenant], self._held(lease.tenant)) and not self._spent(lease)
+
+    def _grant(self, lease: ModelLease) -> bool:
+        if not self._within(lease) or not self._enter(lease, lease.wants):
+            return False
+        self._activate(lease)
+        return True
 
     def claim(self, lease: ModelLease) -> str:
         if lease.status == "granted":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from sublet.broker import commands as cmd
-from sublet.broker.answers import Done, Granted, Offer, Place, Refusal
+from sublet.broker.answers import Done, Granted, GrantedMany, Offer, Place, Refusal
 from sublet.broker.policy import Policy
 from sublet.broker.records import LeaseRecord, Quota, Want
 from sublet.errors import SubletError
@@ -39,7 +40,7 @@ POLICY = Policy(
     usage_window_ns=seconds(600),
 )
 TENANTS = (LOCAL, ANN, BEN)
-VERBS = ("acquire",) * 5 + ("claim",) * 3 + ("down",) * 4 + ("decline", "renew", "release", "quota")
+VERBS = ("acquire",) * 5 + ("claim",) * 3 + ("down",) * 4 + ("decline", "renew", "release", "quota", "acquire_many")
 LIMITS = {
     "gpus": (1, 2, 4),
     "cores": (2, 8),
@@ -67,9 +68,7 @@ class Pair:
             self.bench.do(cmd.Tick())
             self.model.tick(self.bench.now_ns)
             self.compare("tick")
-            verb = self.rng.choice(
-                ("acquire",) * 5 + ("claim",) * 3 + ("down",) * 4 + ("decline", "renew", "release", "quota")
-            )
+            verb = self.rng.choice(VERBS)
             getattr(self, verb)(number)
             self.compare(verb)
         assert self.bench.state.snapshot() == self.bench.folded().snapshot()
@@ -104,6 +103,40 @@ class Pair:
         self.asked[command.lease] = command
         said = f"{tenant} asks {command.lease}: {command.wants} {command.tier} {command.selector} wait={wait_s}"
         self.same(said, self.bench.do(command).answer, self.model.acquire(lease, wait=wait_s != 0))
+
+    def acquire_many(self, number: int) -> None:
+        rng = self.rng
+        tenant, count = rng.choice(TENANTS), rng.choice((2, 3, 5, 20))
+        at_least = rng.choice((1, 1, 2, count))
+        wait_s = rng.choice((None, 0, 30)) if at_least == 1 else 0
+        each = cmd.Acquire(
+            tenant=tenant,
+            lease=LeaseId(f"L{number}.0"),
+            request_id=RequestId(f"r{number}"),
+            wants=tuple(replace(want, least=None) for want in _wants(rng)),
+            ttl_ns=seconds(rng.choice((10, 60, 200))),
+            tier=rng.choice((Tier.INTERACTIVE, Tier.BATCH)),
+            wait_ns=None if wait_s is None else seconds(wait_s),
+        )
+        ids = tuple(LeaseId(f"L{number}.{index}") for index in range(count))
+        leases = [
+            ModelLease(
+                id=one,
+                tenant=tenant,
+                wants=each.wants,
+                ttl_ns=each.ttl_ns,
+                tier=each.tier,
+                asked_ns=self.bench.now_ns,
+                wait_until_ns=None if wait_s is None else self.bench.now_ns + seconds(wait_s),
+                arrival=number,
+            )
+            for one in ids
+        ]
+        said = f"{tenant} asks for {at_least} to {count} {each.lease}: {each.wants} {each.tier} wait={wait_s}"
+        command = cmd.AcquireMany(tenant=tenant, each=each, leases=ids, at_least=at_least)
+        self.same(
+            said, self.bench.do(command).answer, self.model.acquire_many(leases, at_least=at_least, wait=wait_s != 0)
+        )
 
     def claim(self, number: int) -> None:
         if lease := self._pick("granted", "active", "queued"):
@@ -189,6 +222,8 @@ def _kind(answer: object) -> str:
     match answer:
         case Granted():
             return "granted"
+        case GrantedMany(leases=leases):
+            return f"granted {len(leases)}"
         case Offer():
             return "offer"
         case Place():
