@@ -53,6 +53,10 @@ def _has_material() -> bool:
     return os.path.isdir(os.path.join(os.environ.get("SUBLET_MATERIAL", "/nowhere"), "data", "notebooks"))
 
 
+def _has_wasmtime() -> bool:
+    return importlib.util.find_spec("wasmtime") is not None
+
+
 def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
@@ -68,6 +72,7 @@ CAPABILITIES: Final[dict[str, Callable[[], bool]]] = {
     "warp": _has_warp,
     "material": _has_material,
     "torch": _has_torch,
+    "wasmtime": _has_wasmtime,
     "tracer": _has_tracer,
 }
 """Needs that are not programs on the PATH, each with its probe. A probe asks one thing and lets errors through."""

@@ -81,6 +81,7 @@ LOOPS: Final = {
     "supervisor_link": f"{HERE}:test_the_link_to_the_supervisor_outlives_a_shortage",
     "supervisor_loop": "tests.unit.supervisor.test_loop:test_what_cannot_be_read_now_is_read_later",
     "top_watch": f"{HERE}:test_what_is_started_again_is_started_again",
+    "wasm_epochs": "tests.unit.jobs.test_wasm:test_the_epochs_move_again_after_an_error",
 }
 """Loops that go on in a circle, and the test in which each is failed."""
 

@@ -16,7 +16,7 @@ and at the end the office is asked whether a lease of the job is left. docs/burs
 # core                   the coordinator, pure: who runs next, what becomes of a failed run
 # stores, index,         where results live; their index on disk; in a volume
 #   volume_store
-# inside                 what a worker executes
+# inside, wasm           what a worker executes: Python, WebAssembly
 # leases, running,       acquiring; the thread around the core; one job from its first lease to its last
 #   session
 # mapping, executor,     the ways in
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sublet.jobs.session import JobResult
     from sublet.jobs.stores import JobOutputStore, MemoryOutputStore
     from sublet.jobs.volume_store import VolumeOutputStore
+    from sublet.jobs.wasm import TaskletResult, WasmTasklet
 
 __all__ = [
     "Chunk",
@@ -57,7 +58,9 @@ __all__ = [
     "Outputs",
     "Phase",
     "RetryPolicy",
+    "TaskletResult",
     "VolumeOutputStore",
+    "WasmTasklet",
     "WorkChunk",
     "load_result",
     "map",
@@ -75,6 +78,7 @@ _LAZY: Final[dict[str, str]] = {
     "JobResult": "session",
     **dict.fromkeys(("JobOutputStore", "MemoryOutputStore"), "stores"),
     "VolumeOutputStore": "volume_store",
+    **dict.fromkeys(("TaskletResult", "WasmTasklet"), "wasm"),
 }
 _RENAMED: Final = {"map": "map_items"}
 """A module of ours does not hide the built-in ``map`` from itself."""
