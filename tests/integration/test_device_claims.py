@@ -18,7 +18,7 @@ Make = Callable[[str], Claims]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    return lambda home: Claims(DeviceLocks(home, folder=str(tmp_path)))
+    return lambda home: Claims(DeviceLocks(home, folder=str(tmp_path), roots=None))
 
 
 def declared(folder: Path, text: str) -> Inventory:

@@ -37,14 +37,14 @@ needs_root = pytest.mark.skipif(not IS_ROOT, reason="another user can only be pl
 PROGRAM: Final = """
 import json, os, pwd, sys
 from sublet.supervisor.locks import DeviceLocks, DeviceTaken
-folder, home, user = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, home, user, roots = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 if user >= 0:  # after the imports, which this user may have no right to read
     os.setgroups([]); os.setgid(user); os.setuid(user)
-locks = DeviceLocks(home, since="noon", folder=folder)
+locks = DeviceLocks(home, since="noon", folder=folder, roots=roots or None)
 for line in sys.stdin:
     what, device = line.split()
     try:
-        getattr(locks, what)(device)
+        locks.refresh() if what == "refresh" else getattr(locks, what)(device)
         answer = {"held": list(locks.held)}
     except DeviceTaken as error:
         answer = {"taken": error.message, "uid": error.holder.uid, "pid": error.holder.pid, "home": error.holder.home}
@@ -55,8 +55,8 @@ for line in sys.stdin:
 class Office:
     """A process that takes devices when it is told to."""
 
-    def __init__(self, folder: Path, home: str, user: int = -1) -> None:
-        words = [sys.executable, "-c", PROGRAM, str(folder), home, str(user)]
+    def __init__(self, folder: Path, home: str, user: int = -1, roots: str = "") -> None:
+        words = [sys.executable, "-c", PROGRAM, str(folder), home, str(user), roots]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/")
 
     def tell(self, what: str, device: str = CARD) -> None:
@@ -129,26 +129,26 @@ def test_a_holder_that_is_killed_has_nothing_any_more(office: Callable[..., Offi
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
     assert second.do("take") == {"held": [CARD]}
-    assert who_has(CARD, str(folder)) == Holder(
+    assert who_has(CARD, str(folder), None) == Holder(
         device=CARD, uid=os.geteuid(), pid=second.process.pid, home="/b", since="noon"
     )
 
 
 def test_a_child_that_was_started_does_not_keep_the_device(folder: Path) -> None:
     """A guest outlives the supervisor for a moment; its lock does not."""
-    locks = DeviceLocks("/a", folder=str(folder))
+    locks = DeviceLocks("/a", folder=str(folder), roots=None)
     locks.take(CARD)
     child = subprocess.Popen(["sleep", "60"])
     try:
         locks.close()
-        assert who_has(CARD, str(folder)) is None
+        assert who_has(CARD, str(folder), None) is None
     finally:
         child.kill()
         child.wait()
 
 
 def test_a_fork_that_forgets_leaves_the_device_to_its_parent(folder: Path) -> None:
-    locks = DeviceLocks("/a", folder=str(folder))
+    locks = DeviceLocks("/a", folder=str(folder), roots=None)
     locks.take(CARD)
     pid = os.fork()
     if pid == 0:
@@ -156,9 +156,9 @@ def test_a_fork_that_forgets_leaves_the_device_to_its_parent(folder: Path) -> No
         os._exit(len(locks.held))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert locks.held == (CARD,)
-    assert who_has(CARD, str(folder)) is not None
+    assert who_has(CARD, str(folder), None) is not None
     locks.close()
-    assert who_has(CARD, str(folder)) is None
+    assert who_has(CARD, str(folder), None) is None
 
 
 @pytest.mark.parametrize("users", [(-1, -1), pytest.param((-1, NOBODY), marks=needs_root)])
@@ -175,7 +175,7 @@ def test_of_many_that_come_at_once_never_two_have_it(
         assert sum("held" in answer for answer in answers) <= 1, answers
         for each in offices:
             each.do("let_go", device)
-        assert who_has(device, str(folder)) is None
+        assert who_has(device, str(folder), None) is None
         assert "held" in offices[round_ % 4].do("take", device)
 
 
@@ -191,7 +191,7 @@ def test_a_link_under_our_name_is_neither_followed_nor_touched(folder: Path, tmp
     precious.write_text("keep")
     own_path(folder).symlink_to(precious)
     with pytest.raises(LockUnusable, match="cannot be opened") as error:
-        DeviceLocks("/a", folder=str(folder)).take(CARD)
+        DeviceLocks("/a", folder=str(folder), roots=None).take(CARD)
     assert "removed" in error.value.do
     assert precious.read_text() == "keep"
 
@@ -199,7 +199,7 @@ def test_a_link_under_our_name_is_neither_followed_nor_touched(folder: Path, tmp
 def test_a_dangling_link_makes_no_file_elsewhere(folder: Path, tmp_path: Path) -> None:
     own_path(folder).symlink_to(tmp_path / "made")
     with pytest.raises(LockUnusable):
-        DeviceLocks("/a", folder=str(folder)).take(CARD)
+        DeviceLocks("/a", folder=str(folder), roots=None).take(CARD)
     assert not (tmp_path / "made").exists()
 
 
@@ -208,7 +208,7 @@ def test_a_second_name_for_a_file_of_ours_is_not_written_through(folder: Path) -
     precious.write_text("keep")
     os.link(precious, own_path(folder))
     with pytest.raises(LockUnusable):
-        DeviceLocks("/a", folder=str(folder)).take(CARD)
+        DeviceLocks("/a", folder=str(folder), roots=None).take(CARD)
     assert precious.read_text() == "keep"
 
 
@@ -217,7 +217,7 @@ def test_what_is_no_file_is_refused_at_once(folder: Path, make: Callable[[Path],
     """A pipe would keep whoever opens it waiting."""
     make(own_path(folder))
     with pytest.raises(LockUnusable):
-        DeviceLocks("/a", folder=str(folder)).take(CARD)
+        DeviceLocks("/a", folder=str(folder), roots=None).take(CARD)
 
 
 @needs_root
@@ -225,7 +225,7 @@ def test_a_file_of_somebody_else_under_our_name_is_named_and_left_alone(folder: 
     own_path(folder).write_text("squatted")
     os.chown(own_path(folder), NOBODY, NOBODY)
     with pytest.raises(LockUnusable, match="not a file of ours") as error:
-        DeviceLocks("/a", folder=str(folder)).take(CARD)
+        DeviceLocks("/a", folder=str(folder), roots=None).take(CARD)
     assert "belongs to nobody" in error.value.do
     assert own_path(folder).read_text() == "squatted"
 
@@ -249,7 +249,7 @@ def test_traps_in_the_names_of_others_keep_nobody_from_the_device(folder: Path, 
         case _:
             (folder / f"{PREFIX}{CARD}.x").write_text("")
             (folder / f"{PREFIX}{CARD}").write_text("")
-    locks = DeviceLocks("/a", folder=str(folder))
+    locks = DeviceLocks("/a", folder=str(folder), roots=None)
     locks.take(CARD)
     assert locks.held == (CARD,)
     locks.close()
@@ -257,16 +257,27 @@ def test_traps_in_the_names_of_others_keep_nobody_from_the_device(folder: Path, 
 
 @needs_root
 def test_whoever_locks_it_for_nothing_is_named_and_what_his_file_says_is_made_harmless(folder: Path) -> None:
-    """The owner of the file is told by the kernel; its text is only his word."""
+    """Who locked it is told by the kernel; the file's text is only his word."""
     import fcntl
 
     path = folder / f"{PREFIX}{CARD}.{NOBODY}"
     path.write_bytes(b"99999999999999\n/srv/ada\x1b[2J\xff\n" + b"x" * 10_000)
     os.chown(path, NOBODY, NOBODY)
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(DeviceTaken) as error:
-            DeviceLocks("/a", folder=str(folder)).take(CARD)
+    is_locked, is_over = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(is_over[1])
+        os.setuid(NOBODY)
+        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+        os.write(is_locked[1], b".")
+        os.read(is_over[0], 1)
+        os._exit(0)
+    os.read(is_locked[0], 1)
+    with pytest.raises(DeviceTaken) as error:
+        DeviceLocks("/a", folder=str(folder), roots=None).take(CARD)
+    for end in (*is_locked, *is_over):
+        os.close(end)
+    os.waitpid(pid, 0)
     holder = error.value.holder
     assert (holder.uid, holder.pid) == (NOBODY, 0)
     assert str(holder).isprintable()
@@ -275,20 +286,20 @@ def test_whoever_locks_it_for_nothing_is_named_and_what_his_file_says_is_made_ha
 
 
 def test_a_file_that_was_swept_away_is_made_anew_and_the_device_kept(folder: Path) -> None:
-    locks = DeviceLocks("/a", folder=str(folder))
+    locks = DeviceLocks("/a", folder=str(folder), roots=None)
     locks.take(CARD)
     os.utime(own_path(folder), (0, 0))
     assert locks.refresh() == {}
     assert time.time() - own_path(folder).stat().st_mtime < 3600, "nothing that sweeps old files finds it old"
     own_path(folder).unlink()
-    assert who_has(CARD, str(folder)) is None
+    assert who_has(CARD, str(folder), None) is None
     assert locks.refresh() == {}
-    assert who_has(CARD, str(folder)) is not None
+    assert who_has(CARD, str(folder), None) is not None
     locks.close()
 
 
 def test_what_came_into_other_hands_meanwhile_is_said(folder: Path, office: Callable[..., Office]) -> None:
-    locks = DeviceLocks("/a", folder=str(folder))
+    locks = DeviceLocks("/a", folder=str(folder), roots=None)
     locks.take(CARD)
     own_path(folder).unlink()
     other = office("/b")
@@ -303,12 +314,12 @@ def test_looking_leaves_no_descriptor_and_a_file_that_others_can_see_and_not_wri
     mask = os.umask(0o077)
     try:
         with nothing_left_open():
-            locks = DeviceLocks("/a", folder=str(folder))
+            locks = DeviceLocks("/a", folder=str(folder), roots=None)
             for _ in range(3):
                 locks.take(CARD)
                 with pytest.raises(DeviceTaken):
-                    DeviceLocks("/b", folder=str(folder)).take(CARD, tries=2)
-                assert who_has(CARD, str(folder)) is not None
+                    DeviceLocks("/b", folder=str(folder), roots=None).take(CARD, tries=2)
+                assert who_has(CARD, str(folder), None) is not None
                 locks.close()
     finally:
         os.umask(mask)
@@ -318,7 +329,7 @@ def test_looking_leaves_no_descriptor_and_a_file_that_others_can_see_and_not_wri
 @pytest.mark.parametrize("device", ["", "../x", "a/b", ".x", "a b", "x" * 101, "a\n"])
 def test_a_name_that_would_lead_elsewhere_is_refused(folder: Path, device: str) -> None:
     with pytest.raises(InvalidRequest):
-        DeviceLocks("/a", folder=str(folder)).take(device)
+        DeviceLocks("/a", folder=str(folder), roots=None).take(device)
     assert os.listdir(folder) == []
 
 

@@ -339,6 +339,8 @@ def test_the_owner_of_the_matrix_may_do_what_others_may_not() -> None:
 
 
 EXPECTED: Final = {
+    ("/v1/tenants/{id}/enable", 400),  # it is not disabled
+    ("/v1/tenants/{id}/remove", 400),  # it has leases
     ("/v1/tenants", 400),  # a tenant without a name
     ("/v1/fences/clear", 404),  # no resource was named
     ("/v1/down", 400),  # leases live

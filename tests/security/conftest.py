@@ -25,6 +25,10 @@ class Place:
     ana: sublet.Fabric = field(init=False)
     ben: sublet.Fabric = field(init=False)
 
+    def connect(self, token: str) -> sublet.Fabric:
+        """A connection as the tenant of this token."""
+        return sublet.connect(home=self.home, token=token)
+
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
@@ -43,5 +47,5 @@ def office() -> Iterator[Place]:
         made = Place(home, owner)
         for name in ("ana", "ben"):
             token = owner.request("POST", "/v1/tenants", {"id": name}, shape=dict)["token"]
-            setattr(made, name, stack.enter_context(sublet.connect(home=home, token=token)))
+            setattr(made, name, stack.enter_context(made.connect(token)))
         yield made

@@ -41,13 +41,16 @@ class Visitor(NamedTuple):
 
     tenant: TenantId
     operator: bool
+    generation: int
+    """Of the tenant's rights."""
 
 
 class Rights(Protocol):
     """Who decides who somebody is: the office."""
 
     def claims(self, capability: str) -> TokenClaims:
-        """What a capability token says, if the office said it and it is valid now; else ``Unauthorized``."""
+        """What a capability token says, if the office said it, it is valid now and the tenant's rights are still those
+        that it had then; else ``Unauthorized``."""
 
     def visitor(self, access: str) -> Visitor:
         """Whose access token this is; with none, who the owner of the socket is. Else ``Unauthorized``."""
@@ -137,6 +140,7 @@ class Door:
                 operator=visitor.operator,
                 profile=_profile(visitor.tenant),
                 operations=operations,
+                generation=visitor.generation,
             )
         claims = self._rights.claims(greeting.capability)
         return Front(
@@ -146,6 +150,7 @@ class Door:
             lease=claims.lease,
             epoch=claims.epoch,
             operations=tuple(sorted(operation.value for operation in claims.operations)),
+            generation=claims.generation,
         )
 
 

@@ -15,7 +15,7 @@ import logging
 import socket
 import sys
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, Final
 
 from sublet.agent.port import ReportSink
@@ -85,11 +85,12 @@ class SupervisedAgent:
         report: ReportSink,
         on_new_supervisor: Callable[[], Awaitable[object]],
         offered: Callable[[], Inventory] | None = None,
+        generations: Callable[[], Mapping[TenantId, int]] = dict,
         die: Callable[[str], object] = end_process,
     ) -> None:
         """``offered`` is what may be lent now, never more than ``inventory``. ``on_new_supervisor`` is awaited when one
         with empty tables has taken the place of another; it is done once all grants that live were sent again.
-        ``die`` ends the process with a line."""
+        ``generations``: of the rights of tenants, where they ever changed. ``die`` ends the process with a line."""
         self.supervisor: Configured | None = None
         """What the supervisor said of itself; None while there is none."""
         self._inventory = inventory
@@ -100,6 +101,7 @@ class SupervisedAgent:
         self._sink = report
         self._on_new_supervisor = on_new_supervisor
         self._die = die
+        self._generations = generations
         self._reading = Guard("supervisor_link")
         self._writing_short = Guard("supervisor_link")
         self._out: OrderedDict[Hashable, Order] = OrderedDict()
@@ -234,18 +236,26 @@ class SupervisedAgent:
         copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # what is handed to a link is the link's to close
         await self.ask(Admit(front=front, oldest=hello.oldest, newest=hello.newest), (copy,))
 
-    def cut_off(self, tenant: TenantId) -> None:
-        """The rights of a tenant have changed: nobody who was checked before is let in, and its open connections are
-        cut. While the supervisor does not answer this is asked again, until one does."""
+    def cut_off(self, tenant: TenantId, generation: int) -> None:
+        """The rights of a tenant have changed: nobody who was checked before is let in, and open connections of older
+        generations are cut. While the supervisor does not answer this is asked again, until one does; an office that
+        ends before says it when it is back."""
         self._revoked[tenant] = self._revoked.get(tenant, 0) + 1
-        task = start_task("cut_off", lambda: self._cut_off(tenant), failed=self._ended)
+        self._cut({tenant: generation})
+
+    def _cut(self, generations: Mapping[TenantId, int]) -> None:
+        task = start_task("cut_off", lambda: self._cut_all(generations), failed=self._ended)
         self._cutting.add(task)
         task.add_done_callback(self._cutting.discard)
 
-    async def _cut_off(self, tenant: TenantId) -> None:
+    async def _cut_all(self, generations: Mapping[TenantId, int]) -> None:
+        for tenant, generation in generations.items():
+            await self._cut_off(tenant, generation)
+
+    async def _cut_off(self, tenant: TenantId, generation: int) -> None:
         while True:
             try:
-                await self.ask(Revoke(tenant=tenant))
+                await self.ask(Revoke(tenant=tenant, generation=generation))
             except (SubletError, OSError, MemoryError) as error:
                 _log.error("connections of tenant %s may still be open: %s", tenant, error)
                 await asyncio.sleep(CUT_AGAIN_S)
@@ -269,6 +279,8 @@ class SupervisedAgent:
             raise _of_another_version(pid, error) from error
         assert isinstance(configured, Configured)
         self.supervisor, self._is_joined = configured, True
+        if not configured.is_new and (generations := self._generations()):
+            self._cut(generations)
         if had_one:
             await self._on_new_supervisor()
         if self._sock is sock:  # else it has ended meanwhile, and another is being joined

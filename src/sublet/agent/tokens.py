@@ -47,6 +47,7 @@ _CLAIMS: Final = Rule(
     "claims($tenant, $lease, $incarnation, $n, $office, $expires) <- "
     "tenant($tenant), lease($lease), epoch($incarnation, $n), office($office), expires($expires)"
 )
+_GENERATION: Final = Rule("of_generation($generation) <- generation($generation)")
 _MAY: Final = Rule("may_do($operation) <- may($operation)")
 _EARLIER: Final = re.compile(r"check if now\(\$now\), \$now < (\d{1,18});")
 
@@ -63,6 +64,9 @@ def verify(token: str, public_keys: Mapping[str, bytes], now_s: int) -> TokenCla
         if len(claims) != 1:
             raise ValueError("not one set of claims")
         tenant, lease, incarnation, n, office, expires = claims[0].terms
+        generations = found.query(_GENERATION)  # a token of an earlier version says none, and is of the first
+        if len(generations) > 1:
+            raise ValueError("not one generation")
         allowed = [Operation(fact.terms[0]) for fact in found.query(_MAY)]
         operations = frozenset(operation for operation in allowed if _holds(biscuit, now_s, operation))
         return TokenClaims(
@@ -73,6 +77,7 @@ def verify(token: str, public_keys: Mapping[str, bytes], now_s: int) -> TokenCla
             expires=_earliest(biscuit, expires),
             key_id=key_id,
             office=office,
+            generation=generations[0].terms[0] if generations else 0,
         )
     except _NOT_OURS:
         raise _refusal() from None

@@ -49,19 +49,31 @@ class AccessList:
     def __init__(self, *, local_rule: bool) -> None:
         self.local_rule = local_rule
         self._by_hash: dict[str, TenantRecord] = {}
-        self._hash_of: dict[TenantId, str] = {}
+        self._records: dict[TenantId, TenantRecord] = {}
 
     def put(self, tenant: TenantRecord) -> bool:
         """A tenant is new or changed: its old token, if it had one, opens nothing from now on. True if what was opened
-        with that must be closed: it has another token now, or is an operator no more."""
-        old = self._hash_of.pop(tenant.id, None)
-        before = self._by_hash.pop(old) if old is not None else None
-        if tenant.token_hash is not None:
+        before must be closed: it has another token now, or fewer rights."""
+        before = self._take(tenant.id)
+        self._records[tenant.id] = tenant
+        if tenant.token_hash is not None and not tenant.disabled:
             self._by_hash[tenant.token_hash] = tenant
-            self._hash_of[tenant.id] = tenant.token_hash
-        return before is not None and (
-            before.token_hash != tenant.token_hash or (before.operator and not tenant.operator)
-        )
+        return before is not None and before.generation != tenant.generation
+
+    def remove(self, tenant: TenantId) -> None:
+        """There is no such tenant any more."""
+        self._take(tenant)
+
+    def generation(self, tenant: TenantId) -> int | None:
+        """Which generation of a tenant's rights is valid; None: it has none."""
+        record = self._records.get(tenant)
+        return None if record is None or record.disabled else record.generation
+
+    def _take(self, tenant: TenantId) -> TenantRecord | None:
+        before = self._records.pop(tenant, None)
+        if before is not None and before.token_hash is not None:
+            self._by_hash.pop(before.token_hash, None)
+        return before
 
     def caller(self, authorization: bytes | None) -> Caller:
         """Who sent this ``Authorization`` header (None: there was none)."""

@@ -21,7 +21,9 @@ __all__ = [
     "ClearFence",
     "Command",
     "Decline",
+    "DisableTenant",
     "Drain",
+    "EnableTenant",
     "HolderGone",
     "HolderUnseen",
     "NodeGone",
@@ -29,6 +31,7 @@ __all__ = [
     "NoteActivity",
     "OpenOffice",
     "Release",
+    "RemoveTenant",
     "RemoveVolume",
     "Renew",
     "Revoke",
@@ -227,6 +230,27 @@ class SetTenant(_Operators, frozen=True, kw_only=True):
     token_hash: str | None = None
 
 
+class DisableTenant(_Operators, frozen=True, kw_only=True):
+    """Take away its rights and, with notice, its leases."""
+
+    tenant: TenantId
+    notice: bool = True
+    """The notice of each lease's tier; False takes them at once."""
+
+
+class EnableTenant(_Operators, frozen=True, kw_only=True):
+    """Give its rights back, under a new access token."""
+
+    tenant: TenantId
+    token_hash: str
+
+
+class RemoveTenant(_Operators, frozen=True, kw_only=True):
+    """Forget a tenant that has nothing any more. What it used stays in the bill."""
+
+    tenant: TenantId
+
+
 class ClearFence(_Operators, frozen=True, kw_only=True):
     """Ask for a new verification, or (``vouch``) take the operator's word for it."""
 
@@ -290,6 +314,9 @@ Command = (
     | Revoke
     | AddTenant
     | SetTenant
+    | DisableTenant
+    | EnableTenant
+    | RemoveTenant
     | ClearFence
     | Drain
     | NodeUp

@@ -53,6 +53,7 @@ __all__ = [
     "Resumed",
     "Saved",
     "Spared",
+    "TenantRemoved",
     "TenantSet",
     "TornDown",
     "Ungranted",
@@ -142,6 +143,13 @@ class ForeignSeen(_Fact, frozen=True, kw_only=True, tag="foreign_seen"):
 
 class TenantSet(_Audited, frozen=True, kw_only=True, tag="tenant_set"):
     tenant: TenantRecord
+
+
+class TenantRemoved(_Audited, frozen=True, kw_only=True, tag="tenant_removed"):
+    """It had nothing any more, and may not ask again. One of the same name goes on behind its generation."""
+
+    tenant: TenantId
+    generation: int
 
 
 class Queued(_Audited, frozen=True, kw_only=True, tag="queued"):
@@ -421,6 +429,7 @@ Event = (
     | ResourceReturned
     | ForeignSeen
     | TenantSet
+    | TenantRemoved
     | Queued
     | Granted
     | Ungranted

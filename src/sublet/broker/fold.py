@@ -168,7 +168,13 @@ def _foreign_seen(state: State, event: ev.ForeignSeen, now: Now) -> None:
 
 def _tenant_set(state: State, event: ev.TenantSet, now: Now) -> None:
     state.tenants[event.tenant.id] = event.tenant
+    state.books.removed.pop(event.tenant.id, None)
     state.capacity_version += 1
+
+
+def _tenant_removed(state: State, event: ev.TenantRemoved, now: Now) -> None:
+    del state.tenants[event.tenant]
+    state.books.removed[event.tenant] = event.generation
 
 
 def _queued(state: State, event: ev.Queued, now: Now) -> None:
@@ -457,6 +463,7 @@ FOLD: Final[dict[type, Callable[[State, Any, Now], None]]] = {
     ev.ResourceReturned: _resource_returned,
     ev.ForeignSeen: _foreign_seen,
     ev.TenantSet: _tenant_set,
+    ev.TenantRemoved: _tenant_removed,
     ev.Queued: _queued,
     ev.Granted: _granted,
     ev.Ungranted: _ungranted,

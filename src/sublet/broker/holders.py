@@ -52,6 +52,8 @@ def acquire(step: Step, schedule: Schedule, command: cmd.Acquire) -> Answer:
     tenant = state.tenants.get(command.tenant)
     if tenant is None:
         raise Unauthorized("there is no such tenant")
+    if tenant.disabled:
+        raise Unauthorized(f"tenant {tenant.id} is disabled", do="Ask the operator of this office.")
     if command.resume is None and not admission.leaves_size_out(command):
         admission.check_request(command, policy)
     mark = admission.fingerprint(command)

@@ -15,7 +15,17 @@ from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState
 from sublet.values import DURATION_MAX_NS, EndReason, NodeId, TenantId, valid_name
 from sublet.wire import orders
 
-__all__ = ["add_tenant", "clear_fence", "drain", "open_office", "revoke", "set_tenant"]
+__all__ = [
+    "add_tenant",
+    "clear_fence",
+    "disable_tenant",
+    "drain",
+    "enable_tenant",
+    "open_office",
+    "remove_tenant",
+    "revoke",
+    "set_tenant",
+]
 
 
 def open_office(step: Step, command: cmd.OpenOffice) -> Answer:
@@ -62,6 +72,7 @@ def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
         tier_max=command.tier_max,
         operator=command.operator,
         token_hash=command.token_hash,
+        generation=step.state.books.removed.get(command.tenant, -1) + 1,
     )
     step.emit(ev.TenantSet(tenant=tenant))
     return Done()
@@ -69,13 +80,15 @@ def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
 
 def set_tenant(step: Step, command: cmd.SetTenant) -> Answer:
     """Change what is given. Running leases stay; the new limits hold from the next request or renewal on."""
-    known = step.state.tenants.get(command.tenant)
-    if known is None:
-        raise NotFound(f"there is no tenant {_short(command.tenant)}", do="`sublet tenant ls` shows all.")
+    known = _tenant(step, command.tenant)
     if command.quota is not None:
         _check_quota(command.quota)
     if known.id == LOCAL_TENANT and command.operator is False:
         raise InvalidRequest("the local tenant is the operator of this machine", do="Make other tenants for others.")
+    if known.disabled and command.token_hash is not None:
+        raise InvalidRequest(
+            f"tenant {known.id} is disabled", do=f"`sublet tenant enable {known.id}` gives it a new token."
+        )
     given = {
         name: getattr(command, name)
         for name in ("quota", "tier_max", "operator", "token_hash")
@@ -83,7 +96,57 @@ def set_tenant(step: Step, command: cmd.SetTenant) -> Answer:
     }
     changed = msgspec.structs.replace(known, **given)
     if changed != known:
+        if changed.token_hash != known.token_hash or (known.operator and not changed.operator):
+            changed = _of_next_generation(changed)
         step.emit(ev.TenantSet(tenant=changed))
+    return Done()
+
+
+def disable_tenant(step: Step, command: cmd.DisableTenant) -> Answer:
+    """It has no token any more, what was opened with it is cut, and its leases end as at the end of an office: those
+    that wait or are not claimed at once, the others with the notice of their tier. What it keeps stays."""
+    known = _tenant(step, command.tenant)
+    if known.id == LOCAL_TENANT:
+        raise InvalidRequest("the local tenant is the owner of this office", do="End the office: `sublet down`.")
+    if not known.disabled:
+        changed = _of_next_generation(msgspec.structs.replace(known, disabled=True, token_hash=None))
+        step.emit(ev.TenantSet(tenant=changed))
+    why = f"tenant {known.id} was disabled"
+    for lease in [lease for lease in step.state.leases.values() if lease.tenant == known.id]:
+        if lease.status is LeaseStatus.ACTIVE and command.notice:
+            step.notice(lease, EndReason.OPERATOR, step.policy.notice_for_ns(lease.tier), why)
+        elif lease.status in (LeaseStatus.QUEUED, LeaseStatus.GRANTED) or (
+            lease.status in LIVE_STATES and not command.notice
+        ):
+            step.end(lease, EndReason.OPERATOR, why)
+    return Done()
+
+
+def enable_tenant(step: Step, command: cmd.EnableTenant) -> Answer:
+    """Only a disabled one: for the others a new token is `tenant set --new-token`."""
+    known = _tenant(step, command.tenant)
+    if not known.disabled:
+        raise InvalidRequest(
+            f"tenant {known.id} is not disabled", do=f"`sublet tenant set {known.id} --new-token` gives it a new token."
+        )
+    changed = msgspec.structs.replace(known, disabled=False, token_hash=command.token_hash)
+    step.emit(ev.TenantSet(tenant=_of_next_generation(changed)))
+    return Done()
+
+
+def remove_tenant(step: Step, command: cmd.RemoveTenant) -> Answer:
+    """Refused while anything of it is left: then there is somebody to ask, and something to pay."""
+    known = _tenant(step, command.tenant)
+    if known.id == LOCAL_TENANT:
+        raise InvalidRequest("the local tenant is the owner of this office", do="`sublet purge` removes the office.")
+    left = _left_of(step, known.id)
+    if left:
+        raise InvalidRequest(
+            f"tenant {known.id} still has {', '.join(left)}",
+            do=f"`sublet tenant disable {known.id}` ends its leases, `sublet volume rm NAME --tenant {known.id}` "
+            "removes a volume; then try again.",
+        )
+    step.emit(ev.TenantRemoved(tenant=known.id, generation=known.generation + 1))
     return Done()
 
 
@@ -162,6 +225,34 @@ def _spent(step: Step, slack_ns: int) -> list[LeaseRecord]:
         for lease in step.state.leases.values()
         if lease.status in LIVE_STATES and lease.extended_ns + slack_ns > lease.ttl_ns
     ]
+
+
+def _tenant(step: Step, tenant: TenantId) -> TenantRecord:
+    found = step.state.tenants.get(tenant)
+    if found is None:
+        raise NotFound(f"there is no tenant {_short(tenant)}", do="`sublet tenant ls` shows all.")
+    return found
+
+
+def _of_next_generation(tenant: TenantRecord) -> TenantRecord:
+    return msgspec.structs.replace(tenant, generation=tenant.generation + 1)
+
+
+def _left_of(step: Step, tenant: TenantId) -> list[str]:
+    """What there still is of a tenant, in words."""
+    state = step.state
+    counts = {
+        "lease": sum(
+            lease.tenant == tenant and lease.status is not LeaseStatus.ENDED for lease in state.leases.values()
+        ),
+        "volume": sum(volume.tenant == tenant for volume in state.volumes.values()),
+        "quarantined device": sum(
+            piece.tenant == tenant and piece.state is SliceState.QUARANTINED
+            for resource in state.resources.values()
+            for piece in resource.slices.values()
+        ),
+    }
+    return [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
 
 
 def _check_quota(quota: Quota) -> None:

@@ -104,6 +104,11 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     operator: bool = False
     token_hash: str | None = None
     """SHA-256 of the access token; the token itself is printed once and never stored."""
+    generation: int = 0
+    """Of its rights: it rises with every new access token and whenever rights are taken away. What was opened, or
+    signed, under an older one is not valid any more."""
+    disabled: bool = False
+    """It has no rights and gets no leases, until it is enabled."""
 
 
 class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):

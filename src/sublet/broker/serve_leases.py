@@ -337,7 +337,7 @@ async def token(service: Service, call: Call) -> Reply:
     lease = service.lease(call, operator_too=False)
     if lease.status not in LIVE_STATES:
         raise LeaseNotActive(f"lease {lease.id} is {lease.status}, so there is nothing to open with a token")
-    text, expires_wall_ns = service.signer.mint(lease, service.driver.now())
+    text, expires_wall_ns = service.capability(lease)
     return json_reply(TokenView(token=text, expires_at=rfc3339(expires_wall_ns)))
 
 
@@ -439,4 +439,4 @@ def _token(service: Service, wanted: bool, lease_id: str, epoch: Epoch | None) -
     lease = service.driver.ledger.state.leases.get(LeaseId(lease_id)) if wanted else None
     if lease is None or lease.epoch != epoch or lease.status not in LIVE_STATES:
         return None
-    return service.signer.mint(lease, service.driver.now())[0]
+    return service.capability(lease)[0]

@@ -29,6 +29,7 @@ from sublet.wire.http import (
     Hello,
     RevokeRequest,
     StatusView,
+    TenantDisableRequest,
     TenantRequest,
     TenantToken,
     TenantView,
@@ -40,12 +41,15 @@ __all__ = [
     "audit_log",
     "backup",
     "clear_fence",
+    "disable_tenant",
     "document",
     "down",
     "drain",
+    "enable_tenant",
     "fences",
     "hello",
     "metrics",
+    "remove_tenant",
     "revoke",
     "set_tenant",
     "status",
@@ -150,6 +154,30 @@ async def set_tenant(service: Service, call: Call) -> Reply:
     )
     await service.driver.submit(command)
     return json_reply(TenantToken(tenant=_tenant(service, _known(service, call.id)), token=token))
+
+
+async def disable_tenant(service: Service, call: Call) -> Reply:
+    """Its token stops now, and its leases end."""
+    request: TenantDisableRequest = call.body
+    known = _known(service, call.id)
+    await service.driver.submit(cmd.DisableTenant(by=call.caller.tenant, tenant=known.id, notice=request.notice))
+    return json_reply(_tenant(service, _known(service, call.id)))
+
+
+async def enable_tenant(service: Service, call: Call) -> Reply:
+    """A disabled tenant has its rights again, with a token that is shown this once."""
+    known = _known(service, call.id)
+    token = new_token(secrets.token_bytes(_TOKEN_BYTES))
+    command = cmd.EnableTenant(by=call.caller.tenant, tenant=known.id, token_hash=token_hash(token))
+    await service.driver.submit(command)
+    return json_reply(TenantToken(tenant=_tenant(service, _known(service, call.id)), token=token))
+
+
+async def remove_tenant(service: Service, call: Call) -> Reply:
+    """Only one of which nothing is left. The answer is how it was."""
+    view = _tenant(service, _known(service, call.id))
+    await service.driver.submit(cmd.RemoveTenant(by=call.caller.tenant, tenant=TenantId(call.id)))
+    return json_reply(view)
 
 
 def _given(request: TenantRequest) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from sublet.broker.records import LeaseRecord, Now, ProcessRecord
 from sublet.broker.signing import Signer
 from sublet.broker.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
 from sublet.broker.views import lease_view
-from sublet.errors import CapacityExceeded, NotFound, SubletError
+from sublet.errors import CapacityExceeded, NotFound, SubletError, Unauthorized
 from sublet.lease.states import LeaseStatus, SliceState
 from sublet.observe.audit import Record
 from sublet.observe.bills import Rates
@@ -132,8 +132,8 @@ class Service:
     """What runs, of all tenants; None where nothing can run."""
     list_troubles: Callable[[], Awaitable[Troubles]] | None = None
     """What has failed in the supervisor; None where there is none."""
-    cut_off: Callable[[TenantId], None] = lambda _: None
-    """The rights of this tenant have changed: its open data connections are cut."""
+    cut_off: Callable[[TenantId, int], None] = lambda tenant, generation: None
+    """The rights of this tenant are of this generation now: data connections of older ones are cut."""
     document: Callable[[], bytes] = bytes
     """The OpenAPI document; whoever serves the routes puts it here."""
     hub: Hub = field(init=False)
@@ -241,13 +241,28 @@ class Service:
             for resource in state.resources.values()
         )
 
+    def capability(self, lease: LeaseRecord) -> tuple[str, int]:
+        """A fresh capability token for a lease, and its expiry (nanoseconds of the wall clock)."""
+        generation = self.access.generation(lease.tenant)
+        if generation is None:
+            raise Unauthorized(f"tenant {lease.tenant} is disabled", do="Ask the operator of this office.")
+        return self.signer.mint(lease, self.driver.now(), generation)
+
+    def _cut_off(self, tenant: TenantId, generation: int) -> None:
+        """Its news here, and its connections on the machine."""
+        self.hub.cut(tenant)
+        self.cut_off(tenant, generation)
+
     def _note(self, now: Now, events: Sequence[ev.Event]) -> None:
         if self._stop_when_empty and not self.driver.ledger.state.live_count:
             self.stop()
         for event in events:
             if type(event) is ev.TenantSet:
                 if self.access.put(event.tenant):
-                    self.cut_off(event.tenant.id)
+                    self._cut_off(event.tenant.id, event.tenant.generation)
+            elif type(event) is ev.TenantRemoved:
+                self.access.remove(event.tenant)
+                self._cut_off(event.tenant, event.generation)
             elif self._watchers and type(event) is not ev.Queued:  # whose lease is new, and watched by nobody
                 _wake(self._watchers.get(getattr(event, "lease", None), ()))  # type: ignore[arg-type]
 

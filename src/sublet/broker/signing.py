@@ -32,6 +32,7 @@ KEY_FILE: Final = "capability.key"
 _FORM: Final = "ed25519-private/"
 _FACTS: Final = """
 tenant({tenant}); lease({lease}); epoch({incarnation}, {n}); office({office}); expires({expires});
+generation({generation});
 check if now($now), $now < {expires};
 """
 
@@ -65,8 +66,9 @@ class Signer:
         """What an agent needs to verify tokens of this office."""
         return {self.key_id: self.public_key}
 
-    def mint(self, lease: LeaseRecord, now: Now) -> tuple[str, int]:
-        """A token for everything that the lease allows, and its expiry (nanoseconds of the wall clock)."""
+    def mint(self, lease: LeaseRecord, now: Now, generation: int = 0) -> tuple[str, int]:
+        """A token for everything that the lease allows, and its expiry (nanoseconds of the wall clock). ``generation``:
+        of its tenant's rights."""
         if lease.epoch is None or lease.status not in LIVE_STATES:
             raise LeaseNotActive(f"lease {lease.id} is {lease.status}, so there is nothing to open with a token")
         claims = TokenClaims.issued(
@@ -77,6 +79,7 @@ class Signer:
             now_s=now.wall_ns // NS_PER_S,
             key_id=self.key_id,
             office=self._office,
+            generation=generation,
         )
         return self.sign(claims), claims.expires * NS_PER_S
 
@@ -91,6 +94,7 @@ class Signer:
                 "n": claims.epoch.n,
                 "office": claims.office,
                 "expires": claims.expires,
+                "generation": claims.generation,
             },
         )
         for operation in sorted(claims.operations):

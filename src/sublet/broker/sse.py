@@ -143,6 +143,12 @@ class Hub:
         """Its reader went away."""
         self._streams.discard(stream)
 
+    def cut(self, tenant: TenantId) -> None:
+        """The rights of this tenant have changed: its streams end, and who may still read opens a new one."""
+        for stream in self._streams:
+            if stream.caller.tenant == tenant:
+                stream.close()
+
     def close(self) -> None:
         """The office is closing: every stream ends."""
         self._closed = True

@@ -61,6 +61,8 @@ class Books(msgspec.Struct, kw_only=True):
     nodes: dict[NodeId, NodeRecord] = {}
     resources: dict[ResourceId, ResourceRecord] = {}
     tenants: dict[TenantId, TenantRecord] = {}
+    removed: dict[TenantId, int] = {}
+    """Tenants that were removed, and the generation of their rights."""
     leases: dict[LeaseId, LeaseRecord] = {}
     """Live ones, and ended ones for as long as they are remembered."""
     volumes: dict[str, VolumeRecord] = {}

@@ -297,4 +297,5 @@ def tenant_view(tenant: TenantRecord, *, used_milli_ns: int, leases: int, queued
         gpu_seconds_used=round(used_milli_ns / MILLIS_PER_DEVICE / NS_PER_S, 3),
         leases=leases,
         queued=queued,
+        disabled=tenant.disabled,
     )

@@ -12,7 +12,7 @@ from sublet.cli.parsing import AsJson, NoLimit, limit, limit_duration, limit_siz
 from sublet.cli.show import Json, document, plural, seconds, table
 from sublet.values import Tier, format_size
 
-__all__ = ["add", "change", "ls"]
+__all__ = ["add", "change", "disable", "enable", "ls", "rm"]
 
 _TIERS = [t.value for t in Tier]
 _Name = Annotated[
@@ -112,6 +112,48 @@ def change(
     return DONE
 
 
+def disable(
+    *,
+    tenant: _Name,
+    now: Annotated[bool, Opt("--now", help="End its leases at once, without notice.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Stop a tenant's token and end its leases.
+
+    Open connections are cut and waiting requests end at once; running leases get the notice of their tier. Volumes and
+    the bill stay. `sublet tenant enable` gives it a new token.
+    """
+    answer: Json = Office.reach().post(f"/v1/tenants/{Office.quote(tenant)}/disable", {"notice": not now})
+    if as_json:
+        document(answer)
+    else:
+        print(f"Tenant {tenant} is disabled: its token opens nothing, and its leases end.")
+    return DONE
+
+
+def enable(*, tenant: _Name, as_json: AsJson = False) -> int:
+    """Let a disabled tenant ask again and print its new access token, this once."""
+    answer: Json = Office.reach().post(f"/v1/tenants/{Office.quote(tenant)}/enable", {})
+    if as_json:
+        document(answer)
+    else:
+        _say_token(tenant, f"Tenant {tenant} is enabled.", answer["token"])
+    return DONE
+
+
+def rm(*, tenant: _Name, as_json: AsJson = False) -> int:
+    """Remove a tenant that has no leases, volumes or quarantined devices left.
+
+    What it used stays in the bill. A tenant that is added later under the same name is the same account to the bill.
+    """
+    answer: Json = Office.reach().post(f"/v1/tenants/{Office.quote(tenant)}/remove", {})
+    if as_json:
+        document(answer)
+    else:
+        print(f"Tenant {tenant} is removed. Its bill stays.")
+    return DONE
+
+
 def ls(*, as_json: AsJson = False) -> int:
     """List the tenants with their limits and what they use."""
     found: list[Json] = Office.reach().get("/v1/tenants")
@@ -121,7 +163,7 @@ def ls(*, as_json: AsJson = False) -> int:
     heads = ["TENANT", "LEASES", "WAITING", "GPU TIME, LAST HOUR", "TIER UP TO", "LIMITS"]
     rows = [
         [
-            view["id"] + (" (operator)" if view["operator"] else ""),
+            view["id"] + (" (operator)" if view["operator"] else "") + (" (disabled)" if view["disabled"] else ""),
             str(view["leases"]),
             str(view["queued"]),
             seconds(view["gpu_seconds_used"]),

@@ -99,6 +99,7 @@ def log_path(home: Path) -> Path:
 
 def make_private_dir(path: Path) -> Path:
     """Make the folder, or check that it is ours alone; a foreign one is refused, never used and never changed."""
+    _check_home_of_root(os.fspath(path))
     try:
         check_parents(os.fspath(path), set())
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,6 +114,22 @@ def make_private_dir(path: Path) -> Path:
         raise InvalidRequest(f"others may write into {path}", do=f"Take that right away with `chmod go-w {path}`.")
     check_parents(os.fspath(path), set())  # again: what was made now has the rights that the umask left it
     return path
+
+
+def _check_home_of_root(path: str) -> None:
+    """Under ``sudo`` HOME may still be that of the user who called: he could replace what root keeps there."""
+    home = os.environ.get("HOME", "")
+    if os.getuid() != 0 or not os.path.isabs(home) or not path.startswith(os.path.realpath(home) + "/"):
+        return
+    try:
+        owner = os.stat(home).st_uid
+    except OSError:
+        return
+    if owner != 0:
+        raise InvalidRequest(
+            f"root's office would keep its state in {path}, which belongs to uid {owner}, since HOME is {home}",
+            do="Use `sudo -H`, or set SUBLET_HOME to a folder of root's, such as /var/lib/sublet.",
+        )
 
 
 def _is_alive(folder: str, uid: int) -> bool:

@@ -18,6 +18,7 @@ from sublet import __version__
 from sublet.agent.starting import FindOrStart, package_folder
 from sublet.client.home import make_private_dir, runtime_dir
 from sublet.clock import Clock
+from sublet.wire.program_files import check_program
 from sublet.wire.settings import SupervisorSettings
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Beginning:
 def begun(home: Path, clock: Clock, *, pretended: bool = False) -> Iterator[Beginning]:
     """For as long as the office lives. If it does not come to that, nothing is left of it. ``pretended``: it does
     without a supervisor."""
+    check_program()
     make_private_dir(home)
     make_private_dir(runtime_dir(home))
     with contextlib.ExitStack() as stack:

@@ -56,11 +56,12 @@ from sublet.broker.vigil import ASLEEP, MOMENT_NS, Vigil
 from sublet.client.home import data_path, home_dir, socket_path
 from sublet.clock import Clock, SystemClock
 from sublet.engines.beginning import Beginning, begun
-from sublet.errors import InvalidRequest, Unsupported
+from sublet.errors import InvalidRequest, Unauthorized, Unsupported
 from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
-from sublet.values import NS_PER_S, Kind
+from sublet.values import NS_PER_S, Kind, TenantId
 from sublet.wire.orders import Inventory, Report
+from sublet.wire.program_files import check_program
 from sublet.wire.unix import short_path
 
 __all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
@@ -206,6 +207,7 @@ class Office:
             connect=beginning.supervisor,
             report=self._heard,
             on_new_supervisor=lambda: self.driver.submit(NodeUp(inventory=self._inventory)),
+            generations=lambda: _generations(state),
             die=self._die,
         )
         await agent.start()
@@ -296,6 +298,12 @@ def _vigil() -> Vigil:
     return Vigil(MOMENT_NS, now_ns=time.perf_counter_ns, call_soon=call_soon, give_way=os.sched_yield)
 
 
+def _generations(state: State) -> dict[TenantId, int]:
+    """Of the rights of tenants, where they ever changed."""
+    changed = {tenant.id: tenant.generation for tenant in state.tenants.values() if tenant.generation}
+    return state.books.removed | changed
+
+
 class _Rights:
     """Who holders are, as the broker knows it, for the agent's door."""
 
@@ -304,11 +312,17 @@ class _Rights:
 
     def claims(self, capability: str) -> TokenClaims:
         service = self._service
-        return verify(capability, service.signer.public_keys, service.driver.clock.wall_ns() // NS_PER_S)
+        found = verify(capability, service.signer.public_keys, service.driver.clock.wall_ns() // NS_PER_S)
+        if found.generation != service.access.generation(found.tenant):
+            raise Unauthorized("the rights of this tenant have changed", do="Get a fresh token with the next renewal.")
+        return found
 
     def visitor(self, access: str) -> Visitor:
         caller = self._service.access.caller(b"Bearer " + access.encode() if access else None)
-        return Visitor(caller.tenant, caller.operator)
+        generation = self._service.access.generation(caller.tenant)
+        if generation is None:
+            raise Unauthorized("there is no such tenant any more")
+        return Visitor(caller.tenant, caller.operator, generation)
 
 
 def run_office(
@@ -328,6 +342,7 @@ def run_office(
     to leave nothing."""
     if sys.platform != "linux":
         raise Unsupported("an office runs on Linux only", do="Connect to one elsewhere: set SUBLET_URL to its address.")
+    check_program()
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         office = Office(

@@ -77,6 +77,9 @@ class TokenClaims:
     """Which key of the office signed it."""
     office: str
     """Which office; another one's keys and epochs mean nothing here."""
+    generation: int = 0
+    """Of the tenant's rights when it was signed: after a new access token, and after rights were taken away, it opens
+    nothing more."""
 
     def __post_init__(self) -> None:
         if not self.operations:
@@ -95,6 +98,7 @@ class TokenClaims:
         office: str,
         operations: Iterable[Operation] = tuple(Operation),
         expires: int | None = None,
+        generation: int = 0,
     ) -> TokenClaims:
         """What the office signs: by default everything, for as long as allowed."""
         latest = expires_latest(ttl_ns, now_s)
@@ -111,6 +115,7 @@ class TokenClaims:
             expires=latest if expires is None else expires,
             key_id=key_id,
             office=office,
+            generation=generation,
         )
 
     def narrow(self, *, operations: Iterable[Operation] | None = None, expires: int | None = None) -> TokenClaims:
@@ -132,8 +137,8 @@ class TokenClaims:
     def is_within(self, other: TokenClaims) -> bool:
         """Whether this says nothing that ``other`` does not: the check for a chain of narrowed tokens."""
         return (
-            (self.tenant, self.lease, self.epoch, self.key_id, self.office)
-            == (other.tenant, other.lease, other.epoch, other.key_id, other.office)
+            (self.tenant, self.lease, self.epoch, self.key_id, self.office, self.generation)
+            == (other.tenant, other.lease, other.epoch, other.key_id, other.office, other.generation)
             and self.operations <= other.operations
             and self.expires <= other.expires
         )

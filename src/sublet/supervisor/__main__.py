@@ -22,6 +22,7 @@ from sublet.supervisor.loop import Loop
 from sublet.supervisor.memory_order import killed_last
 from sublet.supervisor.zygotes import Zygotes
 from sublet.wire.codec import loads
+from sublet.wire.program_files import check_program
 from sublet.wire.settings import SupervisorSettings
 from sublet.wire.unix import short_path
 from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE, WARM_VARIABLE, Warm, tenant_warm_bytes
@@ -35,6 +36,11 @@ OFFICE_MAX = 256
 
 def main(text: str) -> int:
     """Be the supervisor; the exit status. 75 if there is one already."""
+    try:
+        check_program()
+    except SubletError as error:
+        sys.stderr.write(f"{error.message}. {error.do}\n")  # one line: its office shows the last
+        return os.EX_NOPERM
     settings = loads(SupervisorSettings, text.encode())
     os.makedirs(settings.runtime, mode=0o700, exist_ok=True)
     locked = os.path.join(settings.runtime, "supervisor.lock")

@@ -34,7 +34,7 @@ class Claims:
         """Take what this inventory needs, let go of the rest; says of every device with a name how it stands."""
         self._inventory = inventory
         wanted = {device.machine_id for device in inventory.devices if device.machine_id}
-        for device in self._locks.held:
+        for device in self._locks.wanted:
             if device not in wanted:
                 self._locks.let_go(device)
         self._taken = {device: said for device in sorted(wanted) if (said := self._take(device, TRIES))}

@@ -274,7 +274,7 @@ class HolderLink:
         self._reply(call, Connected())
         sock = self._connection.hand_over()
         if sock is not None:
-            guest.visits.keep(visit, sock)
+            guest.visits.keep(visit, sock, self.front.generation)
             self._on_over(self)
 
     def _detach(self, guest: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sublet.errors import CapacityExceeded, InvalidRequest, SubletError, Unauthorized
+from sublet.supervisor.by_descriptor import change
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.loop import READ, Accepting, Loop
 from sublet.supervisor.publishing import Asker, Publishing
@@ -71,7 +72,7 @@ class PublishDoor:
             try:
                 with short_path(self.path) as address:
                     listening.bind(address)
-                os.chmod(self.path, 0o666)  # the folder is nobody's but ours; who is shown this alone may connect
+                change(self.path, mode=0o666)  # the folder is nobody's but ours; who is shown this alone may connect
                 listening.listen(BACKLOG)
                 accepting = Accepting(self._loop.guarded(lambda _: None), "publish_door", listening, self._accept)
                 accepting.begin()

@@ -334,7 +334,8 @@ class Supervisor:
             )
 
     def revoke(self, asked: Revoke) -> None:
-        self._cut_those(asked.tenant, None, Unauthorized("the rights of this tenant have changed"))
+        changed = Unauthorized("the rights of this tenant have changed")
+        self._cut_those(asked.tenant, None, changed, asked.generation)
 
     def list_guests(self, asked: ListGuests) -> GuestList:
         found = self.guests.of(None, lease=asked.lease, guest=asked.guest, ended=asked.ended)
@@ -437,10 +438,18 @@ class Supervisor:
     def _cut(self, lease: LeaseId) -> None:
         self._cut_those(None, lease, LeaseNotActive(f"lease {lease} is held by another program now"))
 
-    def _cut_those(self, tenant: TenantId | None, lease: LeaseId | None, error: SubletError) -> None:
+    def _cut_those(
+        self, tenant: TenantId | None, lease: LeaseId | None, error: SubletError, generation: int = 0
+    ) -> None:
+        """``generation``: only those that were let in before it; 0: all."""
         for holder in tuple(self._holders):
-            if (tenant is None or holder.front.tenant == tenant) and (lease is None or holder.front.lease == lease):
+            front = holder.front
+            if (
+                (tenant is None or front.tenant == tenant)
+                and (lease is None or front.lease == lease)
+                and (not generation or front.generation < generation)
+            ):
                 holder.cut(error)
         for guest in self.guests.of(None):
             if guest.visits is not None:
-                guest.visits.cut(tenant, lease)
+                guest.visits.cut(tenant, lease, generation)

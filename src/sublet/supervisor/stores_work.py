@@ -21,6 +21,7 @@ from typing import Final, NoReturn
 
 from sublet.errors import SubletError
 from sublet.supervisor import project_quota
+from sublet.supervisor.by_descriptor import change, opened_folder
 from sublet.supervisor.isolation.cleaning import remove_tree
 from sublet.supervisor.mounts import (
     detach_loop,
@@ -171,14 +172,16 @@ def make_memory(folder: str, note: StoreNote, ids: tuple[int, int] | None) -> Ma
         mount_memory(place, size, names=NAMES_MAX)
     except OSError as error:
         return Made(counted=f"mounting a file system in memory is refused ({error.strerror})")
-    path = os.path.join(place, SEGMENT)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.ftruncate(fd, size)
-    finally:
-        os.close(fd)
-    _give(ids, path, place)
-    return Made(paths=(path,))
+    with opened_folder(place) as top:
+        fd = os.open(SEGMENT, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=top)
+        try:
+            os.ftruncate(fd, size)
+            if ids is not None:
+                os.fchown(fd, *ids)
+                os.fchown(top, *ids)
+        finally:
+            os.close(fd)
+    return Made(paths=(os.path.join(place, SEGMENT),))
 
 
 def _begin(folder: str, note: StoreNote) -> None:
@@ -211,10 +214,9 @@ def _make_block(place: str, size: int, ids: tuple[int, int] | None) -> tuple[str
         less = project_quota.limit(place, size)
         why = f"{why}; {less}" if less else ""
     if ids is None:
-        os.chmod(place, 0o700)
+        change(place, mode=0o700)
     else:  # they may make names in it, and not move away what is ours there: the folder of what is published
-        os.chown(place, os.geteuid(), ids[1], follow_symlinks=False)
-        os.chmod(place, 0o1770)
+        change(place, owner=(os.geteuid(), ids[1]), mode=0o1770)
     return place, why
 
 
@@ -223,7 +225,7 @@ def _use_kept(image: str, place: str, size: int) -> None:
     if kept != size:
         said = f"the folder of this name is kept with {format_size(kept)}, and the lease has {format_size(size)}"
         raise OSError(errno.EEXIST, said)
-    os.chmod(image, 0o600)
+    change(image, mode=0o600)
     mount_image(image, place)
 
 
@@ -287,12 +289,6 @@ def _become(argv: tuple[str, ...], parent: int) -> NoReturn:
         os.execve(argv[0], argv, {"PATH": os.defpath})
     finally:
         os._exit(127)
-
-
-def _give(ids: tuple[int, int] | None, *paths: str) -> None:
-    if ids is not None:
-        for path in paths:
-            os.chown(path, *ids, follow_symlinks=False)
 
 
 def _in_words(error: OSError, size: int) -> str:
@@ -390,9 +386,9 @@ def _keep(folder: str, note: StoreNote | None) -> str:
         if name.endswith("~"):
             os.unlink(path)
         elif name.endswith(".img"):
-            os.chmod(path, 0o400)
+            change(path, mode=0o400)
         elif os.path.isdir(path):
-            os.chmod(path, 0o500)
+            change(path, mode=0o500)
     with contextlib.suppress(FileNotFoundError):
         os.rename(os.path.join(folder, NOTE), os.path.join(folder, KEPT))
     return ""

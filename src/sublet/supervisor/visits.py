@@ -34,7 +34,8 @@ class Visits:
         """``inbox``: where the guest takes them from."""
         self._loop = loop
         self._inbox = inbox
-        self._kept: dict[int, tuple[socket.socket, Visit]] = {}
+        self._kept: dict[int, tuple[socket.socket, Visit, int]] = {}
+        """With the generation of its tenant's rights under which each was let in."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -42,7 +43,7 @@ class Visits:
     @property
     def tenants(self) -> list[TenantId]:
         """By whose right each of them is here."""
-        return [visit.tenant for _, visit in self._kept.values()]
+        return [visit.tenant for _, visit, _ in self._kept.values()]
 
     def hand(self, visit: Visit, sock: socket.socket) -> None:
         """Give the guest a descriptor of this connection. Raises where it does not take any."""
@@ -61,20 +62,21 @@ class Visits:
             finally:
                 inbox.detach()
 
-    def keep(self, visit: Visit, sock: socket.socket) -> None:
+    def keep(self, visit: Visit, sock: socket.socket, generation: int = 0) -> None:
         """Once it is the guest's: from here on the socket belongs to this."""
-        self._kept[sock.fileno()] = (sock, visit)
+        self._kept[sock.fileno()] = (sock, visit, generation)
         self._loop.watch(sock.fileno(), HANG_UP, lambda _: self._drop(sock))
 
     def now_under(self, lease: LeaseId, epoch: Epoch) -> None:
         """Their guest lives under another lease of the same tenant, and they stay."""
-        moved = {fd: (sock, replace(visit, lease=lease, epoch=epoch)) for fd, (sock, visit) in self._kept.items()}
-        self._kept.update(moved)
+        for fd, (sock, visit, generation) in tuple(self._kept.items()):
+            self._kept[fd] = (sock, replace(visit, lease=lease, epoch=epoch), generation)
 
-    def cut(self, tenant: TenantId | None = None, lease: LeaseId | None = None) -> None:
-        """Those that came by the right of this tenant or lease; all, without."""
-        for sock, visit in tuple(self._kept.values()):
-            if tenant in (None, visit.tenant) and lease in (None, visit.lease):
+    def cut(self, tenant: TenantId | None = None, lease: LeaseId | None = None, generation: int = 0) -> None:
+        """Those that came by the right of this tenant or lease; all, without. ``generation``: only those before it."""
+        for sock, visit, of in tuple(self._kept.values()):
+            older = not generation or of < generation
+            if tenant in (None, visit.tenant) and lease in (None, visit.lease) and older:
                 self._drop(sock)
 
     def _drop(self, sock: socket.socket) -> None:

@@ -347,6 +347,8 @@ class Front:
     lease: LeaseId | None = None
     epoch: Epoch | None = None
     operations: tuple[str, ...] = ()
+    generation: int = later(0)
+    """Of the tenant's rights, when it was let in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,9 +401,11 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revoke:
-    """Cut every connection of this tenant: its rights changed."""
+    """Cut connections of this tenant: its rights changed."""
 
     tenant: TenantId
+    generation: int = later(0)
+    """Those that were let in under an older generation of its rights; 0: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,7 @@ __all__ = [
     "RenewalsRequest",
     "RevokeRequest",
     "StatusView",
+    "TenantDisableRequest",
     "TenantRequest",
     "TenantToken",
     "TenantView",
@@ -256,6 +257,13 @@ class TenantRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     new_token: bool = False
 
 
+class TenantDisableRequest(_Request, kw_only=True, forbid_unknown_fields=True):
+    """Its token stops; its leases end."""
+
+    notice: bool = True
+    """With the notice of their tier; false ends them at once."""
+
+
 class DrainRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     draining: bool = True
     notice: float | None = None
@@ -416,6 +424,8 @@ class TenantView(Message, kw_only=True):
     """Within the rolling window."""
     leases: int
     queued: int
+    disabled: bool = False
+    """It has no rights and gets no leases."""
 
 
 class TenantToken(Message, kw_only=True):

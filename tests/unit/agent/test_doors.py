@@ -50,7 +50,7 @@ class Rights:
     def visitor(self, access: str) -> Visitor:
         if access not in ("", "ana"):
             raise Unauthorized("this token is not ours")
-        return Visitor(TenantId(access or "local"), not access)
+        return Visitor(TenantId(access or "local"), not access, 0)
 
 
 class Supervisor:

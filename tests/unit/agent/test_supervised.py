@@ -53,6 +53,8 @@ class Supervisors:
         """By message."""
         self.is_mute = False
         """Whether it leaves questions unanswered."""
+        self.is_new = True
+        self.generations: dict[TenantId, int] = {}
         self.may_configure = asyncio.Event()
         """Until then the next one does not say who it is."""
         self.may_configure.set()
@@ -73,7 +75,7 @@ class Supervisors:
 
         def configured(call: int) -> None:
             self.count += 1
-            link.reply(call, dumps(Configured(pid=1, version="", started_ns=0, live=(), guests=0)))
+            link.reply(call, dumps(Configured(pid=1, version="", started_ns=0, live=(), guests=0, is_new=self.is_new)))
             send_some(theirs, link)
 
         async def configure_later(call: int) -> None:
@@ -151,6 +153,7 @@ def played(play: Callable[[SupervisedAgent, Supervisors, asyncio.Event], Awaitab
             connect=supervisors.connect,
             report=supervisors.heard.append,
             on_new_supervisor=new_supervisor,
+            generations=lambda: supervisors.generations,
         )
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: supervisors.hang_up(None))
@@ -253,7 +256,7 @@ def test_who_lost_rights_is_cut_off_until_that_was_heard(monkeypatch: pytest.Mon
 
     async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
         supervisors.is_mute = True
-        agent.cut_off(TenantId("ann"))
+        agent.cut_off(TenantId("ann"), 1)
         async with asyncio.timeout(PATIENCE_S):
             while len(supervisors.asked) < 2:  # noqa: ASYNC110 - whoever counts is no task of ours
                 await asyncio.sleep(0.01)
@@ -261,7 +264,18 @@ def test_who_lost_rights_is_cut_off_until_that_was_heard(monkeypatch: pytest.Mon
         async with asyncio.timeout(PATIENCE_S):
             while agent._cutting:  # noqa: ASYNC110 - the same
                 await asyncio.sleep(0.01)
-        assert set(supervisors.asked) == {Revoke(tenant=TenantId("ann"))}
+        assert set(supervisors.asked) == {Revoke(tenant=TenantId("ann"), generation=1)}
+
+    played(play)
+
+
+def test_who_lost_rights_while_the_office_was_away_is_cut_off_when_it_is_back() -> None:
+    """An office may end between the rotation of a token and the cut: the supervisor goes on with the connections."""
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        supervisors.is_new, supervisors.generations = False, {TenantId("ann"): 3}
+        supervisors.hang_up(None)
+        await until(lambda: Revoke(tenant=TenantId("ann"), generation=3) in supervisors.asked)
 
     played(play)
 
@@ -279,7 +293,7 @@ def test_who_was_checked_before_is_not_let_in_afterwards() -> None:
                 for name in ("ann", "bob")
             }
             await asyncio.sleep(0)  # both wait for the supervisor to be told of the leases
-            agent.cut_off(TenantId("ann"))
+            agent.cut_off(TenantId("ann"), 1)
             agent.tick(0)
             async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(Unauthorized):
@@ -303,9 +317,9 @@ def test_who_lost_rights_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch, 
             return await ask(asked, fds)
 
         monkeypatch.setattr(agent, "ask", fails)
-        agent.cut_off(TenantId("ana"))
+        agent.cut_off(TenantId("ana"), 1)
         async with asyncio.timeout(PATIENCE_S):
-            while Revoke(tenant=TenantId("ana")) not in supervisors.asked:  # noqa: ASYNC110 - it is no event
+            while Revoke(tenant=TenantId("ana"), generation=1) not in supervisors.asked:  # noqa: ASYNC110 - it is no event
                 await asyncio.sleep(0.002)
 
     played(play)

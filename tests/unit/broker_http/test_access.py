@@ -70,14 +70,25 @@ def test_a_new_token_ends_the_old_one() -> None:
 
 
 def test_who_must_be_cut_off_is_said() -> None:
-    """With another token, or rights taken away; what only adds to them closes nothing."""
+    """Of an older generation, which the ledger says; what only adds to rights closes nothing."""
     ann = TenantRecord(id=TenantId("ann"), token_hash=token_hash(TOKEN))
     found = AccessList(local_rule=False)
     assert not found.put(ann)
     assert not found.put(msgspec.structs.replace(ann, operator=True))
-    assert found.put(msgspec.structs.replace(ann, operator=False))
-    assert found.put(msgspec.structs.replace(ann, token_hash=token_hash("sublet_new")))
-    assert found.put(msgspec.structs.replace(ann, token_hash=None))
+    assert found.put(msgspec.structs.replace(ann, operator=False, generation=1))
+    assert found.put(msgspec.structs.replace(ann, token_hash=token_hash("sublet_new"), generation=2))
+    assert found.generation(ann.id) == 2
+    assert found.put(msgspec.structs.replace(ann, token_hash=None, disabled=True, generation=3))
+    assert found.generation(ann.id) is None
+    found.remove(ann.id)
+    assert found.generation(ann.id) is None
+
+
+def test_a_disabled_tenant_has_no_token_whatever_its_record_says() -> None:
+    found = access()
+    found.put(TenantRecord(id=TenantId("ann"), token_hash=token_hash(TOKEN), disabled=True, generation=1))
+    with pytest.raises(Unauthorized):
+        found.caller(b"Bearer " + TOKEN.encode())
 
 
 def test_a_token_can_be_typed_and_is_not_in_the_record() -> None:

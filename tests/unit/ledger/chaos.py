@@ -22,7 +22,19 @@ from sublet.errors import (
     SubletError,
 )
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
-from sublet.values import GIB, EndReason, Epoch, Exclusivity, Kind, LeaseId, RequestId, ResourceId, Suspend, Tier
+from sublet.values import (
+    GIB,
+    EndReason,
+    Epoch,
+    Exclusivity,
+    Kind,
+    LeaseId,
+    RequestId,
+    ResourceId,
+    Suspend,
+    TenantId,
+    Tier,
+)
 from sublet.wire.orders import (
     End,
     EndedHere,
@@ -49,6 +61,8 @@ from tests.unit.ledger.watch import OF_ITSELF, Watch
 __all__ = ["Chaos"]
 
 TENANTS = (LOCAL, ANN, BEN)
+PASSING = TenantId("passing")
+"""It never has anything, so it can be removed."""
 
 
 class Chaos:
@@ -56,6 +70,7 @@ class Chaos:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
+        self.rights = random.Random(seed + 1)
         self.policy = Policy(
             ttl_min_ns=seconds(1),
             notice_ns=seconds(10),
@@ -404,6 +419,15 @@ class Chaos:
         if rng.random() < 0.3:
             quota = Quota(block_bytes=GIB)
         self.do(cmd.SetTenant(tenant=rng.choice(TENANTS), quota=quota))
+        if self.rights.random() < 0.1:
+            tenant = self.rights.choice(TENANTS)
+            self.do(cmd.DisableTenant(tenant=tenant, notice=self.rights.random() < 0.5))
+            self.do(cmd.EnableTenant(tenant=tenant, token_hash=f"after {number}"))
+            self.do(cmd.RemoveTenant(tenant=tenant))  # refused while anything is left of it
+            if tenant not in self.bench.state.tenants:
+                self.do(cmd.AddTenant(tenant=tenant, token_hash="again"))
+            self.do(cmd.AddTenant(tenant=PASSING, token_hash="passing"))
+            self.do(cmd.RemoveTenant(tenant=PASSING))
 
     def node(self, number: int) -> None:
         found = self.rng.choice(self.nodes)

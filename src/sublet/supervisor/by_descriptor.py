@@ -1,0 +1,67 @@
+"""Changes owner and rights of files by descriptor: the file that was looked at is the file that is changed.
+
+The supervisor of root's office works in folders in which guests may make, move and replace names. A name that root
+looks up there may lead anywhere by the time it is used. So each part of a path is opened from the descriptor of the
+one before it, and a symbolic link (those of ``/proc`` too) is refused wherever it stands: what ``openat2`` does with
+``RESOLVE_NO_SYMLINKS`` and ``RESOLVE_NO_MAGICLINKS``, also on kernels and in containers that do not have that call.
+
+This is the one module of the supervisor that may change owner or rights; a test holds that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+__all__ = ["change", "opened", "opened_folder"]
+
+_HOLD: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def change(path: str, *, mode: int | None = None, owner: tuple[int, int] | None = None) -> None:
+    """Set owner (user, group) and rights of what is at ``path``, if it is no link. A file with a second name is not
+    changed either: that one may be anybody's."""
+    with opened(path) as fd:
+        found = os.fstat(fd)
+        if not stat.S_ISDIR(found.st_mode) and found.st_nlink > 1:
+            raise OSError(errno.EMLINK, "it has more than one name", path)
+        inode = f"/proc/self/fd/{fd}"  # of a descriptor that only holds a name this is the way to its inode
+        if owner is not None:
+            os.chown(inode, *owner)
+        if mode is not None:
+            os.chmod(inode, mode)
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[int]:
+    """A descriptor that holds what is at ``path`` (``O_PATH``), no part of which is a link."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not path.startswith("/") or ".." in parts:
+        raise OSError(errno.EINVAL, "not a plain absolute path", path)
+    fd = os.open("/", _HOLD | os.O_DIRECTORY)
+    try:
+        for place, part in enumerate(parts):
+            below = os.open(part, _HOLD, dir_fd=fd)
+            os.close(fd)
+            fd = below
+            kind = os.fstat(fd).st_mode
+            if stat.S_ISLNK(kind):
+                raise OSError(errno.ELOOP, "a symbolic link is on the way", "/" + "/".join(parts[: place + 1]))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened_folder(path: str) -> Iterator[int]:
+    """A descriptor of this folder, from which names below it are opened (``dir_fd``)."""
+    with opened(path) as held:
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=held)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
