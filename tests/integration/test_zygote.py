@@ -193,6 +193,14 @@ def test_a_malformed_request_is_answered_and_the_next_one_served() -> None:
     assert "a fork came with 0 descriptors, and 6 are needed" in few
 
 
+def test_a_zygote_for_tenants_reads_nothing_but_its_installation_and_its_guests_are_as_ever() -> None:
+    """Where a program finds its own modules is decided for it, not by the options of the warm interpreter."""
+    plain, safe = play("isolated")
+    assert plain == ["1", "0", "True"], "the first folder is the empty one, which is the working folder"
+    assert safe[:2] == ["1", "0"]
+    assert safe[2].endswith(".zip")
+
+
 def test_a_zygote_keeps_nothing_of_a_request() -> None:
     """Environment, arguments and command line are read by the guest alone: what the zygote had read once, every later
     guest would find in its own memory."""

@@ -504,6 +504,21 @@ def marks_in(pid: int) -> dict[str, int]:
 
 
 @scene
+def isolated() -> object:
+    """From an interpreter for tenants' guests: its options, and what a guest takes for its own folder all the same."""
+    key = walled_key("a:b", "", (), {})
+    assert key is not None
+    stage = Stage()
+    stage.zygotes.want(key)
+    stage.key = key
+    code = "import os, sys; print(sys.flags.isolated, sys.flags.no_site, sys.path[0], 'PYTHONPATH' in os.environ)"
+    return [
+        stage.run("-c", code, env={"PYTHONPATH": "/tmp", **more}, cwd="/")["out"].split()
+        for more in ({}, {"PYTHONSAFEPATH": "1"})
+    ]
+
+
+@scene
 def memory(count: str, *imports: str) -> object:
     """What so many warm interpreters of tenants cost: memory that no file backs, in KiB each."""
     key = walled_key("a:b", "", imports, {})
