@@ -87,6 +87,7 @@ LOOPS: Final = {
 
 ONCE: Final = {
     "acquire": "one call; what it raises belongs to its future",
+    "burst_aio": "reads one map for asyncio; what it raises is raised where the map is awaited",
     "burst_end": "gives the leases of one executor back; the end of the program does it otherwise",
     "burst_store": "one publication of results; if it fails the job ends with that",
     "burst_worker": "starts one worker; if it fails the lease is given back, or the job is told",

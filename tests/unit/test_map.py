@@ -92,6 +92,12 @@ EXEMPT: Final = (
         reason="LeaseEnded carries the LeaseEnd; the names meet in an annotation, never at run time",
     ),
     Exemption(
+        importer="aio",
+        imported="jobs.aio",
+        type_only=False,
+        reason="sublet.aio.jobs is the twin of sublet.jobs, loaded on use",
+    ),
+    Exemption(
         importer="client.lease",
         imported="compute.options",
         type_only=False,

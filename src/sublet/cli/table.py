@@ -19,6 +19,7 @@ COMMANDS: Final[dict[str, str]] = {
     "doctor": "doctor:doctor",
     "run": "run:run",
     "train": "train:train",
+    "burst": "burst:burst",
     "ps": "guests:ps",
     "logs": "guests:logs",
     "exec": "exec:exec_",
@@ -77,7 +78,7 @@ GROUPS: Final[dict[str, str]] = {
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Start here": ("demo", "doctor"),
     "The office": ("up", "down", "status", "top"),
-    "Commands under a lease": ("run", "train", "ps", "logs", "exec", "stop"),
+    "Commands under a lease": ("run", "train", "burst", "ps", "logs", "exec", "stop"),
     "Notebooks": ("nb", "lab", "kernelspec"),
     "Leases": ("lease", "volume", "bill"),
     "For the operator": ("tenant", "fence", "drain", "audit", "backup", "restore"),

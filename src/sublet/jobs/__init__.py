@@ -19,8 +19,10 @@ and at the end the office is asked whether a lease of the job is left. docs/burs
 # inside, wasm           what a worker executes: Python, WebAssembly
 # leases, running,       acquiring; the thread around the core; one job from its first lease to its last
 #   session
-# mapping, executor,     the ways in
-#   coordinator
+# mapping, executor,     the ways in; for asyncio; for joblib
+#   coordinator, aio,
+#   joblib_backend
+# metrics, svg, drawing  figures, the picture of a burst, the tables in the docs
 
 from __future__ import annotations
 
@@ -34,11 +36,13 @@ if TYPE_CHECKING:
     from sublet.jobs.executor import Executor
     from sublet.jobs.identity import ChunkId, File
     from sublet.jobs.inside import load_result
+    from sublet.jobs.joblib_backend import register as register_joblib
     from sublet.jobs.mapping import MapIterator
     from sublet.jobs.mapping import map_items as map  # noqa: A004 - the name it has everywhere else
     from sublet.jobs.policy import RetryPolicy
     from sublet.jobs.session import JobResult
     from sublet.jobs.stores import JobOutputStore, MemoryOutputStore
+    from sublet.jobs.svg import picture
     from sublet.jobs.volume_store import VolumeOutputStore
     from sublet.jobs.wasm import TaskletResult, WasmTasklet
 
@@ -64,6 +68,8 @@ __all__ = [
     "WorkChunk",
     "load_result",
     "map",
+    "picture",
+    "register_joblib",
 ]
 
 _LAZY: Final[dict[str, str]] = {
@@ -73,6 +79,8 @@ _LAZY: Final[dict[str, str]] = {
     "Executor": "executor",
     **dict.fromkeys(("ChunkId", "File"), "identity"),
     "load_result": "inside",
+    "picture": "svg",
+    "register_joblib": "joblib_backend",
     **dict.fromkeys(("MapIterator", "map"), "mapping"),
     "RetryPolicy": "policy",
     "JobResult": "session",
@@ -80,8 +88,8 @@ _LAZY: Final[dict[str, str]] = {
     "VolumeOutputStore": "volume_store",
     **dict.fromkeys(("TaskletResult", "WasmTasklet"), "wasm"),
 }
-_RENAMED: Final = {"map": "map_items"}
-"""A module of ours does not hide the built-in ``map`` from itself."""
+_RENAMED: Final = {"map": "map_items", "register_joblib": "register"}
+"""Public name → name in its module, where that is another."""
 
 
 def __getattr__(name: str) -> object:

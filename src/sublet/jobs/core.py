@@ -65,6 +65,17 @@ class Failed(NamedTuple):
     error: BaseException | None = None
 
 
+@dataclass(slots=True)
+class _Past:
+    """What is known of the failed runs of a chunk."""
+
+    first_memory: int
+    """What it asked for at first."""
+    runs_ns: tuple[int, ...] = ()
+    """How long it ran under the leases that ended under it, the last ones in a row."""
+    error: BaseException | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Work:
     """One chunk in the coordinator."""
@@ -79,11 +90,8 @@ class Work:
     state: ChunkState = ChunkState.WAITING
     charges: int = 0
     """Retries it was charged."""
-    runs_ns: tuple[int, ...] = ()
-    """How long it ran under the leases that ended under it, the last ones in a row."""
-    first_memory: int = 0
-    reason: FailReason | None = None
-    error: BaseException | None = None
+    past: _Past | None = None
+    """What its failed runs left; None for nearly every chunk."""
 
 
 @dataclass(slots=True, eq=False)
@@ -237,9 +245,8 @@ class Coordinator:
                 work.state = next_chunk(work.state, ChunkEvent.FOUND)
                 found.append(work)
                 continue
-            work.first_memory = work.needs.memory
             if self._saved and (known := self._saved.get(work.key)) is not None:
-                work.charges, work.runs_ns = known.charges, known.runs_ns
+                work.charges, work.past = known.charges, _Past(work.needs.memory, known.runs_ns)
                 self._charged[work.key] = work
                 if known.memory:
                     work.needs = work.needs._replace(memory=known.memory)
@@ -347,8 +354,13 @@ class Coordinator:
         unpublished = self._unpublished
         fresh = [work for work in works if unpublished.pop(work.key, None) is work]
         _move(fresh, ChunkEvent.STORE)
+        needs: Needs | None = None
+        queue = _Queue()
         for work in fresh:
-            self._queues[work.needs].executing -= 1
+            if work.needs is not needs:  # mostly they are one object
+                needs = work.needs
+                queue = self._queues[needs]
+            queue.executing -= 1
         if self._charged:
             for work in fresh:
                 self._charged.pop(work.key, None)
@@ -374,7 +386,10 @@ class Coordinator:
     def _run_failed(self, work: Work, failed: Failed, when: When, now_ns: int, ran_ns: int) -> None:
         """One run of one chunk failed: retry it, or give it up."""
         verdict = verdict_of(failed.cause, when)
-        work.error = failed.error
+        past = work.past
+        if past is None:
+            past = work.past = _Past(work.needs.memory)
+        past.error = failed.error
         if verdict is Verdict.FAIL:
             raised = failed.cause in (Cause.RAISED, Cause.RAISED_TRANSIENT)
             self._give_up(work, FailReason.RAISED if raised else FailReason.REFUSED, now_ns)
@@ -382,15 +397,15 @@ class Coordinator:
         work.charges += 1
         self._charged[work.key] = work
         if failed.cause is Cause.LEASE_LOST:
-            work.runs_ns = (*work.runs_ns[1 - SAME_END :], ran_ns)
-            if _needs_longer(work.runs_ns):
+            past.runs_ns = (*past.runs_ns[1 - SAME_END :], ran_ns)
+            if _needs_longer(past.runs_ns):
                 self._give_up(work, FailReason.TOO_LONG, now_ns)
                 return
         else:
-            work.runs_ns = ()
+            past.runs_ns = ()
         memory = work.needs.memory
         if verdict is Verdict.RETRY_LARGER:
-            larger = self.policy.larger(memory, work.first_memory)
+            larger = self.policy.larger(memory, past.first_memory)
             if larger is None:
                 self._give_up(work, FailReason.OUT_OF_MEMORY, now_ns)
                 return
@@ -415,18 +430,7 @@ class Coordinator:
         if work.state is ChunkState.EXECUTING:
             queue.executing -= 1
         work.state = next_chunk(work.state, ChunkEvent.FAIL, f"chunk {work.index}")
-        work.reason = reason
-        self._charged.pop(work.key, None)
-        self._failed += 1
-        failure = ChunkFailed(
-            chunk=work.key,
-            index=work.index,
-            reason=reason,
-            error=work.error,
-            retries=min(work.charges, self.policy.max_retries),
-            detail=_explained(work, reason, self.policy),
-        )
-        self.failures.append(failure)
+        failure = self._note_failure(work, reason)
         self._say(now_ns, "failed", 1, str(failure))
         if not self._collect and reason not in (FailReason.CANCELLED, FailReason.DEADLINE):
             self.stop(FailReason.CANCELLED)
@@ -475,20 +479,22 @@ class Coordinator:
         if left:
             self._say(self._now_ns, "failed", len(left), f"{len(left)} chunks were not begun: {reason}")
         for work in left:
-            self._charged.pop(work.key, None)
             work.state = next_chunk(work.state, ChunkEvent.FAIL, f"chunk {work.index}")
-            work.reason = reason
-            self._failed += 1
-            self.failures.append(
-                ChunkFailed(
-                    chunk=work.key,
-                    index=work.index,
-                    reason=reason,
-                    error=work.error,
-                    retries=work.charges,
-                    detail=_explained(work, reason, self.policy),
-                )
-            )
+            self._note_failure(work, reason)
+
+    def _note_failure(self, work: Work, reason: FailReason) -> ChunkFailed:
+        self._charged.pop(work.key, None)
+        self._failed += 1
+        failure = ChunkFailed(
+            chunk=work.key,
+            index=work.index,
+            reason=reason,
+            error=None if work.past is None else work.past.error,
+            retries=min(work.charges, self.policy.max_retries),
+            detail=_explained(work, reason, self.policy),
+        )
+        self.failures.append(failure)
+        return failure
 
     @property
     def is_over(self) -> bool:
@@ -534,7 +540,11 @@ class Coordinator:
     def snapshot(self) -> dict[ChunkId, SavedChunk]:
         """What the next run must know of unfinished chunks: those that were charged."""
         return {
-            key: SavedChunk(charges=work.charges, memory=work.needs.memory, runs_ns=work.runs_ns)
+            key: SavedChunk(
+                charges=work.charges,
+                memory=work.needs.memory,
+                runs_ns=() if work.past is None else work.past.runs_ns,
+            )
             for key, work in self._charged.items()
         }
 
@@ -606,11 +616,12 @@ def _told(failed: Failed) -> str:
 
 
 def _explained(work: Work, reason: FailReason, policy: RetryPolicy) -> str:
-    last = "" if work.error is None else f" ({type(work.error).__name__}: {work.error})"
+    past = work.past or _Past(0)
+    last = "" if past.error is None else f" ({type(past.error).__name__}: {past.error})"
     match reason:
         case FailReason.TOO_LONG:
             return (
-                f"{SAME_END} leases in a row ended when it had run for about {format_duration(work.runs_ns[-1])}: it "
+                f"{SAME_END} leases in a row ended when it had run for about {format_duration(past.runs_ns[-1])}: it "
                 f'needs longer than any lease it gets. Make the chunk smaller, or ask for tier="interactive"{last}'
             )
         case FailReason.RETRIES:

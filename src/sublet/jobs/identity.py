@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Any, Final, NewType
 
 from blake3 import blake3
+from xxhash import xxh3_128_digest
 
 from sublet.errors import InvalidRequest, Unpicklable
 from sublet.values import shown
@@ -35,7 +36,7 @@ __all__ = [
     "chunk_id_of",
     "content_digest",
     "function_digest",
-    "item_content",
+    "positioned_id",
     "valid_id",
 ]
 
@@ -109,10 +110,22 @@ def valid_id(found: object) -> ChunkId:
     return ChunkId(found)
 
 
-def chunk_id_of(work: bytes, content: bytes, position: int | None = None) -> ChunkId:
-    """The id of one chunk: digest of the function, content of the item, and for ``map`` its position."""
-    at = b"" if position is None else _POSITION.pack(position)
-    return ChunkId(blake3(b"".join((_VERSION, work, _LENGTH.pack(len(at)), at, content))).digest(ID_BYTES))
+def chunk_id_of(work: bytes, content: bytes) -> ChunkId:
+    """The id of one chunk: digest of the function and of its arguments."""
+    return ChunkId(blake3(b"".join((_VERSION, work, content))).digest(ID_BYTES))
+
+
+def positioned_id(work: bytes, item: Any, position: int) -> ChunkId:
+    """The id of one item of ``map``: digest of the function, position, content of the item.
+
+    A hash made for speed (XXH3, 128 bits) is enough here: two items can only be mistaken for one another at the same
+    position of the same function, and large or nested items enter with their BLAKE3 digest.
+    """
+    simple = _SIMPLE.get(type(item))
+    if simple is None:
+        return ChunkId(xxh3_128_digest(work + _POSITION.pack(position) + b"#" + content_digest(item, "the item")))
+    tag, data = simple(item)
+    return ChunkId(xxh3_128_digest(work + _POSITION.pack(position) + tag + data))
 
 
 def function_digest(function: object) -> bytes:
@@ -125,14 +138,6 @@ def content_digest(value: object, what: str = "the value") -> bytes:
     encoder = _Encoder(what)
     encoder.put(value, what, 0)
     return encoder.hasher.digest()
-
-
-def item_content(value: Any) -> bytes:
-    """What goes into a chunk's id for its item: the simplest values as they are, others by their digest."""
-    simple = _SIMPLE.get(type(value))
-    if simple is None:
-        return b"#" + content_digest(value, "the item")
-    return b"".join(simple(value))
 
 
 def check_stable(value: object, what: str) -> None:

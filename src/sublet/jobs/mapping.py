@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar,
 
 from sublet.errors import InvalidRequest
 from sublet.jobs.core import ChunkFailed, Work
-from sublet.jobs.identity import ChunkId, check_stable, chunk_id_of, function_digest, item_content
+from sublet.jobs.identity import ChunkId, check_stable, function_digest, positioned_id
 from sublet.jobs.inside import Task, load_result
 from sublet.jobs.running import Delivered, load_state
 from sublet.jobs.session import Errors, JobResult, Session, Terms, raise_failure, terms_of
@@ -92,8 +92,8 @@ class MapIterator(Generic[R]):
         self._feeder = _Feeder(function, items, terms, store, ordered, make_pool)
         self._results = self._feeder.results()
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[R]:
+        return self._results  # directly: a million results pass here
 
     def __next__(self) -> R:
         value: R = next(self._results)
@@ -110,6 +110,10 @@ class MapIterator(Generic[R]):
     def close(self) -> None:
         """Stop, keep what is stored, and give all leases back. Harmless twice."""
         self._results.close()
+
+    def stop_soon(self) -> None:
+        """From another thread: the results end here for whoever is waiting for the next one."""
+        self._feeder.stop_soon()
 
     @property
     def result(self) -> JobResult | None:
@@ -140,6 +144,7 @@ class _Feeder:
         self._fed = 0
         self._given = 0
         self._is_read = False
+        self._is_stopped = False
         self._is_complete = False
         """The job knows that all is read."""
         self._changed = threading.Condition()
@@ -160,13 +165,14 @@ class _Feeder:
             )
             running = session.running
             running.feed(first)
-            while not (self._is_read and self._given >= self._fed):
+            while not (self._is_read and self._given >= self._fed) and not self._is_stopped:
                 self._top_up(session)
                 for one in self._next_ones(session):
-                    value = self._value(one)
-                    self._given += 1
+                    data = one.result
+                    value = self._value(one) if data is None else load_result(data)
+                    self._given = given = self._given + 1
                     yield value
-                    if self._given % TOP_UP_EVERY == 0:
+                    if not given % TOP_UP_EVERY:
                         self._top_up(session)
         finally:
             if session is not None:
@@ -201,7 +207,7 @@ class _Feeder:
             if store is None:
                 key = ChunkId(index.to_bytes(16, "big"))
             else:
-                key = chunk_id_of(digest, item_content(item), index)
+                key = positioned_id(digest, item, index)
             works.append(Work(key, index, task, (item,), needs))
             index += 1
             if len(works) >= most:
@@ -217,12 +223,19 @@ class _Feeder:
             self._delivered.append(finished)
             self._changed.notify()
 
-    def _next_ones(self, session: Session) -> Iterator[Delivered]:
+    def stop_soon(self) -> None:
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify()
+
+    def _next_ones(self, session: Session) -> list[Delivered]:
         """What may be given now; waits until there is something."""
         while True:
             with self._changed:
-                while not self._delivered:
+                while not self._delivered and not self._is_stopped:
                     self._changed.wait()
+                if self._is_stopped:
+                    return []
                 found = self._delivered.popleft()
             if session.running.error is not None:
                 raise session.running.error
@@ -230,16 +243,17 @@ class _Feeder:
                 self._raise_failed(session, found)
             if not self._ordered:
                 if found:
-                    yield from found
-                    return
+                    return found
                 continue
-            early = self._early
+            early, place = self._early, self._given
             for one in found:
                 early[one.place] = one
-            if self._given in early:
-                while self._given in early:
-                    yield early.pop(self._given)
-                return
+            ready: list[Delivered] = []
+            while (next_one := early.pop(place, None)) is not None:
+                ready.append(next_one)
+                place += 1
+            if ready:
+                return ready
 
     def _raise_failed(self, session: Session, found: list[Delivered]) -> None:
         for one in found:
@@ -251,8 +265,6 @@ class _Feeder:
     def _value(self, one: Delivered) -> Any:
         if one.failure is not None:
             return one.failure
-        if one.result is not None:
-            return load_result(one.result)
         assert self._store is not None
         return load_result(self._store.get(one.key))
 

@@ -1,0 +1,69 @@
+"""Puts the tables of ``states`` into a page of the docs, so that page and code cannot part.
+
+``python -m sublet.jobs.drawing docs/burst.md`` rewrites the page between its markers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sublet.errors import InvalidRequest
+from sublet.jobs.states import CHUNK_TABLE, VERDICTS, Cause, ChunkEvent, ChunkState, Verdict, When, verdict_of
+from sublet.lease.drawing import Machine, mermaid
+
+__all__ = ["main", "page_with_tables"]
+
+MACHINE = Machine(
+    name="chunk",
+    states=ChunkState,
+    events=ChunkEvent,
+    start=ChunkState.WAITING,
+    arrows=tuple((state, event, then) for (state, event), then in CHUNK_TABLE.items()),
+)
+CAUSES = {
+    Cause.CAPACITY: "`CapacityExceeded`, `QuotaExceeded`",
+    Cause.LEASE_LOST: "`LeaseEnded` (expired, revoked, preempted, node lost), `Disconnected`",
+    Cause.WORKER_LOST: "`WorkerLost`",
+    Cause.OUT_OF_MEMORY: "`OutOfMemory`",
+    Cause.RAISED: "the chunk's function raised",
+    Cause.RAISED_TRANSIENT: "it raised an exception that was declared transient",
+    Cause.REFUSED: "`Quarantined`, `Unsupported`, `InvalidRequest`, a result that cannot be serialized",
+}
+
+
+def verdicts() -> str:
+    """What went wrong, when, and what becomes of the chunk; a pair that cannot happen is left out."""
+    rows = ["| event | when | result |", "| --- | --- | --- |"]
+    for cause in Cause:
+        by_verdict: dict[Verdict, list[When]] = {}
+        for when in When:
+            if (cause, when) in VERDICTS:
+                by_verdict.setdefault(verdict_of(cause, when), []).append(when)
+        rows += [f"| {CAUSES[cause]} | {', '.join(whens)} | {verdict.value} |" for verdict, whens in by_verdict.items()]
+    return "\n".join(rows)
+
+
+def page_with_tables(page: str) -> str:
+    """The page with everything between its markers made anew. A marker without its end is an error."""
+    for key, text in (("chunk", f"```mermaid\n{mermaid(MACHINE)}\n```"), ("verdicts", verdicts())):
+        begin, end = f"<!-- drawn: {key} -->", f"<!-- end: {key} -->"
+        if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+            raise InvalidRequest(
+                f"the page has no place for {key!r}", do=f"Put {begin} and {end} there, once, in lines."
+            )
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
+    return page
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Rewrite the page named; ``docs/burst.md`` if none is."""
+    path = Path(arguments[0] if arguments else "docs/burst.md")
+    path.write_text(page_with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
