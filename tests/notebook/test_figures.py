@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sublet.notebook.groups import SMALL_BYTES
 from tests.notebook.sides import Notebook, Other
 
 BEGIN = """
@@ -81,11 +84,34 @@ def test_objects_of_a_figure_keep_their_identity(nb: Notebook) -> None:
 
 
 def test_a_figure_that_is_unchanged_is_not_sent_again(nb: Notebook) -> None:
-    nb.here("fig, axes = plt.subplots(3, 3)")
+    """Nor after the first crossing, in which the device imports matplotlib. Small values are sent together, and again
+    when one of them has changed; this one is none of them."""
+    nb.here("fig, axes = plt.subplots(5, 5)")
     for _ in range(2):
         assert nb.there("n = len(fig.axes), axes.shape") is None
         assert not any({"fig", "axes"} & set(one.names) for one in nb.came.parcels)
+        assert any(one.nbytes > 2 * SMALL_BYTES for one in nb.sent.parcels) or nb.sent.parcels == []
     assert nb.sent.parcels == []
+
+
+def test_what_is_loaded_while_a_module_is_imported_is_not_sent_back(tmp_path: Path) -> None:
+    """The module keeps the frame that imported it, as some do, and so all that was at work below it."""
+    (tmp_path / "keeps_frames_.py").write_text(
+        "import sys\nframe = sys._getframe()\nclass Kind:\n    def __init__(self): self.held = [1]\n"
+    )
+    other = Other()
+    try:
+        nb = Notebook(other)
+        begin = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+        other.ask("run", begin)
+        nb.here(f"{begin}\nimport numpy as np, keeps_frames_\nx = np.array([keeps_frames_.Kind()] * 200_000)")
+        assert nb.there("n = len(x)") is None
+        assert [one.names for one in nb.came.parcels] == [("n",)]
+    finally:
+        other.close()
+        for name in [name for name in sys.modules if name == "keeps_frames_"]:
+            del sys.modules[name]
+        sys.path.remove(str(tmp_path))
 
 
 def test_a_figure_and_what_it_holds_of_the_notebooks(nb: Notebook) -> None:

@@ -64,6 +64,9 @@ def decode(
             finally:
                 if met is not None:  # of what cannot be loaded it tells how far it came
                     met.update(unpickler.memo.copy())
+                # A module that was imported meanwhile may keep a frame, and with it those below it: who then tells by
+                # reference counts what nobody else holds must not meet this memo.
+                unpickler.memo.clear()
         if type(value) is rebuild.Flat:
             root, value = value, value.value
             if met is not None:

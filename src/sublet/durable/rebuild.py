@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from sublet.errors import Unsupported
 
 __all__ = [
+    "DRAWS_ON",
     "HOOKS",
     "ClassState",
     "Flat",
@@ -36,6 +37,7 @@ __all__ = [
     "gone_from",
     "home",
     "hooks_of",
+    "image_draw",
     "inference_tensor",
     "itself",
     "leaving_classes",
@@ -184,6 +186,15 @@ def set_hooks(tensor: Any, state: tuple[Any, ...]) -> None:
     for name, held in zip(HOOKS, hooks, strict=True):
         if held is not None:
             setattr(tensor, name, held)
+
+
+DRAWS_ON: Final = ("im", "draw")
+"""What an ``ImageDraw`` of Pillow has of the image that it draws on, in C."""
+
+
+def image_draw(image: Any, mode: str) -> Any:
+    """What draws on an image of Pillow."""
+    return importlib.import_module("PIL.ImageDraw").ImageDraw(image, mode)
 
 
 def of_module(module: str, name: str) -> Any:

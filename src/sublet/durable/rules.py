@@ -210,6 +210,8 @@ class Rules:
                 return self._weak_reference
         if "matplotlib.figure" in sys.modules and figures.is_part_kind(kind):
             return self._plotted
+        if (drawing := sys.modules.get("PIL.ImageDraw")) is not None and kind is drawing.ImageDraw:
+            return self._image_draw
         if (internals := sys.modules.get("pandas._libs.internals")) is not None and issubclass(kind, internals.Block):
             return self._pandas_block
         return None
@@ -472,6 +474,13 @@ class Rules:
         """With all that it has: of itself it leaves its hooks behind, and the ``step`` that a scheduler of learning
         rates has given it to count by."""
         return rebuild.new_optimizer, (type(value),), dict(vars(value))
+
+    def _image_draw(self, value: Any) -> Any:
+        """What draws on an image of Pillow. Two parts of it, in C, look at the image's memory, and are made anew."""
+        if value._image._im is not value.im:
+            return NotImplemented  # the image was given other memory since, and this draws on the old
+        state = {name: held for name, held in vars(value).items() if name not in rebuild.DRAWS_ON}
+        return rebuild.image_draw, (value._image, value.mode), state
 
     def _hook_handle(self, value: Any) -> Any:
         """It knows its dicts by weak references; those that are gone it cannot restore itself."""

@@ -31,7 +31,9 @@ __all__ = [
     "DequeContents",
     "DictContents",
     "DictEntries",
+    "DrawsOn",
     "FigureContents",
+    "ImagePixels",
     "ListContents",
     "ObjectArray",
     "Operation",
@@ -599,6 +601,54 @@ class ArrayMemory(_Write):
 
     def undo(self) -> None:
         return  # it comes last, and what can be wrong with it was looked for
+
+
+class ImagePixels(_Write):
+    """All pixels of an image of Pillow, in the memory that what draws on it looks at."""
+
+    phase = MEMORY
+    __slots__ = ("_new", "target")
+
+    def __init__(self, target: Any, new: Any) -> None:
+        """The memory of each, of one mode and size."""
+        self.target, self._new = target, new
+
+    def resolve(self, stands_for: StandsFor) -> bool:
+        return True
+
+    def check(self) -> None:
+        return
+
+    def apply(self) -> None:
+        self.target.paste(self._new, (0, 0, *self._new.size))
+
+    def undo(self) -> None:
+        return  # it comes last, and cannot fail
+
+
+class DrawsOn(_Write):
+    """The image that something draws on, which may have memory of its own here."""
+
+    phase = MEMORY
+    __slots__ = ("_image", "target")
+
+    def __init__(self, target: Any, image: Any) -> None:
+        self.target, self._image = target, image
+
+    def resolve(self, stands_for: StandsFor) -> bool:
+        came, self._image = self._image, stands_for(self._image)
+        return self._image is not came
+
+    def check(self) -> None:
+        return
+
+    def apply(self) -> None:
+        target, image = self.target, self._image
+        blends = image.mode != target.mode
+        target.im, target.draw = image.im, sys.modules["PIL.Image"].core.draw(image.im, int(blends))
+
+    def undo(self) -> None:
+        return  # its attributes are written back as a whole
 
 
 class TensorMemory(_Write):

@@ -52,6 +52,10 @@ def way_of(new: Any) -> Way | None:
         return writing.into_module if sys.modules.get(new.__name__) is not new else None
     if is_memory(new):
         return writing.into_array if is_array(new) else writing.into_tensor
+    if writing.is_image(new):
+        return writing.into_image
+    if writing.is_image_draw(new):
+        return writing.into_image_draw
     core = core_of(kind)
     if core is not None:
         return functools.partial(_as_core, _WAYS.get(core))
@@ -69,7 +73,7 @@ def ordinary_way(kind: type) -> Way | None:
         return _WAYS[kind]
     if issubclass(kind, type | types.ModuleType | logging.Logger) or is_part_kind(kind) or kind in _WAYS:
         return None
-    if _frees_at_its_end(kind):
+    if _frees_at_its_end(kind) or any(one.__module__.startswith("PIL.") for one in kind.__mro__):
         return None
     core = core_of(kind)
     if core is object and _by_state(kind) is None and kind.__module__ not in APART and writing.has_attributes(kind):

@@ -30,6 +30,8 @@ from sublet.notebook.operations import (
     DequeContents,
     DictContents,
     DictEntries,
+    DrawsOn,
+    ImagePixels,
     ListContents,
     ObjectArray,
     Operation,
@@ -441,6 +443,37 @@ def into_tensor(plan: Plan, target: Any, new: Any) -> Any:
         plan.choose(grad)
     plan.write(TensorMemory(target, new, grad, hooks), is_fresh=target is new)
     return target
+
+
+def into_image(plan: Plan, target: Any, new: Any) -> Any:
+    """An image of Pillow. Where it can keep its memory it does: what draws on it need not have come."""
+    if target is not new and _is_same_canvas(target, new):
+        plan.claim(new._im, target._im)
+        plan.write(ImagePixels(target._im, new._im), is_fresh=False)
+    return into_attributes(plan, target, new)
+
+
+def _is_same_canvas(old: Any, new: Any) -> bool:
+    one, other = old._im, new._im
+    if type(one) is not type(other) or one is None or old.readonly or not hasattr(one, "paste"):
+        return False
+    return bool(one.mode == other.mode and one.size == other.size and not one.mode.startswith("P"))
+
+
+def into_image_draw(plan: Plan, target: Any, new: Any) -> Any:
+    plan.choose(new._image)
+    plan.write(DrawsOn(target, new._image), is_fresh=target is new)
+    return into_attributes(plan, target, new)
+
+
+def is_image(value: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def is_image_draw(value: Any) -> bool:
+    drawing = sys.modules.get("PIL.ImageDraw")
+    return drawing is not None and type(value) is drawing.ImageDraw
 
 
 def into_frame(plan: Plan, target: Any, new: Any) -> Any:

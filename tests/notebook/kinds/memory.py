@@ -404,6 +404,13 @@ TENSORS: list[Kind] = [
         "seen == [12.0] and x.grad.tolist() == [6.0, 6.0]",
     ),
     travels(
+        "a drawing on an image of Pillow",
+        "from PIL import Image, ImageDraw\ny = Image.new('RGB', (8, 8)); x = ImageDraw.Draw(y, 'RGBA'); x.note = [1]",
+        "x._image is y and x.im is y.im and x.mode == 'RGBA' and x.note == [1]",
+        "x.rectangle((0, 0, 3, 3), fill=(200, 0, 0, 128))",
+        "x._image is y and x.im is y.im and 90 < y.getpixel((1, 1))[0] < 110",
+    ),
+    travels(
         "tied weights",
         TORCH + "x = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]); x[1].weight = x[0].weight",
         "x[1].weight is x[0].weight",

@@ -9,9 +9,11 @@ import pytest
 
 from sublet import background
 from sublet.background import Guard
+from sublet.broker.events import Metered as Event
 from sublet.errors import Disconnected
-from sublet.values import GIB
+from sublet.values import GIB, LeaseId
 from sublet.wire.guests import TroubleNote, Troubles
+from sublet.wire.orders import Metered
 from tests.unit.broker_http.bench import Bench, bench, run
 
 
@@ -58,6 +60,27 @@ def test_what_happens_is_counted() -> None:
             assert value(text, "sublet_gpu_seconds_total") >= 20
             assert value(text, "sublet_commits_total") == b.driver.commits
             assert value(text, "sublet_commit_seconds_count") == b.driver.commits
+
+    run(story)
+
+
+def test_what_was_done_on_devices_is_counted_when_their_lease_is_torn_down() -> None:
+    """Launches, failures and bytes, as the machine has metered them; and how long each step took."""
+
+    async def story() -> None:
+        async with bench(gpus=1) as b:
+            now, counts = (
+                b.driver.now(),
+                Metered(launches=7, failures=2, bytes_in=30, bytes_out=50, vram_byte_seconds=9),
+            )
+            lease = (await b.acquire(ttl=100))["lease"]["id"]
+            b.driver._tell(now, [Event(lease=LeaseId(lease), counts=counts, steps={"verify": 2_000_000_000})])
+            text = await page(b)
+            assert value(text, "sublet_launches_total") == 7
+            assert value(text, "sublet_launch_errors_total") == 2
+            assert value(text, 'sublet_device_bytes_total{way="in"}') == 30
+            assert value(text, 'sublet_device_bytes_total{way="out"}') == 50
+            assert value(text, "sublet_vram_byte_seconds_total") == 9
 
     run(story)
 

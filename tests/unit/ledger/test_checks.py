@@ -133,3 +133,24 @@ def test_an_exclusive_slice_has_no_neighbours() -> None:
     state.rooms[resource.id].put(piece)
     with pytest.raises(AssertionError, match="an exclusive slice has neighbours"):
         state.check()
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ("leased to nobody", {"lease": LeaseId("nobody"), "state": SliceState.LEASED}),
+        ("nothing is kept there", {"lease": LeaseId("nobody"), "state": SliceState.RETAINED}),
+        ("no such volume", {"lease": LeaseId("nobody"), "state": SliceState.RETAINED, "volume": "gone"}),
+    ],
+)
+def test_a_slice_that_no_lease_and_no_volume_has_is_seen(said: str, what: dict[str, object]) -> None:
+    """Everything else is counted as if it were right."""
+    state = full()
+    resource = state.resources[CPU]
+    piece = msgspec.structs.replace(next(iter(resource.slices.values())), epoch=Epoch(1, 0), **what)
+    resource.slices[str(piece.epoch)] = piece
+    resource.used += piece.part.amount
+    state.rooms[CPU].put(piece)
+    state.rooms[CPU].free -= piece.part.amount
+    with pytest.raises(AssertionError, match=said):
+        state.check()

@@ -1,0 +1,72 @@
+"""Images of Pillow and what draws on them: one image, whichever side draws."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook.sides import Notebook
+
+MAKE = "from PIL import Image, ImageDraw\nimg = Image.new('RGB', (8, 8)); d = ImageDraw.Draw(img)"
+RED, BLUE = (200, 0, 0), (0, 0, 200)
+
+
+def pixel(nb: Notebook, at: tuple[int, int]) -> tuple[int, ...]:
+    """As the notebook sees it."""
+    found: tuple[int, ...] = nb.names["img"].getpixel(at)
+    return found
+
+
+def test_what_draws_goes_on_after_the_image_has_crossed_alone(nb: Notebook) -> None:
+    """Neither cell on the device reads what draws on it."""
+    nb.here(MAKE)
+    assert nb.there(f"img.putpixel((0, 0), {RED})") is None
+    assert nb.here(f"d.point((1, 1), fill={BLUE})") is None
+    assert (pixel(nb, (0, 0)), pixel(nb, (1, 1))) == (RED, BLUE)
+    assert nb.there("seen = img.getpixel((0, 0)), img.getpixel((1, 1))") is None
+    assert nb.names["seen"] == (RED, BLUE)
+
+
+@pytest.mark.parametrize("made_there", [True, False])
+def test_it_draws_on_one_image_from_both_sides_in_turn(nb: Notebook, made_there: bool) -> None:
+    (nb.there if made_there else nb.here)(MAKE)
+    assert nb.there(f"d.point((0, 0), fill={RED})") is None
+    assert nb.here(f"d.point((1, 1), fill={BLUE})") is None
+    assert nb.there(f"d.point((2, 2), fill={RED}); seen = img.getpixel((1, 1))") is None
+    assert nb.here(f"d.point((3, 3), fill={BLUE})") is None
+    assert [pixel(nb, (n, n)) for n in range(4)] == [RED, BLUE, RED, BLUE]
+    assert nb.names["seen"] == BLUE
+    assert nb.names["d"]._image is nb.names["img"]
+
+
+def test_a_drawing_that_is_made_there_on_an_image_of_the_notebook_draws_on_that(nb: Notebook) -> None:
+    nb.here(MAKE)
+    mine = nb.names["img"]
+    assert nb.there(f"other = ImageDraw.Draw(img); other.point((0, 0), fill={RED})") is None
+    assert nb.here(f"other.point((1, 1), fill={BLUE})") is None
+    assert nb.names["img"] is mine
+    assert (pixel(nb, (0, 0)), pixel(nb, (1, 1))) == (RED, BLUE)
+
+
+def test_an_image_that_gets_another_size_is_another_canvas(nb: Notebook) -> None:
+    """What drew on the old one is put onto the new one, as it is where the cell ran."""
+    nb.here(MAKE)
+    assert nb.there(f"img = img.resize((4, 4)); d = ImageDraw.Draw(img); d.point((3, 3), fill={RED})") is None
+    assert nb.names["img"].size == (4, 4)
+    assert nb.here(f"d.point((2, 2), fill={BLUE})") is None
+    assert (pixel(nb, (3, 3)), pixel(nb, (2, 2))) == (RED, BLUE)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "I", "F", "RGBA", "CMYK"])
+def test_images_of_every_mode_are_changed_there(nb: Notebook, mode: str) -> None:
+    nb.here(f"from PIL import Image\nimg = Image.new({mode!r}, (4, 4)); other = [img]")
+    assert nb.there("img.paste(1, (0, 0, 2, 2))") is None
+    assert nb.here("want = Image.new(img.mode, (4, 4)); want.paste(1, (0, 0, 2, 2))") is None
+    assert nb.names["other"][0] is nb.names["img"]
+    assert nb.names["img"].tobytes() == nb.names["want"].tobytes()
+
+
+def test_what_draws_on_memory_that_its_image_no_longer_has_is_refused_by_name(nb: Notebook) -> None:
+    """In one process it draws into nowhere, too."""
+    nb.here(MAKE + "\nimg.im = Image.new('RGB', (8, 8)).im")
+    with pytest.raises(Exception, match=r"d\.im: a ImagingCore"):
+        nb.there("d.point((0, 0))")
