@@ -40,6 +40,7 @@ class Stage:
         become(kind)
         self.kind = kind
         self.own = f"{self.base}/own"
+        os.mkdir(f"{self.base}/guest", 0o700)
         os.mkdir(self.own, 0o700)
         if kind == "root":
             os.chown(self.own, TENANT, TENANT)
@@ -47,7 +48,8 @@ class Stage:
 
     def plan(self, **wanted: Any) -> isolation.Plan:
         ids = isolation.Ids(TENANT, TENANT)
-        wish = isolation.Wish(**{"folder": self.own, "ids": ids, "readable": (sys.base_prefix,), **wanted})
+        given = {"folder": f"{self.base}/guest", "writable": (self.own,), "readable": (sys.base_prefix,)}
+        wish = isolation.Wish(**{"ids": ids, **given, **wanted})
         plan = isolation.plan(isolation.Profile.TENANT, self.abilities, wish)
         assert isinstance(plan, isolation.Plan), plan
         return plan
@@ -234,19 +236,23 @@ def the_terminal_is_the_commands(stage: Stage) -> list[Any]:
 
 
 def a_failing_step_is_named(stage: Stage) -> list[Any]:
-    missing = stage.run("/bin/true", plan=stage.plan(folder=f"{stage.base}/nowhere"))
+    missing = stage.run("/bin/true", plan=stage.plan(writable=(f"{stage.base}/nowhere",)))
     os.symlink("/etc", f"{stage.base}/link")
-    link = stage.run("/bin/true", plan=stage.plan(folder=f"{stage.base}/link"))
+    link = stage.run("/bin/true", plan=stage.plan(writable=(f"{stage.base}/link",)))
     device = stage.run("/bin/true", plan=stage.plan(devices=("/etc/passwd",)))
     return [missing, link, device, stage.run("/no/such/program")]
 
 
 def the_own_folder_stays_and_the_rest_does_not(stage: Stage) -> list[Any]:
     first, _ = stage.run(
-        "/bin/sh", "-c", "echo kept > kept && echo x > /tmp/x && echo x > /dev/shm/x && echo x > /var/tmp/x"
+        "/bin/sh",
+        "-c",
+        "echo kept > kept && echo x > ../guest/x && echo x > /tmp/x && echo x > /dev/shm/x && echo x > /var/tmp/x",
     )
     _, said = stage.run(
-        "/bin/sh", "-c", "cat kept; ls -A /tmp /dev/shm /var/tmp | grep -x x; id -u; hostname; ulimit -c; umask"
+        "/bin/sh",
+        "-c",
+        "cat kept; ls -A ../guest /tmp /dev/shm /var/tmp | grep -x x; id -u; hostname; ulimit -c; umask",
     )
     return [first, said.split(), os.stat(f"{stage.own}/kept").st_uid]
 

@@ -73,7 +73,8 @@ def plan_for(world: World, abilities: isolation.Abilities) -> isolation.Plan:
         processes_max=PROCESSES_MAX,
     )
     wish = isolation.Wish(
-        folder=world.own,
+        folder=f"{world.base}/guest",
+        writable=(world.own,),
         tenant="mallory",
         ids=isolation.Ids(TENANT, TENANT),
         hidden=(world.state, world.home, world.other),

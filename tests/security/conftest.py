@@ -30,16 +30,14 @@ class Place:
         return sublet.connect(home=self.home, token=token)
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with office() as made:
-        yield made
-
-
 @contextlib.contextmanager
-def office() -> Iterator[Place]:
+def office(policy: str = "") -> Iterator[Place]:
+    """An office of its own, with this ``policy.toml``."""
     with tempfile.TemporaryDirectory(prefix="sublet-security-") as folder, contextlib.ExitStack() as stack:
         home = Path(folder) / "office"
+        if policy:
+            home.mkdir(mode=0o700)
+            (home / "policy.toml").write_text(policy)
         ensure_office(home, words=("up", "--host-gpus", "2x1GiB", "--foreground"))
         owner = stack.enter_context(sublet.connect(home=home))
         stack.callback(shutil.rmtree, runtime_dir(home.resolve()), ignore_errors=True)
@@ -48,4 +46,10 @@ def office() -> Iterator[Place]:
         for name in ("ana", "ben"):
             token = owner.request("POST", "/v1/tenants", {"id": name}, shape=dict)["token"]
             setattr(made, name, stack.enter_context(made.connect(token)))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with office() as made:
         yield made

@@ -22,6 +22,7 @@ from sublet.agent.port import ReportSink
 from sublet.background import Guard, count, end_process, is_shortage, start_task
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unauthorized, Unsupported
 from sublet.values import NodeId, TenantId
+from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
 from sublet.wire.codec import dumps, loads
 from sublet.wire.frames import close_all
@@ -85,16 +86,19 @@ class SupervisedAgent:
         report: ReportSink,
         on_new_supervisor: Callable[[], Awaitable[object]],
         offered: Callable[[], Inventory] | None = None,
+        caps: LeaseCaps | None = None,
         generations: Callable[[], Mapping[TenantId, int]] = dict,
         die: Callable[[str], object] = end_process,
     ) -> None:
-        """``offered`` is what may be lent now, never more than ``inventory``. ``on_new_supervisor`` is awaited when one
-        with empty tables has taken the place of another; it is done once all grants that live were sent again.
-        ``generations``: of the rights of tenants, where they ever changed. ``die`` ends the process with a line."""
+        """``caps``: of what a lease does not have. ``offered`` is what may be lent now, never more than
+        ``inventory``. ``on_new_supervisor`` is awaited when one with empty tables has taken the place of another; it is
+        done once all grants that live were sent again. ``generations``: of the rights of tenants, where they ever
+        changed. ``die`` ends the process with a line."""
         self.supervisor: Configured | None = None
         """What the supervisor said of itself; None while there is none."""
         self._inventory = inventory
         self._offered = offered
+        self._caps = caps or LeaseCaps()
         self._office = office
         self._incarnation = incarnation
         self._connect = connect
@@ -271,7 +275,7 @@ class SupervisedAgent:
         self._sock, self._link = sock, Link.connecting()
         pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
-        asked = Configure(office=self._office, inventory=self._inventory)
+        asked = Configure(office=self._office, inventory=self._inventory, caps=self._caps)
         try:
             configured = await asyncio.wait_for(self.ask(asked), CONFIGURE_S)
         except InvalidRequest as error:

@@ -164,7 +164,7 @@ def over_seconds(state: State, lease: LeaseRecord, now: Now) -> str | None:
     A request that says how long it will probably take must fit in with that; the time to live says nothing, since a
     lease is given back when its work is done. Once it is held, what counts is what was used.
     """
-    quota = state.tenants[lease.tenant].quota
+    quota = state.quota_of(lease.tenant)
     if quota.gpu_seconds is None or Kind.GPU not in kinds_of(lease):
         return None
     used_s = state.used_milli_ns(lease.tenant, now.ns) / 1000 / NS_PER_S
@@ -188,7 +188,7 @@ def never_allowed(lease: LeaseRecord, state: State) -> Refusal | None:
                 reason="no device here can be partitioned",
                 do="Ask for exclusivity shared, session or device.",
             )
-    quota = state.tenants[lease.tenant].quota
+    quota = state.quota_of(lease.tenant)
     beyond = over_quota(lease.wants, quota, Held())
     if beyond is not None:
         return Refusal(code=RefusalCode.QUOTA, reason=beyond, do=QuotaExceeded.default_do)
@@ -279,7 +279,7 @@ def what_would_fit(lease: LeaseRecord, rooms: RoomsByNode, policy: Policy) -> in
 
 def why_waiting(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> str:
     """One sentence for the person in the line; it names no other tenant."""
-    quota = state.tenants[lease.tenant].quota
+    quota = state.quota_of(lease.tenant)
     own = over_quota(lease.wants, quota, held_beside(state, lease)) or over_seconds(state, lease, now)
     own = own or why_not_yet(state, lease)
     if own is not None:

@@ -32,7 +32,7 @@ SLICES_MAX = 256
 
 def estimate_ns(lease: LeaseRecord, state: State, now: Now, policy: Policy) -> int | None:
     """For a request in the line."""
-    quota = state.tenants[lease.tenant].quota
+    quota = state.quota_of(lease.tenant)
     if over_seconds(state, lease, now) or over_quota(lease.wants, quota, held_beside(state, lease)):
         return None
     if why_not_yet(state, lease) is not None:

@@ -450,7 +450,7 @@ def _offer_of(lease: LeaseRecord) -> Offer:
 def _own_limit(step: Step, lease: LeaseRecord) -> str | None:
     """What the tenant's own quota says against a grant now."""
     state = step.state
-    quota = state.tenants[lease.tenant].quota
+    quota = state.quota_of(lease.tenant)
     if quota == NO_QUOTA:
         return None
     held = held_beside(state, lease)

@@ -25,6 +25,7 @@ from sublet.background import start_task
 from sublet.broker.access import Caller
 from sublet.broker.openapi import openapi_document
 from sublet.broker.processes import Peer
+from sublet.broker.rate_limits import TooMany
 from sublet.broker.routes import ROUTES, Handler, Right, Route
 from sublet.broker.serve_leases import error_view
 from sublet.broker.service import JSON, Asked, Call, Reply, Service
@@ -117,7 +118,10 @@ class App:
             reply = await self._answer(scope, receive)
         except Exception as error:  # noqa: BLE001 - told to the caller as what it is
             reply = _failed(error, scope["method"], scope["raw_path"])
-            headers = error.headers if isinstance(error, _Refused) else ()
+            if isinstance(error, _Refused):
+                headers = error.headers
+            elif isinstance(error, TooMany):
+                headers = ((b"retry-after", str(error.retry_s).encode()),)
         if reply.stream is not None:
             await self._stream(reply.stream, receive, send)
             return
@@ -210,9 +214,17 @@ class App:
         caller = _NOBODY
         if route.right is not Right.OPEN:
             caller = self.service.access.caller(authorization)
+            self._count(caller.tenant, keeps=route.keeps)
             if route.right is Right.OPERATOR and not caller.operator:
                 raise Unauthorized("that is for operators", do="Use the token of a tenant with operator rights.")
         return caller, _query(query_string, route) if query_string else {}
+
+    def _count(self, tenant: TenantId, *, keeps: bool) -> None:
+        try:
+            self.service.rate_limits.request(tenant, self.service.driver.clock.now_ns(), keeps=keeps)
+        except TooMany:
+            self.service.limit("requests_of_tenant")
+            raise
 
     def _find(self, method: str, raw_path: bytes) -> tuple[Route, str]:
         path, object_id = raw_path.decode("ascii", "replace"), ""
@@ -358,6 +370,8 @@ def _failed(error: Exception, method: str, path: bytes) -> Reply:
     """What is answered when something was raised. What nobody foresaw is logged."""
     if isinstance(error, _Refused):
         return _error_reply(error.error, error.status)
+    if isinstance(error, TooMany):
+        return _error_reply(error, 429)
     if isinstance(error, SubletError):
         return _error_reply(error, _status_of(error))
     _log.error("a request could not be answered: %s %s", method, path.decode("ascii", "replace"), exc_info=error)

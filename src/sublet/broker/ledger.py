@@ -35,6 +35,7 @@ class Ledger:
     def __init__(self, policy: Policy, state: State | None = None) -> None:
         self.policy = policy
         self.state = state or State(Books(usage_window_ns=policy.usage_window_ns, cool_down_ns=policy.cool_down_ns))
+        self.state.quota_default = policy.quota_default
         self._schedule = Schedule(policy)
         self._unconfirmed = Unconfirmed(self.state, policy.resend_every_ns)
 

@@ -93,7 +93,7 @@ def parkable(step: Step, schedule: Schedule, report: Parkable) -> None:
         _without_parking(step, lease)
         return
     parking = _record(step, lease, report, ability)
-    over = admission.over_quota(parking.wants, step.state.tenants[lease.tenant].quota, step.state.held_by(lease.tenant))
+    over = admission.over_quota(parking.wants, step.state.quota_of(lease.tenant), step.state.held_by(lease.tenant))
     here = schedule.rooms_for(step.state, parking).get(lease.node, ()) if lease.node is not None else ()
     parts = None if over else fit_on_node(parking.wants, lease.tenant, here, mix=True)
     if parts is None:

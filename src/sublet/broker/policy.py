@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sublet.broker.records import NO_QUOTA, Quota
 from sublet.errors import InvalidRequest
 from sublet.values import NS_PER_S, Kind, Tier
 
@@ -55,6 +56,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ended_keep_max: int = 10_000
     queue_max: int = 10_000
     queue_tenant_max: int = 1_000
+    volumes_tenant_max: int = 100_000
+    quota_default: Quota = NO_QUOTA
+    """What holds for a tenant where its own quota says nothing. The owner's own tenant is left out."""
     leases_max: int = 2_000_000
     count_max: int = 64
     many_max: int = 1024
@@ -83,7 +87,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidRequest(f"the policy has {low} above {high}", do="Make the first at most the second.")
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not isinstance(value, bool) and value < 1:
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise InvalidRequest(f"the policy has {name} = {value}", do="Give a number above zero.")
 
     def ttl_default_ns(self, kind: Kind) -> int:

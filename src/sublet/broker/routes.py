@@ -15,6 +15,7 @@ from sublet.broker import serve_bills as bills
 from sublet.broker import serve_leases as leases
 from sublet.broker import serve_looking as looking
 from sublet.broker import serve_office as office
+from sublet.broker import serve_policy as limits
 from sublet.broker import serve_volumes as volumes
 from sublet.broker.service import Asked, Call, Reply, Service
 from sublet.wire import http as wire
@@ -52,6 +53,8 @@ class Route:
     """Parameter → what it means."""
     of: str = ""
     """What ``{id}`` names: lease, volume, tenant or node."""
+    keeps: bool = False
+    """Whether it keeps, or gives back, what the caller has: then it is answered where other requests are too many."""
 
 
 def _table() -> tuple[Route, ...]:
@@ -61,7 +64,9 @@ def _table() -> tuple[Route, ...]:
     def route(method: str, path: str, right: Right, handler: Handler, summary: str, **rest: Any) -> Route:
         return Route(method=method, path=path, right=right, handler=handler, summary=summary, **rest)
 
-    def of_lease(verb: str, handler: Handler, summary: str, request: type | None, answer: Any) -> Route:
+    def of_lease(
+        verb: str, handler: Handler, summary: str, request: type | None, answer: Any, *, keeps: bool = True
+    ) -> Route:
         return route(
             "POST",
             f"{lease}/{verb}",
@@ -71,6 +76,7 @@ def _table() -> tuple[Route, ...]:
             request=request,
             answers={200: answer},
             of="lease",
+            keeps=keeps,
         )
 
     return (
@@ -131,7 +137,14 @@ def _table() -> tuple[Route, ...]:
         of_lease("renew", leases.renew, "Move the deadline", wire.RenewRequest, wire.RenewAnswer),
         of_lease("activity", leases.activity, "Say that it is busy or idle", wire.ActivityRequest, wire.LeaseView),
         of_lease("release", leases.release, "Give it back, or leave the queue", wire.ReleaseRequest, wire.LeaseView),
-        of_lease("attach", leases.attach, "Take it over under a new epoch", wire.AttachRequest, wire.GrantAnswer),
+        of_lease(
+            "attach",
+            leases.attach,
+            "Take it over under a new epoch",
+            wire.AttachRequest,
+            wire.GrantAnswer,
+            keeps=False,
+        ),
         of_lease("unbind", leases.unbind, "Let it outlive its process", wire.UnbindRequest, wire.LeaseView),
         route(
             "POST",
@@ -151,6 +164,7 @@ def _table() -> tuple[Route, ...]:
             "A fresh capability token",
             answers={200: wire.TokenView},
             of="lease",
+            keeps=True,
         ),
         route(
             "POST",
@@ -182,6 +196,7 @@ def _table() -> tuple[Route, ...]:
             "Many renewals, each answered on its own",
             request=wire.RenewalsRequest,
             answers={200: wire.RenewalsAnswer},
+            keeps=True,
         ),
         route(
             "GET",
@@ -302,6 +317,15 @@ def _table() -> tuple[Route, ...]:
             "Forget a tenant of which nothing is left",
             answers={200: wire.TenantView},
             of="tenant",
+        ),
+        route(
+            "GET",
+            "/v1/policy",
+            Right.TENANT,
+            limits.policy,
+            "The limits that hold, and where each is from",
+            answers={200: list[wire.LimitView]},
+            query={"tenant": "what holds for this tenant (operators)"},
         ),
         route(
             "GET",

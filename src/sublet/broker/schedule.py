@@ -293,7 +293,7 @@ def _ended_at(lease: LeaseRecord) -> int:
 def _own_limit(step: Step, lease: LeaseRecord, *, with_promises: bool = False) -> str | None:
     """What the tenant's own quota says against a grant; ``with_promises``, if all its promises were kept as well."""
     state = step.state
-    quota = state.tenants[lease.tenant].quota
+    quota = state.quota_of(lease.tenant)
     if quota == NO_QUOTA:
         return None
     held = held_beside(state, lease)

@@ -85,6 +85,7 @@ def acquire(service: Service, call: Call) -> Asked:
     lease = _new_lease()
     process = call.process(request.holder_pid)
     command = acquire_command(request, call.caller, lease, service.driver.ledger.policy, process)
+    service.count_lease(call.caller.tenant)
 
     def render(answer: Answer, now: Now) -> _Acquired:
         return _answer(service, answer, now)
@@ -98,6 +99,7 @@ def acquire(service: Service, call: Call) -> Asked:
                 service.counting.metrics.places.inc()
                 return json_reply(answer, 202)
             case RefusalAnswer():
+                service.rate_limits.no_lease(call.caller.tenant)
                 service.counting.metrics.refusals.inc(answer.code)
                 return json_reply(answer, 409)
             case _:
@@ -160,6 +162,7 @@ def decline(service: Service, call: Call) -> Asked:
 
 def attach(service: Service, call: Call) -> Asked:
     request: AttachRequest = call.body
+    service.count_lease(call.caller.tenant)
     command = cmd.Attach(
         tenant=call.caller.tenant,
         operator=call.caller.operator,

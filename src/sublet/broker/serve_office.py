@@ -81,17 +81,20 @@ def document(service: Service, call: Call) -> Reply:
 
 
 async def status(service: Service, call: Call) -> Reply:
-    """The office and its devices; the leases of others are only shown to operators."""
+    """The office and its devices. Only operators are shown the leases of others and how many there are, the process
+    and folder of the office, and the head of the audit chain."""
     me, state, now = service.identity, service.driver.ledger.state, service.driver.now()
+    tenant, is_told = call.caller.tenant, call.caller.operator
     shown: set[LeaseId] | None = None
-    if not call.caller.operator:
-        shown = {lease.id for lease in state.leases.values() if lease.tenant == call.caller.tenant}
+    if not is_told:
+        shown = {lease.id for lease in state.leases.values() if lease.tenant == tenant}
+    quarantined = [view for resource in state.resources.values() for view in fence_views(resource)]
     return json_reply(
         StatusView(
-            pid=me.pid,
+            pid=me.pid if is_told else 0,
             version=me.version,
             wire=WIRE_VERSION,
-            home=str(me.home),
+            home=str(me.home) if is_told else "",
             incarnation=state.books.incarnation,
             started_at=rfc3339(me.started_wall_ns),
             uptime=seconds(now.ns - me.started_ns),
@@ -99,10 +102,10 @@ async def status(service: Service, call: Call) -> Reply:
             host_gpus=me.host_gpus,
             nodes=[node_view(node) for node in state.nodes.values()],
             devices=[device_view(resource, shown) for resource in state.resources.values()],
-            live=state.live_count,
-            queued=state.queued_count,
-            quarantined=sum(1 for resource in state.resources.values() for _ in fence_views(resource)),
-            audit_head=service.archive.head(),
+            live=state.live_count if is_told else state.held_by(tenant).leases,
+            queued=state.queued_count if is_told else state.waiting_of(tenant),
+            quarantined=sum(1 for view in quarantined if shown is None or view.lease in shown),
+            audit_head=service.archive.head() if is_told else "",
         )
     )
 
@@ -202,7 +205,7 @@ def _tenant(service: Service, record: TenantRecord) -> TenantView:
         record,
         used_milli_ns=state.used_milli_ns(record.id, service.driver.clock.now_ns()),
         leases=state.held_by(record.id).leases,
-        queued=sum(len(line[record.id]) for line in state.queue.values() if record.id in line),
+        queued=state.waiting_of(record.id),
     )
 
 

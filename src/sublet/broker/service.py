@@ -18,7 +18,9 @@ from sublet.broker.commands import Command, Revoke, Tick
 from sublet.broker.counting import Counting
 from sublet.broker.driver import Driver
 from sublet.broker.history import History
+from sublet.broker.policy_file import Limits
 from sublet.broker.processes import Peer
+from sublet.broker.rate_limits import RateLimits, TooMany
 from sublet.broker.records import LeaseRecord, Now, ProcessRecord
 from sublet.broker.signing import Signer
 from sublet.broker.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
@@ -128,6 +130,9 @@ class Service:
     stop: Callable[[], None]
     """Ends the office, in order; leases stay as they are."""
     rates: Rates = field(default_factory=Rates)
+    limits: Limits = field(default_factory=Limits)
+    """What the operator's policy says."""
+    rate_limits: RateLimits = field(init=False)
     list_guests: Callable[[ListGuests], Awaitable[Guests]] | None = None
     """What runs, of all tenants; None where nothing can run."""
     list_troubles: Callable[[], Awaitable[Troubles]] | None = None
@@ -165,6 +170,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.counting = Counting(self.driver)
+        self.rate_limits = RateLimits(self.limits.rates())
         self.hub = Hub(self.driver, on_lagged=self.counting.metrics.lagged.inc)
         for tenant in self.driver.ledger.state.tenants.values():
             self.access.put(tenant)
@@ -214,6 +220,14 @@ class Service:
         if self.hub.count(caller.tenant) >= STREAMS_TENANT_MAX:
             self.limit("streams_of_tenant")
             raise CapacityExceeded(f"you have {STREAMS_TENANT_MAX} event streams open", do="Close one of them.")
+
+    def count_lease(self, tenant: TenantId) -> None:
+        """One more lease of this tenant is to begin; raises if it has begun too many of late."""
+        try:
+            self.rate_limits.lease(tenant, self.driver.clock.now_ns())
+        except TooMany:
+            self.limit("leases_per_hour_of_tenant")
+            raise
 
     def limit(self, name: str) -> None:
         """A named limit was hit: it is counted, the caller says so."""

@@ -22,9 +22,12 @@ from sublet.broker.checks import check_books
 from sublet.broker.fold import FOLD
 from sublet.broker.records import (
     KEPT_STATES,
+    LOCAL_TENANT,
+    NO_QUOTA,
     LeaseRecord,
     NodeRecord,
     Now,
+    Quota,
     ResourceRecord,
     SliceRecord,
     TenantRecord,
@@ -139,7 +142,23 @@ class State:
         next one, it need not be in the journal."""
         self.volume_timers: list[tuple[int, str]] = []
         """When volumes are to be removed. Entries that the books have otherwise are stale."""
+        self.quota_default: Quota = NO_QUOTA
+        """Of a tenant where its own quota says nothing: it comes with each start, and is not in the books."""
         self._rebuild()
+
+    def waiting_of(self, tenant: TenantId) -> int:
+        """How many requests of a tenant wait."""
+        return sum(len(line[tenant]) for line in self.queue.values() if tenant in line)
+
+    def quota_of(self, tenant: TenantId) -> Quota:
+        """What holds for a tenant: its own limits, and the office's where it has none. The owner has but its own."""
+        own, default = self.tenants[tenant].quota, self.quota_default
+        if default == NO_QUOTA or tenant == LOCAL_TENANT:
+            return own
+        if own == NO_QUOTA:
+            return default
+        given = {name: value for name in Quota.__struct_fields__ if (value := getattr(own, name)) is not None}
+        return msgspec.structs.replace(default, **given)
 
     # ---- snapshot ----
 

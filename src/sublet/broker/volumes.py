@@ -22,8 +22,8 @@ import msgspec
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.answers import Answer, Done, Refusal, RefusalCode
-from sublet.broker.records import LeaseRecord, ResourceRecord, SliceRecord, VolumeRecord, Want, volume_key
-from sublet.errors import CapacityExceeded, InvalidRequest, NotFound, SubletError
+from sublet.broker.records import LOCAL_TENANT, LeaseRecord, ResourceRecord, SliceRecord, VolumeRecord, Want, volume_key
+from sublet.errors import CapacityExceeded, InvalidRequest, NotFound, QuotaExceeded, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus, SliceState, VolumeState
 from sublet.values import (
     BYTES_MAX,
@@ -86,6 +86,8 @@ def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
     if volume is None or volume.state is VolumeState.REMOVING:
         if block.amount == 0:
             raise _no_size(command, volume)
+        if command.name is not None:
+            _check_count(step, command.tenant)
         return command
     if block.amount not in (0, volume.size):
         raise InvalidRequest(
@@ -95,6 +97,18 @@ def wanting(step: Step, command: cmd.Acquire) -> cmd.Acquire:
     whole = Want(kind=Kind.BLOCK, amount=volume.size)
     wants = tuple(whole if want is block else want for want in command.wants)
     return msgspec.structs.replace(command, wants=wants)
+
+
+def _check_count(step: Step, tenant: TenantId) -> None:
+    """Whether this tenant may have one more under a new name. The owner may."""
+    most = step.policy.volumes_tenant_max
+    if tenant == LOCAL_TENANT or len(step.state.volumes) < most:
+        return
+    if sum(1 for volume in step.state.volumes.values() if volume.tenant == tenant) >= most:
+        raise QuotaExceeded(
+            f"tenant {tenant} has {most} volumes, and that is the most",
+            do="Remove one with `sublet volume rm`, or ask the operator for more.",
+        )
 
 
 def _known(state: State, command: cmd.Acquire) -> VolumeRecord | None:

@@ -184,9 +184,10 @@ def _check_office() -> tuple[str, str] | tuple[str, str, str]:
         view = Office.reach(start=False).get("/v1/status")
     except NoOffice as error:
         return "note", error.message, "The first lease starts one; so does `sublet up`."
+    process = f"pid {view['pid']}, " if view["pid"] else ""
     return (
         "ok",
-        f"answers: pid {view['pid']}, for {seconds(round(view['uptime']))}, {plural(view['live'], 'live lease')}",
+        f"answers: {process}for {seconds(round(view['uptime']))}, {plural(view['live'], 'live lease')}",
     )
 
 

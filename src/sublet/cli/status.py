@@ -29,7 +29,7 @@ def status(*, as_json: AsJson = False) -> int:
         document({**view, "data_door": None if closed is None else closed.message})
         return DONE if closed is None else FAILED
     print(
-        f"{paint('The office is running', 'green')}: pid {view['pid']}, for {seconds(round(view['uptime']))}, "
+        f"{paint('The office is running', 'green')}: {_process(view)}for {seconds(round(view['uptime']))}, "
         f"version {visible(view['version'])}."
     )
     print(
@@ -38,7 +38,8 @@ def status(*, as_json: AsJson = False) -> int:
     )
     if view["embedded"]:
         print(typeable("It started by itself and ends after ten idle minutes; `sublet up` makes it stay."))
-    print(f"State folder: {visible(view['home'])}")
+    if view["home"]:
+        print(f"State folder: {visible(view['home'])}")
     print()
     heads = ["DEVICE", "SIZE", "FREE", "STATE", "LEASES"]
     print(table(heads, [_row(device) for device in view["devices"]], right=["SIZE", "FREE"]))
@@ -55,6 +56,11 @@ def status(*, as_json: AsJson = False) -> int:
         print(paint(visible(f"{closed.message[0].upper()}{closed.message[1:]}."), "red"))
         print(typeable(visible(closed.do)))
     return DONE if closed is None else FAILED
+
+
+def _process(view: Json) -> str:
+    """What only operators are told."""
+    return f"pid {view['pid']}, " if view["pid"] else ""
 
 
 def _row(device: Json) -> list[str]:

@@ -52,6 +52,8 @@ COMMANDS: Final[dict[str, str]] = {
     "tenant enable": "tenant:enable",
     "tenant rm": "tenant:rm",
     "tenant ls": "tenant:ls",
+    "policy show": "policy:show",
+    "policy check": "policy:check",
     "fence ls": "upkeep:fence_ls",
     "fence clear": "upkeep:fence_clear",
     "drain": "upkeep:drain",
@@ -71,6 +73,7 @@ GROUPS: Final[dict[str, str]] = {
     "kernelspec": "Install Jupyter kernels whose cells run on a leased device.",
     "volume": "List, verify, copy and remove named volumes.",
     "tenant": "Manage tenants, their tokens and limits.",
+    "policy": "Show and check the operator's limits.",
     "fence": "List or clear quarantined devices.",
     "audit": "Read and verify the audit log.",
 }
@@ -81,7 +84,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Commands under a lease": ("run", "train", "burst", "ps", "logs", "exec", "stop"),
     "Notebooks": ("nb", "lab", "kernelspec"),
     "Leases": ("lease", "volume", "bill"),
-    "For the operator": ("tenant", "fence", "drain", "audit", "backup", "restore"),
+    "For the operator": ("tenant", "policy", "fence", "drain", "audit", "backup", "restore"),
     "This installation": ("config", "purge", "completion"),
 }
 """How the help groups the words that can come first."""

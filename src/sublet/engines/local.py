@@ -45,6 +45,7 @@ from sublet.broker.journal import Journal
 from sublet.broker.journal_files import JOURNAL_NAME
 from sublet.broker.ledger import Ledger
 from sublet.broker.policy import Policy
+from sublet.broker.policy_file import Limits
 from sublet.broker.ports import Agent
 from sublet.broker.processes import Processes
 from sublet.broker.records import Now
@@ -56,6 +57,7 @@ from sublet.broker.vigil import ASLEEP, MOMENT_NS, Vigil
 from sublet.client.home import data_path, home_dir, socket_path
 from sublet.clock import Clock, SystemClock
 from sublet.engines.beginning import Beginning, begun
+from sublet.engines.operator_limits import POLICY_FILE, read_limits, within
 from sublet.errors import InvalidRequest, Unauthorized, Unsupported
 from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
@@ -98,13 +100,15 @@ class Office:
         embedded: bool = False,
         local_rule: bool = True,
         policy: Policy | None = None,
+        limits: Limits | None = None,
         clock: Clock | None = None,
         die: Callable[[str], None] | None = None,
         pretended: bool = False,
         beginning: Beginning | None = None,
         before_serving: Callable[[], None] = lambda: None,
     ) -> None:
-        """``pretended`` leaves out the supervisor: the rules are kept in memory, and nothing can run under a lease.
+        """``limits``: instead of those of the home's ``policy.toml``. ``pretended`` leaves out the supervisor: the
+        rules are kept in memory, and nothing can run under a lease.
         ``beginning``: what was begun already, and is put away by whoever did."""
         self.home = home
         self.clock = SystemClock() if clock is None else clock
@@ -112,7 +116,8 @@ class Office:
         self._gpus = None if host_gpus is None else parse_host_gpus(host_gpus)
         self._embedded = embedded
         self._local_rule = local_rule
-        self._policy = Policy() if policy is None else policy
+        self._limits = read_limits(home / POLICY_FILE) if limits is None else limits
+        self._policy = self._limits.policy(Policy()) if policy is None else policy
         self._die = end_process if die is None else die
         self._pretended = pretended
         self._beginning = beginning
@@ -156,9 +161,10 @@ class Office:
                 signer=Signer.open(self.home / "keys", journal.id),
                 archive=journal,
                 rates=_rates(self.home / RATES_FILE),
+                limits=self._limits,
                 stop=self.stop,
             )
-            found = await probe_cards(machine_inventory(self.home, self._gpus))
+            found = await probe_cards(within(machine_inventory(self.home, self._gpus), self._limits))
             self._inventory = with_what_is_held(found, ledger.state)
             agent = await self._agent(self._inventory, beginning, ledger.state)
             await self.driver.start(opening, [agent])
@@ -202,6 +208,7 @@ class Office:
         agent = SupervisedAgent(
             _with_disk(inventory, disk_bytes(self.home)),
             offered=lambda: self._inventory,
+            caps=self._limits.caps(),
             office=beginning.journal.id,
             incarnation=lambda: state.books.incarnation,
             connect=beginning.supervisor,

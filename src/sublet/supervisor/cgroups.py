@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from sublet.supervisor.cgroups_places import CONTROLLERS, Files, Place, find_places
 from sublet.supervisor.group import Group, Hierarchies
+from sublet.supervisor.limits import Limits
 from sublet.values import GuestId, LeaseId
 
 __all__ = ["Group", "Groups", "Said"]
@@ -76,6 +77,12 @@ class Groups:
             return None
         parts = [f"sublet-{self.office}", _checked(lease), *([] if guest is None else [_checked(guest)])]
         return Group(self._hierarchies, "/".join(parts), lease, guest)
+
+    def cap_office(self, limits: Limits) -> list[str]:
+        """Cap all guests of the office together; returns what cannot be capped here, by name."""
+        if not self.is_active:
+            return [name for name, cap in (("memory", limits.memory_bytes), ("cpu", limits.cores)) if cap]
+        return Group(self._hierarchies, f"sublet-{self.office}", LeaseId(""), None).set_limits(limits)
 
     def found(self) -> list[Group]:
         """The groups of guests that are there, whoever made them."""

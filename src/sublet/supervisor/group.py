@@ -292,12 +292,15 @@ class Group:
         v2 = self._where.v2
         if controller in self._where.v1:
             self._make_v1(controller)
-            return all(
-                self._tried(f"{self._v1(controller)}/{name}", text) for name, text in _caps_v1(controller, limits)
-            )
-        if v2 is not None and controller in v2.controllers:
-            return all(self._tried(f"{self._v2}/{name}", text) for name, text in _caps_v2(controller, limits))
-        return False
+            folder, caps, swap = self._v1(controller), _caps_v1(controller, limits), _SWAP_V1
+        elif v2 is not None and controller in v2.controllers:
+            folder, caps, swap = str(self._v2), _caps_v2(controller, limits), _SWAP_V2
+        else:
+            return False
+        is_capped = all(self._tried(f"{folder}/{name}", text) for name, text in caps)
+        if controller == "memory" and not limits.swap:  # a kernel that does not count swap has no such file
+            self._tried(f"{folder}/{swap.name}", swap.text(limits))
+        return is_capped
 
     # ---- signals ----
 
@@ -348,6 +351,20 @@ class Group:
         return True
 
 
+class _Swap(NamedTuple):
+    """The file that caps swap. The first version counts it together with memory."""
+
+    name: str
+    with_memory: bool
+
+    def text(self, limits: Limits) -> str:
+        return str(limits.memory_bytes if self.with_memory else 0)
+
+
+_SWAP_V1: Final = _Swap("memory.memsw.limit_in_bytes", True)
+_SWAP_V2: Final = _Swap("memory.swap.max", False)
+
+
 def _caps_v1(controller: str, limits: Limits) -> list[tuple[str, str]]:
     match controller:
         case "memory":
@@ -355,8 +372,9 @@ def _caps_v1(controller: str, limits: Limits) -> list[tuple[str, str]]:
         case "pids":
             return [("pids.max", str(limits.pids_max))]
         case "cpu":
-            quota = str(limits.cores * _CPU_PERIOD_US)
-            return [("cpu.cfs_period_us", str(_CPU_PERIOD_US)), ("cpu.cfs_quota_us", quota)]
+            quota, shares = str(limits.cores * _CPU_PERIOD_US), str(max(2, limits.cpu_weight * 1024 // 100))
+            weighed = [("cpu.shares", shares)] if limits.cpu_weight else []
+            return [*weighed, ("cpu.cfs_period_us", str(_CPU_PERIOD_US)), ("cpu.cfs_quota_us", quota)]
         case "cpuset":
             return [("cpuset.cpus", _listed(limits.cpus))]
         case _:
@@ -371,7 +389,8 @@ def _caps_v2(controller: str, limits: Limits) -> list[tuple[str, str]]:
         case "pids":
             return [("pids.max", str(limits.pids_max))]
         case "cpu":
-            return [("cpu.max", f"{limits.cores * _CPU_PERIOD_US} {_CPU_PERIOD_US}")]
+            weighed = [("cpu.weight", str(min(limits.cpu_weight, 10_000)))] if limits.cpu_weight else []
+            return [*weighed, ("cpu.max", f"{limits.cores * _CPU_PERIOD_US} {_CPU_PERIOD_US}")]
         case _:
             return [("cpuset.cpus", _listed(limits.cpus))]
 

@@ -19,6 +19,7 @@ from sublet.supervisor.errands import Errands
 from sublet.supervisor.group import Group
 from sublet.supervisor.isolation import Plan, remove_tree
 from sublet.supervisor.isolation.carried import TASK, to_text
+from sublet.supervisor.lease_limits import limits_for
 from sublet.supervisor.limits import pin
 from sublet.supervisor.logs import GuestLog
 from sublet.supervisor.loop import Loop
@@ -31,6 +32,7 @@ from sublet.supervisor.walls import Room, Walls
 from sublet.supervisor.zygote_policy import ZygoteKey, arguments_of, is_python, walled_key
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import GuestId, TenantId
+from sublet.wire.caps import LeaseCaps
 from sublet.wire.guests import GuestSpec, Profile, StdioKind
 from sublet.wire.volumes import PUBLISH_VARIABLE, VOLUME_VARIABLE
 from sublet.wire.zygote import WARM_WITHIN_S, Fork, fingerprint, python_argv
@@ -97,6 +99,8 @@ class Launch:
         self._state = state
         self._groups = groups
         self._walls: Walls | None = None
+        self.caps = LeaseCaps()
+        """Of what a lease does not have, as the office said."""
         self.pinned: Callable[[], Iterable[tuple[int, ...]]] = tuple
         """On which cores leases are kept now, one by one."""
         self.helper_lives: Callable[[int, bool], None] = trees.helper_lives
@@ -192,7 +196,8 @@ class Launch:
         behind = self.walls.behind(tenancy.tenant) if profile is Profile.TENANT else None
         if not tenancy.folder:
             self.aside.make_way(self._groups.group(tenancy.lease))
-        tenancy.open(self.leases, self._groups, self._loop.now_ns(), self._cores)
+        limits = limits_for(tenancy.parts, self.caps, tenant=tenancy.tenant, cores_max=self.caps.office_cores)
+        tenancy.open(self.leases, self._groups, self._loop.now_ns(), self._cores, limits)
         tenancy.only_sessions &= spec.entry == SESSIONS_ENTRY
         marks = {**tenancy.environment(), **marks_of(self._office, tenancy.lease, guest)}
         if behind is not None and os.path.dirname(tenancy.segment) not in tenancy.writable:

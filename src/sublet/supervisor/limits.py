@@ -46,6 +46,12 @@ class Limits:
     pids_max: int = 0
     cores: int = 0
     """So many cores' worth of time, on any of them."""
+    cpu_weight: int = 0
+    """The share of processor time when all cores are busy; 100 is the kernel's default."""
+    swap: bool = True
+    """Whether it may use swap space beyond its memory."""
+    home_bytes: int = 0
+    """The size of the home folder of a tenant's guest, which is memory."""
     cpus: tuple[int, ...] = ()
     """These cores and no others."""
     devices: tuple[Device, ...] | None = None

@@ -24,6 +24,7 @@ from sublet.supervisor.guests import Guests
 from sublet.supervisor.holder_link import HolderLink
 from sublet.supervisor.kept import GUESTS_MAX
 from sublet.supervisor.launch import Launch
+from sublet.supervisor.lease_limits import office_limits
 from sublet.supervisor.locks import DeviceLocks
 from sublet.supervisor.loop import Accepting, Timer, confess
 from sublet.supervisor.memory_watch import MemoryWatch
@@ -36,12 +37,14 @@ from sublet.supervisor.premises import Premises
 from sublet.supervisor.procs import Procs
 from sublet.supervisor.shielded import Shielded
 from sublet.supervisor.suspending import Suspending
+from sublet.supervisor.tenancy import Tenancy
 from sublet.supervisor.tree import Look, Trees
 from sublet.supervisor.unread import Unread
 from sublet.supervisor.volume_desk import VolumeDesk
 from sublet.supervisor.vram_watch import offenders
 from sublet.supervisor.zygotes import Zygotes
 from sublet.values import NS_PER_S, EndReason, LeaseId, TenantId
+from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
 from sublet.wire.guests import (
     Admit,
@@ -128,6 +131,8 @@ class Supervisor:
         self._timer: Timer | None = None
         self._alone_since_ns = self._started_ns
         self._may_quit = False
+        self._uncapped: tuple[str, ...] = ()
+        """Of the caps of the whole office, those that cannot be had here."""
         self._predecessor = Predecessor(
             procs=self._procs,
             groups=self._groups,
@@ -205,10 +210,18 @@ class Supervisor:
         now_ns = self.loop.now_ns()
         for tenancy in tuple(self.premises.tenancies.values()):
             self._safely(lambda tenancy=tenancy: tenancy.show(now_ns))  # type: ignore[misc]
+            self._safely(lambda tenancy=tenancy: self._cut_tally(tenancy))  # type: ignore[misc]
         self._safely(self.guests.look_after)
         self._safely(self._look_after_stores)
         self._safely(lambda: self._claim_again(now_ns))
         self._safely(self._stop_if_idle)
+
+    def _cut_tally(self, tenancy: Tenancy) -> None:
+        if not tenancy.cut_tally():
+            return
+        for guest in tenancy.running():
+            guest.stdio.say("it wrote into the file of what its lease has counted, which is not for data, and is ended")
+        self.guests.kill(tenancy.running(), EndReason.GUEST_FAILED)
 
     def _look_after_stores(self) -> None:
         for lease, line in self._launch.stores.look_after():
@@ -258,6 +271,7 @@ class Supervisor:
                 do="Stop it with `sublet down`, or use another SUBLET_HOME.",
             )
         is_new = self.node is None
+        self._cap(asked.caps)
         if self.node is None:
             left = self._predecessor.leftovers(asked.inventory.devices)
             self.premises.left = [*left, *self._launch.stores.leftovers()]
@@ -278,12 +292,36 @@ class Supervisor:
             started_ns=self._started_ns,
             live=tuple(live.lease for live in self.node.fence),
             guests=sum(1 for _ in self.guests.of(None)),
-            lines=tuple(
-                f"{said.part}: {'active' if said.is_active else 'NOT active'}, {said.text}"
-                for said in self._groups.describe()
+            lines=(
+                *(
+                    f"{said.part}: {'active' if said.is_active else 'NOT active'}, {said.text}"
+                    for said in self._groups.describe()
+                ),
+                self._caps_line(),
             ),
             is_new=is_new,
         )
+
+    def _cap(self, caps: LeaseCaps) -> None:
+        """Leases that begin from now on have these caps, and all guests together have theirs at once."""
+        self._launch.caps = caps
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        with open("/proc/sys/kernel/pid_max", "rb") as file:
+            pids_max = int(file.read(32))
+        limits = office_limits(caps, memory_bytes=memory_bytes, cores=os.cpu_count() or 1, pids_max=pids_max)
+        self._uncapped = tuple(self._groups.cap_office(limits))
+
+    def _caps_line(self) -> str:
+        """For ``sublet doctor``: how what was not leased is capped here."""
+        ways = {
+            "memory": "measured once a second",
+            "pids": "by the kernel's limit for a user",
+            "cpu": "by keeping guests on as many cores",
+        }
+        lacking = [f"{name} {way}" for name, way in ways.items() if not self._groups.has(name)]
+        held = ", ".join(lacking) if lacking else "by control groups"
+        office = f", the office as a whole not in {', '.join(self._uncapped)}" if self._uncapped else ""
+        return f"caps of what was not leased: {'active' if not office else 'NOT active'}, {held}{office}"
 
     def obey(self, orders: Orders) -> None:
         if self.node is None:

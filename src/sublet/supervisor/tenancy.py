@@ -5,46 +5,27 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from sublet.supervisor.cgroups import Group, Groups
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.limits import Limits
-from sublet.values import MIB, NS_PER_S, EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
-from sublet.wire.orders import Metered, Notify, Part, card_uuid
+from sublet.values import NS_PER_S, EndReason, Epoch, GuestId, Kind, LeaseId, TenantId
+from sublet.wire.orders import Metered, Notify, Part
 from sublet.wire.page import PageState, PageView, PageWriter, time_namespace
-from sublet.wire.tally import TallyFile, total
+from sublet.wire.tally import TALLY_BYTES, TallyFile, total
 from sublet.wire.volumes import VOLUME_VARIABLE
 
 if TYPE_CHECKING:
     from sublet.supervisor.isolation import Ids
     from sublet.supervisor.stores import Store
 
-__all__ = ["Borrowed", "Tenancy", "lease_of_folder", "limits_for"]
+__all__ = ["Borrowed", "Tenancy", "lease_of_folder"]
 
 COUNT_MAX = (1 << 62) - 1
 """What a guest may claim to have done."""
-PIDS_MAX = 8192
-"""Processes and threads of all guests of one lease together."""
-
-
-BASELINE_BYTES = 512 * MIB
-"""What the guests of a lease on host devices may use beyond its VRAM, all together: interpreters, libraries."""
-
-
-def limits_for(parts: Iterable[Part]) -> Limits:
-    """The caps that the parts of a lease mean: a lease of memory caps memory, one of cores caps their time. The VRAM of
-    a host device is memory of its guests, so it caps that as well."""
-    parts = tuple(parts)
-    memory = sum(part.amount for part in parts if part.kind is Kind.MEMORY)
-    vram = sum(part.amount for part in parts if part.kind is Kind.GPU and not card_uuid(part.resource))
-    return Limits(
-        memory_bytes=memory + (vram + BASELINE_BYTES if vram else 0),
-        cores=sum(part.amount for part in parts if part.kind is Kind.CPU),
-        pids_max=PIDS_MAX,
-    )
 
 
 def lease_of_folder(name: str) -> LeaseId:
@@ -59,7 +40,7 @@ class Tenancy:
 
     __slots__ = (
         *("_counted", "_group", "_office", "_page", "_tally", "blocks", "cards", "deadline_ns"),
-        *("detail", "epoch", "expiring", "folder", "guests", "has_stores", "is_parked", "lease", "metered"),
+        *("detail", "epoch", "expiring", "folder", "guests", "has_stores", "is_parked", "lease", "limits", "metered"),
         *("name", "notice", "only_sessions", "over", "parking", "parts", "pinned", "segment", "since"),
         *("stores", "suspended", "tenant", "unlimited", "writable"),
     )
@@ -101,6 +82,8 @@ class Tenancy:
         """Connections that came under this epoch, or a later one, are good."""
         self.detail = ""
         self.folder = ""
+        self.limits = Limits()
+        """The caps of its guests, once it has had any."""
         self.unlimited: list[str] = []
         """Caps that were asked for and cannot be had here."""
         self.pinned: tuple[int, ...] = ()
@@ -156,18 +139,22 @@ class Tenancy:
 
     @property
     def memory_max(self) -> int:
-        """Bytes that its guests may use together; 0: any."""
-        return limits_for(self.parts).memory_bytes
+        """Bytes that its guests may use together; 0: any. While they are parked, what the parking lease has."""
+        if self.is_parked:
+            return sum(part.amount for part in self.parts if part.kind is Kind.MEMORY)
+        return self.limits.memory_bytes
 
-    def open(self, base: str, groups: Groups, now_ns: int, cores: Callable[[int], tuple[int, ...]]) -> None:
+    def open(
+        self, base: str, groups: Groups, now_ns: int, cores: Callable[[int], tuple[int, ...]], limits: Limits
+    ) -> None:
         """Make what guests need, once. ``cores`` chooses so many, where they can only be kept on some. If a part of it
         cannot be made no guest starts, and the next one tries again."""
         if self._page is not None:
             return
+        self.limits = limits
         self.folder = self.folder or os.path.join(base, f"{self.lease}.{self.epoch}")
         os.makedirs(os.path.join(self.folder, "tmp"), mode=0o700, exist_ok=True)
         group = self._group = self._group or groups.group(self.lease)
-        limits = limits_for(self.parts)
         if group is not None:
             group.create()
             self.unlimited = group.set_limits(limits)
@@ -181,25 +168,31 @@ class Tenancy:
         self._page = PageWriter.create(self.page_path, self._view(now_ns))
 
     def make_home(self, ids: Ids | None) -> tuple[str, str]:
-        """The home of its guests, and the folder of what they count ("" where nothing is counted), given to ``ids``.
+        """The folder over which a guest's home is mounted, and the file of what its guests count ("" where nothing is
+        counted). Both are given to ``ids``.
 
-        Both lie in the lease's folder, where no guest may write, so their names lead to what we made. What lies in them
-        is only touched by a descriptor that we have kept: the names in there are the guests' to change, and root would
-        give away whatever one of them leads to.
+        Both lie in the lease's folder, where no guest may write, so their names lead to what we made. The file is only
+        touched by a descriptor that we have kept: root would give away whatever a name of the guests' leads to.
         """
         home = os.path.join(self.folder, "home")
         os.makedirs(home, mode=0o700, exist_ok=True)
-        counts = os.path.dirname(self.tally_path) if self._tally is not None else ""
         if ids is not None:
             if self._tally is not None:
                 os.fchown(self._tally.fileno(), *ids)
-            for folder in filter(None, (counts, home)):
-                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    os.fchown(fd, *ids)
-                finally:
-                    os.close(fd)
-        return home, counts
+            fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchown(fd, *ids)
+            finally:
+                os.close(fd)
+        return home, self.tally_path if self._tally is not None else ""
+
+    def cut_tally(self) -> bool:
+        """Whether a guest had written more into the file of what is counted than belongs there. That is cut off: the
+        file lies on the machine's disk, or in its memory, and is nobody's to fill."""
+        if self._tally is None or os.fstat(self._tally.fileno()).st_size <= TALLY_BYTES:
+            return False
+        os.ftruncate(self._tally.fileno(), TALLY_BYTES)
+        return True
 
     def is_at_rest(self) -> bool:
         """Whether none of its guests is answering a call, as far as they say."""
@@ -213,7 +206,8 @@ class Tenancy:
             other._counted = so_far
         other.only_sessions = self.only_sessions
         other.folder, other._page, other._tally = self.folder, self._page, self._tally
-        other._group, other.unlimited, other.pinned = self._group, self.unlimited, self.pinned
+        other._group, other.limits = self._group, self.limits
+        other.unlimited, other.pinned = self.unlimited, self.pinned
         other.is_parked, other.since = is_parked, self.since
         other.suspended, self.suspended = self.suspended if is_parked else (), ()
         other.guests, self.guests = self.guests, {}

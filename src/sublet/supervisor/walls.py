@@ -6,18 +6,31 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sublet.errors import Unsupported
-from sublet.supervisor.isolation import Abilities, Ids, Part, Plan, Policy, Refusal, Uids, Wish, clean_env, enter, plan
+from sublet.supervisor.isolation import (
+    Abilities,
+    Blocks,
+    Ids,
+    Part,
+    Plan,
+    Policy,
+    Refusal,
+    Uids,
+    Wish,
+    clean_env,
+    enter,
+    plan,
+)
 from sublet.supervisor.isolation import Profile as IsolationProfile
 from sublet.supervisor.isolation.plan import SYSTEM_PATHS
 from sublet.supervisor.tenancy import Tenancy
-from sublet.values import TenantId
+from sublet.values import Kind, TenantId
 from sublet.wire.guests import GuestSpec
 from sublet.wire.unix import replaceable
 
-__all__ = ["Room", "Walls", "prefix_of"]
+__all__ = ["Room", "Walls", "policy_for", "prefix_of"]
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """Where our own modules lie, of which a guest's interpreter is lent what it needs."""
@@ -49,7 +62,9 @@ class Walls:
         self.abilities = Abilities.probe()
         self.policy = policy or Policy()
         self._hidden = (runtime, state, os.path.expanduser("~"))
-        self._uids = Uids(os.path.join(state, "uids")) if self.abilities.has(Part.UID) else None
+        self._uids: Uids | None = None
+        if self.abilities.has(Part.UID):
+            self._uids = Uids(os.path.join(state, "uids"), blocks=Blocks.of_machine())
 
     def behind(self, tenant: TenantId) -> _Behind:
         """For one tenant. Raises ``Unsupported`` if a wall that must stand cannot be built here."""
@@ -61,9 +76,9 @@ class Walls:
         """Whose the files of this tenant's guests are; None: our own user's."""
         return self._uids.ids(tenant) if self._uids is not None else None
 
-    def plan(self, wish: Wish) -> Plan:
+    def plan(self, wish: Wish, policy: Policy | None = None) -> Plan:
         """The steps for one guest."""
-        found = plan(IsolationProfile.TENANT, self.abilities, wish, self.policy)
+        found = plan(IsolationProfile.TENANT, self.abilities, wish, policy or self.policy)
         if isinstance(found, Refusal):
             raise found.error()
         return found
@@ -89,7 +104,7 @@ class _Behind:
     def room(
         self, tenancy: Tenancy, spec: GuestSpec, *, counted: bool, lent: tuple[str, ...] = (), door: str = ""
     ) -> Room:
-        """Home and temporary files lie in the lease's folder, and go with it. ``lent``: folders of another lease;
+        """Home and temporary files are the guest's own memory, and go with it. ``lent``: folders of another lease;
         ``door``: where it may ask for publication."""
         home, counts = tenancy.make_home(self._ids)
         readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *prefix_of(spec.python, self._walls.hidden)}
@@ -102,14 +117,37 @@ class _Behind:
                 tenant=self._tenant,
                 ids=self._ids,
                 readable=tuple(sorted(readable)),
-                writable=(*tenancy.writable, *lent, *filter(None, (counts,))),
+                writable=(*tenancy.writable, *lent),
+                written=(counts,) if counts else (),
                 hidden=self._walls.hidden,
                 counted=counted,
-            )
+            ),
+            policy_for(tenancy, self._walls.policy, lends=bool(lent)),
         )
         term = spec.env.get("TERM", "dumb")
         env = clean_env(self._tenant, home=home, term=term, extra=spec.env)
         return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps)
+
+
+def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Policy:
+    """The same for the guests of one lease: nothing that they can fill is larger than what the lease may use.
+
+    Where a control group caps memory, what lies in these folders is counted there. Where none does it is counted by
+    nobody, so that each of the four has only its part. ``lends``: it may write to the volume of another lease.
+    """
+    limits = tenancy.limits
+    if not limits.memory_bytes:
+        return policy
+    each = limits.memory_bytes if "memory" not in tenancy.unlimited else limits.memory_bytes // 4
+    blocks = [part.amount for part in tenancy.parts if part.kind is Kind.BLOCK]
+    return replace(
+        policy,
+        tmp_bytes=min(policy.tmp_bytes, each),
+        shm_bytes=min(policy.shm_bytes, each),
+        home_bytes=min(limits.home_bytes or policy.home_bytes, each),
+        file_bytes=policy.file_bytes or (0 if lends else max([limits.memory_bytes, *blocks])),
+        processes_max=limits.pids_max or policy.processes_max,
+    )
 
 
 def prefix_of(python: str, hidden: Iterable[str], *, depth: int = 0) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.values import EndReason, Epoch, GuestId, LeaseId, TenantId
+from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
 from sublet.wire.later import later
 from sublet.wire.orders import Inventory, Order, Report
@@ -351,12 +352,16 @@ class Front:
     """Of the tenant's rights, when it was let in."""
 
 
+_CAPS: Final = LeaseCaps()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configure:
     """An office takes over. It says who it is and what the machine has."""
 
     office: str
     inventory: Inventory
+    caps: LeaseCaps = later(_CAPS)  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

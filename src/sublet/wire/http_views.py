@@ -22,6 +22,7 @@ __all__ = [
     "FenceView",
     "GuestEntry",
     "Hello",
+    "LimitView",
     "Message",
     "NodeView",
     "NoticeView",
@@ -118,6 +119,9 @@ class Hello(Message, kw_only=True):
 
 
 class StatusView(Message, kw_only=True):
+    """The office as the caller may know it. Who is no operator finds its own leases counted, 0 for ``pid``, and nothing
+    in ``home`` and ``audit_head``."""
+
     pid: int
     version: str
     wire: int
@@ -135,6 +139,19 @@ class StatusView(Message, kw_only=True):
     audit_head: str
     host_gpus: str = ""
     """The host devices that `sublet up` declared, such as ``2x4294967296B``; empty if it declared none."""
+
+
+class LimitView(Message, kw_only=True):
+    """One limit that the operator can set."""
+
+    key: str
+    """``table.name``, as in ``policy.toml``."""
+    value: int | None
+    """In bytes, seconds or pieces; null: none was set, and ``shown`` says what holds."""
+    shown: str
+    source: str
+    """``default``, the line of the file, or whose quota it is."""
+    says: str
 
 
 class TroubleView(Message, kw_only=True):

@@ -14,6 +14,7 @@ from sublet.clock import SystemClock
 from sublet.supervisor.aside import NAMES_AT_ONCE, Aside
 from sublet.supervisor.cgroups import Group, Groups
 from sublet.supervisor.isolation import remove_tree
+from sublet.supervisor.limits import Limits
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.tenancy import Tenancy
 from sublet.values import Epoch, LeaseId, TenantId
@@ -34,7 +35,7 @@ def opened(place: Path, groups: Groups | None = None) -> Tenancy:
     made = Tenancy(
         lease=LeaseId("l-1"), tenant=TenantId("t"), epoch=Epoch(1, 2), parts=(), deadline_ns=9, office="o", name=""
     )
-    made.open(str(place), groups or NoGroups(), 1, lambda _: ())
+    made.open(str(place), groups or NoGroups(), 1, lambda _: (), Limits())
     return made
 
 
@@ -121,8 +122,8 @@ def test_without_its_page_no_guest_starts_and_the_next_one_tries_again(
         patched.setattr(PageWriter, "create", full)
         for _ in range(2):
             with pytest.raises(OSError, match="no space"):
-                tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: ())
-    tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: ())
+                tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: (), Limits())
+    tenancy.open(str(tmp_path), NoGroups(), 1, lambda _: (), Limits())
     assert Path(tenancy.page_path).stat().st_size == 4096
     assert tenancy.close(remove_tree, Group.remove) == []
     assert not any(tmp_path.iterdir())

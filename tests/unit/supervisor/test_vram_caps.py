@@ -1,38 +1,20 @@
-"""What the parts of a lease mean for its guests: VRAM of a host device is memory of theirs, that of a card is not."""
+"""What the guests of a lease on devices are told of its memory, and where what they do is counted."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-import pytest
-
 from sublet.supervisor.cgroups import Group, Groups
-from sublet.supervisor.tenancy import BASELINE_BYTES, Tenancy, limits_for
+from sublet.supervisor.limits import Limits
+from sublet.supervisor.tenancy import Tenancy
 from sublet.values import GIB, MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.orders import Metered, Part
-from sublet.wire.tally import Row, TallyFile
+from sublet.wire.tally import TALLY_BYTES, Row, TallyFile
 
 HOST = Part(resource=ResourceId("local/gpu0"), kind=Kind.GPU, amount=64 * MIB)
-OTHER = Part(resource=ResourceId("local/lab-gpu1"), kind=Kind.GPU, amount=GIB)
 CARD = Part(resource=ResourceId("local/GPU-1b4e28ba"), kind=Kind.GPU, amount=40 * GIB)
 MEMORY = Part(resource=ResourceId("local/memory"), kind=Kind.MEMORY, amount=2 * GIB)
-
-
-@pytest.mark.parametrize(
-    ("parts", "cap"),
-    [
-        ((), 0),
-        ((HOST,), 64 * MIB + BASELINE_BYTES),
-        ((HOST, OTHER), 64 * MIB + GIB + BASELINE_BYTES),
-        ((HOST, MEMORY), 64 * MIB + 2 * GIB + BASELINE_BYTES),
-        ((MEMORY,), 2 * GIB),
-        ((CARD,), 0),
-        ((CARD, MEMORY), 2 * GIB),
-    ],
-)
-def test_what_guests_may_have(parts: tuple[Part, ...], cap: int) -> None:
-    assert limits_for(parts).memory_bytes == cap
 
 
 def tenancy(*parts: Part) -> Tenancy:
@@ -43,7 +25,7 @@ def tenancy(*parts: Part) -> Tenancy:
 
 def test_guests_learn_how_much_of_each_device_is_theirs_and_where_it_is_counted(tmp_path: Path) -> None:
     made = tenancy(HOST, MEMORY, CARD)
-    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: ())
+    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: (), Limits())
     found = made.environment()
     assert found["SUBLET_VRAM"] == f"{64 * MIB},{40 * GIB}"
     tally = TallyFile.open(found["SUBLET_TALLY"])
@@ -58,7 +40,7 @@ def test_guests_learn_how_much_of_each_device_is_theirs_and_where_it_is_counted(
 
 def test_a_lease_without_devices_counts_nothing(tmp_path: Path) -> None:
     made = tenancy(MEMORY)
-    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: ())
+    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: (), Limits())
     assert "SUBLET_TALLY" not in made.environment()
     made.close(shutil.rmtree, Group.remove)
     assert made.metered is None
@@ -66,7 +48,7 @@ def test_a_lease_without_devices_counts_nothing(tmp_path: Path) -> None:
 
 def test_what_a_guest_claims_to_have_done_is_bounded(tmp_path: Path) -> None:
     made = tenancy(HOST)
-    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: ())
+    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: (), Limits())
     made.only_sessions = False
     path = Path(made.tally_path)
     raw = path.read_bytes()
@@ -75,3 +57,17 @@ def test_what_a_guest_claims_to_have_done_is_bounded(tmp_path: Path) -> None:
     assert made.metered is not None
     assert max(made.metered.launches, made.metered.vram_byte_seconds, made.metered.peak_bytes) < 1 << 62
     assert not made.metered.is_whole
+
+
+def test_what_a_guest_writes_beyond_the_tally_is_cut_off(tmp_path: Path) -> None:
+    made = tenancy(HOST)
+    made.open(str(tmp_path), Groups.none("o"), 0, lambda count: (), Limits())
+    assert not made.cut_tally()
+    path = Path(made.tally_path)
+    with path.open("ab") as file:
+        file.write(b"x")
+    assert made.cut_tally()
+    assert path.stat().st_size == TALLY_BYTES
+    assert not made.cut_tally()
+    made.close(shutil.rmtree, Group.remove)
+    assert not made.cut_tally()

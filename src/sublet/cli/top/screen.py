@@ -99,7 +99,7 @@ def _head(known: Snapshot, columns: int, now_s: float) -> tuple[Line, ...]:
         spans.append(Span(f", {status['quarantined']} in quarantine", "bold red"))
     used = sum(width_of(span.text) for span in spans)
     for where in (f"{status['home']}  pid {status['pid']}", str(status["home"])):
-        if used + 2 + width_of(where) <= columns:
+        if status["home"] and used + 2 + width_of(where) <= columns:
             spans += (Span(" " * (columns - used - width_of(where))), Span(where, "dim"))
             break
     return (span_line(spans, columns),)

@@ -20,10 +20,11 @@ from sublet.supervisor.isolation.cleaning import Left, remove_tree
 from sublet.supervisor.isolation.enter import EnterFailed, enter
 from sublet.supervisor.isolation.environment import clean_env
 from sublet.supervisor.isolation.plan import Ids, Plan, Policy, Profile, Refusal, Wish, plan
-from sublet.supervisor.isolation.uids import Uids
+from sublet.supervisor.isolation.uids import Blocks, Uids
 
 __all__ = [
     "Abilities",
+    "Blocks",
     "EnterFailed",
     "Finding",
     "Ids",

@@ -80,6 +80,8 @@ class Bind(NamedTuple):
     device: bool = False
     optional: bool = True
     """Left out where the machine has none; a guest's own folder must be there."""
+    file: bool = False
+    """Whether it is a file that may be written to, not a folder."""
 
 
 SYSTEM_PATHS: Final = ("/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/sbin", "/usr", "/nix/store", "/gnu/store")
@@ -117,6 +119,8 @@ class Policy:
     """The size of each of /tmp and /var/tmp. What lies there is memory, and counted as the guest's."""
     shm_bytes: int = 1024 * _MIB
     """The size of /dev/shm."""
+    home_bytes: int = 256 * _MIB
+    """The size of the guest's own folder, which is memory as well."""
     files_max: int = 4096
     """Open descriptors of one process."""
     file_bytes: int = 0
@@ -138,7 +142,7 @@ class Wish:
     """One guest, as far as its walls are concerned."""
 
     folder: str
-    """The guest's own folder, writable: home and temporary files lie in it."""
+    """The guest's own folder, writable: its home. Where it has a file system of its own, an empty one in memory."""
     tenant: str = ""
     ids: Ids | None = None
     """From ``Uids``; needed for profile ``tenant`` as root."""
@@ -146,6 +150,8 @@ class Wish:
     """Interpreter prefixes, the working folder, read-only data, the page of the lease."""
     writable: tuple[str, ...] = ()
     """Further folders of this guest: the folder of a block lease, a staging folder."""
+    written: tuple[str, ...] = ()
+    """Single files that it may write to; what lies beside them is not shown."""
     devices: tuple[str, ...] = ()
     """The device nodes of the lease."""
     hidden: tuple[str, ...] = ()
@@ -168,6 +174,8 @@ class Plan:
     """In the order in which they are put up: a folder before what lies in it."""
     covers: tuple[str, ...] = ()
     """Paths that are covered by an empty folder."""
+    home: str = ""
+    """Where a file system in memory is put up for the guest alone."""
     landlock_abi: int = 0
     landlock_tcp: bool = False
     """Whether Landlock has to stand in for a network namespace: no TCP at all."""
@@ -240,7 +248,7 @@ def _tenant(abilities: Abilities, wish: Wish, policy: Policy, missing: tuple[Par
         raise ValueError("profile tenant as root needs the tenant's user number (wish.ids)")
     apart = frozenset(_namespaces(abilities, policy))
     mount = Part.MOUNT in apart
-    own = (wish.folder, *wish.writable)
+    own = (wish.folder, *wish.writable, *wish.written)
     system = (*SYSTEM_PATHS, "/sys")
     return Plan(
         profile=Profile.TENANT,
@@ -250,6 +258,7 @@ def _tenant(abilities: Abilities, wish: Wish, policy: Policy, missing: tuple[Par
         policy=policy,
         binds=_binds(wish, system) if mount else (),
         covers=_covers(wish, system) if mount else (),
+        home=wish.folder if mount else "",
         landlock_abi=abilities.landlock_abi if abilities.has(Part.LANDLOCK) else 0,
         landlock_tcp=policy.network == "none" and Part.NET not in apart,
         reads=(*system, *wish.readable, "/proc"),
@@ -303,9 +312,10 @@ def _is_wanted(step: Step, abilities: Abilities, apart: frozenset[Part], by_uid:
 def _binds(wish: Wish, system: tuple[str, ...]) -> tuple[Bind, ...]:
     binds = {path: Bind(path) for path in (*system, *wish.readable)}
     binds |= {path: Bind(path, device=True, optional=path in BASIC_NODES) for path in (*BASIC_NODES, *wish.devices)}
-    own = (wish.folder, *wish.writable)  # what lies in another of them is there already, and may be a trap by now
+    own = wish.writable  # what lies in another of them is there already, and may be a trap by now
     outer = [path for path in own if not any(_is_below(path, other) for other in own)]
     binds |= {path: Bind(path, writable=True, optional=False) for path in outer}
+    binds |= {path: Bind(path, writable=True, optional=False, file=True) for path in wish.written}
     return tuple(sorted(binds.values(), key=lambda bind: (_depth(bind.path), bind.path)))
 
 

@@ -26,6 +26,9 @@ _NO_RIGHTS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _SHOWN: Final = syscalls.MOUNT_ATTR_NOSUID
 _FILES_MAX: Final = 262_144
 """Files in each private folder: a file costs memory even when it is empty."""
+_FILES_MIN: Final = 1024
+_BYTES_PER_FILE: Final = 4096
+"""A home has as many names as it could hold files of a page each."""
 
 _EMPTY: Final = ".empty"
 """Shown in place of a folder; it goes itself once that is done."""
@@ -89,6 +92,10 @@ def _private(plan: Plan) -> list[_Piece]:
         _tmpfs("/dev/shm", f"size={policy.shm_bytes},nr_inodes={_FILES_MAX},mode=1777"),
         _Piece("/dev/pts", _terminals),
     ]
+    if plan.home:
+        owner = "" if plan.ids is None else f",uid={plan.ids.uid},gid={plan.ids.gid}"
+        files = min(_FILES_MAX, max(_FILES_MIN, policy.home_bytes // _BYTES_PER_FILE))
+        pieces.append(_tmpfs(plan.home, f"size={policy.home_bytes},nr_inodes={files},mode=0700{owner}"))
     if Part.PROC in plan.namespaces:
         pieces.append(_Piece("/proc", _processes))
     return pieces
@@ -156,7 +163,9 @@ def _shown(bind: Bind, plan: Plan) -> _Piece | None:
     mode = os.fstat(tree).st_mode
     if bind.device and not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
         raise OSError(errno.ENODEV, "this is no device node", path)
-    if bind.writable and not stat.S_ISDIR(mode):
+    if bind.file and not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "the file is not a file any more", path)
+    if bind.writable and not bind.file and not stat.S_ISDIR(mode):
         raise OSError(errno.ENOTDIR, "the folder is not a folder any more", path)
     attributes = _SHOWN | (0 if bind.device else syscalls.MOUNT_ATTR_NODEV)
     attributes |= 0 if bind.writable or bind.device else syscalls.MOUNT_ATTR_RDONLY

@@ -1,7 +1,11 @@
-"""One user number for one tenant, from a range the operator declared; the same one for ever, and never given twice.
+"""One user number for one tenant; the same one for ever, and never given twice on a machine.
 
 The numbers stand in one small file of the state folder, published whole. A number is never given to another tenant, not
 even when its owner is gone: files of his may still lie somewhere, and the next owner of the number would own them.
+
+So that two offices of root's do not give the same numbers, each takes blocks of them from one file of the machine
+(``/etc/sublet/uids``), which says whose each block is. Where ``/etc`` cannot be written it lies in ``/run``: then it is
+gone after a restart of the machine, and the blocks that offices have numbers of are entered anew as they come up.
 """
 
 from __future__ import annotations
@@ -10,17 +14,25 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from sublet.errors import SubletError, Unsupported
 from sublet.supervisor.isolation.plan import Ids
 
-__all__ = ["COUNT", "FIRST", "Uids", "allot"]
+__all__ = ["BLOCK", "COUNT", "FIRST", "MACHINE_FILES", "Blocks", "Uids", "allot"]
 
 FIRST: Final = 1_900_000_000
 COUNT: Final = 65_536
 """A range that neither distributions nor container programs use, below the largest number that is a signed word."""
+
+BLOCK: Final = 4096
+"""Numbers that an office takes at a time."""
+LAST: Final = 2**31 - 1
+MACHINE_FILES: Final = ("/etc/sublet/uids", "/run/sublet/uids")
+"""Where the blocks of this machine stand; the first that can be written."""
+TEMPORARY: Final = ("/tmp/", "/var/tmp/", "/dev/shm/")
+"""What is gone from here is gone for good; elsewhere a disk may only not be mounted."""
 
 _VERSION: Final = 1
 
@@ -43,24 +55,37 @@ class Uids:
     """The file of numbers. Whoever asks holds its lock, so two processes never give one number to two tenants."""
 
     def __init__(
-        self, path: str, first: int = FIRST, count: int = COUNT, *, is_foreign: Callable[[int], bool] | None = None
+        self,
+        path: str,
+        first: int = FIRST,
+        count: int = COUNT,
+        *,
+        is_foreign: Callable[[int], bool] | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
+        """``blocks``: where blocks are taken from; without them the whole range is this file's."""
         if first < 1 or count < 1 or first + count > 2**31:
             raise ValueError(f"no range of user numbers: {count} from {first} on")
         self._path = path
         self._first = first
         self._count = count
         self._is_foreign = is_foreign or _is_in_passwd
+        self._blocks = blocks
 
     def ids(self, tenant: str) -> Ids:
         """The tenant's user and group number, which are the same; on disk before this returns."""
         if not tenant:
             raise ValueError("a tenant without a name has no user number")
-        with self._locked():
+        with locked(self._path):
             taken = self._read()
-            number = allot(taken, tenant, self._first, self._count, self._is_foreign)
-            if tenant not in taken:
-                self._write({**taken, tenant: number})
+            if tenant in taken:
+                return Ids(taken[tenant], taken[tenant])
+            if self._blocks is None:
+                number = allot(taken, tenant, self._first, self._count, self._is_foreign)
+            else:
+                home = os.path.dirname(os.path.realpath(self._path))
+                number = self._blocks.allot(taken, tenant, home, self._is_foreign)
+            _publish(self._path, {"version": _VERSION, "uids": {**taken, tenant: number}}, 0o600)
         return Ids(number, number)
 
     def _read(self) -> dict[str, int]:
@@ -75,29 +100,95 @@ class Uids:
                 do="Restore it from a backup. A new one could give a tenant the files of another.",
             ) from None
 
-    def _write(self, taken: Mapping[str, int]) -> None:
-        text = json.dumps({"version": _VERSION, "uids": taken}, indent=1, sort_keys=True)
-        temporary = f"{self._path}.new"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(fd)
-        os.rename(temporary, self._path)
-        folder = os.open(os.path.dirname(self._path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        fd = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+class Blocks:
+    """The blocks of the whole machine: first number → the state folder of the office that has it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @classmethod
+    def of_machine(cls, paths: Sequence[str] = MACHINE_FILES) -> Blocks | None:
+        """In the first place that can be written; None where there is none, and each office has the whole range."""
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+                with locked(path):
+                    return cls(path)
+        return None
+
+    def allot(self, taken: Mapping[str, int], tenant: str, home: str, is_foreign: Callable[[int], bool]) -> int:
+        """A number for one more tenant of this office, from a block of its own: one that it has, else a new one."""
+        with locked(self._path):
+            owners = self._read()
+            before = dict(owners)
+            for gone in [first for first, owner in owners.items() if _is_gone(owner)]:
+                del owners[gone]
+            for number in taken.values():  # it has numbers of a block that nobody has entered
+                owners.setdefault(FIRST + (number - FIRST) // BLOCK * BLOCK, home)
+            try:
+                for first in sorted(first for first, owner in owners.items() if owner == home):
+                    with contextlib.suppress(Unsupported):
+                        return allot(taken, tenant, first, BLOCK, is_foreign)
+                free = (first for first in range(FIRST, LAST - BLOCK, BLOCK) if first not in owners)
+                for first in free:
+                    owners[first] = home
+                    with contextlib.suppress(Unsupported):
+                        return allot(taken, tenant, first, BLOCK, is_foreign)
+                raise Unsupported(
+                    "the offices of this machine have all user numbers that there are",
+                    do=f"Remove lines of offices that are gone for good from {self._path}.",
+                )
+            finally:
+                if owners != before:
+                    told = {str(first): owner for first, owner in sorted(owners.items())}
+                    _publish(self._path, {"version": _VERSION, "blocks": told}, 0o644)
+
+    def _read(self) -> dict[int, str]:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+            with open(self._path, "rb") as file:
+                read = json.loads(file.read())
+            if read["version"] != _VERSION:
+                raise ValueError("it is not of a version known here")
+            return {int(first): str(owner) for first, owner in read["blocks"].items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SubletError(
+                f"the file of this machine's user numbers {self._path} is damaged: {error}",
+                do="Correct it, or remove it: the blocks that offices have numbers of are entered anew.",
+            ) from None
+
+
+def _is_gone(home: str) -> bool:
+    return home.startswith(TEMPORARY) and not os.path.isdir(home)
+
+
+def _publish(path: str, told: object, mode: int) -> None:
+    temporary = f"{path}.new"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    with open(fd, "w") as file:
+        os.fchmod(fd, mode)
+        file.write(json.dumps(told, indent=1, sort_keys=True))
+        file.flush()
+        os.fsync(fd)
+    os.rename(temporary, path)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Be the only one who changes this file."""
+    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _parse(raw: bytes) -> dict[str, int]:

@@ -1,0 +1,339 @@
+"""The operator's limits: ``policy.toml`` in the state folder. Pure: text in, limits out.
+
+Each key is declared once, with its unit, its default, its range and what it means (``KEYS``); the documentation's table
+is a copy of that. A file is taken as a whole or refused as a whole, with the line and the nearest key that there is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from sublet.broker.policy import Policy
+from sublet.broker.rate_limits import RequestRates
+from sublet.broker.records import Quota
+from sublet.errors import InvalidRequest
+from sublet.values import BYTES_MAX, GIB, MIB, NS_PER_S, format_size, parse_duration_ns, parse_size, shown
+from sublet.wire.caps import LeaseCaps
+
+__all__ = ["FILE", "FILE_BYTES_MAX", "KEYS", "TABLES", "Key", "Limits", "Unit", "parse_policy"]
+
+FILE: Final = "policy.toml"
+FILE_BYTES_MAX: Final = 64 * 1024
+_COUNT_MAX: Final = 1_000_000_000
+_S_MAX: Final = 366 * 24 * 3600
+
+
+class Unit(enum.StrEnum):
+    """How the value of a key is written."""
+
+    COUNT = "count"
+    """A whole number."""
+    SIZE = "size"
+    """A text with a unit, ``"512MiB"``."""
+    SECONDS = "seconds"
+    """A duration as a text, ``"30m"``."""
+
+
+class Key(NamedTuple):
+    """One limit."""
+
+    table: str
+    name: str
+    unit: Unit
+    default: int | None
+    """In bytes, seconds or pieces; None: no limit, or what the machine has."""
+    least: int
+    """A smaller value is refused: what is there would not run."""
+    says: str
+    unset: str = "no limit"
+    """What no value means, for people."""
+
+    @property
+    def path(self) -> str:
+        return f"{self.table}.{self.name}"
+
+    def shown(self, value: int | None) -> str:
+        """As a person writes it."""
+        if value is None:
+            return self.unset
+        match self.unit:
+            case Unit.SIZE:
+                return format_size(value)
+            case Unit.SECONDS:
+                return f"{value}s"
+            case Unit.COUNT:
+                return str(value)
+
+
+_C, _B, _S = Unit.COUNT, Unit.SIZE, Unit.SECONDS
+_MACHINE: Final = "what the machine has"
+
+KEYS: Final[Mapping[str, Key]] = {
+    key.path: key
+    for key in (
+        Key("lease", "cores", _C, 1, 1, "cores of a lease that has neither cores nor a device"),
+        Key("lease", "cores_per_gpu", _C, 4, 1, "cores for each device of a lease without cores"),
+        Key("lease", "memory_per_core", _B, 512 * MIB, 64 * MIB, "memory for each core, where none was leased"),
+        Key("lease", "memory_per_card", _B, 8 * GIB, 512 * MIB, "host memory for each card, beside its VRAM"),
+        Key("lease", "processes_per_core", _C, 256, 16, "processes and threads for each core"),
+        Key("lease", "home", _B, 256 * MIB, MIB, "home folder of each guest, which is memory of its lease"),
+        Key("tenant", "gpus", _C, None, 0, "GPUs at once"),
+        Key("tenant", "vram", _B, None, 0, "GPU memory at once"),
+        Key("tenant", "cores", _C, None, 0, "cores at once"),
+        Key("tenant", "memory", _B, None, 0, "memory at once"),
+        Key("tenant", "block", _B, None, 0, "storage at once, volumes included"),
+        Key("tenant", "gpu_time", _S, None, 0, "device time within a rolling hour"),
+        Key("tenant", "leases", _C, 1000, 1, "leases at once"),
+        Key("tenant", "leases_per_hour", _C, 3000, 1, "leases that begin, which bounds the journal's growth"),
+        Key("tenant", "queue", _C, 1000, 1, "requests that wait at once"),
+        Key("tenant", "volumes", _C, 1000, 1, "named volumes at once"),
+        Key("tenant", "requests_per_minute", _C, 6000, 60, "requests to the office"),
+        Key("office", "memory", _B, None, 512 * MIB, "memory of all guests together", "15/16 of the machine's"),
+        Key("office", "cores", _C, None, 1, "cores of all guests together", _MACHINE),
+        Key("office", "processes", _C, None, 256, "processes of all guests together", "half of the kernel's numbers"),
+        Key("office", "leases", _C, 2_000_000, 1, "leases of all tenants at once"),
+        Key("office", "queue", _C, 10_000, 1, "requests of all tenants that wait at once"),
+        Key("office", "disk_reserve", _B, None, 0, "disk that is not lent", "chosen by the size of the disk"),
+        Key("user", "connections", _C, 256, 4, "connections of one user of the machine to the office"),
+    )
+}
+TABLES: Final = tuple(dict.fromkeys(key.table for key in KEYS.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What holds: the values of the file, and the defaults of the rest."""
+
+    given: Mapping[str, int] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Of what is given, the line of the file."""
+
+    def value(self, path: str) -> int | None:
+        return self.given.get(path, KEYS[path].default)
+
+    def number(self, path: str) -> int:
+        """The same, of a key that has a default; 0 for one that has none."""
+        return self.value(path) or 0
+
+    def source(self, path: str) -> str:
+        """Where the value comes from, for people."""
+        return f"{FILE} line {self.lines[path]}" if path in self.given else "default"
+
+    def caps(self) -> LeaseCaps:
+        """For the supervisor."""
+        return LeaseCaps(
+            cores=self.number("lease.cores"),
+            cores_per_gpu=self.number("lease.cores_per_gpu"),
+            memory_per_core_bytes=self.number("lease.memory_per_core"),
+            memory_per_card_bytes=self.number("lease.memory_per_card"),
+            processes_per_core=self.number("lease.processes_per_core"),
+            home_bytes=self.number("lease.home"),
+            office_memory_bytes=self.number("office.memory"),
+            office_cores=self.number("office.cores"),
+            office_processes=self.number("office.processes"),
+        )
+
+    def quota(self) -> Quota:
+        """Of a tenant that has none of its own."""
+        return Quota(
+            gpus=self.value("tenant.gpus"),
+            vram_bytes=self.value("tenant.vram"),
+            cores=self.value("tenant.cores"),
+            memory_bytes=self.value("tenant.memory"),
+            block_bytes=self.value("tenant.block"),
+            leases=self.value("tenant.leases"),
+            gpu_seconds=self.value("tenant.gpu_time"),
+        )
+
+    def rates(self) -> RequestRates:
+        return RequestRates(
+            requests_per_minute=self.number("tenant.requests_per_minute"),
+            leases_per_hour=self.number("tenant.leases_per_hour"),
+        )
+
+    def policy(self, policy: Policy) -> Policy:
+        """The office's durations with these limits."""
+        return msgspec.structs.replace(
+            policy,
+            quota_default=self.quota(),
+            queue_max=self.number("office.queue"),
+            queue_tenant_max=self.number("tenant.queue"),
+            leases_max=self.number("office.leases"),
+            volumes_tenant_max=self.number("tenant.volumes"),
+        )
+
+
+def parse_policy(text: str, name: str = FILE) -> Limits:
+    """The limits of a file. Raises ``InvalidRequest``, which names file and line; nothing of a file with a mistake in
+    it is taken."""
+    if len(text.encode("utf-8", "surrogateescape")) > FILE_BYTES_MAX:
+        raise InvalidRequest(f"{name} has more than {FILE_BYTES_MAX} bytes", do="Shorten it.")
+    try:
+        read = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise InvalidRequest(f"{name} is not TOML: {error}", do=_DO) from error
+    given: dict[str, int] = {}
+    lines: dict[str, int] = {}
+    where = _Lines(text)
+    for path, value in _entries(read):
+        line = where.of(path)
+        try:
+            given[".".join(path)] = _checked(path, value)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{name}:{line}: {error.message}", do=error.do) from error
+        lines[".".join(path)] = line
+    limits = Limits(given, lines)
+    _check_together(limits, name)
+    return limits
+
+
+_DO: Final = 'Write tables such as [tenant], and below them lines such as: leases = 100, memory = "8GiB".'
+
+
+def _entries(read: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Whatever is set, and tables that are none of ours or empty."""
+    for table, inside in read.items():
+        if not isinstance(inside, dict) or table not in TABLES:
+            yield (table,), inside
+            continue
+        for name, value in inside.items():
+            yield (table, name), value
+
+
+def _checked(path: tuple[str, ...], value: Any) -> int:
+    if len(path) == 1:
+        raise _unknown_table(path[0], value)
+    key = KEYS.get(".".join(path))
+    if key is None:
+        names = [known.name for known in KEYS.values() if known.table == path[0]]
+        raise InvalidRequest(
+            f"[{path[0]}] has no key {_brief(path[1])}{_meant(path[1], names)}", do=f"It has {', '.join(names)}."
+        )
+    return _number(key, value)
+
+
+def _unknown_table(name: str, value: Any) -> InvalidRequest:
+    if isinstance(value, dict):
+        return InvalidRequest(
+            f"there is no table [{_brief(name)}]{_meant(name, TABLES)}", do=f"There are {', '.join(TABLES)}."
+        )
+    if name in TABLES:
+        return InvalidRequest(f"{name} is a table", do=f"Write [{name}], and its keys below it.")
+    at = [known.path for known in KEYS.values() if known.name == name]
+    names = [known.name for known in KEYS.values()]
+    where = f"; it belongs below [{at[0].partition('.')[0]}]" if at else _meant(name, names)
+    return InvalidRequest(f"{_brief(name)} stands outside of a table{where}", do=_DO)
+
+
+def _number(key: Key, value: Any) -> int:
+    what, found, most = key.path, 0, 0
+    match key.unit:
+        case Unit.COUNT:
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InvalidRequest(f"{what} = {_value(value)} is not a whole number", do=f"Write {key.name} = 4.")
+            found, most = value, _COUNT_MAX
+        case Unit.SIZE:
+            if not isinstance(value, str):
+                raise InvalidRequest(
+                    f"{what} = {_value(value)} is not a size", do=f'Write it with a unit: {key.name} = "512MiB".'
+                )
+            found, most = parse_size(value, what), BYTES_MAX
+        case Unit.SECONDS:
+            if not isinstance(value, str):
+                raise InvalidRequest(
+                    f"{what} = {_value(value)} is not a duration", do=f'Write it with a unit: {key.name} = "30m".'
+                )
+            found, most = parse_duration_ns(value, what) // NS_PER_S, _S_MAX
+    if found < key.least:
+        raise InvalidRequest(
+            f"{what} = {_value(value)} is less than what runs needs",
+            do=f"Give at least {key.shown(key.least)}: {key.says}.",
+        )
+    if found > most:
+        raise InvalidRequest(f"{what} = {_value(value)} is more than any machine has", do=f"Give at most {most}.")
+    return found
+
+
+def _check_together(limits: Limits, name: str) -> None:
+    """Values that contradict each other."""
+    for low, high in (
+        ("tenant.queue", "office.queue"),
+        ("tenant.leases", "office.leases"),
+        ("lease.home", "lease.memory_per_core"),
+        ("lease.memory_per_core", "office.memory"),
+        ("lease.processes_per_core", "office.processes"),
+        ("lease.cores", "office.cores"),
+    ):
+        less, more = limits.value(low), limits.value(high)
+        if less is not None and more is not None and less > more and (low in limits.given or high in limits.given):
+            line = max(limits.lines.get(low, 0), limits.lines.get(high, 0))
+            raise InvalidRequest(
+                f"{name}:{line}: {low} ({KEYS[low].shown(less)}) is above {high} ({KEYS[high].shown(more)})",
+                do="Make the first at most the second.",
+            )
+
+
+def _meant(name: str, names: Any) -> str:
+    close = difflib.get_close_matches(name[:100].replace("-", "_").lower(), list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _brief(name: str) -> str:
+    return shown(name)
+
+
+def _value(value: Any) -> str:
+    return shown(value)
+
+
+class _Lines:
+    """Which line sets a key: TOML's own reader does not say. Found by one walk over the lines that looks at nothing but
+    what stands before the first equals sign, so a multi-line text can mislead it, and then the line is 0 or near by;
+    no value of ours is one."""
+
+    def __init__(self, text: str) -> None:
+        self._at: dict[tuple[str, ...], int] = {}
+        table: tuple[str, ...] = ()
+        for number, line in enumerate(text.split("\n"), start=1):
+            stripped = line.strip()
+            if header := _HEADER.match(stripped):
+                table = _names(header[1])
+                for length in range(1, len(table) + 1):
+                    self._at.setdefault(table[:length], number)
+            elif setting := _SETTING.match(stripped):
+                path = (*table, *_names(setting[1]))
+                for length in range(len(table) + 1, len(path) + 1):
+                    self._at.setdefault(path[:length], number)
+
+    def of(self, path: tuple[str, ...]) -> int:
+        """1-based; that of the table, if the key itself is not seen; 0 if nothing is."""
+        return self._at.get(path) or self._at.get(path[:-1], 0)
+
+
+_NAME: Final = r"""(?:[^\s"'=.\[\]#]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
+_DOTTED: Final = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
+_HEADER: Final = re.compile(rf"\[{{1,2}}\s*({_DOTTED})\s*\]")
+_SETTING: Final = re.compile(rf"({_DOTTED})\s*=")
+
+
+def _names(dotted: str) -> tuple[str, ...]:
+    """The parts of a dotted key, without their quotation marks and escapes."""
+    return tuple(_unquoted(part) for part in re.findall(_NAME, dotted))
+
+
+def _unquoted(part: str) -> str:
+    if part[:1] not in ('"', "'"):
+        return part
+    read: Callable[[str], dict[str, Any]] = tomllib.loads
+    try:
+        return next(iter(read(f"{part} = 0")))
+    except (tomllib.TOMLDecodeError, ValueError):
+        return part

@@ -1,0 +1,37 @@
+"""What the guests of one lease may use of what the lease does not have: said by the office, held by the supervisor.
+
+A lease of blocks has no cores, a lease of cores no memory. Its guests need a little of both all the same, and a little
+is what they get: nothing that was not leased is unlimited. The owner's own leases are capped by the office as a whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sublet.values import GIB, MIB
+
+__all__ = ["LeaseCaps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseCaps:
+    """Caps for each lease of a tenant other than the owner, and for all leases of the office together."""
+
+    cores: int = 1
+    """Cores' worth of time where neither cores nor a device were leased."""
+    cores_per_gpu: int = 4
+    """The same for each device of a lease without cores."""
+    memory_per_core_bytes: int = 512 * MIB
+    """Memory for each core, leased or not, where neither memory nor the memory of a host device was leased."""
+    memory_per_card_bytes: int = 8 * GIB
+    """Host memory for each card beside as much as its leased VRAM, which it needs to be suspended."""
+    processes_per_core: int = 256
+    """Processes and threads for each core, leased or not."""
+    home_bytes: int = 256 * MIB
+    """The size of a guest's home folder. What lies there is memory, and counted as the guest's."""
+    office_memory_bytes: int = 0
+    """Memory of all guests of the office together; 0: what the machine has, less a reserve."""
+    office_cores: int = 0
+    """Cores' worth of time of all guests together; 0: as many as there are."""
+    office_processes: int = 0
+    """Processes and threads of all guests together; 0: half of what the kernel has numbers for."""
