@@ -60,7 +60,7 @@ def add(
     """Add a tenant and print its access token, this once.
 
     The token alone goes to stdout, so TOKEN=$(sublet tenant add ana) keeps it. The office stores only its hash. A limit
-    that is not given is no limit.
+    that is not given is the office's own (`sublet policy show`).
     """
     quota = _quota({}, gpus, vram, cores, memory, block, leases, gpu_time)
     body: Json = {"id": tenant, "quota": quota, "tier_max": tier_max, "operator": operator}
@@ -90,7 +90,8 @@ def change(
 ) -> int:
     """Change what a tenant may have.
 
-    What is not given stays as it is; `none` takes a limit away, as in --gpus none.
+    What is not given stays as it is; `none` takes a limit of its own away, as in --gpus none, and the office's own
+    holds (`sublet policy show`).
     """
     if operator and no_operator:
         raise UsageError("--operator and --no-operator contradict each other", do="Give one of them.")

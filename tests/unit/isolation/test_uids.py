@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sublet.errors import SubletError, Unsupported
 from sublet.supervisor.isolation.environment import SYSTEM_PATH, clean_env
 from sublet.supervisor.isolation.plan import Ids
-from sublet.supervisor.isolation.uids import Uids, allot
+from sublet.supervisor.isolation.uids import BLOCK, FIRST, Blocks, Uids, allot
 
 
 def nobody(number: int) -> bool:
@@ -138,3 +138,74 @@ def test_nothing_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LD_PRELOAD", "PYTHONPATH", "SUBLET_TOKEN", "SSH_AUTH_SOCK"):
         monkeypatch.setenv(name, "the office's")
     assert "the office's" not in clean_env("ada", home="/h").values()
+
+
+def office(tmp_path: Path, name: str) -> Uids:
+    """The numbers of one of several offices of a machine."""
+    (tmp_path / name).mkdir(exist_ok=True)
+    return Uids(str(tmp_path / name / "uids"), is_foreign=nobody, blocks=Blocks(str(tmp_path / "machine")))
+
+
+def blocks_of(tmp_path: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads((tmp_path / "machine").read_bytes())["blocks"]
+    return {first: Path(owner).name for first, owner in found.items()}
+
+
+def test_two_offices_never_give_one_number(tmp_path: Path) -> None:
+    first, second = office(tmp_path, "one"), office(tmp_path, "two")
+    found = [one.ids(tenant).uid for tenant in ("ada", "bob") for one in (first, second)]
+    assert found == [FIRST, FIRST + BLOCK, FIRST + 1, FIRST + BLOCK + 1]
+    assert office(tmp_path, "two").ids("bob").uid == FIRST + BLOCK + 1
+    assert blocks_of(tmp_path) == {str(FIRST): "one", str(FIRST + BLOCK): "two"}
+
+
+def test_a_full_block_is_followed_by_another(tmp_path: Path) -> None:
+    taken = {f"t{n}": FIRST + n for n in range(BLOCK)}
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "uids").write_text(json.dumps({"version": 1, "uids": taken}))
+    office(tmp_path, "two").ids("ada")
+    assert office(tmp_path, "one").ids("new").uid == FIRST + BLOCK
+    assert office(tmp_path, "two").ids("ada").uid == FIRST
+
+
+def test_an_office_of_before_keeps_its_numbers_and_its_block(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "uids").write_text(json.dumps({"version": 1, "uids": {"ada": FIRST + 7}}))
+    old = office(tmp_path, "old")
+    assert old.ids("ada").uid == FIRST + 7
+    assert not (tmp_path / "machine").exists()
+    assert old.ids("bob").uid == FIRST
+    assert office(tmp_path, "new").ids("eve").uid == FIRST + BLOCK
+
+
+def test_a_block_is_free_again_only_where_its_office_is_gone_for_good(tmp_path: Path) -> None:
+    """A disk that is not mounted hides an office; nothing hides below /tmp."""
+    told = {"version": 1, "blocks": {str(FIRST): "/tmp/sublet-gone", str(FIRST + BLOCK): "/scratch/gone"}}
+    (tmp_path / "machine").write_text(json.dumps(told))
+    assert office(tmp_path, "one").ids("ada").uid == FIRST
+    assert office(tmp_path, "two").ids("ada").uid == FIRST + 2 * BLOCK
+
+
+def test_a_block_whose_numbers_others_use_is_passed_over(tmp_path: Path) -> None:
+    made = Uids(
+        str(tmp_path / "uids"), is_foreign=lambda n: n < FIRST + BLOCK, blocks=Blocks(str(tmp_path / "machine"))
+    )
+    assert made.ids("ada").uid == FIRST + BLOCK
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b"{}", b'{"version": 2, "blocks": {}}', b'{"version":1,"blocks":{"x":1}}']
+)
+def test_a_damaged_file_of_blocks_gives_no_number(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "machine").write_bytes(raw)
+    with pytest.raises(SubletError, match="is damaged"):
+        office(tmp_path, "one").ids("ada")
+    assert (tmp_path / "machine").read_bytes() == raw
+    assert not (tmp_path / "one" / "uids").exists()
+
+
+def test_where_the_first_place_cannot_be_written_the_blocks_lie_in_the_second(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = Blocks.of_machine((str(tmp_path / "file" / "uids"), str(tmp_path / "run" / "uids")))
+    assert found is not None
+    assert Blocks.of_machine((str(tmp_path / "file" / "uids"),)) is None

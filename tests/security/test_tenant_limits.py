@@ -1,0 +1,160 @@
+"""What one tenant may ask of the office: requests, leases and volumes are bounded, and the others are served."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import sublet
+from sublet.errors import InvalidRequest, QuotaExceeded, SubletError
+from tests.security.conftest import Place, office_with
+
+POLICY: Final = """\
+[tenant]
+leases = 3
+leases_per_hour = 12
+volumes = 2
+requests_per_minute = 60   # and as many at once
+"""
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Place]:
+    with office_with(POLICY) as made:
+        yield made
+
+
+def tenant(place: Place, name: str, **quota: int) -> sublet.Fabric:
+    """A new one, which has asked for nothing yet."""
+    body = {"id": name, "quota": quota} if quota else {"id": name}
+    token = place.owner.request("POST", "/v1/tenants", body, shape=dict)["token"]
+    return sublet.connect(home=place.home, token=token)
+
+
+def command(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sublet", *words],
+        env={**os.environ, "SUBLET_HOME": str(place.home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_flood_of_requests_is_refused_and_says_when_to_ask_again(small: Place) -> None:
+    with tenant(small, "flood") as flood, flood.block("1B", wait=0) as lease:
+        before = time.monotonic()
+        with pytest.raises(QuotaExceeded, match="tenant flood sends more than 60 requests a minute") as caught:
+            [flood.request("GET", "/v1/leases", shape=list) for _ in range(200)]
+        assert time.monotonic() - before < 60, "more came back than was asked"
+        assert caught.value.do.startswith("Ask again in ")
+        lease.renew()  # what it has it keeps
+        assert small.ana.request("GET", "/v1/leases", shape=list) is not None
+        for _ in range(200):
+            small.owner.request("GET", "/v1/status", shape=dict)
+    assert lease.end is not None, "and gives back"
+
+
+def test_leases_at_once_are_bounded_by_default(small: Place) -> None:
+    with tenant(small, "many") as many:
+        held = [many.block("1B", wait=0) for _ in range(3)]
+        with pytest.raises(QuotaExceeded, match="the quota of leases is 3, 3 held and 1 asked"):
+            many.block("1B", wait=0)
+        small.owner.request("PATCH", "/v1/tenants/many", {"quota": {"leases": 4}}, shape=dict)
+        held.append(many.block("1B", wait=0))
+        for lease in held:
+            lease.release()
+
+
+def test_leases_that_begin_are_bounded_by_the_hour(small: Place) -> None:
+    """Each is kept for good in the audit chain."""
+    with tenant(small, "churn") as churn:
+        before = small.owner.status().audit_head
+        for _ in range(12):
+            churn.block("1B", wait=0).release()
+        after = small.owner.status().audit_head
+        assert before != after
+        with pytest.raises(QuotaExceeded, match="tenant churn has begun 12 leases within an hour") as caught:
+            churn.block("1B", wait=0)
+        assert caught.value.do in ("Ask again in 5m.", "Ask again in 4m59s.", "Ask again in 4m58s."), caught.value.do
+    for _ in range(20):
+        small.owner.block("1B", wait=0).release()
+
+
+def test_volumes_are_bounded_by_default(small: Place) -> None:
+    with tenant(small, "hoard") as hoard:
+        for name in ("a", "b"):
+            with hoard.block("1MiB", name=name) as lease:
+                lease.start(["sh", "-c", 'echo x > "$SUBLET_BLOCK"/x'], cwd="/").wait(timeout=30)
+        with pytest.raises(QuotaExceeded, match="tenant hoard has 2 volumes, and that is the most"):
+            hoard.block("1MiB", name="c", wait=0)
+        hoard.block("1MiB", name="a", wait=0).release()
+
+
+def test_which_limits_hold_is_said_with_where_each_is_from(small: Place) -> None:
+    with tenant(small, "asks", leases=7) as asks:
+        found = {row["key"]: row for row in asks.request("GET", "/v1/policy", shape=list)}
+        assert found["tenant.leases"]["value"] == 7
+        assert found["tenant.leases"]["source"] == "quota of asks"
+        assert found["tenant.volumes"]["source"] == "policy.toml line 4"
+        assert (found["lease.cores"]["value"], found["lease.cores"]["source"]) == (1, "default")
+        assert not any(key.startswith(("office.", "user.")) for key in found)
+        with pytest.raises(SubletError, match="the limits of others are for operators"):
+            asks.request("GET", "/v1/policy?tenant=ana", shape=list)
+    told = command(small, "policy", "show", "--tenant", "asks", "--json")
+    rows: list[dict[str, Any]] = json.loads(told.stdout)
+    assert {row["key"]: row["source"] for row in rows}["tenant.leases"] == "quota of asks"
+    shown = command(small, "policy", "show").stdout
+    assert "policy.toml line 2" in shown
+    assert {
+        row["source"]
+        for row in json.loads(command(small, "policy", "show", "--tenant", "local", "--json").stdout)
+        if row["key"].startswith("tenant.")
+    } == {"owner"}
+
+
+def test_a_file_with_a_mistake_is_said_with_its_line_and_keeps_an_office_from_starting(
+    small: Place, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "policy.toml"
+    wrong.write_text("[tenant]\nleasez = 4\n")
+    checked = command(small, "policy", "check", str(wrong))
+    assert checked.returncode == 2
+    assert f"{wrong}:2: [tenant] has no key 'leasez'; did you mean leases?" in checked.stderr
+    right = command(small, "policy", "check", str(small.home / "policy.toml"))
+    assert (right.returncode, "4 limits set" in right.stdout) == (0, True)
+    assert command(small, "policy", "check", str(tmp_path / "none")).returncode == 2
+    wrong.chmod(0o600)
+    started = subprocess.run(
+        [sys.executable, "-m", "sublet", "up"],
+        env={**os.environ, "SUBLET_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert started.returncode != 0
+    assert "did you mean leases?" in started.stderr
+
+
+def test_a_policy_that_others_could_write_is_refused(tmp_path: Path) -> None:
+    from sublet.engines.operator_limits import read_limits
+
+    path = tmp_path / "policy.toml"
+    path.write_text("[tenant]\nleases = 4\n")
+    path.chmod(0o666)
+    with pytest.raises(InvalidRequest, match="other users can write"):
+        read_limits(path)
+    path.chmod(0o644)
+    assert read_limits(path).value("tenant.leases") == 4
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InvalidRequest, match="is not a file"):
+        read_limits(path)

@@ -1,0 +1,36 @@
+"""What a tenant is told of the office and of others; and user numbers that two offices of root's give."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import sublet
+from tests.security.conftest import Place, office_with
+
+
+def test_the_status_tells_a_tenant_of_nobody_but_itself(place: Place) -> None:
+    with place.ana.block("1B"), place.ben.block("1B"), place.owner.block("1B"):
+        told, all_of_it = place.ben.status(), place.owner.status()
+    assert (told.pid, told.home, told.audit_head) == (0, "", "")
+    assert (told.live, told.queued, told.quarantined) == (1, 0, 0)
+    assert all_of_it.live == 3
+    assert all_of_it.home == str(place.home.resolve())
+    assert all_of_it.pid > 0
+    assert all_of_it.audit_head
+    assert all(len(device.leases) <= 1 for device in told.devices)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's office gives tenants a user number")
+def test_two_offices_give_different_user_numbers(place: Place) -> None:
+    def number(fabric: sublet.Fabric) -> int:
+        with fabric.block("1B") as lease:
+            guest = lease.start(["id", "-u"], cwd="/")
+            assert guest.wait(timeout=30) == 0
+            return int(b"".join(piece.data for piece in guest.output()))
+
+    with office_with() as other:
+        numbers = [number(fabric) for fabric in (place.ana, other.ana, place.ben, other.ben)]
+        assert len(set(numbers)) == 4
+        assert number(place.ana) == numbers[0]
