@@ -13,14 +13,14 @@ import sublet
 from sublet.client.home import runtime_dir
 from sublet.values import MIB
 from sublet.wire.tally import TALLY_BYTES
-from tests.security.conftest import Place, office_with
+from tests.security.conftest import Place, office
 
 POLICY = '[lease]\nhome = "8MiB"\n'
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Place]:
-    with office_with(POLICY) as made:
+    with office(POLICY) as made:
         yield made
 
 

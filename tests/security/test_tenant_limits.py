@@ -15,7 +15,7 @@ import pytest
 
 import sublet
 from sublet.errors import InvalidRequest, QuotaExceeded, SubletError
-from tests.security.conftest import Place, office_with
+from tests.security.conftest import Place, office
 
 POLICY: Final = """\
 [tenant]
@@ -28,7 +28,7 @@ requests_per_minute = 60   # and as many at once
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Place]:
-    with office_with(POLICY) as made:
+    with office(POLICY) as made:
         yield made
 
 

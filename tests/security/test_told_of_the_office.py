@@ -7,7 +7,7 @@ import os
 import pytest
 
 import sublet
-from tests.security.conftest import Place, office_with
+from tests.security.conftest import Place, office
 
 
 def test_the_status_tells_a_tenant_of_nobody_but_itself(place: Place) -> None:
@@ -30,7 +30,7 @@ def test_two_offices_give_different_user_numbers(place: Place) -> None:
             assert guest.wait(timeout=30) == 0
             return int(b"".join(piece.data for piece in guest.output()))
 
-    with office_with() as other:
+    with office() as other:
         numbers = [number(fabric) for fabric in (place.ana, other.ana, place.ben, other.ben)]
         assert len(set(numbers)) == 4
         assert number(place.ana) == numbers[0]
