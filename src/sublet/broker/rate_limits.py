@@ -59,19 +59,19 @@ class Bucket:
         self._burst_ns = burst * self._each_ns
         self._whole_at_ns = 0
 
-    def take(self, now_ns: int, *, ahead: int = 1) -> int:
-        """Take one; 0, or, if there is none, the nanoseconds until there will be. ``ahead``: how many times the burst
-        may be taken before it has come back."""
-        whole_at_ns = max(self._whole_at_ns, now_ns) + self._each_ns
+    def take(self, now_ns: int, count: int = 1, *, ahead: int = 1) -> int:
+        """Take so many; 0, or, if there are not as many, the nanoseconds until there will be. ``ahead``: how many times
+        the burst may be taken before it has come back."""
+        whole_at_ns = max(self._whole_at_ns, now_ns) + count * self._each_ns
         wait_ns = whole_at_ns - now_ns - ahead * self._burst_ns
         if wait_ns > 0:
             return wait_ns
         self._whole_at_ns = whole_at_ns
         return 0
 
-    def give_back(self) -> None:
-        """What was taken was not used."""
-        self._whole_at_ns -= self._each_ns
+    def give_back(self, count: int) -> None:
+        """So many of those that were taken were not used."""
+        self._whole_at_ns -= count * self._each_ns
 
 
 class RateLimits:
@@ -97,25 +97,30 @@ class RateLimits:
                 f"tenant {tenant} sends more than {self.rates.requests_per_minute} requests a minute", wait_ns=wait_ns
             )
 
-    def lease(self, tenant: TenantId, now_ns: int) -> None:
-        """One more lease begins, or is attached anew; raises ``TooMany``."""
+    def lease(self, tenant: TenantId, now_ns: int, count: int = 1) -> None:
+        """So many leases begin, or one is attached anew; raises ``TooMany``."""
         if tenant == LOCAL_TENANT:
             return
+        if count > self.rates.leases_per_hour:
+            raise QuotaExceeded(
+                f"tenant {tenant} may begin {self.rates.leases_per_hour} leases within an hour, not {count}",
+                do="Ask for fewer at a time, or the operator for more.",
+            )
         bucket = self._leases.get(tenant)
         if bucket is None:
             rate = self.rates.leases_per_hour
             bucket = self._leases[tenant] = Bucket(amount=rate, within_ns=HOUR_NS, burst=rate)
-        wait_ns = bucket.take(now_ns)
+        wait_ns = bucket.take(now_ns, count)
         if wait_ns:
             raise TooMany(
                 f"tenant {tenant} has begun {self.rates.leases_per_hour} leases within an hour", wait_ns=wait_ns
             )
 
-    def no_lease(self, tenant: TenantId) -> None:
-        """It did not begin after all: the request was refused, and nothing of it is kept."""
+    def no_lease(self, tenant: TenantId, count: int = 1) -> None:
+        """So many did not begin after all: they were refused, and nothing of them is kept."""
         bucket = self._leases.get(tenant)
         if bucket is not None:
-            bucket.give_back()
+            bucket.give_back(count)
 
 
 def _up_to_a_second(wait_ns: int) -> int:

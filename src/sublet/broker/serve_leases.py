@@ -85,7 +85,7 @@ def acquire(service: Service, call: Call) -> Asked:
     lease = _new_lease()
     process = call.process(request.holder_pid)
     command = acquire_command(request, call.caller, lease, service.driver.ledger.policy, process)
-    service.count_lease(call.caller.tenant)
+    service.count_leases(call.caller.tenant)
 
     def render(answer: Answer, now: Now) -> _Acquired:
         return _answer(service, answer, now)
@@ -116,6 +116,8 @@ def acquire_many(service: Service, call: Call) -> Asked:
     if request.request.token:
         raise InvalidRequest("a token does not come with many leases", do="Ask for it with GET /v1/leases/ID/token.")
     command = acquire_many_command(request, call.caller, _new_lease, service.driver.ledger.policy, process)
+    tenant, count = call.caller.tenant, len(command.leases)
+    service.count_leases(tenant, count)
 
     def render(answer: Answer, now: Now) -> _Acquired | GrantsAnswer:
         if isinstance(answer, GrantedMany):
@@ -128,6 +130,8 @@ def acquire_many(service: Service, call: Call) -> Asked:
         return GrantsAnswer(leases=held, failed=failed)
 
     def finish(answer: _Acquired | GrantsAnswer) -> Reply:
+        begun = len(answer.leases) + len(answer.failed) if isinstance(answer, GrantsAnswer) else 1
+        service.rate_limits.no_lease(tenant, count if isinstance(answer, RefusalAnswer) else count - begun)
         match answer:
             case GrantsAnswer() | GrantAnswer():
                 return json_reply(answer, 201)
@@ -162,7 +166,7 @@ def decline(service: Service, call: Call) -> Asked:
 
 def attach(service: Service, call: Call) -> Asked:
     request: AttachRequest = call.body
-    service.count_lease(call.caller.tenant)
+    service.count_leases(call.caller.tenant)
     command = cmd.Attach(
         tenant=call.caller.tenant,
         operator=call.caller.operator,

@@ -221,10 +221,10 @@ class Service:
             self.limit("streams_of_tenant")
             raise CapacityExceeded(f"you have {STREAMS_TENANT_MAX} event streams open", do="Close one of them.")
 
-    def count_lease(self, tenant: TenantId) -> None:
-        """One more lease of this tenant is to begin; raises if it has begun too many of late."""
+    def count_leases(self, tenant: TenantId, count: int = 1) -> None:
+        """So many leases of this tenant are to begin; raises if it has begun too many of late."""
         try:
-            self.rate_limits.lease(tenant, self.driver.clock.now_ns())
+            self.rate_limits.lease(tenant, self.driver.clock.now_ns(), count)
         except TooMany:
             self.limit("leases_per_hour_of_tenant")
             raise

@@ -73,6 +73,17 @@ def test_leases_that_begin_are_counted_by_the_hour() -> None:
     limits.lease(ANA, HOUR_NS // 10)
 
 
+def test_many_leases_in_one_request_count_as_many() -> None:
+    limits = RateLimits(RATES)
+    with pytest.raises(QuotaExceeded, match="may begin 10 leases within an hour, not 11"):
+        limits.lease(ANA, 0, 11)
+    limits.lease(ANA, 0, 8)
+    with pytest.raises(TooMany):
+        limits.lease(ANA, 0, 3)
+    limits.no_lease(ANA, 1)
+    limits.lease(ANA, 0, 3)
+
+
 def test_even_a_small_rate_has_a_burst() -> None:
     assert many(RateLimits(RequestRates(requests_per_minute=60)), 1000, 0) == BURST_MIN
 
