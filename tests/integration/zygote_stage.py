@@ -524,6 +524,7 @@ def memory(count: str, *imports: str) -> object:
     key = walled_key("a:b", "", imports, {})
     assert key is not None
     stage = Stage()
+    stage.zygotes.shelf.tenant_bytes = 1 << 40
     keys = [replace(key, tenant=f"tenant-{n}") for n in range(int(count))]
     for one in keys:
         stage.zygotes.want(one)

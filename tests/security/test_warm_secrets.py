@@ -41,7 +41,8 @@ def is_warm() -> bool:
 
 
 def scan() -> dict[str, Any]:
-    """In a guest of the next tenant: all memory of this process. The pattern does not match itself."""
+    """In a guest of the next tenant: all memory of this process that ever was written to. The pattern does not match
+    itself."""
     import re
     import sys
 
@@ -50,7 +51,7 @@ def scan() -> dict[str, Any]:
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
         for line in maps.read().splitlines():
             start, end = (int(word, 16) for word in line.split()[0].split("-"))
-            if "r" not in line.split()[1] or start >= 1 << 47:
+            if not line.split()[1].startswith("rw"):
                 continue
             for at in range(start, end, 1 << 20):
                 try:
@@ -96,7 +97,7 @@ def test_twenty_guests_of_another_tenant_find_nothing_of_what_the_first_was_give
             options = {"OMP_NUM_THREADS": "1"} if n % 5 == 4 else {}  # read at a start: no warm one will do
             found.append(his.options(env={"N": str(n), **options}).run(scan))
     assert [one["hits"] for one in found] == [0] * FOLLOWERS
-    assert min(one["bytes"] for one in found) > 5_000_000
+    assert min(one["bytes"] for one in found) > 3_000_000
     assert [one["warm"] for one in found] == [n % 5 != 4 for n in range(FOLLOWERS)]
 
 

@@ -9,15 +9,23 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from sublet.agent.limits import memory_bytes
 from sublet.agent.scope import KEPT, scope_prefix
 from sublet.errors import SubletError
 from sublet.wire import unix
 from sublet.wire.codec import dumps
 from sublet.wire.settings import SupervisorSettings
-from sublet.wire.zygote import COLD_VARIABLE, TENANT_WARM_VARIABLE, WARM_VARIABLE, tenant_warm_bytes
+from sublet.wire.zygote import (
+    COLD_VARIABLE,
+    TENANT_MEMORY_PARTS,
+    TENANT_WARM_VARIABLE,
+    WARM_VARIABLE,
+    tenant_warm_bytes,
+)
 
 __all__ = ["FindOrStart", "command", "package_folder"]
 
@@ -50,7 +58,9 @@ class FindOrStart:
         self._telling = -1
         """Where it waits to be told whose it is."""
         self._scope = scope_prefix(os.environ)
-        tenant_warm_bytes(os.environ.get(TENANT_WARM_VARIABLE, ""))  # refused here, where somebody reads it
+        tenant_warm = os.environ.get(TENANT_WARM_VARIABLE, "") or f"{memory_bytes() // TENANT_MEMORY_PARTS}B"
+        tenant_warm_bytes(tenant_warm)  # refused here, where somebody reads it
+        self._env = {TENANT_WARM_VARIABLE: tenant_warm}
 
     def begin(self) -> None:
         """If nobody answers have one start already, while it is found out whose it is (``whose``)."""
@@ -112,7 +122,7 @@ class FindOrStart:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._said_from = os.fstat(log).st_size
-            started = self._started = _Process([*self._scope, *command(self._settings)], log, told)
+            started = self._started = _Process([*self._scope, *command(self._settings)], log, told, self._env)
         finally:
             os.close(log)
         os.environ.pop(WARM_VARIABLE, None)  # it was for the first one
@@ -132,14 +142,14 @@ class FindOrStart:
 class _Process:
     """A process in a session of its own, which is meant to outlive this one. ``subprocess`` would warn of that."""
 
-    def __init__(self, argv: list[str], log: int, told: int = -1) -> None:
-        """``told``: what it has as its standard input, if anything."""
+    def __init__(self, argv: list[str], log: int, told: int, env: Mapping[str, str]) -> None:
+        """``told``: what it has as its standard input, if anything; ``env``: what it has beside what is kept."""
         self._status: int | None = None
         null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         self._pid = os.posix_spawn(
             argv[0],
             argv,
-            {name: value for name, value in os.environ.items() if name in _KEPT},
+            {**{name: value for name, value in os.environ.items() if name in _KEPT}, **env},
             file_actions=[
                 null if told < 0 else (os.POSIX_SPAWN_DUP2, told, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
@@ -164,7 +174,7 @@ class _Process:
             os.waitpid(self._pid, 0)
 
 
-_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, TENANT_WARM_VARIABLE, WARM_VARIABLE, *KEPT)
+_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, WARM_VARIABLE, *KEPT)
 
 
 def command(settings: SupervisorSettings) -> list[str]:

@@ -52,7 +52,7 @@ def main(text: str) -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     cold = os.environ.pop(COLD_VARIABLE, "").replace(" ", "").split(",")
-    tenant_bytes = tenant_warm_bytes(os.environ.pop(TENANT_WARM_VARIABLE, ""))
+    tenant_bytes = tenant_warm_bytes(os.environ.pop(TENANT_WARM_VARIABLE, "no"))
     zygotes = Zygotes(Loop(SystemClock()), tenant_bytes=tenant_bytes, cold=frozenset(cold))
     with contextlib.suppress(SubletError):  # what cannot be read was no more than a wish
         if wish := os.environ.pop(WARM_VARIABLE, ""):

@@ -6,7 +6,7 @@ or a library starts. All other variables a guest gets with its fork.
 
 No zygote ever holds a request, so guests of several tenants may come from one. Still each tenant has its own where
 memory allows: then two tenants share not even the addresses at which libraries lie. What those of single tenants cost
-together has a bound (``Shelf.tenant_bytes``, a part of the machine's memory), and is added up from what the finished
+together has a bound (``Shelf.tenant_bytes``, a part of what the office may use), and is added up from what the finished
 ones measured. A tenant gets its own while that bound is kept, if need be in place of one whose tenant has started
 nothing for a while; all others share one.
 """
@@ -28,7 +28,6 @@ __all__ = [
     "ASSUMED_BYTES",
     "HARMLESS",
     "TENANT_IDLE_NS",
-    "TENANT_MEMORY_PARTS",
     "TENANT_ZYGOTES_MAX",
     "ZYGOTES_MAX",
     "Shelf",
@@ -45,8 +44,6 @@ ZYGOTES_MAX: Final = 6
 torch some hundred."""
 TENANT_ZYGOTES_MAX: Final = 64
 """Those of single tenants at a time, however much memory there is."""
-TENANT_MEMORY_PARTS: Final = 32
-"""One part in so many of the machine's memory is for those of single tenants."""
 TENANT_IDLE_NS: Final = 300 * NS_PER_S
 """So long its tenant has started nothing when one may be ended for another tenant's."""
 ASSUMED_BYTES: Final = 64 * MIB

@@ -23,7 +23,7 @@ from sublet.background import is_shortage
 from sublet.errors import SubletError, Unsupported
 from sublet.supervisor.loop import READ, WRITE, Loop, Timer, reading
 from sublet.supervisor.spawn import Child, SpawnPlan, read_failure, spawn
-from sublet.supervisor.zygote_policy import TENANT_MEMORY_PARTS, ZYGOTES_MAX, Shelf, ZygoteKey, without
+from sublet.supervisor.zygote_policy import ZYGOTES_MAX, Shelf, ZygoteKey, without
 from sublet.wire.codec import loads
 from sublet.wire.frames import close_all
 from sublet.wire.happenings import Event, Happening, Hello, Over, Refused, Replied
@@ -66,20 +66,19 @@ class Zygotes:
         loop: Loop,
         *,
         zygotes_max: int = ZYGOTES_MAX,
-        tenant_bytes: int | None = None,
+        tenant_bytes: int = 0,
         cold: frozenset[str] = frozenset(),
         enter: Callable[[ZygoteKey], None] = lambda key: None,
         on_life: Callable[[int, bool], None] = lambda pid, lives: None,
     ) -> None:
-        """``tenant_bytes``: what those of single tenants may cost together (default: a part of the machine's memory).
-        ``cold``: packages that are not imported beforehand: who uses one imports it then, others are spared its
-        memory. ``enter`` is called in each new zygote before its interpreter: to become the user of the key, for one.
-        ``on_life`` is told the pid of each zygote that was started, and of each that was ended."""
+        """``tenant_bytes``: what those of single tenants may cost together; 0: all tenants share. ``cold``: packages
+        that are not imported beforehand: who uses one imports it then, others are spared its memory. ``enter`` is
+        called in each new zygote before its interpreter: to become the user of the key, for one. ``on_life`` is told
+        the pid of each zygote that was started, and of each that was ended."""
         self.on_life = on_life
         self.loop: Final = loop
         self._enter = enter
-        part = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // TENANT_MEMORY_PARTS
-        self.shelf: Final = Shelf(zygotes_max, part if tenant_bytes is None else tenant_bytes)
+        self.shelf: Final = Shelf(zygotes_max, tenant_bytes)
         self.cold: Final = cold
         self._running: dict[ZygoteKey, _Zygote] = {}
 

@@ -35,6 +35,7 @@ __all__ = [
     "LEASE_ENDED",
     "OPTIONAL",
     "ROOM",
+    "TENANT_MEMORY_PARTS",
     "TENANT_WARM_VARIABLE",
     "WARM_VARIABLE",
     "WARM_WITHIN_S",
@@ -75,8 +76,10 @@ WARM_VARIABLE: Final = "SUBLET_WARM"
 COLD_VARIABLE: Final = "SUBLET_COLD"
 """A variable of an office: packages, with commas between, that its warm interpreters do not import beforehand."""
 TENANT_WARM_VARIABLE: Final = "SUBLET_TENANT_WARM"
-"""A variable of an office: how much memory the warm interpreters of single tenants may take; ``no``: there are none,
-and all tenants share."""
+"""A variable of an office, and of its supervisor: how much memory the warm interpreters of single tenants may take;
+``no``: there are none, and all tenants share."""
+TENANT_MEMORY_PARTS: Final = 32
+"""Where the office is told nothing: one part in so many of the memory that it may use."""
 WARM_WITHIN_S: Final = 20.0
 """So long a guest that would rather wait waits for a warm interpreter that is being made; then it starts plainly."""
 
@@ -224,10 +227,8 @@ def fingerprint(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, value in env.items() if READ_AT_START.fullmatch(name)))
 
 
-def tenant_warm_bytes(text: str) -> int | None:
-    """What ``TENANT_WARM_VARIABLE`` says; None where it is not set. Raises ``InvalidRequest``."""
-    if not text:
-        return None
+def tenant_warm_bytes(text: str) -> int:
+    """What ``TENANT_WARM_VARIABLE`` says. Raises ``InvalidRequest``."""
     return 0 if text == "no" else parse_size(text, f"size in {TENANT_WARM_VARIABLE}")
 
 

@@ -18,9 +18,10 @@ import pytest
 from sublet.agent import scope, starting
 from sublet.agent.scope import scope_prefix
 from sublet.agent.starting import FindOrStart, package_folder
-from sublet.errors import SubletError
+from sublet.errors import InvalidRequest, SubletError
 from sublet.wire import system_programs
 from sublet.wire.settings import SupervisorSettings
+from sublet.wire.zygote import TENANT_WARM_VARIABLE
 
 GIVES = '#!/bin/sh\necho "$@" > "$0.asked"\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
 REFUSES = '#!/bin/sh\necho "$@" > "$0.asked"\necho "Failed to connect to bus" >&2\nexit 1\n'
@@ -148,3 +149,11 @@ def test_one_that_cannot_begin_is_told_with_its_last_word(settings: SupervisorSe
 
 def test_the_switch_is_described() -> None:
     assert scope.SWITCH in (Path(__file__).parents[3] / "docs" / "guests.md").read_text()
+
+
+def test_a_bound_for_warm_interpreters_that_is_no_size_is_refused_before_anything_is_started(
+    settings: SupervisorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TENANT_WARM_VARIABLE, "much")
+    with pytest.raises(InvalidRequest, match="'much' is not a size in SUBLET_TENANT_WARM"):
+        FindOrStart(settings)

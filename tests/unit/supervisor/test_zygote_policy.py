@@ -273,13 +273,13 @@ def test_only_an_interpreter_outside_of_walls_reads_nothing_but_its_installation
 
 
 @pytest.mark.parametrize(
-    ("text", "bound"), [("", None), ("no", 0), ("512MiB", 512 * MIB), ("1GB", 1_000_000_000)]
+    ("text", "bound"), [("no", 0), ("512MiB", 512 * MIB), ("1GB", 1_000_000_000)]
 )  # fmt: skip
-def test_an_operator_says_how_much_they_may_take(text: str, bound: int | None) -> None:
+def test_an_operator_says_how_much_they_may_take(text: str, bound: int) -> None:
     assert tenant_warm_bytes(text) == bound
 
 
-@pytest.mark.parametrize("text", ["much", "512", "-1GiB", "0", "no "])
+@pytest.mark.parametrize("text", ["much", "512", "-1GiB", "0", "no ", ""])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=TENANT_WARM_VARIABLE):
         tenant_warm_bytes(text)
