@@ -139,6 +139,17 @@ def test_more_cores_than_any_machine_has_is_refused_at_once(fabric: sublet.Fabri
         list(jobs.map(functions.square, range(3), fabric=fabric, cores=4000))
 
 
+def hungry(mebibytes: int) -> int:
+    return len(bytearray(mebibytes << 20))
+
+
+def test_a_chunk_out_of_memory_is_tried_again_on_a_larger_lease(fabric: sublet.Fabric) -> None:
+    results = jobs.map(hungry, [1, 200], fabric=fabric, want=1, memory="128MiB", policy=AT_ONCE)
+    assert list(results) == [1 << 20, 200 << 20]
+    assert results.result is not None
+    assert results.result.retries >= 1
+
+
 def test_an_executor_on_real_leases(fabric: sublet.Fabric) -> None:
     with jobs.Executor(2, fabric=fabric) as executor:
         assert list(executor.map(functions.square, range(100))) == [x * x for x in range(100)]

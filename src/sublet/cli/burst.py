@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import importlib
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from sublet.jobs.core import ChunkFailed, JobEvent
     from sublet.jobs.session import JobResult
 
-__all__ = ["burst", "inputs_of", "target_of"]
+__all__ = ["burst", "burst_name", "inputs_of", "target_of", "tasklet_of"]
 
 STORE: Final = GIB
+FUEL: Final = 1_000_000_000
+WASM: Final = (".wasm", ".wat")
 WANT: Final = 64
 VOLUME: Final = "burst-"
 """Before the name of a burst, the name of the volume with its results."""
@@ -67,6 +70,13 @@ def burst(
         float | None,
         Opt("--deadline", metavar="DURATION", parse=duration, help="Longest run of the whole (default: no limit)."),
     ] = None,
+    entry: Annotated[str, Opt("--entry", metavar="NAME", help="Entry of a WebAssembly module (default: run).")] = "run",
+    fuel: Annotated[
+        int,
+        Opt(
+            "--fuel", metavar="N", parse=count, help="Fuel of one chunk of a WebAssembly module (default: 1000000000)."
+        ),
+    ] = FUEL,
     out: Annotated[
         str | None,
         Opt(
@@ -97,12 +107,13 @@ def burst(
     as_json: AsJson = False,
     words: Annotated[
         list[str],
-        Arg("TARGET", help="script.py::function or module:function; or `ls`, or `show` and a name."),
+        Arg("TARGET", help="script.py::function, module:function or module.wasm; or `ls`, or `show` and a name."),
     ],
 ) -> int:
     """Run a function over many inputs on every free core.
 
-    TARGET is called once for each input of --over, on up to --want leases. The burst runs with the leases there are,
+    TARGET is called once for each input of --over, on up to --want leases; a WebAssembly module gets the content of the
+    file, or the JSON text, as its input. The burst runs with the leases there are,
     asks for more meanwhile, and gives them back when there is nothing left for them; at the end the office is asked
     whether one is left. Results are stored in a volume, so the same command, also after this one was killed, runs only
     what is missing. The first Ctrl-C starts no new chunk, gives the leases back and keeps what is stored.
@@ -120,7 +131,7 @@ def burst(
         raise UsageError(
             "--over is missing", do="Say the inputs: --over items.jsonl, --over 'range(1000)', --over DIR."
         )
-    function = target_of(words[0])
+    function = tasklet_of(words[0], entry, fuel) if words[0].endswith(WASM) else target_of(words[0])
     inputs, total = inputs_of(over)
     called = valid(name) if name is not None else burst_name([words[0], over], os.getcwd())
     import sublet
@@ -153,8 +164,11 @@ def burst(
                 status, failures = INTERRUPTED, []
             result = results.result
     if result is None:
-        sys.stderr.write("sublet: there are no inputs, so there was nothing to do\n")
-        return DONE
+        if status == DONE:
+            sys.stderr.write("sublet: there are no inputs, so there was nothing to do\n")
+        else:
+            sys.stderr.write(f"sublet: interrupted; the same command runs only what is missing (--name {called})\n")
+        return status
     watch.finish(result)
     if picture is not None:
         from sublet.jobs.svg import picture as drawn
@@ -180,6 +194,22 @@ def target_of(text: str) -> Callable[[Any], Any]:
         raise UsageError(f"{visible(where)} has no function {name}", do="Name a function of one argument.")
     found: Callable[[Any], Any] = function
     return found
+
+
+def tasklet_of(where: str, entry: str, fuel: int) -> Callable[[Any], Any]:
+    """A WebAssembly module, looked at before anything is acquired."""
+    from sublet.jobs.inside import OverInputs
+    from sublet.jobs.wasm import WasmTasklet
+
+    try:
+        data = Path(where).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{visible(where)} cannot be read: {error.strerror}", do="Name a .wasm or .wat file."
+        ) from None
+    tasklet = WasmTasklet(data.decode() if where.endswith(".wat") else data, entry=entry, fuel=fuel)
+    tasklet.check()
+    return OverInputs(tasklet)
 
 
 def _script(where: str) -> Any:
@@ -365,12 +395,22 @@ def _written(results: Any, out: str | None, line: LiveLine) -> list[ChunkFailed]
                     told = {"index": place, "reason": value.reason.value, "detail": value.detail}
                     bad.write(json.dumps(told) + "\n")
                 continue
-            text = json.dumps({"index": place, "result": value}, default=_as_text)
+            text = json.dumps({"index": place, "result": _plain(value)}, default=_as_text)
             if out is None and line.live:
                 line.beside(lambda text=text: stream.write(text + "\n"))  # type: ignore[misc]
             else:
                 stream.write(text + "\n")
     return failures
+
+
+def _plain(value: Any) -> Any:
+    """What a tasklet gave: its output as text where it is text, else in base64, and the fuel it used."""
+    if type(value).__name__ != "TaskletResult":
+        return value
+    try:
+        return {"output": value.output.decode(), "fuel": value.fuel}
+    except UnicodeDecodeError:
+        return {"output_base64": base64.b64encode(value.output).decode(), "fuel": value.fuel}
 
 
 def _as_text(value: object) -> object:

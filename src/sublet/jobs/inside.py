@@ -8,6 +8,7 @@ chunk's own failure.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pickle
 import sys
@@ -17,8 +18,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from sublet.errors import InvalidRequest, LeaseInterrupt, RemoteError, Unpicklable
+from sublet.jobs.identity import File
 
-__all__ = ["Raised", "Task", "call_chunk", "error_of", "load_result"]
+__all__ = ["OverInputs", "Raised", "Task", "call_chunk", "error_of", "load_result"]
 
 _UNPICKLABLE: Final = (pickle.PicklingError, AttributeError, TypeError, NotImplementedError, RecursionError)
 _NO_RESULTS: Final = (types.GeneratorType, types.AsyncGeneratorType)
@@ -74,6 +76,27 @@ class Task:
         except _UNPICKLABLE:
             return _by_value(found)
         return _by_value(found) if b"__main__" in data else data
+
+
+class OverInputs:
+    """A WASM tasklet over inputs that are files or JSON values: a file's content, or the JSON text, is its input."""
+
+    __slots__ = ("tasklet",)
+
+    def __init__(self, tasklet: Any) -> None:
+        self.tasklet = tasklet
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OverInputs, (self.tasklet,)
+
+    def __call__(self, item: Any) -> Any:
+        return self.tasklet(item.read() if isinstance(item, File) else json.dumps(item).encode())
+
+    @property
+    def fuel(self) -> int:
+        """The most that one input may use."""
+        fuel: int = self.tasklet.fuel
+        return fuel
 
 
 def call_chunk(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,19 +3,20 @@
 The pool holds leases on a fabric of its own, so that closing it gives back whatever was acquired and withdraws what
 still waits in the queue. For each size of lease one thread asks: at once for what is free, and then, with what there
 is, for one more in the queue. A refusal for want of capacity or quota is no error: the job runs with what it has.
+What is missing is asked for in one request, and given back in one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sublet.background import start_thread
 from sublet.client.clocks import client_clock
 from sublet.client.fabric import Fabric
-from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, QuotaExceeded, SubletError
+from sublet.errors import CapacityExceeded, Disconnected, LeaseEnded, QuotaExceeded, SubletError
 from sublet.jobs.chunks import Needs
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ AGAIN_S: Final = 1.0
 """After a refusal that is not for want of capacity now: how long until it is asked again."""
 TOO_BIG: Final = "too_big"
 CLOSE_S: Final = 10.0
+MANY_MAX: Final = 1024
+"""Leases of one request."""
 
 
 class Holdings:
@@ -125,8 +128,9 @@ class LeasePool:
         with self._changed:
             left = self._book.close()
             self._changed.notify_all()
-        for lease in left:
-            _release(lease)
+        if left:
+            with contextlib.suppress(Disconnected, LeaseEnded):  # closing the fabric tries on
+                self._holding.release(left)
         self._holding.close(patience=CLOSE_S)
         for thread in self._threads:  # their requests were withdrawn, so they have nothing to wait for
             thread.join(CLOSE_S)
@@ -138,7 +142,7 @@ class LeasePool:
         wait: float | None = 0
         while self._goes_on(needs):
             try:
-                lease = self._acquire(needs, wait)
+                leases = self._acquire(needs, wait)
             except CapacityExceeded as error:
                 if error.reason == TOO_BIG:
                     self._on_refusal(needs, error, True)  # it stays among those asked for, so none asks again
@@ -154,7 +158,8 @@ class LeasePool:
                 return
             else:
                 wait = 0
-                self._take_in(needs, lease)
+                for lease in leases:
+                    self._take_in(needs, lease)
 
     def _goes_on(self, needs: Needs) -> bool:
         with self._changed:
@@ -179,14 +184,17 @@ class LeasePool:
         else:
             _release(lease)
 
-    def _acquire(self, needs: Needs, wait: float | None) -> Lease:
+    def _acquire(self, needs: Needs, wait: float | None) -> Sequence[Lease]:
+        """Up to as many as are missing, in one request; of those that wait in the queue one."""
+        with self._changed:
+            missing = self._book.missing(needs)
+        if missing <= 0:  # since it was looked at
+            return ()
+        asking = self._holding.many(min(missing, MANY_MAX))
         if needs.vram:
-            return self._holding.gpu(min_vram=needs.vram, wait=wait, on_place=_ignore, **self._terms)
-        if needs.memory:
-            raise InvalidRequest(
-                "this version leases cores or memory, not both under one lease", do="Leave memory= out."
-            )
-        return self._holding.cpu(needs.cores, wait=wait, on_place=_ignore, **self._terms)
+            return list(asking.gpu(min_vram=needs.vram, wait=wait, on_place=_ignore, **self._terms))
+        memory = needs.memory or None
+        return list(asking.cpu(needs.cores, memory=memory, wait=wait, on_place=_ignore, **self._terms))
 
 
 def job_leases(office: Fabric, job: str) -> list[LeaseView]:

@@ -137,6 +137,8 @@ class _Feeder:
         self._terms = terms
         self._items = iter(items)
         self._task = Task(function)
+        self._counts_fuel = hasattr(function, "fuel")
+        """A WASM tasklet, whose results say what they used."""
         self._store = store
         self._ordered = ordered
         self._make_pool = make_pool
@@ -170,6 +172,8 @@ class _Feeder:
                 for one in self._next_ones(session):
                     data = one.result
                     value = self._value(one) if data is None else load_result(data)
+                    if self._counts_fuel and data is not None:
+                        running.metrics.fuel += getattr(value, "fuel", 0)
                     self._given = given = self._given + 1
                     yield value
                     if not given % TOP_UP_EVERY:

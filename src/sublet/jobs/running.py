@@ -160,6 +160,7 @@ class Running:
         self._held_back_bytes = 0
         self._publish_at_ns: int | None = None
         self._is_publishing = False
+        self._publisher: threading.Thread | None = None
         self._is_closed = False
         self._asked = 0
         """Times that chunks or a phase were given, and below, taken in: until these are equal nothing is over."""
@@ -269,15 +270,23 @@ class Running:
             what = self._events.get(timeout=self._patience_s())
         except queue.Empty:
             return
+        self._carry_out(what)
+        self._take_events()
+
+    def _take_events(self) -> None:
+        """All that have come."""
         while True:
-            try:
-                what()
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the job
-                self._failed(error)
             try:
                 what = self._events.get_nowait()
             except queue.Empty:
                 return
+            self._carry_out(what)
+
+    def _carry_out(self, what: Callable[[], object]) -> None:
+        try:
+            what()
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the job
+            self._failed(error)
 
     def _patience_s(self) -> float:
         moments = [self.core.next_due_ns(), self._publish_at_ns]
@@ -303,7 +312,10 @@ class Running:
             self._over.set()
 
     def _last_step(self) -> None:
-        """What is put is published, whatever else ended."""
+        """What is put is published, whatever else ended; and nobody publishes any more when this returns."""
+        if self._publisher is not None:
+            self._publisher.join()
+        self._take_events()
         if self._held_back and self._store is not None and self.error is None:
             self._publish(self._held_back)
         self._tell_failures()
@@ -523,7 +535,7 @@ class Running:
             self._held_back_bytes, self._publish_at_ns = 0, None
             self._is_publishing = True
             state = self._state()
-            start_thread("burst_store", lambda: self._publish_beside(held, state))
+            self._publisher = start_thread("burst_store", lambda: self._publish_beside(held, state))
 
     def _publish_beside(self, held: list[tuple[Work, bytes]], state: bytes) -> None:
         try:

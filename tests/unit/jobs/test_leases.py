@@ -49,12 +49,15 @@ class Granting:
         self.refusals: list[tuple[str, bool]] = []
         self.granted: list[Any] = []
         self.changed = threading.Condition()
+        self.at_once = 1
+        """Leases that a request gets which does not wait."""
 
     def acquire(self, needs: Needs, wait: float | None) -> Any:
         self.waits.append(wait)
         if self.answers:
             raise self.answers.pop(0)
-        return Held(self, f"l{len(self.waits)}")
+        count = self.at_once if wait == 0 else 1
+        return [Held(self, f"l{len(self.waits)}.{n}") for n in range(count)]
 
     def lease(self, needs: Needs, lease: Any) -> None:
         with self.changed:
@@ -85,6 +88,7 @@ def pool_on(office: Granting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     asking = Fabric(address, client_clock())
     made = LeasePool(asking, "job", tier="batch", ttl=None, on_lease=office.lease, on_refusal=office.refusal)
     monkeypatch.setattr(made, "_acquire", office.acquire)
+    monkeypatch.setattr(made._holding, "release", lambda leases: [lease.release() for lease in leases])
     asking.close()
     return made
 
@@ -100,6 +104,19 @@ def test_capacity_pressure_is_no_error_and_the_next_request_waits_in_the_queue(
     assert office.refusals == [("CapacityExceeded", False), ("QuotaExceeded", False)]
     pool.close()
     assert sorted(office.released) == sorted(lease.id for lease in office.granted)
+
+
+def test_leases_that_come_together_are_kept_as_far_as_they_are_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = Granting()
+    office.at_once = 3
+    pool = pool_on(office, tmp_path, monkeypatch)
+    pool.want(ONE, 5)
+    office.until(lambda: len(office.granted) == 5 and len(office.released) == 1)
+    pool.close()
+    assert office.waits == [0, 0]
+    assert len(office.released) == 6
 
 
 def test_what_no_machine_has_is_said_once_and_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +144,10 @@ def test_a_lease_that_is_granted_after_the_end_is_given_back(tmp_path: Path, mon
     monkeypatch.setattr(leases, "CLOSE_S", 0.01)
     came, go_on = threading.Event(), threading.Event()
 
-    def slow(needs: Needs, wait: float | None) -> Held:
+    def slow(needs: Needs, wait: float | None) -> list[Held]:
         came.set()
         assert go_on.wait(LONG_S)
-        return Held(office, "late")
+        return [Held(office, "late")]
 
     monkeypatch.setattr(pool, "_acquire", slow)
     pool.want(ONE, 1)

@@ -353,6 +353,47 @@ def test_results_count_only_when_they_are_published(pool: FakePool) -> None:
     assert store.publications < 300
 
 
+LET_GO = threading.Event()
+
+
+def waits_unless_first(x: int) -> int:
+    if x:
+        LET_GO.wait(LONG_S)
+    return x
+
+
+class SlowestStore(SlowStore):
+    """Its publication takes until the test lets it go on."""
+
+    publish_after = 0.001
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.publishes, self.go_on = threading.Event(), threading.Event()
+
+    def publish(self, state: bytes) -> None:
+        self.publishes.set()
+        assert self.go_on.wait(LONG_S)
+        super().publish(state)
+
+
+def test_a_job_that_is_closed_waits_for_the_publication_under_way_and_counts_it(pool: FakePool) -> None:
+    """Else the lease of the store's volume would be given back while its files are still being published."""
+    store = SlowestStore()
+    LET_GO.clear()
+    results = job_map(waits_unless_first, range(2), want=2, store=store, make_pool=pool.make)
+    thread = threading.Thread(target=lambda: next(iter(results), None))
+    thread.start()
+    assert store.publishes.wait(LONG_S)
+    results.stop_soon()
+    store.go_on.set()
+    thread.join(LONG_S)
+    LET_GO.set()
+    assert len(store) == 1
+    assert results.result is not None
+    assert results.result.chunks_succeeded == 1
+
+
 # ---- the executor
 
 
