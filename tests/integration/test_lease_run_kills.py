@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,3 +152,102 @@ def can_lease_both(fabric: sublet.Fabric) -> bool:
             return True
     except SubletError:
         return False
+
+
+# ---- calls of many: what was finished is with the holder
+
+
+def numbered(number: int, at: int, size: int, log: str) -> object:
+    """Its number, as a value of about so many bytes; at one of them the process dies."""
+    with open(log, "a") as file:
+        file.write(f"{number}\n")
+    if number == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number if not size else (number, bytes(size))
+
+
+def test_results_before_a_kill_in_mid_batch_are_there(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """Small results, results that fill the buffer, and results in shared memory: only the item that was executing is
+    lost, those behind it were not begun, and nothing was executed twice."""
+    log, at = tmp_path / "log", 45  # batches have 1, 2, 4 … items, so this is in the middle of one
+    with fabric.cpu(1, ttl="1m") as lease:
+        for size in (0, 500, 40_000, 200_000):
+            log.write_text("")
+            taken: list[object] = []
+            with pytest.raises(WorkerLost, match="SIGKILL"):
+                taken.extend(lease.map(numbered, range(200), [at] * 200, [size] * 200, [str(log)] * 200))
+            assert taken == [n if not size else (n, bytes(size)) for n in range(at)], size
+            assert [int(line) for line in log.read_text().split()] == list(range(at + 1)), size
+
+
+def test_a_kill_at_a_random_moment_loses_the_executing_item_alone(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    """From outside, four times: results and executed items differ by one at most."""
+    log = tmp_path / "log"
+    with fabric.cpu(1, ttl="1m") as lease:
+        for turn in range(4):
+            log.write_text("")
+            pid = lease.run(os.getpid)
+            taken: list[object] = []
+            mapped = lease.map(numbered, range(5000), [-1] * 5000, [turn * 150] * 5000, [str(log)] * 5000)
+            with contextlib.suppress(WorkerLost):
+                for value in mapped:
+                    taken.append(value)
+                    if len(taken) == 50 + 137 * turn:
+                        os.kill(pid, signal.SIGKILL)
+            executed = [int(line) for line in log.read_text().split()]
+            assert executed == list(range(len(executed))), "an item was executed twice, or out of order"
+            assert len(executed) - len(taken) in (0, 1), f"turn {turn}: {len(taken)} of {len(executed)}"
+
+
+def wait_at(number: int, at: int, begun: str) -> int:
+    if number == at:
+        Path(begun).touch()
+        time.sleep(600)
+    return number
+
+
+def test_the_end_of_the_lease_in_mid_batch_leaves_what_was_finished(fabric: sublet.Fabric, tmp_path: Path) -> None:
+    begun, at = tmp_path / "begun", 45
+    taken: list[int] = []
+    lease = fabric.cpu(1, ttl="20s")
+
+    def revoke() -> None:
+        until("the item that waits", begun.exists)
+        fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {}, shape=dict)
+
+    thread = threading.Thread(target=revoke)
+    thread.start()
+    try:
+        with pytest.raises(sublet.LeaseEnded) as ended:
+            taken.extend(lease.map(wait_at, range(100), [at] * 100, [str(begun)] * 100))
+    finally:
+        thread.join()
+    assert taken == list(range(at))
+    assert ended.value.begun
+
+
+# ---- WASM
+
+
+@pytest.mark.needs("wasmtime")
+def test_a_tasklet_without_end_ends_with_its_call_and_with_its_lease(fabric: sublet.Fabric) -> None:
+    """Whatever fuel it has. The worker answers the next call in the first case."""
+    from sublet.errors import OutOfFuel
+    from sublet.jobs import WasmTasklet
+
+    loop = """(module (memory (export "memory") 1)
+      (func (export "run") (param i32 i32) (result i32) (loop $again (br $again)) (i32.const 0)))"""
+    endless = WasmTasklet(loop, fuel=1 << 62)
+    lease = fabric.cpu(1, ttl="20s")
+    pid = lease.run(os.getpid)
+    with pytest.raises(OutOfFuel) as caught:
+        lease.run(WasmTasklet(loop, fuel=10_000), b"")
+    assert caught.value.fuel > 9_000
+    with pytest.raises(sublet.CallTimeout):
+        lease.options(timeout="0.3s").run(endless, b"")
+    assert lease.run(os.getpid) == pid
+    future = lease.submit(endless, b"")
+    until("a tasklet that runs", future.running)
+    fabric.request("POST", f"/v1/leases/{lease.id}/revoke", {}, shape=dict)
+    with pytest.raises(sublet.LeaseEnded):
+        future.result(PATIENCE_S)

@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sublet.errors import CapacityExceeded, Disconnected
@@ -29,7 +29,7 @@ from sublet.wire.frames import close_all
 from sublet.wire.happenings import Event, Happening, Over, Refused, Replied
 from sublet.wire.line import Line
 from sublet.wire.link import Link
-from sublet.wire.work import Asked, Board, Message, Told, pack, unpack
+from sublet.wire.work import Asked, Board, Message, ResultBuffer, Said, Told, pack, unpack
 
 __all__ = ["GRACE_S", "WINDOW", "Exchange", "Pending"]
 
@@ -43,7 +43,7 @@ _LISTEN_S: Final = 5.0
 class Pending:
     """One call under way."""
 
-    __slots__ = ("call", "came", "doomed_ns", "is_done", "lost", "signal", "timeout_ns", "when_done")
+    __slots__ = ("call", "came", "doomed_ns", "is_done", "lost", "parts", "signal", "timeout_ns", "when_done")
 
     def __init__(self, timeout_ns: int | None = None, when_done: Callable[[], object] = lambda: None) -> None:
         self.timeout_ns = timeout_ns
@@ -54,11 +54,18 @@ class Pending:
         self.is_done = False
         self.came: Replied | Refused | None = None
         """The answer."""
+        self.parts: list[tuple[Said, tuple[int, ...]]] = []
+        """Of a call of many: results that came before the answer. The descriptors are closed by who reads them."""
         self.lost: Lost | None = None
         """Or that there is none to come."""
         self.doomed_ns = 0
         """It was interrupted; if it is not done by then, its process is ended."""
         self.signal: threading.Lock | None = None
+
+    def __del__(self) -> None:
+        """Of a call that was given up."""
+        for _, fds in self.parts:
+            close_all(fds)
 
     @property
     def was_begun(self) -> bool:
@@ -69,11 +76,16 @@ class Pending:
 class Lost:
     """The connection broke."""
 
-    def __init__(self, over: Over | None, executing: int, index: int) -> None:
+    def __init__(
+        self, over: Over | None, executing: int, index: int, first: int = 0, results: Sequence[bytes] = ()
+    ) -> None:
         self.over = over
         self.executing = executing
         """The call that the worker had begun; 0: none."""
         self.index = index
+        self.first = first
+        self.results = results
+        """Of that call, if it is one of many: results that were made and not sent, from item ``first`` on."""
 
 
 class Exchange:
@@ -83,6 +95,7 @@ class Exchange:
         """``end_worker`` ends the process, because it does not answer."""
         self.line = line
         self.board, self._board_fd = Board.create()
+        self.results, self._results_fd = ResultBuffer.create()
         self.sending = threading.Lock()
         """Held by who makes and sends messages: what one defines the next may use."""
         self.lost: Lost | None = None
@@ -229,10 +242,10 @@ class Exchange:
         if self._pending and self._housekeeper is not None:
             self._housekeeper()
 
-    def take_board(self) -> int:
-        """The board's descriptor, for the other side; the taker's."""
-        fd, self._board_fd = self._board_fd, -1
-        return fd
+    def take_shared(self) -> tuple[int, int]:
+        """The descriptors of board and result buffer, for the other side; the taker's."""
+        fds, self._board_fd, self._results_fd = (self._board_fd, self._results_fd), -1, -1
+        return fds
 
     def kept_by(self, housekeeper: Callable[[], object]) -> None:
         """There is one: call this when something is to be done."""
@@ -307,8 +320,12 @@ class Exchange:
                 if pending is not None:
                     self._settle(pending, happening, None)
             case Event(body=body, fds=fds):
+                said = unpack(body)
+                if said.kind in (Told.RESULTS, Told.RESULT) and (asked := self._pending.get(said.subject)) is not None:
+                    asked.parts.append((said, fds))
+                    return
                 close_all(fds)
-                _say(body)
+                _say(said)
             case Over():
                 self._break(happening)
             case _:
@@ -318,7 +335,7 @@ class Exchange:
         with self._lock:
             if self.lost is None:
                 call, _, index = self.board.read()
-                self.lost = Lost(over, call, index)
+                self.lost = Lost(over, call, index, *self.results.read(call))
             lost, left = self.lost, list(self._pending.values())
         for pending in left:
             self._settle(pending, None, lost)
@@ -346,9 +363,8 @@ def _left_s(until_ns: int | None) -> float:
 _STREAMS: Final = {1: "stdout", 2: "stderr"}
 
 
-def _say(body: bytes) -> None:
+def _say(said: Said) -> None:
     """What a function prints or logs, here."""
-    said = unpack(body)
     with contextlib.suppress(OSError, ValueError):  # our own output may be closed
         if said.kind == Told.OUTPUT:
             stream: Any = getattr(sys, _STREAMS.get(said.subject, "stderr"))

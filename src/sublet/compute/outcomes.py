@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sublet import errors
@@ -17,7 +18,17 @@ from sublet.wire.happenings import Refused, Replied
 from sublet.wire.page import ended_error
 from sublet.wire.work import Flag, Said, Told, unpack
 
-__all__ = ["Cancelled", "GeneratorBegun", "Items", "Many", "RemoteTraceback", "Unlike", "read", "remote_exception"]
+__all__ = [
+    "Cancelled",
+    "GeneratorBegun",
+    "Items",
+    "Many",
+    "RemoteTraceback",
+    "Unlike",
+    "read",
+    "read_many",
+    "remote_exception",
+]
 
 
 class RemoteTraceback(Exception):
@@ -89,8 +100,8 @@ def _read(said: Said, fds: tuple[int, ...], lease: LeaseId) -> Any:
             items, value = _value(said, fds)
             return Items(items, value, Flag.DONE in said.flags)
         case Told.MANY:
-            results, told = _value(said, fds)
-            return Many(results, None if told is None else remote_exception(*told), said.amount)
+            told = _value(said, fds)
+            return Many([], None if told is None else remote_exception(*told), said.amount)
         case Told.CANCELLED:
             return Cancelled(Flag.BEGAN in said.flags)
         case Told.ENDED:
@@ -105,15 +116,56 @@ def _read(said: Said, fds: tuple[int, ...], lease: LeaseId) -> Any:
             raise Disconnected(f"the worker answered with {said.kind}, which this version does not know")
 
 
+def read_many(parts: list[tuple[Said, tuple[int, ...]]], lost: tuple[int, Sequence[bytes]] = (0, ())) -> Many:
+    """The results of a call of many that were made, in order: those that were sent, and ``lost``, which the worker had
+    made and not sent, with the item they begin at. One that cannot be loaded ends them, with its error. ``parts`` is
+    empty afterwards."""
+    results: list[Any] = []
+    try:
+        for said, fds in parts:
+            if said.kind == Told.RESULTS and said.amount == len(results) and len(said.pieces) == 2:
+                end = said.pieces[0].length
+                _take(results, pickle.loads(said.data[:end]), said.data[end:])  # noqa: S301 - one program
+            elif said.kind == Told.RESULT and said.amount == len(results):
+                results.append(_value(said, fds))
+            elif said.amount > len(results):
+                break  # one before it is missing, which no worker of ours leaves out
+        first, pickles = lost
+        if first <= len(results):
+            results += map(pickle.loads, pickles[len(results) - first :])
+    except ModuleNotFoundError as error:
+        return Many(results, _no_module(error), 0)
+    except Exception as error:  # noqa: BLE001 - a class of the holder's that cannot be loaded here
+        return Many(results, error, 0)
+    finally:
+        while parts:
+            close_all(parts.pop()[1])
+    return Many(results, None, 0)
+
+
+def _take(results: list[Any], values: list[Any], pickles: memoryview) -> None:
+    """Add the values of a message; those that have a pickle of their own are loaded one by one."""
+    done = 0
+    for index, pickled in pickle.loads(pickles).items() if pickles else ():  # noqa: S301 - as above
+        results += values[done:index]
+        results.append(pickle.loads(pickled))  # noqa: S301 - as above
+        done = index + 1
+    results += values[done:]
+
+
+def _no_module(error: ModuleNotFoundError) -> InvalidRequest:
+    return InvalidRequest(
+        f"the result needs the module {error.name!r}, which this Python does not have",
+        do="Return plain values, or install it here as well.",
+    )
+
+
 def _value(said: Said, fds: tuple[int, ...]) -> Any:
     head, buffers = unstow(said, fds, _nothing_is_kept)
     try:
         return load(head, buffers)
     except ModuleNotFoundError as error:
-        raise InvalidRequest(
-            f"the result needs the module {error.name!r}, which this Python does not have",
-            do="Return plain values, or install it here as well.",
-        ) from error
+        raise _no_module(error) from error
 
 
 def remote_exception(pickled: bytes | None, name: str, text: str, trace: str) -> BaseException:

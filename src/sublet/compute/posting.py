@@ -18,7 +18,7 @@ from sublet.compute.functions import checked_callable
 from sublet.compute.futures import CallFuture
 from sublet.compute.holder_cuda import check_holder
 from sublet.compute.iterators import RemoteIterator
-from sublet.compute.outcomes import Cancelled, GeneratorBegun, Many, Unlike, read
+from sublet.compute.outcomes import Cancelled, GeneratorBegun, Many, Unlike, read, read_many
 from sublet.compute.workers import Job, Options, Worker, workers_of
 from sublet.errors import CallTimeout, InvalidRequest, LeaseEnded, SubletError
 from sublet.guest.desk import is_worker
@@ -138,6 +138,8 @@ def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
     """What came of a call that is done; AGAIN where it can be sent again. Raises what it raised."""
     if pending.came is None:
         error = worker.why_lost(lease)
+        if pending.lost is not None and job.is_many and (many := _made_before(pending, job, error)) is not None:
+            return many
         if pending.was_begun or (pending.call == 0 and worker.guest is None):
             raise error
         if isinstance(error, LeaseEnded):
@@ -148,12 +150,38 @@ def outcome(lease: Lease, worker: Worker, pending: Pending, job: Job) -> Any:
     except LeaseEnded as error:
         if error.end is not None and lease.end is not None:
             error.end = lease.end  # the office's own word
+        if pending.parts:
+            return _with_results(pending, error)
         raise
+    except SubletError as error:
+        if pending.parts:
+            return _with_results(pending, error)
+        raise
+    if isinstance(found, Many):
+        return _with_results(pending, found.error)._replace(took_ns=found.took_ns)
     if isinstance(found, Unlike):
         if not worker.distrust(job.function):
             raise InvalidRequest(f"the worker does not know the function: {found.why}")
         return AGAIN
     return found
+
+
+def _with_results(pending: Pending, error: BaseException | None) -> Many:
+    """The results of a call of many, and what ended it early."""
+    made = read_many(pending.parts)
+    return Many(made.results, made.error or error, 0)
+
+
+def _made_before(pending: Pending, job: Job, error: SubletError) -> Many | None:
+    """The results of a call of many that were made before its worker was lost, and why there are no more; None where
+    the call was not begun. Only the item that was executing was begun, and its error says so."""
+    lost = pending.lost
+    if lost is None or not (pending.was_begun or pending.parts):
+        return None
+    made = read_many(pending.parts, (lost.first, lost.results) if pending.was_begun else (0, ()))
+    if made.error is not None or len(made.results) == len(job.args):
+        return made
+    return Many(made.results, error, 0)
 
 
 def _not_begun(error: LeaseEnded) -> LeaseEnded:

@@ -179,7 +179,7 @@ class Worker:
         """Say what our interpreter looks like, and hear about the other."""
         wish = json.dumps({"path": own_paths()}).encode()
         pending = Pending()
-        self.exchange.send(pending, lambda: Message(pack(Asked.OPEN, inline=(wish,)), (self.exchange.take_board(),)))
+        self.exchange.send(pending, lambda: Message(pack(Asked.OPEN, inline=(wish,)), self.exchange.take_shared()))
         self.exchange.wait(pending)
         if pending.came is None:
             raise Disconnected("the worker ended before it began")

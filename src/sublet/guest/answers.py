@@ -27,6 +27,8 @@ class Answer(NamedTuple):
     flags: Flag = Flag.NONE
     subject: int = 0
     took_ns: int = 0
+    before: bytes | None = None
+    """What is said before it, as a message of its own."""
 
     def packed(self) -> tuple[bytes, tuple[int, ...]]:
         """Its bytes, and descriptors that are the taker's. A value for which there is no room becomes a fault."""

@@ -7,10 +7,12 @@ import importlib
 import importlib.util
 import json
 import os
+import pickle
 import sys
 import time
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -21,10 +23,12 @@ from sublet.guest.answers import Answer, fault, raised, told_error
 from sublet.guest.cargo import encode, lifted, load, unstow
 from sublet.guest.desk import CANCELLED, Desk
 from sublet.wire.frames import close_all
-from sublet.wire.work import Asked, Board, Flag, Said, Told, Where
+from sublet.wire.work import RESULT_MAX, Asked, Board, Flag, ResultBuffer, Said, Told, Where, pack
 
 __all__ = ["Calls", "introduce"]
 
+_PLAIN: Final = frozenset((type(None), bool, int, float, complex, str, bytes))
+"""Types whose values have nothing to them but their pickle."""
 ITEMS_FOR_S: Final = 0.005
 """Items of a generator are gathered for so long before they are sent."""
 ITEMS_BYTES_MAX: Final = 256 * 1024
@@ -44,6 +48,15 @@ class _Function(contextlib.AbstractContextManager[None]):
         self.fds = ()
 
 
+class _Unsent:
+    """The results in the buffer once more, as they are sent where nothing happens to this process: in one pickle."""
+
+    def __init__(self) -> None:
+        self.values: list[object] = []
+        self.pickles: dict[int, bytes] = {}
+        """Of those that are no plain values, which have None in their place."""
+
+
 class _Series:
     """A generator that is open, and the exception that came after items that were still to be sent."""
 
@@ -58,6 +71,11 @@ class Calls:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self.results: ResultBuffer | None = None
+        """Where results of calls of many lie until they are sent."""
+        self.send: Callable[[bytes, tuple[int, ...]], object] = lambda body, fds: close_all(fds)
+        """Says something to the holder in the middle of a call."""
+        self._unsent = _Unsent()
         self._functions: dict[int, _Function] = {}
         self._kept: dict[int, int] = {}
         """The descriptor of each kept piece."""
@@ -98,12 +116,12 @@ class Calls:
 
     # ---- calls
 
-    def answer(self, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
+    def answer(self, call: int, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
         """What came of one call. Raises ``SubletError`` where it could not be made."""
         try:
             match said.kind:
                 case Asked.RUN if Flag.MANY in said.flags:
-                    return self._run_many(said, fds, board)
+                    return self._run_many(call, said, fds, board)
                 case Asked.RUN:
                     return self._result(self._desk.execute(lambda: self._run(said, fds)))
                 case Asked.NEXT:
@@ -133,20 +151,34 @@ class Calls:
         except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
             raise _Wrapped(error) from None
 
-    def _run_many(self, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
-        results: list[object] = []
+    def _run_many(self, call: int, said: Said, fds: tuple[int, ...], board: Board | None) -> Answer:
+        """Each result is kept where the end of this process cannot take it, before the next item begins."""
+        kept = self.results
+        if kept is None or board is None:
+            return fault(InvalidRequest("a call of many came on a connection that has no result buffer"))
         ended: BaseException | None = None
+        kept.begin(call)
+        self._unsent = _Unsent()
 
         def work() -> None:
             function = self._function(said.subject)
             head, buffers = unstow(said, fds, self._fd)
-            for index, args in enumerate(_loaded(head, buffers, "its arguments")):
-                if board is not None:
-                    board.item(index)
-                found = self._called(function, args, {})
-                if isinstance(found, Generator | types.AsyncGeneratorType):
-                    raise _Wrapped(_no_generators())
-                results.append(found)
+            items = _loaded(head, buffers, "its arguments")
+            keep, note, dumps, plain = kept.put, self._unsent.values.append, pickle.dumps, _PLAIN
+            try:
+                for found in starmap(function, items):
+                    kind = type(found)
+                    if kind in plain and (kind is not bytes or len(found) < RESULT_MAX):  # type: ignore[arg-type]
+                        pickled = dumps(found, 5)
+                        note(found)  # first: what is kept and not noted would not be sent
+                        if keep(pickled):
+                            continue
+                        self._unsent.values.pop()
+                    self._keep_result(call, found)
+            except _Wrapped:
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever the holder's code raises goes to the holder
+                raise _Wrapped(error) from None
 
         try:
             self._desk.execute(work)
@@ -156,8 +188,53 @@ class Calls:
             ended = error
         if ended is not None and _is_cancel(ended):
             return self._interrupted(ended)
-        cargo = encode((results, None if ended is None else told_error(ended)), "the results")
+        cargo = encode(None if ended is None else told_error(ended), "the exception")
         return Answer(Told.MANY, cargo, flags=Flag.NONE if ended is None else Flag.RAISED)
+
+    def _keep_result(self, call: int, found: object) -> None:
+        """A result that is not a small plain value, or for which there is no room."""
+        kept = self.results
+        assert kept is not None
+        if isinstance(found, types.CoroutineType):
+            found = self._awaited(found)
+        if isinstance(found, types.GeneratorType | types.AsyncGeneratorType):
+            raise _Wrapped(_no_generators())
+        cargo = encode(lifted(found), "the result")
+        with self._desk.undisturbed():
+            if not cargo.buffers and len(cargo.head) <= RESULT_MAX and self._keep_pickle(kept, cargo.head):
+                return
+            if (before := self.unsent_results(call)) is not None:
+                self.send(before, ())
+                self._go_on(kept, kept.first + len(kept))
+                if not cargo.buffers and len(cargo.head) <= RESULT_MAX and self._keep_pickle(kept, cargo.head):
+                    return
+            item = kept.first + len(kept)
+            body, fds = Answer(Told.RESULT, cargo, subject=call, took_ns=item).packed()
+            self.send(body, fds)
+            self._go_on(kept, item + 1)
+
+    def _keep_pickle(self, kept: ResultBuffer, pickled: bytes) -> bool:
+        self._unsent.pickles[len(kept)] = pickled
+        self._unsent.values.append(None)
+        if kept.put(pickled):
+            return True
+        del self._unsent.pickles[len(kept)]
+        self._unsent.values.pop()
+        return False
+
+    def _go_on(self, kept: ResultBuffer, item: int) -> None:
+        kept.go_on_from(item)
+        self._unsent.values.clear()
+        self._unsent.pickles.clear()
+
+    def unsent_results(self, call: int) -> bytes | None:
+        """The message with what is in the buffer of this call; None if nothing is."""
+        kept = self.results
+        if kept is None or not kept or kept.call != call:
+            return None
+        values = pickle.dumps(self._unsent.values[: len(kept)], 5)
+        pickles = pickle.dumps(self._unsent.pickles, 5) if self._unsent.pickles else b""
+        return pack(Told.RESULTS, subject=call, amount=kept.first, inline=(values, pickles))
 
     def _result(self, found: object) -> Answer:
         if isinstance(found, types.GeneratorType | types.AsyncGeneratorType):

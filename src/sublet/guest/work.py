@@ -25,8 +25,9 @@ from sublet.wire.frames import close_all
 from sublet.wire.guests import Visit
 from sublet.wire.happenings import Called, Event, Over
 from sublet.wire.line import Line
+from sublet.wire.link import Link
 from sublet.wire.page import PageReader, PageState
-from sublet.wire.work import Asked, Board, Flag, Said, Told, numbers_in, pack, unpack
+from sublet.wire.work import Asked, Board, Flag, ResultBuffer, Said, Told, numbers_in, pack, unpack
 
 __all__ = ["Worker"]
 
@@ -154,15 +155,17 @@ class _Connection:
             self._board.begin(call, began_ns)
         try:
             with at_work():
-                answer = self._answer(said, fds)
+                answer = self._answer(call, said, fds)
+            if Flag.MANY in said.flags:  # whatever came of the call: what was made of it goes first
+                answer = answer._replace(before=self._calls.unsent_results(call))
         finally:
             close_all(fds)
-            if self._board is not None:
-                self._board.finish()
             self._desk.done()
         self._say(call, answer._replace(took_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_ns))
+        if self._board is not None:
+            self._board.finish()  # behind the answer: a call that was executed must not be taken for one in line
 
-    def _answer(self, said: Said, fds: tuple[int, ...]) -> Answer:
+    def _answer(self, call: int, said: Said, fds: tuple[int, ...]) -> Answer:
         worker = self._worker
         try:
             if said.kind == Asked.OPEN:
@@ -172,7 +175,7 @@ class _Connection:
             worker.speech.to(self._print)
             worker.records.send = self._log
             worker.records.level = said.amount
-            answer = self._calls.answer(said, fds, self._board)
+            answer = self._calls.answer(call, said, fds, self._board)
             return self._ended() if self._desk.is_ending else answer
         except LeaseEnded:
             return self._ended()
@@ -189,6 +192,9 @@ class _Connection:
     def _open(self, fds: tuple[int, ...]) -> None:
         if self._board is None and fds:
             self._board = Board.opened(fds[0])
+        if self._calls.results is None and len(fds) > 1:
+            self._calls.results = ResultBuffer.opened(fds[1])
+            self._calls.send = self._send
 
     def _ended(self) -> Answer:
         end = end_of(self._worker.page.read())
@@ -196,7 +202,16 @@ class _Connection:
 
     def _say(self, call: int, answer: Answer) -> None:
         body, fds = answer.packed()
-        self._line.say(lambda link: link.reply(call, body, fds))
+
+        def say(link: Link) -> None:
+            if answer.before is not None:
+                link.event(answer.before)
+            link.reply(call, body, fds)
+
+        self._line.say(say)
+
+    def _send(self, body: bytes, fds: tuple[int, ...]) -> None:
+        self._line.say(lambda link: link.event(body, fds))
 
     def _print(self, stream: int, text: bytes) -> None:
         body = pack(Told.OUTPUT, subject=stream, inline=(text,))
@@ -233,4 +248,6 @@ class _Connection:
         self._calls.close()
         if self._board is not None:
             self._board.close()
+        if self._calls.results is not None:
+            self._calls.results.close()
         self._line.close()

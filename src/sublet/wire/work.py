@@ -11,6 +11,9 @@ processes. What is checked is what a confused one could send: sizes, numbers, ki
 Beside the messages there is a *board*, one page of memory that both have mapped. On it the worker notes which call it
 executes and since when. It costs no message, and it is still there when the worker has died: so only the call that was
 executing is to blame, and those behind it go to the next worker.
+
+The results of a call of many lie beside it, in memory that both have mapped as well (``ResultBuffer``): each is there
+from the moment it was made, whatever becomes of the worker. What does not fit goes as a message of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import fcntl
 import mmap
 import os
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from sublet.errors import InvalidRequest
 from sublet.wire.shared import SHARED_MAX
@@ -31,11 +35,13 @@ __all__ = [
     "INLINE_MAX",
     "LARGE_BYTES",
     "PIECES_MAX",
+    "RESULT_MAX",
     "Asked",
     "Board",
     "Flag",
     "Message",
     "Piece",
+    "ResultBuffer",
     "Said",
     "Told",
     "Where",
@@ -52,6 +58,12 @@ LARGE_BYTES: Final = 64 * 1024
 PIECES_MAX: Final = 8192
 """Pieces of one message: their table is then a quarter of a frame."""
 BOARD_BYTES: Final = 4096
+RESULTS_BYTES: Final = 256 * 1024
+"""Pickles of results that were not sent yet."""
+RESULTS_MAX: Final = 4096
+"""And how many they may be."""
+RESULT_MAX: Final = 64 * 1024
+"""One result that is larger than this, or than the room that is left, goes as a message of its own."""
 
 _HEAD: Final = struct.Struct("!BBHIQ")  # kind, flags, number of pieces, subject, amount
 _PIECE: Final = struct.Struct("!BBHQQQ")  # where, flags, descriptor, number, offset, length
@@ -64,7 +76,7 @@ class Asked(enum.IntEnum):
     """Calls of the holder, and (the last three) what it says without being answered."""
 
     OPEN = 1
-    """The first: what the holder's interpreter looks like (JSON), and the board's descriptor."""
+    """The first: what the holder's interpreter looks like (JSON), and the descriptors of board and result buffer."""
     RUN = 2
     """Call function ``subject``; the pickle is (args, kwargs), or a list of args with ``Flag.MANY``. ``amount`` is the
     level below which log records are not wanted."""
@@ -82,13 +94,13 @@ class Asked(enum.IntEnum):
 
 
 class Told(enum.IntEnum):
-    """Answers of the worker, and (the last two) what it says without being asked."""
+    """Answers of the worker, and (the last four) what it says without being asked."""
 
     OPENED = 1
     VALUE = 2
     """The pickle is the result. ``amount`` is always how many nanoseconds it took."""
     MANY = 3
-    """The pickle is a list of results; with ``Flag.RAISED`` a second one, the exception that ended it, follows."""
+    """All results of a call of many were said; the pickle is None, or what ended it early (as with ``RAISED``)."""
     RAISED = 4
     """The pickle is (exception or None, its type's name, its text, its traceback as text)."""
     GENERATOR = 5
@@ -107,6 +119,11 @@ class Told(enum.IntEnum):
     """Text for stream ``subject``: 1 or 2."""
     LOG = 12
     """A log record: a pickled dictionary."""
+    RESULTS = 13
+    """Results of call ``subject``, a call of many, from item ``amount`` on: the pickle of a list, and that of a
+    dictionary with the pickles of those that were not plain values, by their place in the list."""
+    RESULT = 14
+    """The result of item ``amount`` of call ``subject``."""
 
 
 class Flag(enum.IntFlag):
@@ -278,6 +295,125 @@ class Board:
 
     def close(self) -> None:
         """Let go of the mapping. Harmless twice."""
+        self._map.close()
+
+
+class ResultBuffer:
+    """Results that the worker has made and not yet sent. The worker writes; the holder reads when the worker is gone.
+
+    A result counts from the moment the number of results is raised, which is the last thing that is written of it. A
+    process that is killed has done what its program did up to some instruction and nothing behind that, on every
+    processor: interrupts are precise. And the reader comes after the kernel has taken the process off its processor and
+    has told so through a socket, which orders memory. So a record that is counted is there as a whole, on x86 and on
+    arm alike, and no barrier is needed. The number is written as eight aligned bytes at once. Each record has a
+    checksum all the same, over its place as well: what scribbles over the buffer must not become a result.
+    """
+
+    _CALL: Final = 0
+    _FIRST: Final = 1
+    _COUNT: Final = 2
+    _HEAD_BYTES: Final = 64
+    _BYTES: Final = _HEAD_BYTES + 8 * RESULTS_MAX + RESULTS_BYTES
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._map = mapped
+        self._views = [memoryview(mapped)]
+        at = self._HEAD_BYTES
+        self._head = self._view(0, at, "Q")
+        self._ends = self._view(at, at + 4 * RESULTS_MAX, "I")
+        self._sums = self._view(at + 4 * RESULTS_MAX, at + 8 * RESULTS_MAX, "I")
+        self._data = self._view(at + 8 * RESULTS_MAX, self._BYTES, "B")
+        self._count = self._at = 0
+
+    def _view(self, start: int, end: int, kind: Literal["Q", "I", "B"]) -> memoryview:
+        view = self._views[0][start:end].cast(kind)
+        self._views.append(view)
+        return view
+
+    @classmethod
+    def create(cls) -> tuple[ResultBuffer, int]:
+        """A new one, and a descriptor of it for the other side, which is the caller's to close."""
+        fd = os.memfd_create("sublet-results", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, cls._BYTES)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return cls(mmap.mmap(fd, cls._BYTES)), fd
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def opened(cls, fd: int) -> ResultBuffer:
+        """The other side's. ``fd`` stays the caller's."""
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        if not seals & fcntl.F_SEAL_SHRINK or os.fstat(fd).st_size != cls._BYTES:
+            raise _wrong("came with something that is no result buffer")
+        return cls(mmap.mmap(fd, cls._BYTES))
+
+    # ---- the worker
+
+    def begin(self, call: int) -> None:
+        """A call of many begins."""
+        self._head[self._COUNT] = 0
+        self._head[self._FIRST] = 0
+        self._head[self._CALL] = call
+        self._count = self._at = 0
+
+    def put(self, pickled: bytes) -> bool:
+        """Keep the result of the next item; False if there is no room for it."""
+        count, start = self._count, self._at
+        end = start + len(pickled)
+        if count == RESULTS_MAX or end > RESULTS_BYTES:
+            return False
+        self._data[start:end] = pickled
+        self._ends[count] = end
+        self._sums[count] = zlib.crc32(pickled, count)
+        self._head[2] = self._count = count + 1  # last: from here on it is a result
+        self._at = end
+        return True
+
+    @property
+    def call(self) -> int:
+        """Whose results these are."""
+        return self._head[self._CALL]
+
+    @property
+    def first(self) -> int:
+        """Which item the first result here is of."""
+        return self._head[self._FIRST]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def go_on_from(self, item: int) -> None:
+        """The results of all items before this one were sent."""
+        self._head[self._COUNT] = 0
+        self._head[self._FIRST] = item
+        self._count = self._at = 0
+
+    # ---- the holder, once the worker is gone
+
+    def read(self, call: int) -> tuple[int, list[bytes]]:
+        """Of this call: from which item on, and the pickles that are whole."""
+        if self._head[self._CALL] != call:
+            return 0, []
+        found: list[bytes] = []
+        start = 0
+        for index in range(min(self._head[self._COUNT], RESULTS_MAX)):
+            end = self._ends[index]
+            if not start <= end <= RESULTS_BYTES:
+                break
+            pickled = self._data[start:end].tobytes()
+            if zlib.crc32(pickled, index) != self._sums[index]:
+                break
+            found.append(pickled)
+            start = end
+        return self._head[self._FIRST], found
+
+    def close(self) -> None:
+        """Let go of the mapping. Harmless twice."""
+        while self._views:
+            self._views.pop().release()
         self._map.close()
 
 

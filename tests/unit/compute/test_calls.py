@@ -150,7 +150,7 @@ def test_the_end_of_the_line_reaches_everybody(both: tuple[Exchange, Pretended])
 def test_the_board_says_which_call_is_to_blame(both: tuple[Exchange, Pretended]) -> None:
     exchange, pretended = both
     first = Pending()
-    exchange.send(first, lambda: Message(pack(Asked.OPEN), (exchange.take_board(),)))
+    exchange.send(first, lambda: Message(pack(Asked.OPEN), exchange.take_shared()))
     assert exchange.wait(first)
     pretended.answers.clear()
     pending = [Pending() for _ in range(3)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any, cast
 
 import pytest
 
 from sublet.compute.calls import Lost, Pending
+from sublet.compute.outcomes import Many
 from sublet.compute.posting import AGAIN, outcome
+from sublet.compute.workers import Job
 from sublet.errors import LeaseRevoked, SubletError, WorkerLost
+from sublet.wire.work import Told, pack, unpack
 
 EXECUTING = 7
 
@@ -29,7 +33,7 @@ def came_of(call: int, why: SubletError) -> Any:
     pending = Pending()
     pending.call, pending.lost = call, Lost(None, EXECUTING, 0)
     nobody = cast(Any, None)
-    return outcome(nobody, cast(Any, Gone(why)), pending, nobody)
+    return outcome(nobody, cast(Any, Gone(why)), pending, Job(len, ((),), {}))
 
 
 def test_what_was_in_line_when_the_lease_ended_can_go_to_another() -> None:
@@ -41,6 +45,46 @@ def test_what_was_in_line_when_the_lease_ended_can_go_to_another() -> None:
         came_of(EXECUTING, why)
     assert (of_one_in_line.value.begun, of_the_executing.value.begun) == (False, True)
     assert (str(of_one_in_line.value), of_one_in_line.value.reason) == (str(why), why.reason)
+
+
+def many_came_of(
+    call: int, why: SubletError, *, kept: list[object] | None = None, first: int = 0, said: list[object] | None = None
+) -> Any:
+    """Of five items: what the worker had said, and what it had only kept."""
+    results = [pickle.dumps(one, 5) for one in kept or []]
+    pending = Pending()
+    pending.call, pending.lost = call, Lost(None, EXECUTING, 0, first, results)
+    if said is not None:
+        body = pack(Told.RESULTS, subject=call, amount=0, inline=(pickle.dumps(said, 5), b""))
+        pending.parts.append((unpack(body), ()))
+    job = Job(len, [()] * 5, {}, is_many=True)
+    return outcome(cast(Any, None), cast(Any, Gone(why)), pending, job)
+
+
+def test_results_that_were_made_are_kept_when_the_worker_dies() -> None:
+    """Only the item that was executing has the error; those behind it were not begun."""
+    why = WorkerLost("the worker was killed")
+    assert many_came_of(EXECUTING, why, kept=[1, 2]) == Many([1, 2], why, 0)
+    assert many_came_of(EXECUTING, why, said=[1, 2], kept=[3], first=2) == Many([1, 2, 3], why, 0)
+    assert many_came_of(EXECUTING, why, said=[1, 2, 3], kept=[2, 3], first=1) == Many([1, 2, 3], why, 0)
+    assert many_came_of(EXECUTING, why) == Many([], why, 0)
+
+
+def test_a_call_whose_last_item_was_finished_is_finished() -> None:
+    """The worker died while it said so."""
+    why = WorkerLost("the worker was killed")
+    assert many_came_of(EXECUTING, why, kept=[1, 2, 3, 4, 5]) == Many([1, 2, 3, 4, 5], None, 0)
+    assert many_came_of(EXECUTING + 1, why, said=[1, 2, 3, 4, 5]) == Many([1, 2, 3, 4, 5], None, 0)
+
+
+def test_a_result_before_which_one_is_missing_is_not_taken() -> None:
+    why = WorkerLost("the worker was killed")
+    assert many_came_of(EXECUTING, why, kept=[9], first=3) == Many([], why, 0)
+
+
+def test_a_call_of_many_that_was_not_begun_goes_to_the_next_worker() -> None:
+    """What is in the buffer is of another call."""
+    assert many_came_of(EXECUTING + 1, WorkerLost("the worker was killed"), kept=[1]) is AGAIN
 
 
 def test_with_the_process_alone_what_was_in_line_goes_to_its_successor() -> None:
