@@ -10,6 +10,8 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
 from sublet.broker.records import ProcessRecord, Want
@@ -125,23 +127,37 @@ class HolderProcess(AskingProcess):
         self.job = job
         self.asked_at_true = world.now
         wait = world.random.random() if wants is None else 1.0
-        self.ask(
-            cmd.Acquire(
-                tenant=self.tenant,
-                lease=LeaseId(f"{self.name}.{self.boot}.{self._requests}"),
-                request_id=job.request,
-                wants=job.wants,
-                ttl_ns=world.scenario.ttl_ns(world),
-                tier=self.tier,
-                wait_ns=0 if wait < 0.15 else None if wait < 0.3 else int(wait * 90 * _S),
-                renew=job.mode,
-                name=job.name if job.resume is None else None,
-                resume=job.resume,
-                resume_epoch=job.resume_epoch,
-                process=self.process,
-            ),
-            self._acquired,
+        one = cmd.Acquire(
+            tenant=self.tenant,
+            lease=LeaseId(f"{self.name}.{self.boot}.{self._requests}"),
+            request_id=job.request,
+            wants=job.wants,
+            ttl_ns=world.scenario.ttl_ns(world),
+            tier=self.tier,
+            wait_ns=0 if wait < 0.15 else None if wait < 0.3 else int(wait * 90 * _S),
+            renew=job.mode,
+            name=job.name if job.resume is None else None,
+            resume=job.resume,
+            resume_epoch=job.resume_epoch,
+            process=self.process,
         )
+        self.ask(self._many(one) if wants is None and world.scenario.many else one, self._acquired)
+
+    def _many(self, one: cmd.Acquire) -> cmd.Acquire | cmd.AcquireMany:
+        """Sometimes several of it; drawn apart. What is not needed is given back at once."""
+        draw = random.Random(f"many/{self.world.scenario.seed}/{one.request_id}")
+        if draw.random() < 0.5 or one.name is not None or one.resume is not None:
+            return one
+        self.world.coverage.seen["asked for many"] += 1
+        count = draw.choice((2, 3, 5))
+        at_least = draw.choice((1, 1, 2))
+        each = replace(
+            one,
+            wants=tuple(replace(want, least=None) for want in one.wants),
+            wait_ns=one.wait_ns if at_least == 1 else 0,
+        )
+        leases = (one.lease, *(LeaseId(f"{one.lease}.{index}") for index in range(1, count)))
+        return cmd.AcquireMany(tenant=one.tenant, each=each, leases=leases, at_least=at_least)
 
     def _go_on(self, job: Job, parked: Parking) -> None:
         """Ask for a device for what is parked; or give it up, or forget about it; sometimes another comes first."""
@@ -167,6 +183,10 @@ class HolderProcess(AskingProcess):
             return
         if reply.lease is not None:
             self.lease = reply.lease
+        for other, _ in reply.others:
+            self.world.coverage.seen["granted beside another"] += 1
+            assert other.lease is not None
+            self.ask(cmd.Release(tenant=self.tenant, lease=other.lease, epoch=other.epoch), lambda _: None)
         match reply.kind:
             case "granted":
                 self._hold(reply)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from sublet.broker import commands as cmd
 from sublet.broker import events as ev
-from sublet.broker.answers import Answer, Outcome
+from sublet.broker.answers import Answer, Granted, GrantedMany, Outcome
 from sublet.broker.bound import BoundLeases
 from sublet.broker.ledger import Ledger
 from sublet.broker.presence import Presence
@@ -233,6 +233,8 @@ class OfficeProcess(Process):
     ) -> None:
         if error is None:
             self.world.watch.promised(self, *told)
+            for other in told[0].others:
+                self.world.watch.promised(self, *other)
             answer(told[0])
         elif isinstance(error, Disconnected):
             answer(Reply(kind="unknown", error=error))
@@ -396,6 +398,9 @@ class OfficeProcess(Process):
 
 def _reply(answer: Answer, now: Now) -> tuple[Reply, int]:
     """The outer form of an answer, and the deadline that it promises."""
+    if isinstance(answer, GrantedMany):
+        first, *others = [_reply(Granted(lease=one), now) for one in answer.leases]
+        return replace(first[0], others=tuple(others)), first[1]
     lease: LeaseRecord | None = getattr(answer, "lease", None)
     return reply_for(answer, lease, now), 0 if lease is None else lease.deadline_ns or 0
 

@@ -28,6 +28,8 @@ class Reply:
     reason: EndReason | None = None
     ended: bool = False
     error: SubletError | None = None
+    others: tuple[tuple[Reply, int], ...] = ()
+    """Of a request for many: the other leases that it was granted, with the deadlines that are promised."""
 
 
 def reply_for(answer: Answer | SubletError, lease: LeaseRecord | None, now: Now) -> Reply:

@@ -68,6 +68,10 @@ RATES_PER_MINUTE: Final = {
 """How often each fault happens in a seed in which it is on."""
 
 
+MANY_FROM: Final = 1_000_000
+"""From this seed on holders ask for several leases at once as well; the seeds before it tell the same story as ever."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Scenario:
     """One seed, spelt out."""
@@ -110,6 +114,8 @@ class Scenario:
     """Nodes have disks, and some of the work leaves something there under a name."""
     bound: bool = False
     """Holders are on the office's machine, and most bind their leases to their process."""
+    many: bool = False
+    """Holders sometimes ask for several leases in one request."""
     slow_disk_until: int = 0
     ttl_asked_ns: int = 0
 
@@ -192,6 +198,7 @@ def draw(seed: int, mode: Mode) -> tuple[Scenario, random.Random]:
     # Drawn last, so that the seeds of before tell the same story up to here.
     ability = source.choice((Suspend.NONE, Suspend.SAME_DEVICE, Suspend.SAME_TYPE, Suspend.SAME_TYPE))
     scenario.inventories = tuple(_with_ability(found, ability) for found in scenario.inventories)
+    scenario.many = seed >= MANY_FROM
     scenario.volumes = random.Random(f"volumes/{mode}/{seed}").random() < 0.35
     scenario.bound = scenario.embedded and random.Random(f"bound/{mode}/{seed}").random() < 0.5
     park_s = random.Random(f"parking/{mode}/{seed}").choice((0.05, 1, 1, 3, 6))  # the last takes too long
