@@ -45,6 +45,8 @@ def _check_leases(state: State, epochs: dict[Epoch, LeaseId]) -> None:
     for lease in state.leases.values():
         if lease.epoch is not None:
             assert epochs.setdefault(lease.epoch, lease.id) == lease.id, f"epoch {lease.epoch} was given twice (L2)"
+        known = state.requests.get((lease.tenant, lease.request_id))
+        assert known == lease.id, f"request {lease.request_id} is known as {known}, and had {lease.id} as well (L15)"
         if lease.status is LeaseStatus.ENDED:
             # On a lost node it may still have slices to be torn down when the node returns.
             assert lease.end is not None, f"{lease.id} ({lease.status}) has no reason (L12)"

@@ -78,6 +78,10 @@ WRONG: dict[str, Callable[[State], object]] = {
     "an epoch from the future": lambda state: change("ended", epoch=state.next_epoch())(state),
     "an epoch twice": lambda state: change("ended", epoch=state.leases[LeaseId("cores")].epoch)(state),
     "an older sequence": lambda state: setattr(state.books, "next_n", 2),
+    "a request that became two leases": (
+        lambda state: change("cores", request_id=state.leases[LeaseId("has")].request_id)(state)
+    ),
+    "a request that is known no more": lambda state: state.requests.clear(),
     "a promise that nobody filed": lambda state: state.promises.clear(),
     "a promise to nobody": lambda state: state.promises.setdefault(LeaseId("cores")),
     "a queue without him": lambda state: state.queue[Tier.INTERACTIVE].clear(),
