@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sublet.durable import roots
 from sublet.errors import Unpicklable
 from tests.notebook.sides import Notebook, Other
 
@@ -399,3 +400,38 @@ def test_a_key_whose_hash_reads_a_name_that_crosses_with_it(nb: Notebook) -> Non
     assert nb.there("found = table[Key(2)]; table[Key(3)] = 'three'") is None
     assert nb.names["found"] == "two"
     assert nb.names["table"][nb.names["Key"](3)] == "three"
+
+
+def test_objects_known_to_share_are_not_told_apart_again_for_each_cell(
+    nb: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find out which names share takes three encodings, and so does each step from function to function."""
+    nb.there(
+        "def scale(x):\n    return x * FACTOR\n"
+        "FACTOR = 2\n"
+        "class Layer:\n    def __call__(self, x):\n        return scale(x)\n"
+        "class Model:\n    def __init__(self):\n        self.layers = [Layer(), Layer()]\n"
+        "    def __call__(self, x):\n        return sum(one(x) for one in self.layers)\n"
+        "model = Model()"
+    )
+    nb.there("y = model(3)")
+    encoded: list[tuple[str, ...]] = []
+    made = roots._Bundle.__init__
+
+    def noted(bundle: roots._Bundle, names: tuple[str, ...], *args: Any) -> None:
+        encoded.append(names)
+        made(bundle, names, *args)
+
+    monkeypatch.setattr(roots._Bundle, "__init__", noted)
+    nb.there("y = model(4)")
+    assert nb.names["y"] == 16
+    assert sum("model" in names for names in encoded) <= 2, encoded  # alone, and with the class it came with
+
+
+def test_a_name_that_a_function_does_not_read_any_more_is_not_sent_with_it(nb: Notebook) -> None:
+    nb.there("a, b = 1, [2]\ndef f():\n    return a\nclass C:\n    def read(self):\n        return b\nc = C()")
+    nb.there("x = c.read()")
+    nb.here("C.read = lambda self: a\nb = [3]")
+    nb.there("x = c.read()")
+    assert nb.names["x"] == 1
+    assert "b" not in nb.sent.names

@@ -62,6 +62,8 @@ class Group:
     """The values themselves, if they are nothing but numbers, texts, and plain containers of these."""
     is_still: bool = False
     """The caller knew it as unchanged, and it was not encoded."""
+    is_joined: bool = False
+    """Its names were found to share objects or memory; else they stand together because each is small."""
 
     def remembering(self, rules: Rules) -> Group:
         """The same, with ``encoded.met`` if the rules remember. Where all is plain that is left out at first, since
@@ -327,7 +329,9 @@ def _one_by_one(
         return (whole.get(names) or _Bundle(names, roots, rules.anew())).group()
 
     groups = [
-        joint(tuple(sorted(single[n].names[0] for n in members))) for members in components.values() if len(members) > 1
+        replace(joint(tuple(sorted(single[n].names[0] for n in members))), is_joined=True)
+        for members in components.values()
+        if len(members) > 1
     ]
     at = 0
     for bundle in bundles:

@@ -33,6 +33,7 @@ __all__ = [
     "Refused",
     "Rules",
     "behind",
+    "contents_of",
     "found_by_name",
     "has_plain_state",
     "loaded",
@@ -256,7 +257,7 @@ class Rules:
             found = dict(value.registry)  # type: ignore[attr-defined]
             return rebuild.single_dispatch, (found.pop(object),), found, None, None, rebuild.fill_dispatch
         cells = value.__closure__ or ()
-        contents = tuple(map(_contents, cells))
+        contents = tuple(map(contents_of, cells))
         self._cells.update(map(id, cells))
         make, arguments, state = self._parts_like(value, contents)
         if cells:
@@ -290,7 +291,7 @@ class Rules:
     def _cell(self, value: types.CellType) -> Any:
         if id(value) in self._cells:
             return rebuild.cell, ()
-        return rebuild.cell, (), _contents(value), None, None, rebuild.fill_cell
+        return rebuild.cell, (), contents_of(value), None, None, rebuild.fill_cell
 
     def _mapping_proxy(self, value: Any) -> Any:
         return types.MappingProxyType, (behind(value),)
@@ -636,7 +637,7 @@ def behind(proxy: Any) -> Any:
     return asked.found if proxy == asked and asked.found is not None else dict(proxy)
 
 
-def _contents(cell: types.CellType) -> tuple[Any, ...]:
+def contents_of(cell: types.CellType) -> tuple[Any, ...]:
     """Of a variable: its value, or nothing."""
     try:
         return (cell.cell_contents,)

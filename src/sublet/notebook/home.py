@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sublet.durable import rebuild
 from sublet.durable.roots import StandsFor
-from sublet.durable.rules import MAINS, GpuRule, Refused, Rules, loaded
+from sublet.durable.rules import MAINS, GpuRule, Refused, Rules, contents_of, loaded
 from sublet.notebook.lookups import words_of_annotations, words_of_code
 from sublet.notebook.reading import names_of
 
@@ -77,17 +77,31 @@ class HomeRules(Rules):
         return found
 
     def _parts(self, value: types.FunctionType) -> tuple[Any, Any, Any]:
-        make, arguments, (attributes, slots) = super()._parts(value)
         if value.__globals__ is not vars(sys.modules["__main__"]):
+            make, arguments, (attributes, slots) = super()._parts(value)
             return make, *_of_its_module(value, arguments, (attributes, slots))
-        names, is_opaque = names_of(value.__code__)
+        code = value.__code__
+        names, is_opaque = names_of(code)
         self.needs |= names
-        self.files.add(value.__code__.co_filename)
-        self.maybe |= words_of_code(value.__code__) | words_of_annotations(value)
+        self.files.add(code.co_filename)
+        self.maybe |= words_of_code(code) | words_of_annotations(value)
         if is_opaque:
             self.opaque.add(value.__qualname__)
-        arguments = (*arguments[:_GLOBALS], _HOME, *arguments[_GLOBALS + 1 :])
-        return make, arguments, (attributes, {**slots, "__globals__": {}})
+        # What cloudpickle would answer, less the globals. It goes through all loaded modules for every function.
+        slots = {
+            "__name__": "".join(value.__name__),  # a string of its own: whether it is interned must not show
+            "__qualname__": "".join(value.__qualname__),
+            "__annotations__": value.__annotations__,
+            "__kwdefaults__": value.__kwdefaults__,
+            "__defaults__": value.__defaults__,
+            "__module__": value.__module__,
+            "__doc__": value.__doc__,
+            "__closure__": value.__closure__,
+            "_cloudpickle_submodules": _submodules_used(value, names),
+            "__globals__": {},
+        }
+        attributes = {"".join(name): held for name, held in value.__dict__.items()}
+        return rebuild.function, (code, _HOME, None, None, None), (attributes, slots)
 
     def _rule_for(self, kind: type) -> Any:
         if issubclass(kind, CONNECTIONS):
@@ -131,6 +145,24 @@ class HomeRules(Rules):
         if not isinstance(reduced, tuple) or len(reduced) < 6:
             return reduced
         return (*reduced[:5], rebuild.set_class)
+
+
+def _submodules_used(value: types.FunctionType, names: frozenset[str]) -> list[types.ModuleType]:
+    """Loaded modules that a function reaches as attributes of the packages it names: to unpickle one imports it."""
+    held: list[Any] = [value.__globals__[name] for name in sorted(names) if name in value.__globals__]
+    held += [one for cell in value.__closure__ or () for one in contents_of(cell)]
+    packages = [one for one in held if isinstance(one, types.ModuleType) and getattr(one, "__package__", None)]
+    found: dict[str, types.ModuleType] = {}
+    attributes = sorted(set(value.__code__.co_names))
+    while packages:
+        package = packages.pop()
+        for attribute in attributes:
+            name = f"{package.__name__}.{attribute}"
+            module = sys.modules.get(name)
+            if module is not None and name not in found:
+                found[name] = module
+                packages.append(module)
+    return [found[name] for name in sorted(found)]
 
 
 def _of_its_module(value: types.FunctionType, arguments: Any, state: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import pickletools
 import re
 import types
@@ -120,6 +121,7 @@ def looked_up(found: Lookups, reads: Iterable[str], names: Mapping[str, Any]) ->
     return frozenset(names.keys() & words)
 
 
+@functools.lru_cache(4096)
 def words_of_code(code: CodeType) -> frozenset[str]:
     """Of a function: the words of its string constants, where it calls a function that looks names up."""
     words: set[str] = set()

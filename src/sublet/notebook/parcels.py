@@ -56,6 +56,8 @@ class Parcel:
     """Of each buffer those of its chunks, so that who takes it need not read it to remember what both have."""
     is_plain: bool = False
     """The values are flat, so objects are numbered by their names (``met_by_name``), not by the pickle."""
+    is_joined: bool = False
+    """Its names share objects or memory."""
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +67,8 @@ class Parcel:
     def __reduce__(self) -> Any:
         """Its memory is lent out only while it is pickled; see ``unpicklable`` for what may happen else."""
         lent = tuple(one if isinstance(one, Lodged) else lend(one) for one in self.buffers)
-        return _parcel, (self.names, self.head, lent, self.own, self.known, self.hashes, self.is_plain)
+        kinds = self.is_plain, self.is_joined
+        return _parcel, (self.names, self.head, lent, self.own, self.known, self.hashes, *kinds)
 
 
 def _parcel(
@@ -76,8 +79,10 @@ def _parcel(
     known: dict[int, Tag],
     hashes: tuple[bytes, ...],
     is_plain: bool,
+    is_joined: bool,
 ) -> Parcel:
-    return Parcel(names=names, head=head, buffers=buffers, own=own, known=known, hashes=hashes, is_plain=is_plain)
+    kinds = {"is_plain": is_plain, "is_joined": is_joined}
+    return Parcel(names=names, head=head, buffers=buffers, own=own, known=known, hashes=hashes, **kinds)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType
 from typing import Final
 
@@ -26,6 +26,8 @@ from sublet.notebook.scopes import Opaque, Scope, code_of, magic_of, outside, st
 
 __all__ = ["Opaque", "Reading", "names_of", "names_set_by", "read_cell"]
 
+CODES_MAX: Final = 4096
+"""Functions whose names are remembered: each cell asks again for all that it sends."""
 OF_ALL: Final = frozenset({"exec", "eval", "globals", "locals"})
 """Calls that can look up or bind any name."""
 OF_NONE: Final = frozenset({"vars", "dir"})
@@ -129,6 +131,7 @@ def _ends_quietly(source: str) -> bool:
     return bool(tokens) and tokens[-1].string == ";"
 
 
+@lru_cache(CODES_MAX)
 def names_of(code: CodeType) -> tuple[frozenset[str], bool]:
     """The global names that a function reads or binds, with those of functions within it; and whether it may reach
     any."""

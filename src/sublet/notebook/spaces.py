@@ -16,6 +16,7 @@ import gc
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sublet.durable.changes import ChangeFinder
@@ -101,6 +102,13 @@ def _stays_with(group: Group, used: InUse, found: Outgoing) -> bool:
     return bool(why)
 
 
+def _names_read(group: Group) -> frozenset[str]:
+    """Global names that the notebook's functions in it read, as far as it was noted what is in it."""
+    here = vars(sys.modules["__main__"])
+    functions = [one for one in (group.encoded.met or {}).values() if type(one) is types.FunctionType]
+    return frozenset().union(*(names_of(one.__code__)[0] for one in functions if one.__globals__ is here))
+
+
 def _sendable(values: list[Any]) -> list[Any]:
     """Those of these values that can be encoded, found by halves: mostly it is all of them or all but a few."""
     if not values or can_travel(values, HomeRules()):
@@ -151,6 +159,10 @@ class Space:
         """The group in which each name was agreed on last."""
         self._large: set[tuple[str, ...]] = set()
         """Those of these groups that had much in them."""
+        self._joined: set[tuple[str, ...]] = set()
+        """Those of these groups whose names share objects: to find that out again takes three encodings."""
+        self._reads: dict[tuple[str, ...], frozenset[str]] = {}
+        """Names that the functions in each of these groups read."""
         self._values: dict[str, Any] = {}
         """What each name had when it was agreed on, but for long texts."""
         self._shared = Shared()
@@ -222,14 +234,21 @@ class Space:
         anew = bound.union(stuck)
         rules = HomeRules()
         groups: list[Group] = []
+        guessed = self._read_before(names) - found.stays.keys()
+        names |= guessed
         for _ in range(ROUNDS_MAX):
             rules = HomeRules()
             groups = self._encoded(names, rules, found, must=must, anew=anew)
+            if not guessed <= rules.needs:  # what was read before is not any more
+                names -= guessed
+                guessed = set()
+                continue
             more = without_handles(self.names, rules.needs - HIDDEN, found)
             more -= names | found.stays.keys()
             if not more:
                 break
             names |= more
+            guessed = set()
         if maybe is not None:
             groups, rules = self._with_looked_up(names, maybe, groups, rules, found, must=must, anew=anew)
         if used.objects:
@@ -456,7 +475,13 @@ class Space:
         self._figures = {}
         rules = HomeRules()
         known = {name for name in names if name in self.names}
-        for group in self._encoded(known, rules, Outgoing(), must=False, like=came):
+        like = []
+        for arrived in came.values():
+            named = tuple(name for name in arrived.names if not name.startswith(LOST))
+            if named:
+                like.append(named)
+                self._note_group(named, is_joined=arrived.is_joined)
+        for group in self._encoded(known, rules, Outgoing(), must=False, like=like):
             parcel = came.get(group.names)
             if parcel is None or parcel.head != group.encoded.head or len(parcel.hashes) != len(parcel.buffers):
                 self._remember(group, digest(group))
@@ -497,6 +522,8 @@ class Space:
         self._group_of.clear()
         self._values.clear()
         self._large.clear()
+        self._joined.clear()
+        self._reads.clear()
         self._shared.clear()
         self._files.clear()
         self._first.clear()
@@ -584,6 +611,8 @@ class Space:
         told = self.on_group
         before = None if told is None else lambda names: told(names, 0)
         while True:
+            parts = self._joined_before(line, still) if like is None else set()
+            known = self._among(line, self._large | self._joined if like is None else like, still)
             try:
                 groups = encode_roots(
                     here,
@@ -591,8 +620,8 @@ class Space:
                     rules=rules,
                     order=None if few else self._order,
                     still=still,
-                    together=self._among(line, self._large if like is None else like, still),
-                    stays=self._is_agreed if like is None else lambda _: True,
+                    together=[*known, *parts],
+                    stays=functools.partial(self._stays, parts) if like is None else lambda _: True,
                     before=before,
                     apart=self._first,
                 )
@@ -601,7 +630,7 @@ class Space:
                 for group in groups:
                     if isinstance(group.encoded.met, dict) and group.plain is None:
                         without_scaffolding(group.encoded.met)
-                return groups
+                return [replace(one, is_joined=True) if one.names in parts else one for one in groups]
             except Unpicklable as error:
                 name, error = blamed(error, {name: here[name] for name in line})
                 if must and name != LOST and (strict is None or name in strict):
@@ -613,10 +642,46 @@ class Space:
     def _among(
         self, names: Iterable[str], groups: Collection[tuple[str, ...]], but: Collection[str]
     ) -> list[tuple[str, ...]]:
+        """Of these groups those that hold none but these names. Names that are read first stand apart from others,
+        unless it is known that they share objects with them."""
         left = set(names).difference(but) if groups else set()
         first = self._first
         found = [group for group in groups if left.issuperset(group)]
-        return [one for one in found if first.isdisjoint(one) or first.issuperset(one)] if first else found
+        return [one for one in found if one in self._joined or first.isdisjoint(one) or first.issuperset(one)]
+
+    def _joined_before(self, names: Collection[str], but: Collection[str]) -> set[tuple[str, ...]]:
+        """What is left of joined groups without names that rarely are what joins the others: results of cells (which
+        often share objects with what they were computed from), functions and classes."""
+        left = set(names).difference(but) if self._joined else set()
+        found = set()
+        for group in self._joined:
+            part = tuple(name for name in group if name in left)
+            if 1 < len(part) < len(group) and all(name in left or self._joins_rarely(name) for name in group):
+                found.add(part)
+        return found
+
+    def _joins_rarely(self, name: str) -> bool:
+        return name.startswith("_") or isinstance(self.names.get(name), (type, types.FunctionType))
+
+    def _read_before(self, names: Set[str]) -> set[str]:
+        """Names that functions among these read, and functions among those, as far as it is known from the last time:
+        what is not known beforehand is found by encoding everything once more."""
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            value = self.names.get(name)
+            if type(value) is types.FunctionType and value.__globals__ is self.names:
+                read = names_of(value.__code__)[0]
+            else:
+                read = self._reads.get(self._group_of.get(name, ()), frozenset())
+            new = {one for one in read - HIDDEN - names - found if type(self.names.get(one, value)) is not RemoteValue}
+            found |= new & self.names.keys()
+            waiting += new & self.names.keys()
+        return found
+
+    def _stays(self, parts: Collection[tuple[str, ...]], group: Group) -> bool:
+        return group.names in parts or self._is_agreed(group)
 
     def _is_agreed(self, group: Group) -> bool:
         return self._agreed.get(group.names) == digest(group)
@@ -703,12 +768,7 @@ class Space:
         self._still = {name: one for name, one in self._still.items() if name not in names} if self._still else {}
         if group.plain is not None and len(names) == 1 and (taken := snapshot(self.names.get(names[0]))) is not None:
             self._still[names[0]] = taken
-        for name in () if names in self._agreed else names:
-            before = self._group_of.get(name)
-            if before != names:
-                self._agreed.pop(before or (), None)
-                self._large.discard(before or ())
-                self._group_of[name] = names
+        self._note_group(names, is_joined=group.is_joined)
         self._agreed[names] = digest
         for name in names:
             value = self.names.get(name)
@@ -720,6 +780,20 @@ class Space:
             self._large.add(names)
         elif not group.is_still:
             self._large.discard(names)
+        if names in self._joined or len(names) == 1:
+            self._reads[names] = _names_read(group)
+
+    def _note_group(self, names: tuple[str, ...], *, is_joined: bool) -> None:
+        for name in () if names in self._agreed else names:
+            before = self._group_of.get(name)
+            if before != names:
+                self._agreed.pop(before or (), None)
+                self._large.discard(before or ())
+                self._joined.discard(before or ())
+                self._reads.pop(before or (), None)
+                self._group_of[name] = names
+        if is_joined:
+            self._joined.add(names)
 
     def _fill(self, found: Outgoing, groups: list[Found], named: set[int] | None = None) -> None:
         self._lodging.undo()
@@ -757,6 +831,7 @@ class Space:
                     known=known,
                     hashes=tables,
                     is_plain=group.plain is not None,
+                    is_joined=group.is_joined or group.names in self._joined,
                 )
             )
         for (group, _), parcel in zip(groups, found, strict=True):
