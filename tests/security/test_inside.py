@@ -15,6 +15,7 @@ import pytest
 
 import sublet
 from sublet.agent.starting import package_folder
+from sublet.supervisor.isolation.plan import SEALED
 from sublet.supervisor.isolation.system_calls import names, number_of, refused_names
 from tests.security import inside
 from tests.security.conftest import Place
@@ -117,6 +118,17 @@ def check(found: dict[str, str]) -> None:
 
 def test_in_a_command_nothing_is_to_be_had(place: Place) -> None:
     check(in_command(place.ben))
+
+
+def test_what_can_be_turned_is_read_only_by_its_mount_as_well(place: Place) -> None:
+    """Whatever rights a guest should come to."""
+    with place.ben.cpu(1) as lease:
+        command = lease.start(["cat", "/proc/self/mountinfo"], cwd="/")
+        said = b"".join(piece.data for piece in command.output()).decode()
+    options = {line.split()[4]: line.split()[5].split(",") for line in said.splitlines()}
+    there = [path for path in SEALED if os.path.exists(path)]
+    assert len(there) >= 3
+    assert [path for path in there if "ro" not in options.get(path, ())] == []
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["plain", "from a warm interpreter"])
