@@ -78,11 +78,10 @@ class Groups:
         parts = [f"sublet-{self.office}", _checked(lease), *([] if guest is None else [_checked(guest)])]
         return Group(self._hierarchies, "/".join(parts), lease, guest)
 
-    def cap_office(self, limits: Limits) -> list[str]:
-        """Cap all guests of the office together; returns what cannot be capped here, by name."""
-        if not self.is_active:
-            return [name for name, cap in (("memory", limits.memory_bytes), ("cpu", limits.cores)) if cap]
-        return Group(self._hierarchies, f"sublet-{self.office}", LeaseId(""), None).set_limits(limits)
+    def cap_office(self, limits: Limits) -> None:
+        """Cap all guests of the office together, as far as that can be had here (``describe``)."""
+        if self.is_active:
+            Group(self._hierarchies, f"sublet-{self.office}", LeaseId(""), None).set_limits(limits)
 
     def found(self) -> list[Group]:
         """The groups of guests that are there, whoever made them."""

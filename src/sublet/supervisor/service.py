@@ -131,8 +131,6 @@ class Supervisor:
         self._timer: Timer | None = None
         self._alone_since_ns = self._started_ns
         self._may_quit = False
-        self._uncapped: tuple[str, ...] = ()
-        """Of the caps of the whole office, those that cannot be had here."""
         self._predecessor = Predecessor(
             procs=self._procs,
             groups=self._groups,
@@ -292,12 +290,9 @@ class Supervisor:
             started_ns=self._started_ns,
             live=tuple(live.lease for live in self.node.fence),
             guests=sum(1 for _ in self.guests.of(None)),
-            lines=(
-                *(
-                    f"{said.part}: {'active' if said.is_active else 'NOT active'}, {said.text}"
-                    for said in self._groups.describe()
-                ),
-                self._caps_line(),
+            lines=tuple(
+                f"{said.part}: {'active' if said.is_active else 'NOT active'}, {said.text}"
+                for said in self._groups.describe()
             ),
             is_new=is_new,
         )
@@ -309,19 +304,7 @@ class Supervisor:
         with open("/proc/sys/kernel/pid_max", "rb") as file:
             pids_max = int(file.read(32))
         limits = office_limits(caps, memory_bytes=memory_bytes, cores=os.cpu_count() or 1, pids_max=pids_max)
-        self._uncapped = tuple(self._groups.cap_office(limits))
-
-    def _caps_line(self) -> str:
-        """For ``sublet doctor``: how what was not leased is capped here."""
-        ways = {
-            "memory": "measured once a second",
-            "pids": "by the kernel's limit for a user",
-            "cpu": "by keeping guests on as many cores",
-        }
-        lacking = [f"{name} {way}" for name, way in ways.items() if not self._groups.has(name)]
-        held = ", ".join(lacking) if lacking else "by control groups"
-        office = f", the office as a whole not in {', '.join(self._uncapped)}" if self._uncapped else ""
-        return f"caps of what was not leased: {'active' if not office else 'NOT active'}, {held}{office}"
+        self._groups.cap_office(limits)  # `sublet doctor` says what cannot be capped here
 
     def obey(self, orders: Orders) -> None:
         if self.node is None:
