@@ -19,7 +19,7 @@ V1: Final = ("memory", "pids", "cpu", "cpuset", "devices", "freezer", "cpuacct")
 V1_FILES: Final = {
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
     "pids": ("pids.max",),
-    "cpu": ("cpu.cfs_period_us", "cpu.cfs_quota_us"),
+    "cpu": ("cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.shares"),
     "cpuset": ("cpuset.cpus", "cpuset.mems"),
     "devices": ("devices.deny", "devices.allow"),
     "freezer": ("freezer.state",),
@@ -28,6 +28,7 @@ V1_FILES: Final = {
 V2_FILES: Final = (
     *("cgroup.controllers", "cgroup.subtree_control", "cgroup.kill", "cgroup.freeze", "cgroup.events", "cpu.stat"),
     *("memory.max", "memory.current", "memory.peak", "memory.events", "pids.max", "cpu.max", "cpuset.cpus"),
+    *("cpu.weight", "memory.swap.max"),
 )
 LEASE: Final = LeaseId("l1")
 GUEST: Final = GuestId("g1")
@@ -320,6 +321,45 @@ def test_v1_limits(machine: Machine) -> None:
     assert machine.get("cg/pids/sublet-k3/l1/pids.max") == "99"
     assert machine.get("cg/cpu/sublet-k3/l1/cpu.cfs_quota_us") == "200000"
     assert all(said.is_active for said in groups.describe())
+
+
+UNLEASED: Final = Limits(memory_bytes=1 << 29, swap=False, cores=1, pids_max=256, cpu_weight=10)
+
+
+def test_swap_and_the_share_of_time_are_capped_by_v2(machine: Machine) -> None:
+    machine.v2("cg", "cpu memory pids")
+    assert limited(machine.probe(), UNLEASED) == []
+    lease = "cg/sublet-k3/l1"
+    assert (machine.get(f"{lease}/memory.swap.max"), machine.get(f"{lease}/cpu.weight")) == ("0", "10")
+
+
+def test_swap_and_the_share_of_time_are_capped_by_v1(machine: Machine) -> None:
+    """A kernel that does not count swap has no file for it, and memory is capped all the same."""
+    for name in V1:
+        machine.v1(name)
+    assert limited(machine.probe(), UNLEASED) == []
+    assert machine.get("cg/cpu/sublet-k3/l1/cpu.shares") == "102"
+    assert machine.get("cg/memory/sublet-k3/l1/memory.limit_in_bytes") == str(1 << 29)
+    assert not (machine.root / "cg/memory/sublet-k3/l1/memory.memsw.limit_in_bytes").exists()
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_all_guests_of_an_office_are_capped_in_the_group_above_their_leases(machine: Machine, version: str) -> None:
+    if version == "v2":
+        machine.v2("cg", "cpu memory pids")
+    else:
+        for name in V1:
+            machine.v1(name)
+    machine.probe().cap_office(Limits(memory_bytes=1 << 33, cores=3, pids_max=16384))
+    top = {name: "cg/sublet-k3" if version == "v2" else f"cg/{name}/sublet-k3" for name in V1}
+    memory, cpu = ("memory.max", "cpu.max") if version == "v2" else ("memory.limit_in_bytes", "cpu.cfs_quota_us")
+    assert machine.get(f"{top['memory']}/{memory}") == str(1 << 33)
+    assert machine.get(f"{top['pids']}/pids.max") == "16384"
+    assert machine.get(f"{top['cpu']}/{cpu}").startswith("300000")
+
+
+def test_without_groups_an_office_has_no_cap_of_its_own() -> None:
+    Groups.none("k3").cap_office(UNLEASED)
 
 
 def frozen(machine: Machine) -> list[str]:
