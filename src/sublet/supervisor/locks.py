@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from sublet.errors import InvalidRequest, SubletError
+from sublet.supervisor.by_descriptor import change
 
 __all__ = [
     "ROOTS",
@@ -295,7 +296,7 @@ class DeviceLocks:
             return None
         with contextlib.suppress(OSError):  # as root of a container it may not be ours to make: then there is none
             os.mkdir(self.roots, 0o755)
-            os.chmod(self.roots, 0o755)  # whatever the umask
+            change(self.roots, mode=0o755)  # whatever the umask
         if not _trusted(self.roots):
             return None
         found = _locked(_own_path(self.roots, device), device, 0o600)

@@ -1,0 +1,323 @@
+"""Whatever guests do in their folders, what root does there afterwards changes nothing outside of them.
+
+Real actions of a guest's user, in any order, between the real functions that the privileged part runs on those folders:
+starting guests, taking over after a restart, laying out and publishing a volume, keeping, cleaning and removing. Beside
+them lies a tree that nobody was given. `SUBLET_CANARY=20000` tries so many lives instead of a few, from chance. (What a
+guest mounts is in its own mount namespace, and never comes to be here.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sublet.errors import SubletError
+from sublet.supervisor.by_descriptor import change, opened_folder
+from sublet.supervisor.counting import count
+from sublet.supervisor.isolation.cleaning import remove_tree
+from sublet.supervisor.publishing_work import publish
+from sublet.supervisor.stores_work import StoreNote, make_blocks, put_away
+from sublet.supervisor.tenancy import Tenancy
+from sublet.supervisor.volume_folder import Place, collect, has_files, lay_out, sweep_staging
+from sublet.values import MIB, Epoch, Exclusivity, Kind, LeaseId, ResourceId, TenantId
+from sublet.wire.orders import Part
+from sublet.wire.volumes import Collect, Publish, VolumeOpened
+from tests.unit.supervisor.test_tenancy import NoGroups
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has a privileged part")
+
+GUEST = 1_900_000_123
+LIVES = int(os.environ.get("SUBLET_CANARY", "0"))
+LEASE, EPOCH, TENANT = LeaseId("l-1"), Epoch(1, 2), TenantId("ana")
+GPU = Part(resource=ResourceId("gpu0"), kind=Kind.GPU, amount=MIB, exclusivity=Exclusivity.SHARED)
+BLOCK = Part(resource=ResourceId("block"), kind=Kind.BLOCK, amount=64 * 1024)
+
+NAMES = ("a", "b", "rows", "home", "0", "lock", "checkpoints", "packs", "staging", "1.2", "1.2.holder")
+TARGETS = ("CANARY", "CANARY/file", "CANARY/dir", "CANARY/dir/inner", "..", "../..", "/dev/null", "a", "b")
+ROOTS = ("home", "counts", "volume")
+
+
+class Act(NamedTuple):
+    """One thing that a guest does: in which folder, what, with which names."""
+
+    root: str
+    what: str
+    name: str
+    other: str
+    target: str
+    mode: int
+    place: int
+    """Of the name that is replaced, among those that are there."""
+
+
+names = st.one_of(st.sampled_from(NAMES), st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)).map("/".join))
+acts = st.builds(
+    Act,
+    st.sampled_from(ROOTS),
+    st.sampled_from(
+        (
+            "replace",
+            "replace",
+            "folder",
+            "file",
+            "link",
+            "second name",
+            "pipe",
+            "socket",
+            "device",
+            "move",
+            "rights",
+            "remove",
+        )
+    ),
+    names,
+    names,
+    st.sampled_from(TARGETS),
+    st.sampled_from((0o000, 0o400, 0o700, 0o777, 0o1777, 0o4755)),
+    st.integers(0, 3),
+)
+PRIVILEGED = (
+    "start",
+    "restart",
+    "lay out",
+    "publish",
+    "collect",
+    "sweep",
+    "count",
+    "clean home",
+    "keep",
+    "put away",
+    "end",
+)
+
+
+class World:
+    """A lease's folders, and beside them what must stay as it is."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.canary = base / "canary"
+        (self.canary / "dir").mkdir(parents=True, mode=0o750)
+        (self.canary / "file").write_text("root only")
+        (self.canary / "file").chmod(0o640)
+        (self.canary / "dir" / "inner").write_text("deep")
+        (self.canary / "dir" / "pipe").mkdir()
+        os.chown(self.canary / "dir", 0, 12)
+        self.leases, self.blocks = base / "leases", base / "blocks"
+        for folder in (self.leases, self.blocks):
+            folder.mkdir(mode=0o700)
+        self.store = str(self.blocks / "l-1.1.2")
+        self.folders: dict[str, str] = {}
+        self.restart()
+
+    def facts(self) -> list[tuple[object, ...]]:
+        found: list[tuple[object, ...]] = []
+        for folder, _, files in sorted(os.walk(self.canary)):
+            for path in (folder, *(os.path.join(folder, name) for name in sorted(files))):
+                one = os.lstat(path)
+                content = Path(path).read_bytes() if stat.S_ISREG(one.st_mode) else sorted(os.listdir(path))
+                found.append((path, one.st_uid, one.st_gid, one.st_mode, one.st_nlink, content))
+        return found
+
+    # ---- the guest
+
+    @contextlib.contextmanager
+    def as_guest(self) -> Iterator[None]:
+        groups = os.getgroups()
+        os.setgroups([])
+        os.setegid(GUEST)
+        os.seteuid(GUEST)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            os.setgroups(groups)
+
+    def act(self, act: Act) -> None:
+        """As a guest does it: from a descriptor of what it was given, and nothing above."""
+        folder = self.folders.get(act.root, "")
+        try:
+            top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return
+        target = act.target.replace("CANARY", str(self.canary))
+        try:
+            with self.as_guest(), contextlib.suppress(OSError):
+                match act.what:
+                    case "replace":  # by a link: the trap that most attacks begin with
+                        there = sorted(os.listdir(top))
+                        name = there[act.place % len(there)] if there else act.name
+                        os.rename(name, f"{name}.aside", src_dir_fd=top, dst_dir_fd=top)
+                        os.symlink(target, name, dir_fd=top)
+                    case "folder":
+                        os.mkdir(act.name, dir_fd=top)
+                    case "file":
+                        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
+                        os.close(os.open(act.name, flags, dir_fd=top))
+                    case "link":
+                        os.symlink(target, act.name, dir_fd=top)
+                    case "second name":
+                        os.link(target, act.name, dst_dir_fd=top)
+                    case "pipe":
+                        os.mkfifo(act.name, dir_fd=top)
+                    case "socket":
+                        os.mknod(act.name, stat.S_IFSOCK | 0o777, dir_fd=top)
+                    case "device":
+                        os.mknod(act.name, stat.S_IFCHR | 0o666, os.makedev(1, 7), dir_fd=top)
+                    case "move":
+                        os.rename(act.name, act.other, src_dir_fd=top, dst_dir_fd=top)
+                    case "rights":
+                        os.chmod(act.name, act.mode, dir_fd=top)
+                    case "remove":
+                        os.unlink(act.name, dir_fd=top)
+        finally:
+            os.close(top)
+
+    # ---- root
+
+    def restart(self) -> None:
+        """Another supervisor takes over what lies there."""
+        self.tenancy = Tenancy(
+            lease=LEASE, tenant=TENANT, epoch=EPOCH, parts=(GPU, BLOCK), deadline_ns=1 << 60, office="o"
+        )
+        self.tenancy.open(str(self.leases), NoGroups(), 1, lambda _: ())  # type: ignore[arg-type]
+
+    def start(self) -> None:
+        home, counts = self.tenancy.make_home((GUEST, GUEST))
+        note = StoreNote(lease=LEASE, epoch=EPOCH, tenant=TENANT, parts=(BLOCK,), name="kept")
+        made = make_blocks(self.store, note, (GUEST, GUEST))
+        self.folders = {"home": home, "counts": counts, "volume": made.paths[0] if made.paths else ""}
+
+    def place(self) -> Place:
+        return Place(folder=f"{self.store}/0", size=BLOCK.amount, counted=True, owner=GUEST, group=GUEST)
+
+    def do(self, what: str, name: str) -> None:
+        volume = f"{self.store}/0"
+        opened = VolumeOpened(lease=LEASE, epoch=EPOCH, name="kept", folder=volume, staging="", size=BLOCK.amount)
+        asked = Publish(lease=LEASE, epoch=EPOCH, staging=name, manifest="a", packs=("b",), parent=0)
+        acts: dict[str, Callable[[], object]] = {
+            "start": self.start,
+            "restart": self.restart,
+            "lay out": lambda: lay_out(self.place(), opened),
+            "publish": lambda: publish(self.place(), asked),
+            "collect": lambda: collect(self.place(), Collect(lease=LEASE, epoch=EPOCH, keep=1)),
+            "sweep": lambda: sweep_staging(volume),
+            "count": lambda: (sum(count(self.tenancy.folder)), has_files(volume)),
+            "clean home": lambda: remove_tree(os.path.join(self.tenancy.folder, "home"), keep_top=True),
+            "keep": lambda: put_away(self.store, keep=True),
+            "put away": lambda: put_away(self.store, keep=False),
+            "end": lambda: remove_tree(self.tenancy.folder),
+        }
+        with contextlib.suppress(OSError, SubletError):  # a refusal changes nothing either
+            acts[what]()
+
+
+steps = st.lists(
+    st.one_of(acts, acts, acts, st.tuples(st.sampled_from(PRIVILEGED), st.sampled_from(NAMES))), min_size=8, max_size=40
+)
+
+
+@settings(
+    max_examples=LIVES or 60,
+    deadline=None,
+    derandomize=not LIVES,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(steps=steps)
+def test_nothing_outside_is_changed(steps: list[Act | tuple[str, str]]) -> None:
+    base = Path(tempfile.mkdtemp(prefix="sublet-canary-"))
+    try:
+        world = World(base)
+        before = world.facts()
+        world.do("start", "")
+        for step in steps:
+            if isinstance(step, Act):
+                world.act(step)
+            else:
+                world.do(*step)
+                assert world.facts() == before, f"after {step}"
+        for what in ("start", "restart", "start", "lay out", "sweep", "keep", "put away", "end"):
+            world.do(what, "a")
+            assert world.facts() == before, f"after {what} at the end"
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+# ---- each kind of trap has its effect, and the net catches a mistake
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    base = Path(tempfile.mkdtemp(prefix="sublet-canary-"))
+    made = World(base)
+    made.do("start", "")
+    yield made
+    shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_a_guest_really_acts_in_each_of_its_folders(world: World, root: str) -> None:
+    world.act(Act(root, "link", "a", "", "CANARY/file", 0, 0))
+    world.act(Act(root, "pipe", "b", "", "a", 0, 0))
+    assert os.readlink(f"{world.folders[root]}/a") == str(world.canary / "file")
+    assert stat.S_ISFIFO(os.lstat(f"{world.folders[root]}/b").st_mode)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda path: os.chown(path, GUEST, GUEST),
+        lambda path: os.chmod(path, 0o777),
+        lambda path: Path(path).write_text(""),
+        lambda path: os.unlink(os.path.realpath(path)),
+    ],
+)
+def test_a_privileged_part_that_goes_by_name_would_be_caught(world: World, mistake: Callable[[str], object]) -> None:
+    before = world.facts()
+    world.act(Act("home", "link", "a", "", "CANARY/file", 0, 0))
+    mistake(f"{world.folders['home']}/a")
+    assert world.facts() != before
+
+
+@pytest.mark.parametrize("target", ["CANARY", "CANARY/file", "/dev/null"])
+@pytest.mark.parametrize("where", ["a", "a/dir"])
+def test_owner_and_rights_are_never_changed_through_a_link(world: World, target: str, where: str) -> None:
+    before, device = world.facts(), os.stat("/dev/null")
+    world.act(Act("home", "link", "a", "", target, 0, 0))
+    path = f"{world.folders['home']}/{where}"
+    with pytest.raises(OSError, match=r"symbolic link|Not a directory|No such file"):
+        change(path, mode=0o777, owner=(GUEST, GUEST))
+    with pytest.raises(OSError), opened_folder(path):  # noqa: PT011 - which of them says the kernel
+        pass
+    assert world.facts() == before
+    assert os.stat("/dev/null").st_mode == device.st_mode
+
+
+def test_a_file_with_a_second_name_keeps_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    os.link(tmp_path / "file", tmp_path / "other")
+    with pytest.raises(OSError, match="more than one name"):
+        change(str(tmp_path / "file"), owner=(GUEST, GUEST))
+    (tmp_path / "other").unlink()
+    change(str(tmp_path / "file"), owner=(GUEST, GUEST), mode=0o600)
+    found = (tmp_path / "file").stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (GUEST, 0o600)
+
+
+@pytest.mark.parametrize("path", ["relative", "/tmp/../etc", ""])
+def test_only_plain_absolute_paths_are_walked(path: str) -> None:
+    with pytest.raises(OSError, match="not a plain absolute path"):
+        change(path, mode=0o600)
