@@ -13,10 +13,11 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from sublet.cli.call import NoOffice, Office
 from sublet.cli.data_door import data_door_trouble
+from sublet.cli.declare import Opt
 from sublet.cli.exits import DONE, FAILED
 from sublet.cli.parsing import AsJson
 from sublet.cli.show import document, paint, plural, seconds, visible
@@ -45,12 +46,23 @@ class Finding(NamedTuple):
     do: str = ""
 
 
-def doctor(*, as_json: AsJson = False) -> int:
+def doctor(
+    *,
+    strict: Annotated[
+        bool, Opt("--strict", help="Fail where this machine, run for several tenants, would not hold.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
     """Check what this machine has and allows.
 
     Exit status 1 if something is broken. It changes nothing.
     """
     findings = [_safely(subject, check) for subject, check in _checks().items()]
+    if strict:
+        from sublet.cli import doctor_strict
+
+        findings += [_safely(subject, check) for subject, check in doctor_strict.strict_checks().items()]
+        findings = doctor_strict.judged(findings, Finding)
     broken = sum(finding.state == "broken" for finding in findings)
     if as_json:
         document([finding._asdict() for finding in findings])
@@ -64,7 +76,11 @@ def doctor(*, as_json: AsJson = False) -> int:
         for line in more:
             print(f"{' ' * (10 + width)}{line}")
     print()
-    print("Nothing is broken." if not broken else f"{plural(broken, 'thing')} broken.")
+    if strict:
+        what = "would hold for several tenants" if not broken else f"would not: {plural(broken, 'thing')} broken"
+        print(f"This machine {what}.")
+    else:
+        print("Nothing is broken." if not broken else f"{plural(broken, 'thing')} broken.")
     return FAILED if broken else DONE
 
 

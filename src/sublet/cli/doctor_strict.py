@@ -1,0 +1,122 @@
+"""``sublet doctor --strict``: whether this machine would hold, run for several tenants who do not trust one another.
+
+What is only worth knowing on one's own machine is broken there: ``NEEDED`` names the findings of the ordinary checks,
+and why; ``strict_checks`` adds what nobody else has to ask.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from sublet.client.home import home_dir
+
+__all__ = ["NEEDED", "Check", "judged", "strict_checks"]
+
+Check = Callable[[], tuple[str, str] | tuple[str, str, str]]
+
+NEEDED: Final[dict[str, str]] = {
+    "guests: ending a guest as a whole": "a guest that forks away would outlive its lease",
+    "guests: memory": "one tenant could take the memory of all",
+    "guests: pids": "one tenant could take all process numbers",
+    "guests: cpu": "one tenant could take all cores",
+    "leases: size of folders": "one tenant could fill the disk of all",
+    "leases: size of memory segments": "tenants' guests would have none",
+    "tenants: uid": "tenants' guests would run with your own user number",
+    "tenants: pid": "tenants would see one another's processes",
+    "tenants: ipc": "tenants would share memory and message queues",
+    "tenants: mount": "tenants would see this machine's files",
+    "tenants: proc": "tenants would see one another's processes",
+    "tenants: net": "tenants would reach this machine's network",
+    "tenants: seccomp": "tenants would reach every system call of the kernel",
+    "tenants: no_new_privs": "tenants could gain rights through programs that are setuid",
+    "disk": "a full disk stops new leases, and slow syncs every request",
+}
+"""Findings that must be ``ok`` here, and what happens where they are not."""
+
+_F = TypeVar("_F")
+
+
+def strict_checks() -> dict[str, Check]:
+    """What is asked with ``--strict`` alone, in the order in which it is shown."""
+    return {
+        "strict: office of root": _check_root,
+        "strict: program files": _check_program_files,
+        "strict: HOME": _check_home_of_root,
+        "strict: state folder's parents": _check_parents,
+        "strict: environment": _check_environment,
+    }
+
+
+def judged(findings: Iterable[tuple[str, str, str, str]], make: Callable[..., _F]) -> list[_F]:
+    """The findings as several tenants have to take them: what they need and is not ``ok`` is broken."""
+    found = []
+    for subject, state, text, do in findings:
+        why = NEEDED.get(subject)
+        if state == "note" and why is not None:
+            state, text = "broken", f"{text}; {why}"
+        found.append(make(subject, state, text, do))
+    return found
+
+
+def _check_root() -> tuple[str, str] | tuple[str, str, str]:
+    from sublet.wire.program_files import is_root
+
+    if is_root():
+        return "ok", "root's: each tenant's guests have a user number of their own"
+    return (
+        "broken",
+        "this user is not root of the machine: what its office starts for tenants has no user numbers of their own",
+        "Run the office as root, from an installation of root's.",
+    )
+
+
+def _check_program_files() -> tuple[str, str] | tuple[str, str, str]:
+    from sublet.wire.program_files import changeable, program_files
+
+    seen: set[str] = set()
+    for path in program_files():
+        if why := changeable(path, seen):
+            do = "Install where only root can write (`python3 -m venv /opt/sublet`), or take what is there over: "
+            return (
+                "broken",
+                f"another user can change what the office runs: {why}",
+                f"{do}`chown -R root:root` and `chmod -R go-w`.",
+            )
+    return "ok", f"{sys.executable}, its libraries and this package can be changed by root alone"
+
+
+def _check_home_of_root() -> tuple[str, str] | tuple[str, str, str]:
+    home = os.environ.get("HOME", "")
+    try:
+        owner = os.stat(home).st_uid
+    except OSError:
+        return "ok", "there is none"
+    if owner not in (0, os.geteuid()):
+        return "broken", f"{home} belongs to uid {owner}", "Use `sudo -H`, so that HOME is root's own."
+    return "ok", f"{home} is your own"
+
+
+def _check_parents() -> tuple[str, str] | tuple[str, str, str]:
+    from sublet.wire.unix import replaceable
+
+    home = os.fspath(home_dir())
+    if why := replaceable(home, set()):
+        return "broken", f"{home} {why}", "Set SUBLET_HOME to a folder of root's, such as /var/lib/sublet."
+    return "ok", f"only you and root can put another folder into the place of {home}"
+
+
+def _check_environment() -> tuple[str, str] | tuple[str, str, str]:
+    from sublet.wire.program_files import environment_for_root
+
+    env = dict(os.environ)
+    dropped = sorted(name for name, value in env.items() if environment_for_root({name: value}).get(name) != value)
+    if dropped:
+        return (
+            "note",
+            f"root's office does not take over {', '.join(dropped)} as it is: what it names, others could change",
+            f"Take it away where the office is started: unset {' '.join(dropped)}.",
+        )
+    return "ok", "nothing in it loads code that others can change"

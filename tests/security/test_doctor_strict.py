@@ -1,0 +1,100 @@
+"""`sublet doctor --strict` fails where a machine would not hold several tenants, and each line says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet.cli import doctor as module
+from sublet.cli import main
+from sublet.cli.doctor_strict import NEEDED, judged, strict_checks
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="what belongs to another user only root can make")
+STRANGER = 65534
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="sublet-strict-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str, str]]:
+    """What the ordinary checks find: all that is needed is there."""
+    found = dict.fromkeys(NEEDED, ("ok", "there", ""))
+    monkeypatch.setattr(module, "_checks", lambda: {s: lambda s=s: found[s] for s in found})
+    monkeypatch.setattr("sublet.cli.doctor_strict.strict_checks", dict)
+    return found
+
+
+@pytest.mark.parametrize("subject", NEEDED)
+def test_each_thing_that_tenants_need_fails_it_by_itself(
+    subject: str, checks: dict[str, tuple[str, str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--strict"]) == 0
+    assert "would hold" in capsys.readouterr().out
+    checks[subject] = ("note", "missing here", "Do this.")
+    assert main(["doctor"]) == 0, "on one's own machine it is worth knowing, and no more"
+    capsys.readouterr()
+    assert main(["doctor", "--strict"]) == 1
+    said = capsys.readouterr().out
+    assert f"missing here; {NEEDED[subject]}" in " ".join(said.split())
+    assert "Do this." in said
+
+
+def test_what_is_not_needed_stays_a_note() -> None:
+    found = judged([("GPU", "note", "none", ""), ("disk", "ok", "much", "")], lambda *line: line)
+    assert found == [("GPU", "note", "none", ""), ("disk", "ok", "much", "")]
+
+
+def test_every_subject_of_the_table_is_one_that_the_doctor_has() -> None:
+    if sys.platform == "linux":
+        assert set(NEEDED) <= set(module._checks())
+
+
+def run(home: Path, **env: str) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "sublet", "doctor", "--strict", "--json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SUBLET_HOME": str(home), **env},
+    )
+    return done.returncode, {one["subject"]: one for one in json.loads(done.stdout)}
+
+
+@needs_root
+def test_this_machine_run_by_root_is_judged_line_by_line(folder: Path) -> None:
+    status, found = run(folder / "home")
+    assert set(strict_checks()) <= set(found)
+    assert [found[subject]["state"] for subject in strict_checks()] == ["ok"] * len(strict_checks())
+    broken = [one for one in found.values() if one["state"] == "broken"]
+    assert status == (1 if broken else 0)
+    assert all(one["do"] for one in broken), "each has its remedy"
+
+
+@needs_root
+def test_folders_of_others_are_named_with_the_remedy(folder: Path) -> None:
+    his = folder / "his"
+    his.mkdir()
+    os.chown(his, STRANGER, STRANGER)
+    status, found = run(his / "state", HOME=str(his), PYTHONPATH=str(his))
+    assert status == 1
+    parents = found["strict: state folder's parents"]
+    assert (parents["state"], str(his) in parents["text"]) == ("broken", True)
+    assert "SUBLET_HOME" in parents["do"]
+    home = found["strict: HOME"]
+    assert (home["state"], "sudo -H" in home["do"]) == ("broken", True)
+    files = found["strict: program files"]
+    assert (files["state"], str(his) in files["text"]) == ("broken", True)
+    assert found["strict: environment"]["state"] == "note"
