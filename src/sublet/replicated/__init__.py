@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sublet.replicated.policy import FailureDomain, Placement, ReplicaPolicy
     from sublet.replicated.replica import Replica, ReplicaHealth
     from sublet.replicated.s3 import S3Replica
+    from sublet.replicated.signing import SigningKey
 
 __all__ = [
     "Checkpoint",
@@ -51,6 +52,7 @@ __all__ = [
     "Reservation",
     "S3Replica",
     "Save",
+    "SigningKey",
 ]
 
 _LAZY: Final[dict[str, str]] = {
@@ -64,6 +66,7 @@ _LAZY: Final[dict[str, str]] = {
     **dict.fromkeys(("FailureDomain", "Placement", "ReplicaPolicy"), "policy"),
     **dict.fromkeys(("Replica", "ReplicaHealth"), "replica"),
     "S3Replica": "s3",
+    "SigningKey": "signing",
 }
 
 

@@ -35,6 +35,7 @@ from sublet.replicated.register import (
 )
 from sublet.replicated.replica import PackName, Replica, ReplicaSilent, pack_of
 from sublet.replicated.results import NOT_SAVED, raise_for
+from sublet.replicated.signing import SigningKey
 from sublet.replicated.state import State
 from sublet.replicated.values import dump_value, load_value
 from sublet.values import Epoch, format_size
@@ -90,6 +91,10 @@ class ReplicatedCheckpoint:
     """Saves and loads by name. ``epoch`` is that of the lease under which it writes; reading needs none.
 
     Opening a name for writing (``open``, or the first save) fences every older epoch, before anything is read.
+
+    With a ``key`` each save is signed, and only what it or one of the ``older_keys`` has signed is loaded: to be used
+    wherever others than the tenant may write to a replica. ``unsigned``: load also what was saved without any, such as
+    saves of before there was a key.
     """
 
     def __init__(
@@ -103,6 +108,9 @@ class ReplicatedCheckpoint:
         policy_hash: bytes | None = None,
         office: str = "local",
         retain: int = 3,
+        key: SigningKey | None = None,
+        older_keys: Sequence[SigningKey] = (),
+        unsigned: bool = False,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         if not 1 <= retain <= RETAIN_MAX:
@@ -113,6 +121,9 @@ class ReplicatedCheckpoint:
         self._made_group = self.group is not replicas
         self._policy = (policy_hash if policy_hash is not None else self.group.policy.digest).hex()
         self._wall_ns = wall_ns
+        self._key_of_saves = key
+        self._keys = () if key is None else (key, *older_keys)
+        self._unsigned = unsigned
         self._open: dict[str, _Open] = {}
 
     def close(self) -> None:
@@ -161,6 +172,7 @@ class ReplicatedCheckpoint:
             history = self._history(name, state)
             there = history.admits(of) if of is not None else None
             if there is not None:
+                self._check_signature(name, there)
                 return self._confirmed(name, there)
             if expected is not None and expected != state.version:
                 # What is remembered may be out of date, and a history must follow from what it replaces.
@@ -258,7 +270,7 @@ class ReplicatedCheckpoint:
             effect=effect,
         )
         if len(data) <= INLINE_MAX:
-            return _with(save, inline=bytes(data)), {}
+            return self._signed(name, _with(save, inline=bytes(data))), {}
         known = {pack_of(pack).digest: pack for pack in history.packs}
         view, names, packs = memoryview(data), list[str](), dict[str, bytes]()
         for at in range(0, len(data), PACK_BYTES):
@@ -272,7 +284,30 @@ class ReplicatedCheckpoint:
                 packs[pack] = bytes(piece)
                 self.group.put_pack(self._key(name), pack, packs[pack])
             names.append(pack)
-        return _with(save, packs=tuple(names)), packs
+        return self._signed(name, _with(save, packs=tuple(names))), packs
+
+    def _signed(self, name: str, save: Save) -> Save:
+        key = self._key_of_saves
+        return save if key is None else replace(save, signature=key.sign(save.signed_part(self._key(name))))
+
+    def _check_signature(self, name: str, save: Save) -> None:
+        """Before a byte of it is read."""
+        if not self._keys or (not save.signature and self._unsigned):
+            return
+        what = f"version {save.version} of {self._what(name)}"
+        if not save.signature:
+            raise CheckpointFailed(
+                f"{what} has no signature, and with a key only signed saves are loaded; nothing of it was read",
+                do="If you know who wrote it, open the checkpoint with unsigned=True, load it, and save it again.",
+            )
+        signed = save.signed_part(self._key(name))
+        if not any(key.fits(save.signature, signed) for key in self._keys):
+            raise CheckpointFailed(
+                f"the signature of {what} does not fit your key: it was written or changed without it, or with an "
+                "older key; nothing of it was read",
+                do="If it is of an older key of yours, give that one in older_keys=; else load an older version, "
+                "and see who may write to the replicas.",
+            )
 
     # ---- reading ----
 
@@ -283,6 +318,7 @@ class ReplicatedCheckpoint:
             save = history.latest if version is None else history.find(version)
             if save is None:
                 return None
+            self._check_signature(name, save)
             try:
                 data = self._bytes(name, save)
             except MemoryError:
@@ -301,7 +337,10 @@ class ReplicatedCheckpoint:
 
     def find(self, name: str, effect: str) -> Save | None:
         """The save that is the effect of this key, if it is kept: it decides after a crash before `complete`."""
-        return self._read(name).with_effect(effect)
+        found = self._read(name).with_effect(effect)
+        if found is not None:
+            self._check_signature(name, found)
+        return found
 
     def _read(self, name: str) -> History:
         result = self.group.run(self._key(name), ReadOperation(self.group.view))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sublet.errors import IdempotencyConflict, InvalidRequest, VersionConflict
@@ -39,9 +39,16 @@ class Save:
     wall_ns: int
     """When, for people."""
     effect: Effect | None = None
+    signature: str = field(default="", repr=False)
+    """Of whoever has the tenant's key, over the rest; empty where it was saved without one."""
     packs: tuple[str, ...] = ()
     """Where the bytes are, in order; empty if they are in the record."""
     inline: bytes = b""
+
+    def signed_part(self, name: str) -> bytes:
+        """What a signature is over: the name that it is saved under, and all that the record says of it. The bytes are
+        in it by their hash."""
+        return json.dumps([name, _shape(replace(self, signature=""))], sort_keys=True).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +142,7 @@ class History:
 
 def _shape(save: Save) -> dict[str, object]:
     effect = save.effect
-    return {
+    shape: dict[str, object] = {
         "at": save.wall_ns,
         "effect": None if effect is None else [effect.key, effect.fingerprint, effect.step],
         "epoch": str(save.epoch),
@@ -146,6 +153,7 @@ def _shape(save: Save) -> dict[str, object]:
         "size": save.size,
         "version": save.version,
     }
+    return shape | {"signature": save.signature} if save.signature else shape  # as before where there is none
 
 
 def _save(shape: dict[str, Any]) -> Save:
@@ -160,4 +168,5 @@ def _save(shape: dict[str, Any]) -> Save:
         wall_ns=int(shape["at"]),
         effect=None if effect is None else Effect(str(effect[0]), str(effect[1]), int(effect[2])),
         packs=tuple(str(name) for name in shape["packs"]),
+        signature=str(shape.get("signature", "")),
     )
