@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from sublet.errors import SubletError
 from sublet.supervisor.by_descriptor import change, opened_folder
 from sublet.supervisor.counting import count
+from sublet.supervisor.isolation import Ids
 from sublet.supervisor.isolation.cleaning import remove_tree
 from sublet.supervisor.publishing_work import publish
 from sublet.supervisor.stores_work import StoreNote, make_blocks, put_away
@@ -179,7 +180,7 @@ class World:
                         os.rename(act.name, act.other, src_dir_fd=top, dst_dir_fd=top)
                     case "rights":
                         os.chmod(act.name, act.mode, dir_fd=top)
-                    case "remove":
+                    case _:
                         os.unlink(act.name, dir_fd=top)
         finally:
             os.close(top)
@@ -191,10 +192,10 @@ class World:
         self.tenancy = Tenancy(
             lease=LEASE, tenant=TENANT, epoch=EPOCH, parts=(GPU, BLOCK), deadline_ns=1 << 60, office="o"
         )
-        self.tenancy.open(str(self.leases), NoGroups(), 1, lambda _: ())  # type: ignore[arg-type]
+        self.tenancy.open(str(self.leases), NoGroups(), 1, lambda _: ())
 
     def start(self) -> None:
-        home, counts = self.tenancy.make_home((GUEST, GUEST))
+        home, counts = self.tenancy.make_home(Ids(GUEST, GUEST))
         note = StoreNote(lease=LEASE, epoch=EPOCH, tenant=TENANT, parts=(BLOCK,), name="kept")
         made = make_blocks(self.store, note, (GUEST, GUEST))
         self.folders = {"home": home, "counts": counts, "volume": made.paths[0] if made.paths else ""}
