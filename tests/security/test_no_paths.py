@@ -68,7 +68,6 @@ ALLOWED = {
     "tenancy.py": PRIVATE,
     "volume_folder.py": PRIVATE,
     "walls.py": "of an interpreter that only root and the owner can change; read if it is a file, and not waited for",
-    "isolation/cleaning.py": "of the folder above a tree: " + PRIVATE,
     "isolation/enter.py": KERNEL,
     "isolation/landlock.py": BEHIND,
     "isolation/probe.py": BEHIND,

@@ -107,7 +107,7 @@ def clean_without_rights(folder: Path) -> str:
         "from sublet.supervisor.isolation import cleaning, syscalls\n"
         f"above = os.open({str(folder.parent)!r}, os.O_PATH)\n"  # on the way to it there may be folders of root's alone
         f"os.setgid({ORDINARY}); os.setuid({ORDINARY}); syscalls.set_dumpable(True)\n"
-        f"print(cleaning.remove_tree(f'/proc/self/fd/{{above}}/{folder.name}', keep_top=True))"
+        f"print(cleaning.remove_tree({folder.name!r}, dir_fd=above, keep_top=True))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     return done.stdout.strip() or done.stderr

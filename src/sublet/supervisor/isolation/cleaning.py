@@ -19,6 +19,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
+from sublet.supervisor.by_descriptor import opened
+
 __all__ = ["Left", "remove_tree"]
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -56,19 +58,22 @@ class Left:
         return f"left: {', '.join(self.named)}{more}{cut}" if self.left else cut.lstrip("; ")
 
 
-def remove_tree(path: str, *, keep_top: bool = False, count_max: int = 10_000_000) -> Left:
-    """Remove a folder and all below it. ``path`` up to its last part is ours; the rest is nobody's to trust."""
+def remove_tree(path: str, *, dir_fd: int | None = None, keep_top: bool = False, count_max: int = 10_000_000) -> Left:
+    """Remove a folder and all below it. A link on the way there is not followed, and what is in it is nobody's to
+    trust. ``dir_fd``: ``path`` is a name in this folder."""
     left = Left()
+    if dir_fd is not None:
+        _remove_top(path, dir_fd, left, keep_top=keep_top, count_max=count_max)
+        return left
     whole = os.path.abspath(path)
     name = os.path.basename(whole)
     try:
-        parent = os.open(os.path.dirname(whole), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        with opened(os.path.dirname(whole)) as parent:
+            _remove_top(name, parent, left, keep_top=keep_top, count_max=count_max)
+    except (FileNotFoundError, NotADirectoryError):
         return left
-    try:
-        _remove_top(name, parent, left, keep_top=keep_top, count_max=count_max)
-    finally:
-        os.close(parent)
+    except OSError as error:
+        _note(left, whole, error)
     return left
 
 
