@@ -26,6 +26,7 @@ from sublet.supervisor.by_descriptor import change, opened_folder
 from sublet.supervisor.counting import count
 from sublet.supervisor.isolation import Ids
 from sublet.supervisor.isolation.cleaning import remove_tree
+from sublet.supervisor.limits import Limits
 from sublet.supervisor.publishing_work import publish
 from sublet.supervisor.stores_work import StoreNote, make_blocks, put_away
 from sublet.supervisor.tenancy import Tenancy
@@ -45,7 +46,7 @@ BLOCK = Part(resource=ResourceId("block"), kind=Kind.BLOCK, amount=64 * 1024)
 
 NAMES = ("a", "b", "rows", "home", "0", "lock", "checkpoints", "packs", "staging", "1.2", "1.2.holder")
 TARGETS = ("CANARY", "CANARY/file", "CANARY/dir", "CANARY/dir/inner", "..", "../..", "/dev/null", "a", "b")
-ROOTS = ("home", "counts", "volume")
+ROOTS = ("home", "volume")
 
 
 class Act(NamedTuple):
@@ -192,13 +193,13 @@ class World:
         self.tenancy = Tenancy(
             lease=LEASE, tenant=TENANT, epoch=EPOCH, parts=(GPU, BLOCK), deadline_ns=1 << 60, office="o"
         )
-        self.tenancy.open(str(self.leases), NoGroups(), 1, lambda _: ())
+        self.tenancy.open(str(self.leases), NoGroups(), 1, lambda _: (), Limits())
 
     def start(self) -> None:
-        home, counts = self.tenancy.make_home(Ids(GUEST, GUEST))
+        home, _ = self.tenancy.make_home(Ids(GUEST, GUEST))
         note = StoreNote(lease=LEASE, epoch=EPOCH, tenant=TENANT, parts=(BLOCK,), name="kept")
         made = make_blocks(self.store, note, (GUEST, GUEST))
-        self.folders = {"home": home, "counts": counts, "volume": made.paths[0] if made.paths else ""}
+        self.folders = {"home": home, "volume": made.paths[0] if made.paths else ""}
 
     def place(self) -> Place:
         return Place(folder=f"{self.store}/0", size=BLOCK.amount, counted=True, owner=GUEST, group=GUEST)

@@ -47,6 +47,7 @@ def strict_checks() -> dict[str, Check]:
         "strict: HOME": _check_home_of_root,
         "strict: state folder's parents": _check_parents,
         "strict: environment": _check_environment,
+        "strict: limits of tenants": _check_limits,
     }
 
 
@@ -106,6 +107,18 @@ def _check_parents() -> tuple[str, str] | tuple[str, str, str]:
     if why := replaceable(home, set()):
         return "broken", f"{home} {why}", "Set SUBLET_HOME to a folder of root's, such as /var/lib/sublet."
     return "ok", f"only you and root can put another folder into the place of {home}"
+
+
+def _check_limits() -> tuple[str, str] | tuple[str, str, str]:
+    """Of the file as the next office reads it: a mistake there raises, and is broken with its line."""
+    from sublet.broker.policy_file import FILE, KEYS, Limits, parse_policy
+
+    path = home_dir() / FILE
+    limits = parse_policy(path.read_text(encoding="utf-8"), str(path)) if path.exists() else Limits()
+    tenants = [name for name, key in KEYS.items() if key.table == "tenant"]
+    free = [name for name in tenants if limits.value(name) is None]
+    said = f"{len(tenants) - len(free)} hold for a tenant without any of its own (`sublet policy show`)"
+    return "ok", said + (f"; none for {', '.join(free)}" if free else "")
 
 
 def _check_environment() -> tuple[str, str] | tuple[str, str, str]:
