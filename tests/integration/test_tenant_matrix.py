@@ -20,7 +20,7 @@ import pytest
 from sublet.broker.access import new_token, token_hash
 from sublet.broker.commands import AddTenant
 from sublet.broker.routes import ROUTES, Right, Route
-from sublet.values import GIB, TenantId
+from sublet.values import GIB, MIB, TenantId
 from tests.unit.broker_http.bench import Answer, Bench, bench, exchange, run
 
 ANN, BOB, ROOT = (new_token(bytes([n]) * 32) for n in (1, 2, 3))
@@ -64,6 +64,8 @@ def example(route: Route) -> Any:
         "items": [],
         "active": True,
         "path": "/nowhere/at/all",
+        "request": {"request_id": "examples", "wants": [{"kind": "memory", "amount": MIB}]},
+        "count": 2,
     }
     fields = {field.name: field for field in msgspec.structs.fields(route.request)}
     needed = {name for name, field in fields.items() if field.required}
