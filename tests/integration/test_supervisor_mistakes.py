@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sublet.errors import SubletError
+from sublet.errors import InvalidRequest, NotFound, SubletError
 from sublet.supervisor.cgroups_places import Files
-from sublet.values import EndReason, Epoch, Exclusivity, Kind, LeaseId, ResourceId
-from sublet.wire.guests import Attach, Guests, GuestSpec, GuestView, ListGuests, Start
+from sublet.supervisor.service import SOCKET_NAME
+from sublet.values import EndReason, Epoch, Exclusivity, GuestId, Kind, LeaseId, ResourceId
+from sublet.wire.codec import dumps
+from sublet.wire.conversation import Conversation
+from sublet.wire.guests import Attach, EndGuest, Guests, GuestSpec, GuestView, ListGuests, Start
 from sublet.wire.orders import End, Grant, Part, TornDown
 from tests.integration.supervisor_stage import PATH, TENANT, SupervisorStage, supervisor_at
-from tests.traces import now_ns, until
+from tests.traces import PATIENCE_S, now_ns, until
 
 A, B = LeaseId("lease-a"), LeaseId("lease-b")
 E5, E6 = Epoch(1, 5), Epoch(1, 6)
@@ -309,3 +312,14 @@ def things(stage: SupervisorStage) -> tuple[int, int, int, int]:
     with open(f"/proc/{stage.pid}/task/{stage.pid}/children") as file:
         children = len(file.read().split())
     return len(os.listdir(f"/proc/{stage.pid}/fd")), children, len(groups), len(list(logs.glob("*")))
+
+
+def test_what_an_office_asks_wrongly_is_refused_at_once(tmp_path: Path) -> None:
+    """Without an answer it would wait for half a minute, and take the supervisor for one that stands still."""
+    with supervisor_at(tmp_path) as stage:
+        talk = Conversation.connect(str(stage.runtime / SOCKET_NAME), timeout_s=PATIENCE_S)
+        with contextlib.closing(talk), pytest.raises(InvalidRequest, match="has to say first who it is"):
+            talk.call(dumps(ListGuests()), timeout_s=PATIENCE_S)
+        with pytest.raises(NotFound, match="no guest g-none"):
+            stage.office_line.ask(EndGuest(guest=GuestId("g-none"), grace_ns=0))
+        assert stage.office_line.ask(ListGuests()) == Guests(guests=())

@@ -15,6 +15,7 @@ from sublet.notebook import spaces, unchanged
 from sublet.notebook.unchanged import LARGE, snapshot
 from tests.notebook.crossing import Sides
 from tests.notebook.many_objects import KINDS, LIBRARIES, Steps, change
+from tests.notebook.sides import Notebook
 
 LOOKALIKES = [-1, -2, 0, 0.0, -0.0, False, 1, 1.0, True, "1", b"1", None, (), 2**61 - 2, float("inf")]
 """Many of these have equal hashes, or are equal."""
@@ -230,3 +231,30 @@ def test_a_figure_that_is_unchanged_does_not_come_back() -> None:
     sides.go("drawn")
     sides.back("drawn")
     assert sides.came == 0
+
+
+TEXT = """
+import pandas as pd, pyarrow as pa
+def column(word, n): return pd.Series(pa.array([word * 20] * n), dtype="str")
+"""
+
+
+def test_a_large_column_of_text_is_sent_once_and_again_when_it_is_another(nb: Notebook) -> None:
+    """More than is hashed at each look: 80 MB. pandas would copy it for each pickle, and it would lie elsewhere."""
+    nb.here(TEXT + "frame = pd.DataFrame({'t': column('a', 3_500_000)})")
+    for sent in (True, False, False):
+        assert nb.there("n = len(frame)") is None
+        assert bool(nb.sent.parcels) is sent
+        assert [one.names for one in nb.came.parcels] == [("n",)]
+    nb.here("frame['t'] = column('b', 3_500_000)")
+    assert nb.there("first = frame.t.iloc[0]") is None
+    assert nb.names["first"] == "b" * 20
+    assert nb.there("frame.loc[7, 't'] = 'changed'") is None
+    assert nb.names["frame"].t.iloc[7] == "changed"
+
+
+def test_a_slice_of_a_column_of_text_brings_no_more_than_it_shows(nb: Notebook) -> None:
+    nb.here(TEXT + "whole = column('a', 500_000)\npart = whole.iloc[100:200]\nmany = pd.concat([part, part])")
+    assert nb.there("shown = part.tolist(), many.tolist()") is None
+    assert sum(one.nbytes for one in nb.sent.parcels) < 100_000
+    assert nb.names["shown"] == (["a" * 20] * 100, ["a" * 20] * 200)

@@ -70,6 +70,10 @@ class Refused(TypeError):
     """A rule says that this object cannot travel; the text says what it is."""
 
 
+ARROW_PADDING_BYTES: Final = 4096
+"""What the buffers of an array of Arrow may have beyond its values: each is padded to a multiple of 64 bytes."""
+
+
 class Rules:
     """The rules of one encoding, with what it has to remember."""
 
@@ -215,6 +219,10 @@ class Rules:
             return self._image_draw
         if (internals := sys.modules.get("pandas._libs.internals")) is not None and issubclass(kind, internals.Block):
             return self._pandas_block
+        if (arrow := sys.modules.get("pandas.core.arrays.arrow.array")) is not None:
+            column = arrow.ArrowExtensionArray
+            if issubclass(kind, column) and kind.__getstate__ is column.__getstate__:
+                return self._arrow_column
         return None
 
     # ---- functions and classes ----
@@ -520,6 +528,15 @@ class Rules:
         return NotImplemented if number is None else (figures.part_of, (figure, type(value), number))
 
     # ---- pandas ----
+
+    def _arrow_column(self, value: Any) -> Any:
+        """pandas copies a column of Arrow's for each pickle, since a slice of one would bring the whole with it. Where
+        it is whole it goes as it is, on memory that is told to be unchanged by where it lies."""
+        chunks = value._pa_array.chunks
+        if len(chunks) != 1 or chunks[0].get_total_buffer_size() > chunks[0].nbytes + ARROW_PADDING_BYTES:
+            return NotImplemented
+        state = {**vars(value), "_pa_array": chunks[0], "_cache": {}}
+        return copyreg.__newobj__, (type(value),), state  # type: ignore[attr-defined]
 
     def _pandas_block(self, value: Any) -> Any:
         """The values of a frame, apart from every other frame's.

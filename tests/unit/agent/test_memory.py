@@ -207,6 +207,10 @@ def test_an_office_that_never_heard_of_an_unclean_device_hears_of_it_with_certai
         assert isinstance(failed, Failed)
         assert (failed.lease, failed.hard) == (B, True)
         assert "left by lease a" in failed.detail
+    rig.faults.turn_off(FaultName.SCRUB_FAILURE)
+    rig.reports.clear()
+    rig.grant(C, 2, tenant=BOB, incarnation=2)
+    assert [type(report) for report in rig.reports] == [Held], "it was told, so a grant says that somebody vouched"
 
 
 def test_an_office_that_does_not_know_who_left_a_device_unclean_hears_of_it_when_it_had_time_to_answer() -> None:

@@ -1,0 +1,59 @@
+"""Starting a command under a lease, where the line to the supervisor breaks in the middle of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sublet.client import guests
+from sublet.client.address import Address
+from sublet.errors import Disconnected, InvalidRequest
+from sublet.values import LeaseId
+
+
+class Line:
+    """A connection on which a step fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **fails: Exception) -> None:
+        self.closed = 0
+        self.in_use: list[str] = []
+        monkeypatch.setattr(guests, "connect_data", lambda *_: self)
+        for name in ("_start", "attach"):
+            monkeypatch.setattr(guests, name, self._step(fails.get(name)))
+
+    def _step(self, error: Exception | None) -> Any:
+        def step(*_: object) -> Any:
+            if error is not None:
+                raise error
+            return SimpleNamespace(guest="g-1", pid=7)
+
+        return step
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def begin(self) -> Any:
+        def use() -> Any:
+            self.in_use.append("begun")
+            return lambda: self.in_use.append("ended")
+
+        spec: Any = None
+        watch: Any = None
+        return guests.begin(Address(url="unix:///s", token=""), "token", LeaseId("l-1"), spec, watch, use)
+
+
+def test_a_command_that_cannot_be_started_is_told_and_uses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(monkeypatch, _start=InvalidRequest("no such command"))
+    with pytest.raises(InvalidRequest, match="no such command"):
+        line.begin()
+    assert (line.in_use, line.closed) == ([], 1)
+
+
+def test_a_command_that_cannot_be_followed_does_not_keep_its_lease_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, and nothing here would hear of its end: a lease that counted as in use would be renewed for ever."""
+    line = Line(monkeypatch, attach=Disconnected("the connection broke"))
+    with pytest.raises(Disconnected, match="the connection broke"):
+        line.begin()
+    assert (line.in_use, line.closed) == (["begun", "ended"], 1)
