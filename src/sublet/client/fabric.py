@@ -434,6 +434,7 @@ class Fabric:
                     raise closed_error()
                 self._keeper.prepare()
                 self._book.owed.add(owed)
+                self._keeper.mind_what_is_owed()
             made = [opened(self._run(program(owed), exchange), owed)]
             if complete is not None:
                 complete(made[0])

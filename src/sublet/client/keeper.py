@@ -22,7 +22,7 @@ from typing import Final
 
 from sublet.background import Guard, start_thread
 from sublet.client import errands
-from sublet.client.book import Book
+from sublet.client.book import SWEEP_NS, Book
 from sublet.client.core import Core
 from sublet.client.sse import EventReader
 from sublet.client.steps import Call, Pause, Program, Reply, Revive
@@ -129,6 +129,13 @@ class Keeper:
             due_ns = self._book.next_due_ns()
             if due_ns is not None and due_ns < self._asleep_until_ns:
                 self.wake()
+
+    def mind_what_is_owed(self) -> None:
+        """See that the thread looks at what is owed from time to time, before anything is asked for: an interrupt may
+        come between the moment at which a lease is given up and the word to the thread, and then nobody else says it.
+        Call it under the lock. A thread that holds anything does so anyway."""
+        if self._asleep_until_ns > self._clock.now_ns() + SWEEP_NS:
+            self.wake()
 
     def stop(self, timeout_s: float) -> None:
         """End the thread. What is under way is dropped."""

@@ -26,9 +26,10 @@ from typing import Any, ClassVar, Final
 import pytest
 
 import sublet
+from sublet.client import book, keeper
 from sublet.client.clocks import client_clock
 from sublet.client.fabric import Fabric
-from sublet.values import Epoch
+from sublet.values import NS_PER_S, Epoch
 from tests.unit.client.office_thread import OfficeThread, office_thread
 
 ROUNDS: Final = int(os.environ.get("SUBLET_INTERRUPTS", "30"))
@@ -295,6 +296,35 @@ def test_an_interrupt_anywhere_leaves_no_lease(office: OfficeThread, program: Ca
         helper.done()
         helper.fabric.close()
         gc.collect()
+
+
+def test_what_two_interrupts_leave_is_given_back_by_a_keeper_that_slept(
+    office: OfficeThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes when the lease has been given up, and the keeper was not told yet. It held nothing, and had
+    no reason to wake."""
+    for module in (book, keeper):
+        monkeypatch.setattr(module, "SWEEP_NS", NS_PER_S // 5)
+    helper = Helper(office)
+    fabric = fabric_of(office)
+    try:
+        fabric.memory("1MiB", renew="always").release()
+        end = time.monotonic() + GONE_S
+        while fabric._keeper._asleep_until_ns < 1 << 60 and time.monotonic() < end:
+            time.sleep(0.05)  # until its next look it minds what it had
+
+        def interrupted(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(fabric, "_open", interrupted)
+            patched.setattr(fabric, "_give_up", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                fabric.memory("1MiB", renew="always")
+        assert look(office, helper) == []
+    finally:
+        fabric.close()
+        helper.fabric.close()
 
 
 # ---- real signals
