@@ -469,7 +469,7 @@ class Running:
             many: Many = future.result()
             count = len(many.results)
             self._take_outcomes(batch, many.results, now_ns)
-            if count:
+            if count and many.took_ns:  # of a worker that died there is no time
                 self._paces[slot.needs].took(many.took_ns // count)
                 self.metrics.took(many.took_ns, count)
             error = many.error

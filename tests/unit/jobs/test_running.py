@@ -34,6 +34,15 @@ AT_ONCE = RetryPolicy(initial_backoff=0, max_backoff=0)
 LONG_S = 30
 
 
+LET_GO = threading.Event()
+
+
+def stuck_at_zero(x: int) -> int:
+    if x == 0:
+        LET_GO.wait(LONG_S)
+    return x
+
+
 def square(x: int) -> int:
     return x * x
 
@@ -277,6 +286,55 @@ def test_phases_make_their_chunks_of_the_outputs_before(pool: FakePool) -> None:
     assert result.chunks_succeeded == 24
 
 
+BROKEN: list[int] = []
+
+
+def breaks_when_told(values: list[int]) -> int:
+    if BROKEN and values[0] in BROKEN:
+        raise ValueError("broken")
+    return sum(values)
+
+
+def test_a_job_resumes_in_the_middle_of_a_phase(pool: FakePool) -> None:
+    """The map is stored, and so is the half of the reduce that was finished; only the rest runs again."""
+
+    def groups(outputs: Outputs) -> list[Chunk]:
+        values = [load_result(data) for data in outputs]
+        return [Chunk(breaks_when_told, (values[at : at + 2],)) for at in range(0, len(values), 2)]
+
+    phases = [
+        Phase(name="map", chunks=[Chunk(square, (n,)) for n in range(8)]),
+        Phase(name="reduce", chunks=groups),
+    ]
+    store = MemoryOutputStore()
+    BROKEN[:] = [16]
+    with pytest.raises(JobFailed, match="ValueError: broken"):
+        JobCoordinator(make_pool=pool.make, name="resumed", want=1).run_phases(phases, store, len)
+    assert 8 <= len(store) < 12
+    had = len(store)
+    BROKEN.clear()
+    again = JobCoordinator(make_pool=FakePool().make, name="resumed", want=1)
+    result = again.run_phases(phases, store, lambda outputs: sum(map(load_result, outputs)))
+    assert result.aggregate == sum(n * n for n in range(8))
+    assert (result.chunks_skipped, result.chunks_succeeded) == (had, 12 - had)
+    with pytest.raises(InvalidRequest, match="has the results of job 'resumed', not of 'another'"):
+        JobCoordinator(make_pool=FakePool().make, name="another").run_phases(phases, store, len)
+
+
+def test_an_infinite_iterable_with_a_chunk_that_never_ends_stays_bounded(pool: FakePool) -> None:
+    read = itertools.count()
+    LET_GO.clear()
+    results = job_map(stuck_at_zero, read, want=2, make_pool=pool.make)
+    try:
+        stopper = threading.Timer(0.3, results.stop_soon)
+        stopper.start()
+        assert next(results, None) is None
+        assert next(read) < 1000
+    finally:
+        LET_GO.set()
+        results.close()
+
+
 def test_chunks_of_different_size_get_leases_of_their_own_size(pool: FakePool) -> None:
     chunks = [Chunk(square, (n,), cores=1 + 3 * (n % 2)) for n in range(10)]
     result = JobCoordinator(make_pool=pool.make).run(chunks, MemoryOutputStore(), None, len)
@@ -353,9 +411,6 @@ def test_results_count_only_when_they_are_published(pool: FakePool) -> None:
     assert store.publications < 300
 
 
-LET_GO = threading.Event()
-
-
 def waits_unless_first(x: int) -> int:
     if x:
         LET_GO.wait(LONG_S)
@@ -386,6 +441,8 @@ def test_a_job_that_is_closed_waits_for_the_publication_under_way_and_counts_it(
     thread.start()
     assert store.publishes.wait(LONG_S)
     results.stop_soon()
+    thread.join(0.3)
+    assert thread.is_alive(), "it was closed while its results were being published"
     store.go_on.set()
     thread.join(LONG_S)
     LET_GO.set()
