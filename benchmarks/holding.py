@@ -77,7 +77,7 @@ class Holder:
         text = json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         if self._token:
-            head += f"Authorization: Bearer {self._token}\r\n"
+            head += f"Authorization: Bearer {self._token}\r\nSublet-As-Tenant: 1\r\n"
         self._sock.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
 
     def answer(self) -> dict[str, Any]:

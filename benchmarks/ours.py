@@ -33,7 +33,7 @@ class Office:
         self._home = folder / "office"
         # The user's state folder is moved as well: the heads of the audit chain are kept there, outside the home.
         self.env = {**os.environ, "SUBLET_HOME": str(self._home), "XDG_STATE_HOME": str(folder / "state")}
-        for name in ("SUBLET_URL", "SUBLET_TOKEN"):
+        for name in ("SUBLET_URL", "SUBLET_TOKEN", "SUBLET_AS_TENANT"):
             self.env.pop(name, None)
         self.address = Address(unix=str(socket_path(home_dir(self._home, self.env))))
         self.child = Child([*sublet_command(), "up", "--foreground"], name=self.name, env=self.env)

@@ -89,7 +89,7 @@ def busy_office() -> Iterator[dict[str, str]]:
         done(owner, "up", "--host-gpus", "2x16GiB")
         try:
             of = {
-                name: {**owner, "SUBLET_TOKEN": done(owner, "tenant", "add", name).strip()}
+                name: {**owner, "SUBLET_AS_TENANT": "1", "SUBLET_TOKEN": done(owner, "tenant", "add", name).strip()}
                 for name in ("ana", "bob", "eve")
             }
             done(

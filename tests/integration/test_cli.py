@@ -63,7 +63,7 @@ class Shell:
         return [sys.executable, "-m", "sublet", *words]
 
     def with_token(self, token: str) -> Shell:
-        return Shell(self.home, SUBLET_TOKEN=token)
+        return Shell(self.home, SUBLET_TOKEN=token, SUBLET_AS_TENANT="1")
 
 
 def runs(pid: int) -> bool:

@@ -82,7 +82,7 @@ def make_tenant(home: Path, **settings: Any) -> sublet.Fabric:
     name = f"t-{os.urandom(4).hex()}"
     with sublet.connect(home=home) as operator:
         made = operator.request("POST", "/v1/tenants", {"id": name, **settings}, shape=TenantToken)
-    return sublet.connect(home=home, token=made.token)
+    return sublet.connect(home=home, token=made.token, as_tenant=True)
 
 
 # ---- a lease's life

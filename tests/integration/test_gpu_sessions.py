@@ -175,7 +175,7 @@ def test_the_end_of_the_lease_ends_the_session_and_says_why(fabric: sublet.Fabri
 def test_a_tenant_behind_walls_has_sessions_too(fabric: sublet.Fabric) -> None:
     """With a user of its own where that can be had; what it did is on its bill."""
     token = fabric.request("POST", "/v1/tenants", {"id": "ann"}, shape=dict)["token"]
-    with sublet.connect(home=fabric_home(fabric), token=token) as anns:
+    with sublet.connect(home=fabric_home(fabric), token=token, as_tenant=True) as anns:
         with (
             anns.gpu(min_vram="64MiB", ttl="60s", exclusivity="shared") as lease,
             sublet.GpuSession(lease) as gpu,

@@ -274,7 +274,7 @@ def test_a_python_is_found_as_a_shell_finds_it(sublet: Shell, tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tenant's guest has a user of its own only where the office is root")
 def test_a_tenant_may_name_a_python_that_everybody_may_read(sublet: Shell) -> None:
     token = sublet("tenant", "add", "ann").out.decode().strip()
-    ann = {**sublet.env, "SUBLET_TOKEN": token}
+    ann = {**sublet.env, "SUBLET_TOKEN": token, "SUBLET_AS_TENANT": "1"}
     asks = ["-c", "import sys; print(sys.prefix)"]
     with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
         os.chmod(place, 0o755)
@@ -294,7 +294,7 @@ def test_another_token_cuts_what_the_old_one_has_opened(sublet: Shell) -> None:
     token = sublet("tenant", "add", "bob").out.decode().strip()
     process = subprocess.Popen(
         sublet.command("run", "--", "sh", "-c", "cd /; echo ready; sleep 1000"),
-        env={**sublet.env, "SUBLET_TOKEN": token},
+        env={**sublet.env, "SUBLET_TOKEN": token, "SUBLET_AS_TENANT": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -28,7 +28,7 @@ def tenant(tmp_path: Path) -> Iterator[sublet.Fabric]:
     ensure_office(home, words=("up", "--host-gpus", "1x1GiB", "--foreground"))
     with sublet.connect(home=home) as owner:
         token = owner.request("POST", "/v1/tenants", {"id": "ada"}, shape=dict)["token"]
-        with sublet.connect(home=home, token=token) as made:
+        with sublet.connect(home=home, token=token, as_tenant=True) as made:
             yield made
         owner.request("POST", "/v1/down", {"how": "now"}, shape=dict)
     shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)

@@ -153,7 +153,7 @@ def test_a_tenants_script_travels_and_is_run_behind_walls(home: Path, fabric: su
 
     audience, script = Audience(take), tmp_path / "theirs.py"
     script.write_text(OF_A_TENANT)
-    with sublet.connect(home=home, token=made["token"]) as theirs:
+    with sublet.connect(home=home, token=made["token"], as_tenant=True) as theirs:
         run = TrainingRun(theirs, plan("walled", "a", script=script), audience)
         assert (run.run(), run.preemptions) == (1, 1), audience.err
         with pytest.raises(sublet.SubletError, match="cannot be read"):

@@ -176,7 +176,10 @@ def test_what_was_last_saved_is_copied_while_its_holder_goes_on(fabric: sublet.F
         assert sublet.Durable.restore(copy).value == sublet.Durable.restore(block).value == {"n": 2}
         with sublet.connect(home=home) as other:  # one of the same tenant; another's volume is not found by its name
             token = other.request("POST", "/v1/tenants", {"id": "eve"}, shape=dict)["token"]
-        with sublet.connect(home=home, token=token) as eve, pytest.raises(NotFound, match="no volume original"):
+        with (
+            sublet.connect(home=home, token=token, as_tenant=True) as eve,
+            pytest.raises(NotFound, match="no volume original"),
+        ):
             eve.copy_volume("original", "mine")
         too_large = {"much": os.urandom(3 << 20)}
         sublet.Durable(too_large, block).checkpoint()

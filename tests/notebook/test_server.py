@@ -272,7 +272,7 @@ def test_a_device_that_is_taken_between_cells_leaves_what_was_on_it(kernel: Kern
         "%%gpu --vram 64MiB --tier spot\nimport os\nkept = (n for n in range(9))\nnext(kept), os.getpid()"
     )
     token = fabric.request("POST", "/v1/tenants", {"id": "ben"}, shape=dict)["token"]
-    with sublet.connect(fabric.address.url, token=token) as ben:
+    with sublet.connect(fabric.address.url, token=token, as_tenant=True) as ben:
         ben.gpu(min_vram="2GiB", ttl="1m", wait="1m").release()
     second = kernel.run("%%gpu --tier spot\nnext(kept), os.getpid()")
     values = [cell.of("execute_result")[0]["data"]["text/plain"] for cell in (first, second)]

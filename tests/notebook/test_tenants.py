@@ -34,6 +34,7 @@ def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sublet.F
         token = made.request("POST", "/v1/tenants", {"id": "ada"}, shape=dict)["token"]
         monkeypatch.setenv("SUBLET_HOME", str(home))
         monkeypatch.setenv("SUBLET_TOKEN", token)
+        monkeypatch.setenv("SUBLET_AS_TENANT", "1")
         yield made
         made.request("POST", "/v1/down", {"how": "now"}, shape=dict)
     shutil.rmtree(runtime_dir(home.resolve()), ignore_errors=True)

@@ -27,7 +27,7 @@ class Place:
 
     def connect(self, token: str) -> sublet.Fabric:
         """A connection as the tenant of this token."""
-        return sublet.connect(home=self.home, token=token)
+        return sublet.connect(home=self.home, token=token, as_tenant=True)
 
 
 @contextlib.contextmanager

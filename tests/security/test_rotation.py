@@ -31,7 +31,7 @@ def new_tenant(place: Place, name: str) -> str:
 
 
 def address_of(place: Place, token: str) -> Address:
-    return find_address(None, token, str(place.home), os.environ)
+    return find_address(None, token, str(place.home), os.environ, as_tenant=True)
 
 
 def capability_of(fabric: sublet.Fabric, lease: str) -> str:

@@ -36,7 +36,7 @@ def tenant(place: Place, name: str, **quota: int) -> sublet.Fabric:
     """A new one, which has asked for nothing yet."""
     body = {"id": name, "quota": quota} if quota else {"id": name}
     token = place.owner.request("POST", "/v1/tenants", body, shape=dict)["token"]
-    return sublet.connect(home=place.home, token=token)
+    return sublet.connect(home=place.home, token=token, as_tenant=True)
 
 
 def command(place: Place, *words: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ def main(home: Path) -> None:
     with sublet.connect(home=home) as owner:
         try:
             token = owner.request("POST", "/v1/tenants", {"id": "ben"}, shape=dict)["token"]
-            with sublet.connect(home=home, token=token) as ben:
+            with sublet.connect(home=home, token=token, as_tenant=True) as ben:
                 python = PYTHON if is_everybodys(PYTHON) else SYSTEMS
                 found = {
                     "command": in_command(ben, python),

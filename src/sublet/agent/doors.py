@@ -22,6 +22,7 @@ from sublet.wire.frames import HELLO_MAX
 from sublet.wire.guests import Front, Greeting, Profile
 from sublet.wire.happenings import Hello, Over
 from sublet.wire.link import Link
+from sublet.wire.sockets import Peer, peer_of
 
 __all__ = ["LOCAL_TENANT", "Door", "Rights", "Visitor"]
 
@@ -48,12 +49,14 @@ class Visitor(NamedTuple):
 class Rights(Protocol):
     """Who decides who somebody is: the office."""
 
-    def claims(self, capability: str) -> TokenClaims:
-        """What a capability token says, if the office said it, it is valid now and the tenant's rights are still those
-        that it had then; else ``Unauthorized``."""
+    def claims(self, capability: str, peer: Peer, *, as_tenant: bool) -> TokenClaims:
+        """What a capability token says, if the office said it, it is valid now, the tenant's rights are still those
+        that it had then, and this process may show it; else ``Unauthorized``. ``as_tenant``: a process of the owner's
+        means to be the tenant whose token it shows."""
 
-    def visitor(self, access: str) -> Visitor:
-        """Whose access token this is; with none, who the owner of the socket is. Else ``Unauthorized``."""
+    def visitor(self, access: str, peer: Peer, *, as_tenant: bool) -> Visitor:
+        """Whose access token this is; with none, whom the socket's rule says that this process is. Else
+        ``Unauthorized``."""
 
 
 class _Supervisor(Protocol):
@@ -113,7 +116,7 @@ class Door:
                 self.on_limit("greetings")
                 raise CapacityExceeded("too many connections are just being made", do="Try again in a moment.")
             hello = await asyncio.wait_for(_hello(sock, link), GREETING_S)
-            await self._supervisor.admit(self._front(hello), hello, sock.fileno())
+            await self._supervisor.admit(self._front(hello, peer_of(sock)), hello, sock.fileno())
         except SubletError as error:
             link.end(error)
             await _last_words(sock, link)
@@ -128,12 +131,12 @@ class Door:
         else:
             self._shortage.passed()
 
-    def _front(self, hello: Hello) -> Front:
+    def _front(self, hello: Hello, peer: Peer) -> Front:
         greeting = loads(Greeting, hello.body) if hello.body else Greeting()
         if greeting.capability and greeting.access:
             raise Unauthorized("there are two tokens", do="Show one.")
         if not greeting.capability:
-            visitor = self._rights.visitor(greeting.access)
+            visitor = self._rights.visitor(greeting.access, peer, as_tenant=greeting.as_tenant)
             operations = tuple(operation.value for operation in SEEN)
             return Front(
                 tenant=visitor.tenant,
@@ -142,7 +145,7 @@ class Door:
                 operations=operations,
                 generation=visitor.generation,
             )
-        claims = self._rights.claims(greeting.capability)
+        claims = self._rights.claims(greeting.capability, peer, as_tenant=greeting.as_tenant)
         return Front(
             tenant=claims.tenant,
             operator=False,

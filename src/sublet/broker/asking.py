@@ -69,6 +69,7 @@ def acquire_command(
     return Acquire(
         tenant=caller.tenant,
         operator=caller.operator,
+        peer=caller.peer,
         lease=lease,
         request_id=request_id(request.request_id),
         wants=wants,

@@ -58,10 +58,12 @@ class _Tenants(_Command, frozen=True, kw_only=True):
     tenant: TenantId
     operator: bool = False
     """Whether the caller has an operator's rights; it decides nothing here and is only recorded."""
+    peer: str = ""
+    """Which user and process of the machine it was, as the kernel says, where it was not the owner's own."""
 
     @property
     def actor(self) -> str:
-        return f"operator:{self.tenant}" if self.operator else f"tenant:{self.tenant}"
+        return _actor("operator" if self.operator else "tenant", self.tenant, self.peer)
 
 
 class _Operators(_Command, frozen=True, kw_only=True):
@@ -69,10 +71,16 @@ class _Operators(_Command, frozen=True, kw_only=True):
 
     by: TenantId | None = None
     """None: the office itself, on its way out."""
+    peer: str = ""
+    """As for tenants."""
 
     @property
     def actor(self) -> str:
-        return OFFICE if self.by is None else f"operator:{self.by}"
+        return OFFICE if self.by is None else _actor("operator", self.by, self.peer)
+
+
+def _actor(kind: str, tenant: TenantId, peer: str) -> str:
+    return f"{kind}:{tenant} ({peer})" if peer else f"{kind}:{tenant}"
 
 
 class OpenOffice(_Command, frozen=True, kw_only=True):
@@ -218,6 +226,8 @@ class AddTenant(_Operators, frozen=True, kw_only=True):
     quota: Quota = Quota()
     tier_max: Tier = Tier.INTERACTIVE
     operator: bool = False
+    uid: int | None = None
+    needs_token: bool = True
 
 
 class SetTenant(_Operators, frozen=True, kw_only=True):
@@ -228,6 +238,10 @@ class SetTenant(_Operators, frozen=True, kw_only=True):
     tier_max: Tier | None = None
     operator: bool | None = None
     token_hash: str | None = None
+    uid: int | None = None
+    no_uid: bool = False
+    """It is bound to no user any more, and so needs its token."""
+    needs_token: bool | None = None
 
 
 class DisableTenant(_Operators, frozen=True, kw_only=True):

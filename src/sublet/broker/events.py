@@ -73,8 +73,9 @@ class _Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_de
 
 class _Audited(_Fact, frozen=True, kw_only=True):
     by: str = ""
-    """Whose doing it was: ``tenant:ID``, ``operator:ID``, or ``office`` for what time, an agent or the scheduler did.
-    Empty in records that are older than this field."""
+    """Whose doing it was: ``tenant:ID``, ``operator:ID``, or ``office`` for what time, an agent or the scheduler did;
+    behind that, where it came over the shared socket, which user's process asked, as in ``tenant:ana (uid 1001, pid
+    4242)``. Empty in records that are older than this field."""
 
 
 class OfficeOpened(_Audited, frozen=True, kw_only=True, tag="office_opened"):
@@ -216,6 +217,8 @@ class Attached(_Audited, frozen=True, kw_only=True, tag="attached"):
     holder: str = ""
     process: ProcessRecord | None = None
     """The process that it ends with from now on."""
+    peer: str = ""
+    """Which user and process of the machine attached, where that was not the owner's own."""
 
 
 class Bound(_Audited, frozen=True, kw_only=True, tag="bound"):

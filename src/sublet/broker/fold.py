@@ -280,6 +280,7 @@ def _attached(state: State, event: ev.Attached, now: Now) -> None:
     lease.epoch, lease.number, lease.attach_request_id = event.epoch, event.number, event.request_id
     lease.holder = event.holder or lease.holder
     lease.process = event.process
+    lease.peer = event.peer
     state.books.next_n = max(state.books.next_n, event.epoch.n + 1)
 
 

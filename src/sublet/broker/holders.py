@@ -217,6 +217,7 @@ def attach(step: Step, schedule: Schedule, command: cmd.Attach) -> Answer:
             request_id=command.request_id,
             holder=command.holder[:256],
             process=command.process,
+            peer=command.peer,
         )
     )
     bound.parked_follow(step, lease)
@@ -317,6 +318,7 @@ def _record(step: Step, command: cmd.Acquire, mark: str) -> LeaseRecord:
         replaces=command.replaces,
         retain_ns=command.retain_ns,
         process=command.process,
+        peer=command.peer,
     )
 
 

@@ -22,7 +22,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from sublet.background import start_task
-from sublet.broker.access import Caller
+from sublet.broker.access import UNKNOWN_ORIGIN, Caller
 from sublet.broker.openapi import openapi_document
 from sublet.broker.processes import Peer
 from sublet.broker.rate_limits import TooMany
@@ -47,6 +47,7 @@ from sublet.errors import (
 )
 from sublet.values import TenantId
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody
+from sublet.wire.version import AS_TENANT_HEADER
 
 __all__ = ["BODY_MAX_BYTES", "STATUS_OF", "App"]
 
@@ -78,6 +79,7 @@ _log = logging.getLogger("sublet.http")
 _encode = msgspec.json.Encoder().encode
 _WIRE = (WIRE_HEADER.encode(), str(WIRE_VERSION).encode())
 _WIRE_NAME = WIRE_HEADER.encode()
+_AS_TENANT = AS_TENANT_HEADER.encode()
 _NOBODY: Final = Caller(TenantId(""), False)
 _ID: Final = "{id}"
 
@@ -159,7 +161,7 @@ class App:
         service = self.service
         service.requests += 1
         try:
-            caller, query = self._check(route, b"", headers)
+            caller, query = self._check(route, b"", headers, peer)
             asked = route.handler(service, Call(caller, object_id, query, self._body(route, body), _never, peer))
             if isinstance(asked, Reply):
                 send(asked)
@@ -183,24 +185,24 @@ class App:
     async def _answer(self, scope: Scope, receive: Receive) -> Reply:
         headers = scope["headers"]
         route, object_id = self._find(scope["method"], scope["raw_path"])
-        caller, query = self._check(route, scope["query_string"], headers)
+        peer: Peer | None = scope.get("state", {}).get("peer")
+        caller, query = self._check(route, scope["query_string"], headers, peer)
         body = None
         if route.request is not None:
             body = self._body(route, await self._read(receive))
         elif any(name == b"content-length" and value != b"0" for name, value in headers):
             await self._read(receive)
         service = self.service
-        peer: Peer | None = scope.get("state", {}).get("peer")
         made = route.handler(service, Call(caller, object_id, query, body, lambda: _gone(receive), peer))
         if isinstance(made, Asked):
             return made.finish(await service.driver.submit(made.command, made.render, made.without))
         return made if isinstance(made, Reply) else await made
 
     def _check(
-        self, route: Route, query_string: bytes, headers: Iterable[tuple[bytes, bytes]]
+        self, route: Route, query_string: bytes, headers: Iterable[tuple[bytes, bytes]], peer: Peer | None
     ) -> tuple[Caller, dict[str, str]]:
         """Who calls, and with which query; raises for whoever may not, or says it wrongly."""
-        authorization = None
+        authorization, as_tenant = None, False
         for name, value in headers:
             if name == b"content-length":
                 if int(value) > BODY_MAX_BYTES:
@@ -209,11 +211,16 @@ class App:
                 if authorization is not None:
                     raise InvalidRequest("there are two Authorization headers", do="Send one.")
                 authorization = value
+            elif name == _AS_TENANT:
+                as_tenant = value == b"1"
             elif name == _WIRE_NAME and route.right is not Right.OPEN:
                 _check_wire(value)
-        caller = _NOBODY
-        if route.right is not Right.OPEN:
-            caller = self.service.access.caller(authorization)
+        caller, origin = _NOBODY, UNKNOWN_ORIGIN if peer is None else peer.origin
+        if route.right is Right.OPEN:
+            if origin.shared:
+                self.service.count_shared(origin, self.service.driver.clock.now_ns())
+        else:
+            caller = self.service.caller(authorization, origin, as_tenant=as_tenant, keeps=route.keeps)
             self._count(caller.tenant, keeps=route.keeps)
             if route.right is Right.OPERATOR and not caller.operator:
                 raise Unauthorized("that is for operators", do="Use the token of a tenant with operator rights.")

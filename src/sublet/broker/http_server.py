@@ -62,9 +62,11 @@ class HttpServer:
         on_limit: Callable[[str], None],
         processes: Processes | None = None,
         die: Callable[[str], object] = end_process,
+        shared: bool = False,
     ) -> None:
         """``processes`` tells who is at the other end of a connection; without it nobody is known. ``die`` ends the
-        process with a line."""
+        process with a line. ``shared``: it serves the shared socket."""
+        self._shared = shared
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is told to clients
         config = Config(
             app,
@@ -149,6 +151,7 @@ class HttpServer:
             on_limit=self._on_limit,
             processes=self._processes,
             connections_max=self._connections_max,
+            shared=self._shared,
         )
 
 
@@ -191,7 +194,9 @@ class _Protocol(HttpToolsProtocol):
         on_limit: Callable[[str], None],
         processes: Processes | None,
         connections_max: int,
+        shared: bool,
     ) -> None:
+        self._shared = shared
         self._connections_max = connections_max
         super().__init__(config, server_state, app_state)
         self._processes = processes
@@ -215,7 +220,7 @@ class _Protocol(HttpToolsProtocol):
         super().connection_made(self._out)  # type: ignore[arg-type]
         if self._processes is not None:
             accepted_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            self._peer = Peer(self._processes, transport.get_extra_info("socket"), accepted_ns)
+            self._peer = Peer(self._processes, transport.get_extra_info("socket"), accepted_ns, shared=self._shared)
         if len(self.connections) > self._connections_max:
             self._on_limit("connections")
             self._hang_up(b"503 Service Unavailable", "the office has too many connections", "Try again in a moment.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from sublet.broker import commands as cmd
@@ -26,6 +28,9 @@ __all__ = [
     "revoke",
     "set_tenant",
 ]
+
+UID_MAX: Final = (1 << 32) - 2
+"""The number after it stands for no user."""
 
 
 def open_office(step: Step, command: cmd.OpenOffice) -> Answer:
@@ -73,7 +78,10 @@ def add_tenant(step: Step, command: cmd.AddTenant) -> Answer:
         operator=command.operator,
         token_hash=command.token_hash,
         generation=step.state.books.removed.get(command.tenant, -1) + 1,
+        uid=command.uid,
+        needs_token=command.needs_token,
     )
+    _check_user(step, tenant)
     step.emit(ev.TenantSet(tenant=tenant))
     return Done()
 
@@ -91,12 +99,20 @@ def set_tenant(step: Step, command: cmd.SetTenant) -> Answer:
         )
     given = {
         name: getattr(command, name)
-        for name in ("quota", "tier_max", "operator", "token_hash")
+        for name in ("quota", "tier_max", "operator", "token_hash", "uid", "needs_token")
         if getattr(command, name) is not None
     }
+    if command.no_uid:
+        given |= {"uid": None, "needs_token": True}
     changed = msgspec.structs.replace(known, **given)
+    _check_user(step, changed)
     if changed != known:
-        if changed.token_hash != known.token_hash or (known.operator and not changed.operator):
+        if (
+            changed.token_hash != known.token_hash
+            or (known.operator and not changed.operator)
+            or changed.uid != known.uid
+            or (changed.needs_token and not known.needs_token)
+        ):
             changed = _of_next_generation(changed)
         step.emit(ev.TenantSet(tenant=changed))
     return Done()
@@ -260,6 +276,32 @@ def _check_quota(quota: Quota) -> None:
         value = getattr(quota, name)
         if value is not None and not 0 <= value < 1 << 62:
             raise InvalidRequest(f"the quota {name} = {value} is not possible", do="Give zero or more.")
+
+
+def _check_user(step: Step, tenant: TenantRecord) -> None:
+    """See that the user a tenant is bound to is one, and no other tenant's; and that only such a one needs no token."""
+    uid = tenant.uid
+    if uid is None:
+        if not tenant.needs_token:
+            raise InvalidRequest(
+                f"tenant {tenant.id} is bound to no user, so only its token says who it is",
+                do="Name its user as well: --uid 1001 --no-token-needed.",
+            )
+        return
+    if tenant.id == LOCAL_TENANT:
+        raise InvalidRequest("the local tenant is the owner of the office", do="Bind another tenant to this user.")
+    if not 0 <= uid <= UID_MAX:
+        raise InvalidRequest(f"{uid} is no user number", do="`id -u NAME` prints the number of a user.")
+    other = next((one for one in step.state.tenants.values() if one.uid == uid and one.id != tenant.id), None)
+    if other is not None:
+        raise InvalidRequest(
+            f"user {uid} is tenant {other.id} already",
+            do=f"`sublet tenant set {other.id} --uid none` ends that; or give {tenant.id} no user and use its token.",
+        )
+    if tenant.operator and not tenant.needs_token:
+        raise InvalidRequest(
+            "an operator always shows its token", do="Leave --no-token-needed out, or take its operator rights away."
+        )
 
 
 def _node(step: Step, node: NodeId) -> NodeRecord:

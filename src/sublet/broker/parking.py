@@ -218,6 +218,7 @@ def _record(step: Step, lease: LeaseRecord, report: Parkable, ability: Suspend) 
         labels=lease.labels,
         holder=lease.holder,
         process=lease.process,
+        peer=lease.peer,
         parks=Parks(of=lease.id, wants=_wants_of(lease), parts=lease.parts, ability=ability, partial=not report.whole),
     )
 

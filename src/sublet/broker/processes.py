@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, overload
 
+from sublet.broker.access import Origin
 from sublet.broker.records import ProcessRecord
 from sublet.values import NS_PER_S
 
@@ -31,6 +32,9 @@ SO_PEERPIDFD: Final = 77
 """As on x86 and Arm; Python has no name for it."""
 _NS_PER_TICK: Final = NS_PER_S // os.sysconf("SC_CLK_TCK")
 _CREDENTIALS: Final = struct.Struct("3i")
+_PEER: Final = struct.Struct("iII")
+NO_UID: Final = (1 << 32) - 1
+"""What the kernel says of a socket whose other end is no process, such as one of TCP."""
 _NO_START: Final = -1
 """The start time of a process that ended before it could be read. No process has it."""
 _STAT_MAX: Final = 1024
@@ -220,11 +224,13 @@ class Processes:
 class Peer:
     """The other end of one connection."""
 
-    def __init__(self, processes: Processes, sock: PeerSocket, accepted_ns: int) -> None:
+    def __init__(self, processes: Processes, sock: PeerSocket, accepted_ns: int, *, shared: bool = False) -> None:
+        """``shared``: it came over the shared socket."""
         self._processes = processes
         self._sock = sock
         self._accepted_ns = accepted_ns
         self._found: dict[int, ProcessRecord] = {}
+        self.origin: Final = _origin(sock, shared=shared)
 
     def process(self, own_pid: int) -> ProcessRecord | None:
         """The process that connected, if it is the one that has this pid for itself and can be seen."""
@@ -234,6 +240,15 @@ class Peer:
             if found is not None:
                 self._found = {own_pid: found}
         return found
+
+
+def _origin(sock: PeerSocket, *, shared: bool) -> Origin:
+    """Which user's process connected, as the kernel noted it then."""
+    try:
+        pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    except (OSError, TypeError, struct.error):  # no unix socket
+        return Origin(shared=shared)
+    return Origin(shared=shared, uid=uid, pid=pid) if pid >= 0 and uid != NO_UID else Origin(shared=shared)
 
 
 def _has_ended(pidfd: int) -> bool:

@@ -109,6 +109,10 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     signed, under an older one is not valid any more."""
     disabled: bool = False
     """It has no rights and gets no leases, until it is enabled."""
+    uid: int | None = None
+    """The one user of the machine who may be this tenant; None: whoever shows the token."""
+    needs_token: bool = True
+    """Whether that user must show the token as well, where the kernel says who asks."""
 
 
 class NoticeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +206,8 @@ class LeaseRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the client says of itself; shown, never trusted."""
     process: ProcessRecord | None = None
     """The holder's process, where the lease ends with it. None: it ends by its time to live."""
+    peer: str = ""
+    """Which user and process of the machine asked for it, or attached, where that was not the owner's own."""
 
     # where it is
     status: LeaseStatus = LeaseStatus.QUEUED

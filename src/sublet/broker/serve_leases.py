@@ -152,6 +152,7 @@ def claim(service: Service, call: Call) -> Asked:
     command = cmd.Claim(
         tenant=call.caller.tenant,
         operator=call.caller.operator,
+        peer=call.caller.peer,
         lease=LeaseId(call.id),
         epoch=request.epoch,
         process=call.process(request.holder_pid),
@@ -160,7 +161,9 @@ def claim(service: Service, call: Call) -> Asked:
 
 
 def decline(service: Service, call: Call) -> Asked:
-    command = cmd.Decline(tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id))
+    command = cmd.Decline(
+        tenant=call.caller.tenant, operator=call.caller.operator, peer=call.caller.peer, lease=LeaseId(call.id)
+    )
     return Asked(command, lambda answer, now: _current(service, call.id, now), json_reply)
 
 
@@ -170,6 +173,7 @@ def attach(service: Service, call: Call) -> Asked:
     command = cmd.Attach(
         tenant=call.caller.tenant,
         operator=call.caller.operator,
+        peer=call.caller.peer,
         lease=LeaseId(call.id),
         request_id=request_id(request.request_id),
         holder=text(request.holder, "holder"),
@@ -181,7 +185,11 @@ def attach(service: Service, call: Call) -> Asked:
 def unbind(service: Service, call: Call) -> Asked:
     request: UnbindRequest = call.body
     command = cmd.Unbind(
-        tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id), epoch=request.epoch
+        tenant=call.caller.tenant,
+        operator=call.caller.operator,
+        peer=call.caller.peer,
+        lease=LeaseId(call.id),
+        epoch=request.epoch,
     )
     return Asked(command, _render_view(service, call.id), json_reply)
 
@@ -202,6 +210,7 @@ def renew(service: Service, call: Call) -> Asked:
     command = cmd.Renew(
         tenant=call.caller.tenant,
         operator=call.caller.operator,
+        peer=call.caller.peer,
         lease=LeaseId(call.id),
         epoch=request.epoch,
         active=request.active,
@@ -255,6 +264,7 @@ def _renew_item(call: Call, item: RenewItem) -> cmd.Renew:
     return cmd.Renew(
         tenant=call.caller.tenant,
         operator=call.caller.operator,
+        peer=call.caller.peer,
         lease=LeaseId(item.lease),
         epoch=item.epoch,
         active=item.active,
@@ -268,6 +278,7 @@ def activity(service: Service, call: Call) -> Asked:
     command = cmd.NoteActivity(
         tenant=call.caller.tenant,
         operator=call.caller.operator,
+        peer=call.caller.peer,
         lease=LeaseId(call.id),
         epoch=request.epoch,
         active=request.active,
@@ -279,7 +290,11 @@ def activity(service: Service, call: Call) -> Asked:
 def release(service: Service, call: Call) -> Asked:
     request: ReleaseRequest = call.body
     command = cmd.Release(
-        tenant=call.caller.tenant, operator=call.caller.operator, lease=LeaseId(call.id), busy_ns=busy_ns(request.busy)
+        tenant=call.caller.tenant,
+        operator=call.caller.operator,
+        peer=call.caller.peer,
+        lease=LeaseId(call.id),
+        busy_ns=busy_ns(request.busy),
     )
     return Asked(command, _render_view(service, call.id), json_reply)
 
@@ -302,6 +317,7 @@ def _release_item(call: Call, item: ReleaseItem) -> cmd.Release:
     return cmd.Release(
         tenant=call.caller.tenant,
         operator=call.caller.operator,
+        peer=call.caller.peer,
         lease=LeaseId(item.lease),
         epoch=item.epoch,
         busy_ns=busy_ns(item.busy),

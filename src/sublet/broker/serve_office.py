@@ -100,6 +100,7 @@ async def status(service: Service, call: Call) -> Reply:
             uptime=seconds(now.ns - me.started_ns),
             embedded=me.embedded,
             host_gpus=me.host_gpus,
+            shared=me.shared,
             nodes=[node_view(node) for node in state.nodes.values()],
             devices=[device_view(resource, shown) for resource in state.resources.values()],
             live=state.live_count if is_told else state.held_by(tenant).leases,
@@ -133,9 +134,12 @@ async def add_tenant(service: Service, call: Call) -> Reply:
     token = new_token(secrets.token_bytes(_TOKEN_BYTES))
     command = cmd.AddTenant(
         by=call.caller.tenant,
+        peer=call.caller.peer,
         tenant=TenantId(valid_name(request.id, "tenant name")),
         token_hash=token_hash(token),
         operator=bool(request.operator),
+        uid=_user(service, request),
+        needs_token=request.needs_token is not False,
         **_given(request),
     )
     await service.driver.submit(command)
@@ -150,9 +154,13 @@ async def set_tenant(service: Service, call: Call) -> Reply:
     token = new_token(secrets.token_bytes(_TOKEN_BYTES)) if request.new_token else None
     command = cmd.SetTenant(
         by=call.caller.tenant,
+        peer=call.caller.peer,
         tenant=TenantId(call.id),
         operator=request.operator,
         token_hash=None if token is None else token_hash(token),
+        uid=_user(service, request),
+        no_uid=request.no_uid,
+        needs_token=request.needs_token,
         **_given(request),
     )
     await service.driver.submit(command)
@@ -163,7 +171,9 @@ async def disable_tenant(service: Service, call: Call) -> Reply:
     """Its token stops now, and its leases end."""
     request: TenantDisableRequest = call.body
     known = _known(service, call.id)
-    await service.driver.submit(cmd.DisableTenant(by=call.caller.tenant, tenant=known.id, notice=request.notice))
+    await service.driver.submit(
+        cmd.DisableTenant(by=call.caller.tenant, peer=call.caller.peer, tenant=known.id, notice=request.notice)
+    )
     return json_reply(_tenant(service, _known(service, call.id)))
 
 
@@ -171,7 +181,9 @@ async def enable_tenant(service: Service, call: Call) -> Reply:
     """A disabled tenant has its rights again, with a token that is shown this once."""
     known = _known(service, call.id)
     token = new_token(secrets.token_bytes(_TOKEN_BYTES))
-    command = cmd.EnableTenant(by=call.caller.tenant, tenant=known.id, token_hash=token_hash(token))
+    command = cmd.EnableTenant(
+        by=call.caller.tenant, peer=call.caller.peer, tenant=known.id, token_hash=token_hash(token)
+    )
     await service.driver.submit(command)
     return json_reply(TenantToken(tenant=_tenant(service, _known(service, call.id)), token=token))
 
@@ -179,8 +191,24 @@ async def enable_tenant(service: Service, call: Call) -> Reply:
 async def remove_tenant(service: Service, call: Call) -> Reply:
     """Only one of which nothing is left. The answer is how it was."""
     view = _tenant(service, _known(service, call.id))
-    await service.driver.submit(cmd.RemoveTenant(by=call.caller.tenant, tenant=TenantId(call.id)))
+    await service.driver.submit(
+        cmd.RemoveTenant(by=call.caller.tenant, peer=call.caller.peer, tenant=TenantId(call.id))
+    )
     return json_reply(view)
+
+
+def _user(service: Service, request: TenantRequest) -> int | None:
+    """The user that a tenant is to be bound to, who must be another than the owner of the office."""
+    if request.uid is None:
+        return None
+    if request.no_uid:
+        raise InvalidRequest("the tenant cannot be bound to a user and to none", do="Say one of the two.")
+    if service.access.is_owner(request.uid):
+        raise InvalidRequest(
+            f"user {request.uid} has the rights of the office's owner, whatever tenant it is",
+            do="Bind the tenant to an ordinary user, and leave the owner out.",
+        )
+    return request.uid
 
 
 def _given(request: TenantRequest) -> dict[str, Any]:
@@ -216,6 +244,7 @@ async def revoke(service: Service, call: Call) -> Reply:
     request: RevokeRequest = call.body
     command = cmd.Revoke(
         by=call.caller.tenant,
+        peer=call.caller.peer,
         lease=service.lease(call).id,
         notice_ns=parse_duration_ns(request.notice, "notice", zero_ok=True),
         detail=request.detail[:_DETAIL_MAX],
@@ -240,6 +269,7 @@ async def clear_fence(service: Service, call: Call) -> Reply:
         lease=None if request.lease is None else LeaseId(request.lease),
         vouch=request.vouch,
         by=call.caller.tenant,
+        peer=call.caller.peer,
     )
     await service.driver.submit(command)
     return json_reply(list(fence_views(resource)))
@@ -251,7 +281,9 @@ async def drain(service: Service, call: Call) -> Reply:
     if node not in service.driver.ledger.state.nodes:
         raise NotFound(f"there is no node {call.id}", do="See `sublet status`.")
     notice_ns = None if request.notice is None else parse_duration_ns(request.notice, "notice", zero_ok=True)
-    command = cmd.Drain(by=call.caller.tenant, node=node, draining=request.draining, notice_ns=notice_ns)
+    command = cmd.Drain(
+        by=call.caller.tenant, peer=call.caller.peer, node=node, draining=request.draining, notice_ns=notice_ns
+    )
     await service.driver.submit(command)
     return json_reply(node_view(service.driver.ledger.state.nodes[node]))
 

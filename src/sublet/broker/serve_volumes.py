@@ -35,7 +35,9 @@ async def show(service: Service, call: Call) -> Reply:
 def remove(service: Service, call: Call) -> Asked:
     """Give it up. The answer shows it as it is now: being removed, or gone."""
     owner = _owner(call)
-    command = cmd.RemoveVolume(tenant=call.caller.tenant, operator=call.caller.operator, name=call.id, owner=owner)
+    command = cmd.RemoveVolume(
+        tenant=call.caller.tenant, operator=call.caller.operator, peer=call.caller.peer, name=call.id, owner=owner
+    )
     before = service.driver.ledger.state.volumes.get(volume_key(owner, call.id))
 
     def render(answer: Answer, now: Now) -> VolumeView:

@@ -12,7 +12,7 @@ import msgspec
 
 from sublet.background import start_task
 from sublet.broker import events as ev
-from sublet.broker.access import AccessList, Caller
+from sublet.broker.access import AccessList, Caller, Origin
 from sublet.broker.answers import Answer
 from sublet.broker.commands import Command, Revoke, Tick
 from sublet.broker.counting import Counting
@@ -22,6 +22,7 @@ from sublet.broker.policy_file import Limits
 from sublet.broker.processes import Peer
 from sublet.broker.rate_limits import RateLimits, TooMany
 from sublet.broker.records import LeaseRecord, Now, ProcessRecord
+from sublet.broker.shared_socket import SharedSocket
 from sublet.broker.signing import Signer
 from sublet.broker.sse import STREAMS_MAX, STREAMS_TENANT_MAX, Hub, Stream
 from sublet.broker.views import lease_view
@@ -71,6 +72,8 @@ class Identity:
     started_wall_ns: int
     host_gpus: str = ""
     """The host devices it was told to have, as `sublet up` takes them; empty if none were declared."""
+    shared: str = ""
+    """The folder of the sockets for every user of the machine; empty if there are none."""
 
 
 @dataclass(slots=True)
@@ -133,6 +136,8 @@ class Service:
     limits: Limits = field(default_factory=Limits)
     """What the operator's policy says."""
     rate_limits: RateLimits = field(init=False)
+    shared: SharedSocket = field(default_factory=SharedSocket)
+    """What holds for those who come over the shared sockets."""
     list_guests: Callable[[ListGuests], Awaitable[Guests]] | None = None
     """What runs, of all tenants; None where nothing can run."""
     list_troubles: Callable[[], Awaitable[Troubles]] | None = None
@@ -232,6 +237,48 @@ class Service:
     def limit(self, name: str) -> None:
         """A named limit was hit: it is counted, the caller says so."""
         self.counting.metrics.limits.inc(name)
+
+    def caller(
+        self, authorization: bytes | None, origin: Origin, *, as_tenant: bool = False, keeps: bool = False
+    ) -> Caller:
+        """Who asks (``AccessList.caller``), counted and noted where it comes over a shared socket. ``keeps``: it asks
+        to keep, or to give back, what it has; that is not counted, since a renewal that is refused would end a lease.
+        """
+        if not origin.shared:
+            return self.access.caller(authorization, origin, as_tenant=as_tenant)
+        now_ns = self.driver.clock.now_ns()
+        if not keeps:
+            self.count_shared(origin, now_ns)
+        try:
+            found = self.access.caller(authorization, origin, as_tenant=as_tenant)
+        except Unauthorized as error:
+            self.shared.refused(origin, error, now_ns)
+            raise
+        self.shared.known(origin, found.tenant, now_ns)
+        return found
+
+    def check_tenant(self, tenant: TenantId, origin: Origin, *, as_tenant: bool = False) -> None:
+        """See that this process may show a lease's token of this tenant (``AccessList.check``); counted and noted the
+        same way."""
+        if not origin.shared:
+            self.access.check(tenant, origin, as_tenant=as_tenant)
+            return
+        now_ns = self.driver.clock.now_ns()
+        self.count_shared(origin, now_ns)
+        try:
+            self.access.check(tenant, origin, as_tenant=as_tenant)
+        except Unauthorized as error:
+            self.shared.refused(origin, error, now_ns)
+            raise
+        self.shared.known(origin, tenant, now_ns)
+
+    def count_shared(self, origin: Origin, now_ns: int) -> None:
+        """A request came over a shared socket, whosever it is."""
+        try:
+            self.shared.asked(origin, now_ns)
+        except CapacityExceeded:
+            self.limit("shared_requests")
+            raise
 
     def close(self) -> None:
         """Everybody who waits for news is told that there will be none."""

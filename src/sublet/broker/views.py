@@ -162,6 +162,7 @@ def lease_view(lease: LeaseRecord, now: Now, resources: Mapping[ResourceId, Reso
         end=None if lease.end is None else end_view(lease.end, lease.saved_wall_ns),
         holder=lease.holder,
         bound_to=None if lease.process is None else lease.process.pid,
+        peer=lease.peer,
         parks=None if lease.parks is None else _parks_view(lease.parks),
         resume=None if lease.resume is None else lease.resume.hint,
     )
@@ -298,4 +299,6 @@ def tenant_view(tenant: TenantRecord, *, used_milli_ns: int, leases: int, queued
         leases=leases,
         queued=queued,
         disabled=tenant.disabled,
+        uid=tenant.uid,
+        needs_token=tenant.needs_token,
     )

@@ -61,12 +61,17 @@ def _dispatch(words: Sequence[str]) -> int:
         return 0
     from sublet.cli import short, table
 
+    if words[:1] == ["--as-tenant"]:
+        from sublet.wire.version import AS_TENANT_VARIABLE
+
+        os.environ[AS_TENANT_VARIABLE] = "1"  # also for the programs that this one starts
+        words = words[1:]
     found = None if "_SUBLET_COMPLETE" in os.environ else table.find(words)
     if found is not None:
         path, rest = found
         command = table.load(path)
         try:
-            raw = short.parse(command, rest)
+            raw = short.parse(command, command.spelt_out(rest))
         except short.NotUnderstood:
             pass
         else:

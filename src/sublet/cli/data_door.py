@@ -24,7 +24,7 @@ def data_door_trouble(address: Address, within_s: float = WITHIN_S) -> SubletErr
     """What is wrong with the door; None if it welcomes us, or is on another machine."""
     if address.socket is None:
         return None
-    greeting = dumps(Greeting(access=address.token or ""))
+    greeting = dumps(Greeting(access=address.token or "", as_tenant=address.as_tenant))
     try:
         path = os.fspath(address.socket.with_name("data.sock"))
         Conversation.connect(path, greeting, timeout_s=within_s, named=address.home is None).close()

@@ -66,7 +66,7 @@ class Arg:
 class Opt:
     """An option. Without a metavar it is a flag, and its parameter a bool."""
 
-    __slots__ = ("choices", "flags", "help", "hidden", "metavar", "parse")
+    __slots__ = ("alone", "choices", "flags", "help", "hidden", "metavar", "parse")
 
     def __init__(
         self,
@@ -76,7 +76,10 @@ class Opt:
         parse: Callable[[str], object] | None = None,
         choices: Sequence[str] = (),
         hidden: bool = False,
+        alone: str | None = None,
     ) -> None:
+        self.alone = alone
+        """What it means to give it without a value; None: it needs one."""
         self.flags = flags
         self.help = help
         self.metavar = metavar or "|".join(choices)
@@ -163,6 +166,23 @@ class Command:
         summary, _, rest = (function.__doc__ or "").partition("\n\n")
         self.summary = summary.strip()
         self.details = "\n".join(line.removeprefix("    ") for line in rest.rstrip().splitlines())
+
+    def spelt_out(self, words: Sequence[str]) -> list[str]:
+        """The same words, with a value for each option that was given alone and may be."""
+        alone = {
+            flag: spec.alone
+            for spec in (param.spec for param in self.params)
+            if isinstance(spec, Opt)
+            for flag in spec.flags
+            if spec.alone is not None
+        }
+        if not alone:
+            return list(words)
+        found: list[str] = []
+        for place, word in enumerate(words):
+            after = words[place + 1] if place + 1 < len(words) else "-"
+            found.append(f"{word}={alone[word]}" if word in alone and after.startswith("-") else word)
+        return found
 
     def run(self, raw: Raw) -> int:
         """Check what was typed, all of it before anything happens, and do it. Returns the exit status."""

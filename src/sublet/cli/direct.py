@@ -17,7 +17,7 @@ from sublet.client.home import home_dir, home_text, runtime_text
 from sublet.client.http1 import AnswerReader, ProtocolError, encode_request
 from sublet.errors import Disconnected, SubletError, Unsupported
 from sublet.wire import unix
-from sublet.wire.version import WIRE_VERSION
+from sublet.wire.version import AS_TENANT_HEADER, AS_TENANT_VARIABLE, WIRE_VERSION
 
 if TYPE_CHECKING:
     from sublet.wire.conversation import Conversation
@@ -39,6 +39,7 @@ class Direct:
         """The instant before the last request left: what is granted counts from there."""
         self._path = path
         self._named = named
+        self._as_tenant = os.environ.get(AS_TENANT_VARIABLE) == "1"
         self._sock: socket.socket | None = None
 
     @classmethod
@@ -77,7 +78,8 @@ class Direct:
         """A data connection: with a lease's token; or, to look and stop, as whom our token says we are."""
         from sublet.wire.conversation import Conversation
 
-        hello = greeting(capability=capability) if capability else greeting(access=self.token)
+        access = None if capability else self.token
+        hello = greeting(capability=capability, access=access, as_tenant=self._as_tenant)
         path = os.path.join(os.path.dirname(self._path), "data.sock")
         return Conversation.connect(path, hello, named=self._named)
 
@@ -86,6 +88,8 @@ class Direct:
         headers = {"sublet-wire": str(WIRE_VERSION), "accept": "application/json"}
         if self.token is not None:
             headers["authorization"] = f"Bearer {self.token}"
+        if self._as_tenant:
+            headers[AS_TENANT_HEADER] = "1"
         raw = None if body is None else json.dumps({k: v for k, v in body.items() if v is not None}).encode()
         try:
             request = encode_request(method, path, host="localhost", headers=headers, body=raw)

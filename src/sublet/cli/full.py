@@ -37,6 +37,8 @@ _EPILOG = (
 
 def run(words: Sequence[str]) -> int:
     """Understand a command line, or say what is wrong with it."""
+    if (known := find(words)) is not None:
+        words = [*known[0].split(), *load(known[0]).spelt_out(known[1])]
     app = get_command(make_app())
     # Completion is on, and `sublet completion` prints the script; typer's own two options would only crowd the help.
     app.params = [param for param in app.params if param.name not in ("install_completion", "show_completion")]
@@ -125,6 +127,14 @@ def make_app() -> typer.Typer:
 def _root(
     version: Annotated[
         bool, typer.Option("--version", metavar="", help="Print the version and stop.", is_eager=True)
+    ] = False,
+    as_tenant: Annotated[  # taken off the words before they come here; this is for the help
+        bool,
+        typer.Option(
+            "--as-tenant",
+            metavar="",
+            help="Before the command: root, or the office's owner, means to be the tenant of SUBLET_TOKEN.",
+        ),
     ] = False,
 ) -> None:
     if version:

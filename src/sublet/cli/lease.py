@@ -59,6 +59,7 @@ def show(*, lease: LeaseArg, as_json: AsJson = False) -> int:
         ("granted at", view["granted_at"] or "-"),
         ("ends", _ends(view)),
         *([("holder", _holder(view))] if view["end"] is None else []),
+        *([("asked by", view["peer"])] if view.get("peer") else []),
         ("renewals", f"{view['renewals']}, renewed {view['renew']}"),
         ("busy for", seconds(view["busy"])),
         ("name", view["name"] or "-"),

@@ -31,9 +31,10 @@ def message(kind: str, **fields: object) -> bytes:
     return body
 
 
-def greeting(*, capability: str = "", access: str | None = None) -> bytes:
+def greeting(*, capability: str = "", access: str | None = None, as_tenant: bool = False) -> bytes:
     """Who connects."""
-    return message("Greeting", capability=capability, access=access or "")
+    later = {"as_tenant": True} if as_tenant else {}
+    return message("Greeting", capability=capability, access=access or "", **later)
 
 
 def read(body: bytes) -> Json:

@@ -8,6 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sublet.cli.declare import Opt, UsageError
@@ -43,6 +44,13 @@ def host_gpus_of(text: str) -> HostGpus:
     return parse_host_gpus(text)
 
 
+def shared_folder_of(text: str) -> Path:
+    """The folder of ``--shared``; empty: the usual one."""
+    from sublet.engines.shared_folder import parse_shared_folder
+
+    return parse_shared_folder(text)
+
+
 def up(
     *,
     foreground: Annotated[
@@ -56,6 +64,17 @@ def up(
             parse=host_gpus_of,
             help="Host devices to lease in place of GPUs, such as 2x16GiB. With a name, such as 2x16GiB@lab, offices "
             "of this machine share them (default without a GPU: one with half of the memory).",
+        ),
+    ] = None,
+    shared: Annotated[
+        Any,  # a Path, or None
+        Opt(
+            "--shared",
+            metavar="FOLDER",
+            parse=shared_folder_of,
+            alone="",
+            help="Let every user of this machine connect, through sockets in this folder (default for root: "
+            "/run/sublet). They need an access token.",
         ),
     ] = None,
     embedded: Annotated[
@@ -78,7 +97,7 @@ def up(
             "an office runs on Linux only", do="Set SUBLET_URL to the address of one that runs elsewhere."
         )
     if embedded:  # who started it has looked whether one runs, and waits
-        return _serve(host_gpus, embedded=True)
+        return _serve(host_gpus, shared, embedded=True)
     from sublet.engines.start_settings import OfficeDiffers, agreed
 
     office = _office()
@@ -89,19 +108,21 @@ def up(
                 f"an office runs already for {visible(running['home'])}: pid {running['pid']}",
                 do="Use that one, or end it with `sublet down` first.",
             )
-        return _serve(host_gpus, embedded=False)
-    _check_same(running, host_gpus)
+        return _serve(host_gpus, shared, embedded=False)
+    _check_same(running, host_gpus, shared)
     if running is not None and running["embedded"]:
         _replace(office, running)
         running = None
     if running is None:
-        settings = agreed(home_dir(), host_gpus)
+        settings = agreed(home_dir(), host_gpus, shared)
         words = ["up", "--foreground"]
         if settings.host_gpus is not None:
             words += ["--host-gpus", str(settings.host_gpus)]
+        if settings.shared is not None:
+            words += ["--shared", str(settings.shared)]
         ensure_office(home_dir(), words=words)
     view: Json = office.get("/v1/status")
-    _check_same(view, host_gpus)  # somebody else may have been quicker, with other settings
+    _check_same(view, host_gpus, shared)  # somebody else may have been quicker, with other settings
     if as_json:
         document(view)
     else:
@@ -110,6 +131,8 @@ def up(
         said = "is up" if running is None else "was up already"
         print(f"The office {said}: pid {view['pid']}, {len(devices)} × {kind}.")
         print(f"  Acquire a lease: {typed('sublet lease acquire --gpu 1GiB')}")
+        if view.get("shared"):
+            print(f"  Other users set SUBLET_URL=unix://{visible(view['shared'])}/office.sock and SUBLET_TOKEN.")
     return DONE
 
 
@@ -206,27 +229,35 @@ def _forgotten(office: Office) -> str:
     return said
 
 
-def _check_same(running: Json | None, host_gpus: HostGpus | None) -> None:
+def _check_same(running: Json | None, host_gpus: HostGpus | None, shared: Path | None) -> None:
     """An office that runs must have been started with what is asked for now, or it is not the one that is meant."""
-    if running is None or host_gpus is None or running.get("host_gpus") == str(host_gpus):
+    if running is None:
         return
-    from sublet.engines.start_settings import OfficeDiffers, StartSettings, host_gpus_words
+    same_gpus = host_gpus is None or running.get("host_gpus") == str(host_gpus)
+    if same_gpus and (shared is None or running.get("shared") == str(shared)):
+        return
+    from sublet.engines.start_settings import OfficeDiffers, StartSettings
 
-    had = host_gpus_of(running["host_gpus"]) if running.get("host_gpus") else None
+    had = StartSettings(
+        host_gpus=host_gpus_of(running["host_gpus"]) if running.get("host_gpus") else None,
+        shared=Path(running["shared"]) if running.get("shared") else None,
+    )
+    wanted = StartSettings(host_gpus=host_gpus, shared=shared)
     devices = ", ".join(
         f"{device['id'].rpartition('/')[2]} {format_size(device['capacity'])}"
         for device in running["devices"]
         if device["kind"] == Kind.GPU and device["state"] != SliceState.LOST
     )
-    by = "started by itself" if running["embedded"] else f"was started with `{StartSettings(host_gpus=had).command()}`"
+    by = "started by itself" if running["embedded"] else f"was started with `{had.command()}`"
     raise OfficeDiffers(
-        f"the office that runs (pid {running['pid']}) {by} and has {devices or 'no GPU'}, "
-        f"not {host_gpus_words(host_gpus)}",
-        do=f"Use it as it is, or end it with `sublet down`, then `{StartSettings(host_gpus=host_gpus).command()}`.",
+        f"the office that runs (pid {running['pid']}) {by} and has {devices or 'no GPU'}"
+        f"{' and no shared socket' if shared is not None and had.shared is None else ''}, "
+        f"not {wanted.words()}",
+        do=f"Use it as it is, or end it with `sublet down`, then `{wanted.command()}`.",
     )
 
 
-def _serve(host_gpus: HostGpus | None, *, embedded: bool) -> int:
+def _serve(host_gpus: HostGpus | None, shared: Path | None, *, embedded: bool) -> int:
     """Be the office, until told to end. ``embedded``: it ends when it is idle, unless one that was started by `up` is
     to come back: then it is that one."""
     from sublet.cli.sparing import spare
@@ -241,7 +272,7 @@ def _serve(host_gpus: HostGpus | None, *, embedded: bool) -> int:
         from sublet.engines.start_settings import agreed, forget_settings, read_settings, write_settings
 
         # Only now, since the journal is ours: no other office starts here with other settings meanwhile.
-        settings = agreed(home, host_gpus)
+        settings = agreed(home, host_gpus, shared)
         stays = not embedded or read_settings(home) is not None
 
         def remember() -> None:
@@ -260,6 +291,7 @@ def _serve(host_gpus: HostGpus | None, *, embedded: bool) -> int:
             ready=say,
             beginning=beginning,
             before_serving=remember,
+            shared=settings.shared,
             ended_for_good=lambda: forget_settings(home),
         )
 

@@ -24,6 +24,7 @@ __all__ = [
     "limit",
     "name",
     "size",
+    "user",
     "vram",
     "wait",
 ]
@@ -115,6 +116,15 @@ def limit_duration(text: str) -> int | NoLimit:
 def _limit_number(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 12 or int(text) > COUNT_MAX:
         raise InvalidRequest(f"{text[:40]!r} is not a limit", do="Write a whole number (0 allows nothing), or none.")
+    return int(text)
+
+
+def user(text: str) -> int | NoLimit:
+    """A user number of this machine, or ``none``."""
+    if text == "none":
+        return NO_LIMIT
+    if not (text.isascii() and text.isdigit()) or len(text) > 10:
+        raise InvalidRequest(f"{text[:40]!r} is not a user number", do="`id -u NAME` prints it. Or write none.")
     return int(text)
 
 

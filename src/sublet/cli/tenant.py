@@ -8,7 +8,7 @@ from typing import Annotated
 from sublet.cli.call import Office
 from sublet.cli.declare import Arg, Opt, UsageError
 from sublet.cli.exits import DONE
-from sublet.cli.parsing import AsJson, NoLimit, limit, limit_duration, limit_size, name
+from sublet.cli.parsing import AsJson, NoLimit, limit, limit_duration, limit_size, name, user
 from sublet.cli.show import Json, document, plural, seconds, table
 from sublet.values import Tier, format_size
 
@@ -38,6 +38,18 @@ _GpuTime = Annotated[
     int | NoLimit | None,
     Opt("--gpu-time", metavar="DURATION", parse=limit_duration, help="Maximum device time within a rolling hour."),
 ]
+_Uid = Annotated[
+    int | NoLimit | None,
+    Opt(
+        "--uid",
+        metavar="UID",
+        parse=user,
+        help="User number of the one user of this machine who may be this tenant (default: whoever shows its token).",
+    ),
+]
+_NoTokenNeeded = Annotated[
+    bool, Opt("--no-token-needed", help="Let that user be this tenant on the shared socket without its token.")
+]
 _TierMax = Annotated[str | None, Opt("--tier-max", choices=_TIERS, help="Highest tier that it may ask for.")]
 
 
@@ -52,6 +64,8 @@ def add(
     leases: _Leases = None,
     gpu_time: _GpuTime = None,
     tier_max: _TierMax = None,
+    uid: _Uid = None,
+    no_token_needed: _NoTokenNeeded = False,
     operator: Annotated[
         bool, Opt("--operator", help="Give operator rights: see and end all leases, add tenants.")
     ] = False,
@@ -63,7 +77,9 @@ def add(
     that is not given is the office's own (`sublet policy show`).
     """
     quota = _quota({}, gpus, vram, cores, memory, block, leases, gpu_time)
-    body: Json = {"id": tenant, "quota": quota, "tier_max": tier_max, "operator": operator}
+    body: Json = {"id": tenant, "quota": quota, "tier_max": tier_max, "operator": operator, **_user(uid)}
+    if no_token_needed:
+        body["needs_token"] = False
     answer: Json = Office.reach().post("/v1/tenants", body)
     if as_json:
         document(answer)
@@ -83,6 +99,9 @@ def change(
     leases: _Leases = None,
     gpu_time: _GpuTime = None,
     tier_max: _TierMax = None,
+    uid: _Uid = None,
+    no_token_needed: _NoTokenNeeded = False,
+    token_needed: Annotated[bool, Opt("--token-needed", help="Ask that user for the token as well.")] = False,
     operator: Annotated[bool, Opt("--operator", help="Give operator rights.")] = False,
     no_operator: Annotated[bool, Opt("--no-operator", help="Take operator rights away.")] = False,
     new_token: Annotated[bool, Opt("--new-token", help="Print a new token once; the old one stops working.")] = False,
@@ -95,9 +114,13 @@ def change(
     """
     if operator and no_operator:
         raise UsageError("--operator and --no-operator contradict each other", do="Give one of them.")
+    if token_needed and no_token_needed:
+        raise UsageError("--token-needed and --no-token-needed contradict each other", do="Give one of them.")
     office = Office.reach()
     path = f"/v1/tenants/{Office.quote(tenant)}"
-    body: Json = {"tier_max": tier_max, "new_token": new_token}
+    body: Json = {"tier_max": tier_max, "new_token": new_token, **_user(uid)}
+    if token_needed or no_token_needed:
+        body["needs_token"] = token_needed
     if operator or no_operator:
         body["operator"] = operator
     if any(given is not None for given in (gpus, vram, cores, memory, block, leases, gpu_time)):
@@ -161,10 +184,11 @@ def ls(*, as_json: AsJson = False) -> int:
     if as_json:
         document(found)
         return DONE
-    heads = ["TENANT", "LEASES", "WAITING", "GPU TIME, LAST HOUR", "TIER UP TO", "LIMITS"]
+    heads = ["TENANT", "USER", "LEASES", "WAITING", "GPU TIME, LAST HOUR", "TIER UP TO", "LIMITS"]
     rows = [
         [
             view["id"] + (" (operator)" if view["operator"] else "") + (" (disabled)" if view["disabled"] else ""),
+            _user_of(view),
             str(view["leases"]),
             str(view["queued"]),
             seconds(view["gpu_seconds_used"]),
@@ -175,6 +199,20 @@ def ls(*, as_json: AsJson = False) -> int:
     ]
     print(table(heads, rows, right=["LEASES", "WAITING", "GPU TIME, LAST HOUR"]))
     return DONE
+
+
+def _user(uid: int | NoLimit | None) -> Json:
+    """What the office is told of a tenant's user."""
+    if uid is None:
+        return {}
+    return {"no_uid": True} if isinstance(uid, NoLimit) else {"uid": uid}
+
+
+def _user_of(view: Json) -> str:
+    """``1001``, or ``1001 (no token)`` where its user needs none."""
+    if view.get("uid") is None:
+        return "-"
+    return f"{view['uid']}" + ("" if view.get("needs_token", True) else " (no token)")
 
 
 def _say_token(tenant: str, sentence: str, token: str) -> None:

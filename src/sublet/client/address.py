@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from sublet.client.home import home_dir, socket_path
 from sublet.errors import InvalidRequest
 from sublet.values import shown
+from sublet.wire.version import AS_TENANT_VARIABLE
 
 __all__ = ["Address", "find_address"]
 
@@ -34,6 +35,8 @@ class Address:
     home: Path | None = None
     """The state folder of the office that this client starts itself when there is none; None where it may not."""
     token: str | None = field(default=None, repr=False)
+    as_tenant: bool = False
+    """A process of root's, or of the office's owner, means to be the tenant whose token it shows."""
 
     @property
     def host_header(self) -> str:
@@ -43,8 +46,11 @@ class Address:
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
-def find_address(url: str | None, token: str | None, home: str | None, env: Mapping[str, str]) -> Address:
+def find_address(
+    url: str | None, token: str | None, home: str | None, env: Mapping[str, str], *, as_tenant: bool = False
+) -> Address:
     """The office that is meant: what was given, else ``SUBLET_URL``, else the one of this machine."""
+    as_tenant = as_tenant or env.get(AS_TENANT_VARIABLE) == "1"
     token = token if token is not None else env.get("SUBLET_TOKEN") or None
     if token is not None and _TOKEN.fullmatch(token) is None:
         raise InvalidRequest("the access token has characters that no token has", do="Copy it again, without spaces.")
@@ -52,8 +58,8 @@ def find_address(url: str | None, token: str | None, home: str | None, env: Mapp
     if url is None:
         folder = home_dir(home, env)
         path = socket_path(folder)
-        return Address(url=f"unix://{path}", socket=path, home=folder, token=token)
-    return _parse(url, token)
+        return Address(url=f"unix://{path}", socket=path, home=folder, token=token, as_tenant=as_tenant)
+    return replace(_parse(url, token), as_tenant=as_tenant)
 
 
 def _parse(url: str, token: str | None) -> Address:

@@ -96,9 +96,12 @@ async def connect(
     ca: str | None = None,
     start: bool = True,
     bound: bool = True,
+    as_tenant: bool = False,
 ) -> Fabric:
     """A fabric, on the office of this machine or on the one at ``url``; see `sublet.connect`."""
-    address = find_address(url, token, None if home is None else valid_path(home, "home"), os.environ)
+    address = find_address(
+        url, token, None if home is None else valid_path(home, "home"), os.environ, as_tenant=as_tenant
+    )
     fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
     try:
         await fabric._greet()

@@ -97,6 +97,7 @@ def connect(
     ca: str | None = None,
     start: bool = True,
     bound: bool = True,
+    as_tenant: bool = False,
 ) -> Fabric:
     """A fabric, on the office of this machine or on the one at ``url``.
 
@@ -107,8 +108,13 @@ def connect(
 
     On one machine a lease is bound to the process that acquires it: it ends as soon as that process ends, also where it
     is killed. With ``bound=False`` the leases of this fabric live on to their time to live.
+
+    A process of root's, or of the office's owner, is refused with the token of another tenant: what comes back from
+    that tenant's guests would be loaded with its rights. ``as_tenant=True`` says that this is meant.
     """
-    address = find_address(url, token, None if home is None else valid_path(home, "home"), os.environ)
+    address = find_address(
+        url, token, None if home is None else valid_path(home, "home"), os.environ, as_tenant=as_tenant
+    )
     fabric = Fabric(address, client_clock(), ca=ca, start=start, bound=bound)
     try:
         fabric._greet()

@@ -371,7 +371,9 @@ def connect_data(address: Address, capability: str) -> Conversation:
             f"commands run on the machine of their office, and {address.url} is elsewhere",
             do="Start them from a program on that machine.",
         )
-    greeting = Greeting(capability=capability, access="" if capability else address.token or "")
+    greeting = Greeting(
+        capability=capability, access="" if capability else address.token or "", as_tenant=address.as_tenant
+    )
     path = os.fspath(address.socket.with_name("data.sock"))
     return Conversation.connect(path, dumps(greeting), named=address.home is None)
 

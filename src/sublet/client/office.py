@@ -148,9 +148,10 @@ def _start(
 def _spawn(home: Path, log: int, words: Sequence[str], wish: Warm | None) -> int:
     from sublet.wire.codec import dumps  # who finds an office does without these
     from sublet.wire.program_files import environment_for_root, is_root
+    from sublet.wire.version import AS_TENANT_VARIABLE
     from sublet.wire.zygote import WARM_VARIABLE
 
-    not_theirs = ("SUBLET_TOKEN", "SUBLET_URL", WARM_VARIABLE)
+    not_theirs = ("SUBLET_TOKEN", "SUBLET_URL", AS_TENANT_VARIABLE, WARM_VARIABLE)
     env = {name: value for name, value in os.environ.items() if name not in not_theirs}
     if is_root():
         env = environment_for_root(env)

@@ -19,6 +19,7 @@ from sublet.client.steps import Call, Reply
 from sublet.clock import Clock
 from sublet.errors import Disconnected
 from sublet.wire import unix
+from sublet.wire.version import AS_TENANT_HEADER
 
 if TYPE_CHECKING:
     import ssl
@@ -35,6 +36,8 @@ def headers_for(address: Address, wire: int) -> dict[str, str]:
     headers = {"sublet-wire": str(wire), "accept": "application/json"}
     if address.token is not None:
         headers["authorization"] = f"Bearer {address.token}"
+    if address.as_tenant:
+        headers[AS_TENANT_HEADER] = "1"
     return headers
 
 

@@ -14,15 +14,21 @@ from sublet.client.guests import connect_data
 from sublet.errors import Disconnected, InvalidRequest
 from sublet.values import Epoch, LeaseId
 from sublet.wire.codec import dumps, loads
+from sublet.wire.frames import close_all
 from sublet.wire.guests import HolderReply
 from sublet.wire.http import TokenView
 from sublet.wire.volumes import (
     Collected,
     CopiedIn,
+    FilesOpened,
+    HolderVolumeCall,
     LendVolume,
+    ListVolume,
+    OpenFiles,
     Published,
     VolumeCall,
     VolumeLent,
+    VolumeListed,
     VolumeOpened,
     VolumeReply,
 )
@@ -62,28 +68,53 @@ class HolderLine:
 
     def ask(self, call: VolumeCall) -> VolumeReply:
         """Raises what it is refused with."""
+        answer, fds = self._asked(call)
+        close_all(fds)
+        if not isinstance(answer, VolumeOpened | Published | Collected | CopiedIn):
+            raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
+        return answer
+
+    def _asked(self, call: HolderVolumeCall) -> tuple[HolderReply, tuple[int, ...]]:
+        """The answer, and the descriptors beside it."""
         is_over = self._in_use()
         try:
             return self._ask(call)
         finally:
             is_over()
 
-    def _ask(self, call: VolumeCall) -> VolumeReply:
+    def _ask(self, call: HolderVolumeCall) -> tuple[HolderReply, tuple[int, ...]]:
         with self._lock:
             if self._conversation is not None and self._conversation.link.over is not None:
                 self._drop()
             if self._conversation is None:
                 self._conversation = connect_data(self._address, self._token())
             try:
-                body = self._conversation.call(dumps(call), timeout_s=ANSWER_S).body
+                replied = self._conversation.call(dumps(call), timeout_s=ANSWER_S)
             except BaseException:
                 if self._conversation.link.over is not None:
                     self._drop()
                 raise
-        answer = loads(HolderReply, body)
-        if not isinstance(answer, VolumeOpened | Published | Collected | CopiedIn):
+        try:
+            answer: HolderReply = loads(HolderReply, replied.body)
+        except BaseException:
+            close_all(replied.fds)
+            raise
+        return answer, replied.fds
+
+    def list_volume(self, call: ListVolume) -> VolumeListed:
+        """What is published there, for a process that may not enter the volume's folder."""
+        answer, _ = self._asked(call)
+        if not isinstance(answer, VolumeListed):
             raise Disconnected(f"the supervisor answered with a {type(answer).__name__}")
         return answer
+
+    def open_files(self, call: OpenFiles) -> list[int]:
+        """Files of the volume, opened for this process; they are the caller's to close."""
+        answer, fds = self._asked(call)
+        if not isinstance(answer, FilesOpened) or len(fds) != len(call.names):
+            close_all(fds)
+            raise Disconnected(f"the supervisor answered with a {type(answer).__name__} and {len(fds)} files")
+        return list(fds)
 
     def lend(self) -> str:
         """A ticket for a guest of another lease, which may then save here."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pickle
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from sublet.wire.frames import close_all
 from sublet.wire.happenings import Event, Happening, Over, Refused, Replied
 from sublet.wire.line import Line
 from sublet.wire.link import Link
+from sublet.wire.log_records import load_log_record
 from sublet.wire.work import Asked, Board, Message, ResultBuffer, Said, Told, pack, unpack
 
 __all__ = ["GRACE_S", "WINDOW", "Exchange", "Pending"]
@@ -371,7 +371,7 @@ def _say(said: Said) -> None:
             if stream is not None:
                 stream.write(bytes(said.data).decode("utf-8", "replace"))
         elif said.kind == Told.LOG:
-            record = logging.makeLogRecord(pickle.loads(said.data))  # noqa: S301 - holder and worker are one program
+            record = logging.makeLogRecord(load_log_record(bytes(said.data)))
             logger = logging.getLogger(record.name)
             if logger.isEnabledFor(record.levelno):
                 logger.handle(record)

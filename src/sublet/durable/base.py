@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sublet.durable.format import Entry, Manifest, PackRef
-from sublet.durable.packs import PackFile, file_name
+from sublet.durable.packs import Packs, open_packs
 
 __all__ = ["Base"]
 
@@ -24,7 +24,7 @@ class Base:
     """The checkpoint that a save builds on."""
 
     manifest: Manifest | None = None
-    packs_folder: Path = Path()
+    packs_folder: Packs = Path()
     where: dict[bytes, Place] = field(default_factory=dict)
     _counted: tuple[dict[bytes, Place], int, Counts] | None = field(default=None, repr=False)
     """What was counted, how many there were, and the counts."""
@@ -34,12 +34,11 @@ class Base:
         return 0 if self.manifest is None else self.manifest.number
 
     @classmethod
-    def read(cls, manifest: Manifest, packs_folder: Path) -> Base:
+    def read(cls, manifest: Manifest, packs_folder: Packs) -> Base:
         """Look into every pack that the checkpoint needs. Raises ``CheckpointDamaged``."""
         base = cls(manifest=manifest, packs_folder=packs_folder)
-        for ref in manifest.packs:
-            pack = PackFile(packs_folder / file_name(ref.name), ref)
-            base.add(ref, pack.entries)
+        for pack in open_packs(packs_folder, manifest.packs):
+            base.add(pack.ref, pack.entries)
             pack.close()
         return base
 

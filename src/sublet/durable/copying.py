@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from sublet.durable.files import read_whole, write_synced
 from sublet.durable.format import MANIFEST_MAX, Manifest, damaged
 from sublet.durable.opening import Checkpoint, Stored
-from sublet.durable.packs import file_name
+from sublet.durable.packs import Packs, PackSource, file_name
 from sublet.durable.saving import SaveReport, Staged
 from sublet.errors import CheckpointFailed, NotFound
 from sublet.values import format_size
@@ -40,14 +40,21 @@ class Copied:
 
     manifest: Manifest
     folder: Path
+    handed: PackSource | None = None
+    """Who opens its packs, where this process may not enter the folder they are in."""
+
+    @property
+    def source(self) -> Packs:
+        """Where its packs are read."""
+        return self.folder if self.handed is None else self.handed
 
     def open(self) -> Checkpoint:
         """For reading: each byte is compared with its checksum, as everywhere."""
-        return Checkpoint(Stored(self.manifest, self.folder))
+        return Checkpoint(Stored(self.manifest, self.source))
 
     def check(self) -> None:
         """Compare everything that it needs with its checksums. Raises ``CheckpointDamaged``."""
-        stored = Stored(self.manifest, self.folder)
+        stored = Stored(self.manifest, self.source)
         try:
             chunks = {chunk[0]: chunk for one in stored.each_record() for blob in one.blobs for chunk in blob.chunks()}
             for digest, _, length in chunks.values():

@@ -10,14 +10,13 @@ import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from sublet.durable.format import Encoding, Entry, Manifest, PackRef, damaged
 from sublet.durable.loading import decode
 from sublet.durable.memory import fresh_memory
-from sublet.durable.packs import PackFile, check_content, file_name
+from sublet.durable.packs import PackFile, Packs, check_content, open_packs
 from sublet.durable.records import Blob, Record, parse_leaf
 from sublet.errors import NotFound, OutOfMemory
 from sublet.values import format_size
@@ -41,14 +40,14 @@ class Span(NamedTuple):
 class Stored:
     """The bytes of one checkpoint. Knows nothing of objects, so whoever only checks or copies uses this."""
 
-    def __init__(self, manifest: Manifest, packs_folder: Path) -> None:
+    def __init__(self, manifest: Manifest, packs_folder: Packs) -> None:
         self.manifest = manifest
         self._packs: dict[PackRef, PackFile] = {}
         self._where: dict[bytes, tuple[PackFile, Entry]] = {}
         self._records: dict[str, Record] | None = None
         try:
-            for ref in manifest.packs:
-                pack = self._packs[ref] = PackFile(packs_folder / file_name(ref.name), ref)
+            for pack in open_packs(packs_folder, manifest.packs):
+                self._packs[pack.ref] = pack
                 for entry in pack.entries:
                     self._where.setdefault(entry.hash, (pack, entry))
         except BaseException:

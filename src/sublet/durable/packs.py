@@ -18,10 +18,10 @@ import os
 import queue
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
@@ -40,9 +40,9 @@ from sublet.durable.format import (
     parse_trailer,
 )
 from sublet.durable.memory import PAGE, fresh_memory
-from sublet.errors import CheckpointDamaged, CheckpointFailed
+from sublet.errors import CheckpointDamaged, CheckpointFailed, NotFound
 
-__all__ = ["PackFile", "PackWriter", "Pressing", "file_name"]
+__all__ = ["PackFile", "PackSource", "PackWriter", "Packs", "Pressing", "file_name", "open_packs"]
 
 BATCH_ROOM: Final = 4 << 20
 """Two huge pages: smaller ones take five times as long to get, and to write from past the cache."""
@@ -358,13 +358,44 @@ def _start_writing(fd: int, offset: int, length: int) -> None:
     _libc.sync_file_range(fd, offset, length, START_WRITING)
 
 
+class PackSource(Protocol):
+    """Packs in a folder that this process may not enter: somebody else opens them."""
+
+    def open_files(self, names: Sequence[str]) -> list[int]:
+        """Descriptors for reading, one for each; the caller closes them. ``NotFound`` if one is not there."""
+
+
+Packs = Path | PackSource
+"""Where packs are: in a folder, or with who opens them."""
+
+
+def open_packs(packs: Packs, refs: Sequence[PackRef]) -> Iterator[PackFile]:
+    """Each of these, in order. All are opened before the first is looked at, where that is one question. Who stops
+    before the end has those that were handed out to close."""
+    if isinstance(packs, Path):
+        for ref in refs:
+            yield PackFile(packs / file_name(ref.name), ref)
+        return
+    try:
+        fds = packs.open_files([file_name(ref.name) for ref in refs])
+    except NotFound as error:
+        raise damaged(f"a pack cannot be read: {error.message}") from error
+    try:
+        for ref in refs:
+            yield PackFile(Path(file_name(ref.name)), ref, fd=fds.pop(0))
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
 class PackFile:
     """A pack that is read. Its index was checked when this was made; a chunk is checked when it is read."""
 
-    def __init__(self, path: Path, ref: PackRef) -> None:
+    def __init__(self, path: Path, ref: PackRef, *, fd: int = -1) -> None:
+        """``fd``: it is open already, and is this object's to close."""
         self.ref = ref
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._fd = fd if fd >= 0 else os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise damaged(f"the pack {path.name} cannot be read: {error.strerror}") from error
         try:

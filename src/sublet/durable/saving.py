@@ -32,7 +32,7 @@ from sublet.durable.encoded import Buffer, BufferKind
 from sublet.durable.files import written_then_synced
 from sublet.durable.format import LeafRef, Manifest, PackRef
 from sublet.durable.memory import Copies, copy_beside
-from sublet.durable.packs import PackFile, PackWriter, file_name
+from sublet.durable.packs import PackWriter, open_packs
 from sublet.durable.records import INLINE_MAX, Blob, Record, dump_leaf, leaf_starts
 from sublet.durable.roots import Group, Order, encode_roots
 from sublet.durable.rules import GpuRule
@@ -314,7 +314,7 @@ class _Run:
     def _move(self, ref: PackRef) -> None:
         here = self._used.intersection(self._base.where).difference(self._writer.hashes)
         entries = [entry for one, entry in map(self._base.where.__getitem__, here) if one == ref]
-        pack = PackFile(self._base.packs_folder / file_name(ref.name), ref)
+        (pack,) = open_packs(self._base.packs_folder, [ref])
         try:
             for entry in sorted(entries, key=lambda entry: entry.offset):
                 self._writer.copy(entry, pack.stored(entry))

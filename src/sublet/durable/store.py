@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from sublet.durable.files import move_into_place, name_once, read_whole, sync_folder
 from sublet.durable.format import MANIFEST_MAX, Manifest, damaged
 from sublet.durable.opening import Checkpoint, Stored
+from sublet.durable.packs import Packs
 from sublet.durable.saving import NOBODY, Base, Staged, Who
 from sublet.errors import CheckpointFailed, InvalidRequest, NotFound, StaleEpoch, VersionConflict
 from sublet.values import format_size, shown
@@ -109,6 +110,9 @@ class CheckpointStore(Publisher, Protocol):
 class FolderStore:
     """A plain folder. Several processes may use it; a lock orders what they publish."""
 
+    by_descriptor = False
+    """Whether this process may not enter the folder, and is handed its files."""
+
     def __init__(self, folder: str | os.PathLike[str], *, who: Who | None = None, create: bool = True) -> None:
         self.folder = Path(folder)
         self._who = NOBODY if who is None else who
@@ -117,7 +121,7 @@ class FolderStore:
         self.staging = self.folder / "staging"
         self._staged: dict[Path, int] = {}
         if not create:
-            if not self.checkpoints.is_dir():
+            if not self.by_descriptor and not self.checkpoints.is_dir():
                 raise NotFound(f"there are no checkpoints in {self.folder}", do="Name the folder they were saved in.")
             return
         try:
@@ -133,6 +137,11 @@ class FolderStore:
         return self._who
 
     # ---- reading ----
+
+    @property
+    def pack_source(self) -> Packs:
+        """Where its packs are read."""
+        return self.packs
 
     def numbers(self) -> list[int]:
         """Of all checkpoints there are, in order."""
@@ -151,7 +160,7 @@ class FolderStore:
         which = self.newest() if number is None else number
         path = self.manifest_path(which)
         try:
-            manifest = Manifest.parse(read_whole(path, MANIFEST_MAX))
+            manifest = Manifest.parse(self.manifest_bytes(which))
         except FileNotFoundError:
             has = ", ".join(map(str, self.numbers()[-5:]))
             if number is None or not has:
@@ -163,19 +172,23 @@ class FolderStore:
             raise damaged(f"{path.name} is the manifest of checkpoint {manifest.number}")
         return manifest
 
+    def manifest_bytes(self, number: int) -> bytes:
+        """As it is stored. Raises ``OSError``."""
+        return read_whole(self.manifest_path(number), MANIFEST_MAX)
+
     def manifest_path(self, number: int) -> Path:
         return self.checkpoints / f"{number:016d}.manifest"
 
     def stored(self, number: int | None = None) -> Stored:
-        return Stored(self.manifest(number), self.packs)
+        return Stored(self.manifest(number), self.pack_source)
 
     def open(self, number: int | None = None) -> Checkpoint:
         return Checkpoint(self.stored(number))
 
     def base(self) -> Base:
         if not self.newest():
-            return Base(packs_folder=self.packs)
-        return Base.read(self.manifest(), self.packs)
+            return Base(packs_folder=self.pack_source)
+        return Base.read(self.manifest(), self.pack_source)
 
     # ---- writing ----
 

@@ -5,12 +5,14 @@ it that nobody can write to it any more, and gives it its name. It alone knows w
 that was stopped past the end of its lease and goes on cannot save any more: ``StaleEpoch``, or why the lease ended.
 
 How the supervisor is asked depends on where one is (``VolumeLine``): a guest has a socket, a holder its connection.
-Reading needs nobody: packs and manifests are files.
+Reading needs nobody: packs and manifests are files. Where this process may not enter the volume's folder, because the
+office is another user's, the supervisor hands it the files it reads and writes (``durable.handed``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -18,17 +20,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast, runtime_checkable
 
 from sublet.durable.copying import Copied, manifest_in
 from sublet.durable.files import read_whole
-from sublet.durable.format import MANIFEST_MAX
+from sublet.durable.format import MANIFEST_MAX, Manifest
+from sublet.durable.handed import HandedFiles, HandedVolume
+from sublet.durable.packs import Packs
 from sublet.durable.saving import Staged, Who
 from sublet.durable.store import FolderStore
-from sublet.errors import CheckpointDamaged, CheckpointFailed, Disconnected
+from sublet.errors import CheckpointDamaged, CheckpointFailed, Disconnected, NotFound
 from sublet.values import Epoch, LeaseId
 from sublet.wire.refusals import Refusal, error_of
 from sublet.wire.volumes import (
+    COPIED,
     Collect,
     Collected,
     CopiedIn,
@@ -42,10 +47,15 @@ from sublet.wire.volumes import (
     bytes_below,
 )
 
+if TYPE_CHECKING:
+    from sublet.durable.handed import FilesLine
+
 __all__ = ["VolumeLine", "VolumePlace", "VolumeStore"]
 
 T = TypeVar("T")
 
+_PLACE: Final = "place"
+"""An empty file that makes a folder of the staging be there."""
 AGAIN_S: Final = 0.2
 """After a connection broke in the middle of a publication, before it is looked what became of it."""
 
@@ -74,6 +84,10 @@ class VolumeStore(FolderStore):
         """Asks the supervisor, who makes the folders. Raises what it refuses with."""
         self._line = line
         self._opened = self._open()
+        self._handed: HandedVolume | None = None
+        if self._opened.by_descriptor:
+            self._handed = HandedVolume(cast("FilesLine", line))
+            self.by_descriptor = True
         super().__init__(self._opened.folder, create=False)
         self._began_ns: dict[Path, int] = {}
         self._keep = 0
@@ -98,6 +112,8 @@ class VolumeStore(FolderStore):
     @property
     def room(self) -> int:
         """Bytes that may still be written."""
+        if self._handed is not None:
+            return self._handed.listed().room
         if self._opened.counted:
             return max(0, self._opened.size - bytes_below(self.folder))
         try:
@@ -108,6 +124,8 @@ class VolumeStore(FolderStore):
 
     def numbers(self) -> list[int]:
         """A lease may end at any moment, and its volume go before anybody here is told: then nothing is damaged."""
+        if self._handed is not None:
+            return list(self._handed.listed().numbers)
         try:
             return super().numbers()
         except CheckpointDamaged as error:
@@ -116,8 +134,26 @@ class VolumeStore(FolderStore):
             self._opened = self._open()
         raise found
 
+    @property
+    def pack_source(self) -> Packs:
+        return self.packs if self._handed is None else HandedFiles(self._handed)
+
+    def manifest_bytes(self, number: int) -> bytes:
+        if self._handed is None:
+            return super().manifest_bytes(number)
+        name = self.manifest_path(number).name
+        try:
+            return self._handed.read(name, MANIFEST_MAX)
+        except NotFound as error:
+            raise FileNotFoundError(errno.ENOENT, error.message, name) from error
+
+    def freed_by(self, keep: int) -> int:
+        return super().freed_by(keep) if self._handed is None else self._handed.listed(keep).freed
+
     def stage(self, needed: int = 0) -> Path:
-        folder = Path(self._current().staging) / secrets.token_hex(8)
+        opened = self._current()
+        within = Path(opened.staging) if self._handed is None else self._handed.local_folder()
+        folder = within / secrets.token_hex(8)
         try:
             self.check_room(needed)
             folder.mkdir(mode=0o700)
@@ -149,6 +185,8 @@ class VolumeStore(FolderStore):
     def publish(self, staged: Staged) -> None:
         manifest = staged.manifest
         took_ns = staged.capture_ns + time.monotonic_ns() - self._began_ns.get(staged.folder, time.monotonic_ns())
+        if self._handed is not None:
+            self._stage_handed(self._handed, staged)
         asked = Publish(
             lease=manifest.lease,
             epoch=manifest.epoch,
@@ -165,6 +203,14 @@ class VolumeStore(FolderStore):
             if not self._is_there(staged):
                 raise
         self.discard(staged.folder)
+
+    def _stage_handed(self, handed: HandedVolume, staged: Staged) -> None:
+        """Into the volume, what was written here. Packs that were copied from another volume are there."""
+        here = [path.name for path in (staged.manifest_path, *staged.packs) if path.exists()]
+        try:
+            handed.stage(staged.folder, here)
+        except OSError as error:
+            raise self._failed(error) from error
 
     def collect(self, keep: int) -> None:
         self._keep = keep
@@ -186,8 +232,19 @@ class VolumeStore(FolderStore):
         with self.staging_folder() as folder:
             who = self.who
             asked = CopyIn(lease=who.lease, epoch=who.epoch, volume=source, staging=folder.name, passing=passing)
+            if self._handed is not None:
+                yield self._copied_handed(self._handed, asked, folder)
+                return
             done = self._ask(asked, CopiedIn)
             yield Copied(manifest_in(folder), folder) if done.number else None
+
+    def _copied_handed(self, handed: HandedVolume, asked: CopyIn, folder: Path) -> Copied | None:
+        for fd in handed.open_files([_PLACE], staging=folder.name, write=True):  # which makes the folder there
+            os.close(fd)
+        if not self._ask(asked, CopiedIn).number:
+            return None
+        manifest = Manifest.parse(handed.read(COPIED, MANIFEST_MAX, staging=folder.name))
+        return Copied(manifest, folder, HandedFiles(handed, folder.name))
 
     def _gone(self) -> CheckpointFailed:
         """The volume is put away, or somebody else's by now. The supervisor knows, and refuses with what it is; where
@@ -200,7 +257,7 @@ class VolumeStore(FolderStore):
         time.sleep(AGAIN_S)
         with contextlib.suppress(OSError):
             mine = read_whole(staged.manifest_path, MANIFEST_MAX)
-            return read_whole(self.manifest_path(staged.manifest.number), MANIFEST_MAX) == mine
+            return self.manifest_bytes(staged.manifest.number) == mine
         return False
 
     def _current(self) -> VolumeOpened:

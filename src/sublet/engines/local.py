@@ -35,7 +35,7 @@ from sublet.agent.supervised import SupervisedAgent
 from sublet.agent.suspend_probe import probe_cards
 from sublet.agent.tokens import verify
 from sublet.background import count, end_process
-from sublet.broker.access import AccessList
+from sublet.broker.access import AccessList, Origin
 from sublet.broker.commands import NodeUp, OpenOffice
 from sublet.broker.driver import Driver
 from sublet.broker.holder_watch import HolderWatch
@@ -58,12 +58,14 @@ from sublet.client.home import data_path, home_dir, socket_path
 from sublet.clock import Clock, SystemClock
 from sublet.engines.beginning import Beginning, begun
 from sublet.engines.operator_limits import POLICY_FILE, read_limits, within
+from sublet.engines.shared_folder import listen_for_all, prepare
 from sublet.errors import InvalidRequest, Unauthorized, Unsupported
 from sublet.lease.token import TokenClaims
 from sublet.observe.bills import Rates, parse_rates
 from sublet.values import NS_PER_S, Kind, TenantId
 from sublet.wire.orders import Inventory, Report
 from sublet.wire.program_files import check_program
+from sublet.wire.sockets import Peer
 from sublet.wire.unix import short_path
 
 __all__ = ["IDLE_ENDS_S", "Office", "journal_path", "run_office"]
@@ -106,9 +108,11 @@ class Office:
         pretended: bool = False,
         beginning: Beginning | None = None,
         before_serving: Callable[[], None] = lambda: None,
+        shared: Path | None = None,
     ) -> None:
-        """``limits``: instead of those of the home's ``policy.toml``. ``pretended`` leaves out the supervisor: the
-        rules are kept in memory, and nothing can run under a lease.
+        """``limits``: instead of those of the home's ``policy.toml``. ``shared``: the folder of a second pair of
+        sockets, for every user of the machine. ``pretended`` leaves out the supervisor: the rules are kept in memory,
+        and nothing can run under a lease.
         ``beginning``: what was begun already, and is put away by whoever did."""
         self.home = home
         self.clock = SystemClock() if clock is None else clock
@@ -122,6 +126,8 @@ class Office:
         self._pretended = pretended
         self._beginning = beginning
         self._before_serving = before_serving
+        self._shared = shared
+        self._shared_server: HttpServer | None = None
         self._cards: Cards | None = None
         self._idle_since_ns = 0
         self._requests_seen = -1
@@ -146,6 +152,9 @@ class Office:
                 vigil=_vigil(),
             )
             self._stack.callback(self.driver.stop)
+            if self._shared is not None:
+                prepare(self._shared, self.home)
+                _log_who_asks()
             self.service = Service(
                 driver=self.driver,
                 identity=Identity(
@@ -154,10 +163,11 @@ class Office:
                     home=self.home,
                     embedded=self._embedded,
                     host_gpus="" if self._gpus is None else str(self._gpus),
+                    shared="" if self._shared is None else str(self._shared),
                     started_ns=self.clock.now_ns(),
                     started_wall_ns=self.clock.wall_ns(),
                 ),
-                access=AccessList(local_rule=self._local_rule),
+                access=AccessList(local_rule=self._local_rule, owner=os.geteuid()),
                 signer=Signer.open(self.home / "keys", journal.id),
                 archive=journal,
                 rates=_rates(self.home / RATES_FILE),
@@ -176,18 +186,26 @@ class Office:
             watch = HolderWatch(self.driver, processes)
             self._stack.callback(watch.close)
             watch.start()
-            self.server = HttpServer(App(self.service), on_limit=self.service.limit, processes=processes, die=self._die)
+            app = App(self.service)
+            self.server = HttpServer(app, on_limit=self.service.limit, processes=processes, die=self._die)
             self._before_serving()
-            path = socket_path(self.home)
-            listening = _listen(path)
-            self._stack.callback(path.unlink, missing_ok=True)
-            await self.server.start(listening)
-            self._stack.push_async_callback(self.server.close)
+            await self._serve_on(self.server, socket_path(self.home), _listen)
+            if self._shared is not None:
+                self._shared_server = HttpServer(
+                    app, on_limit=self.service.limit, processes=processes, die=self._die, shared=True
+                )
+                await self._serve_on(self._shared_server, self._shared / socket_path(self.home).name, listen_for_all)
             self._stack.callback(self.service.close)
             if self._embedded:
                 self._look_if_idle()
             self._look_at_disk()
             self._stack = self._stack.pop_all()
+
+    async def _serve_on(self, server: HttpServer, path: Path, listen: Callable[[Path], socket.socket]) -> None:
+        listening = listen(path)
+        self._stack.callback(path.unlink, missing_ok=True)
+        await server.start(listening)
+        self._stack.push_async_callback(server.close)
 
     def stop(self) -> None:
         """Ask it to end; leases stay as they are."""
@@ -224,12 +242,18 @@ class Office:
         self.service.list_troubles = agent.troubles
         self.service.cut_off = agent.cut_off
         path = data_path(self.home)
-        door = Door(_listen(path), _Rights(self.service), agent, die=self._die)
+        self._open_door(path, _listen(path), agent, shared=False)
+        if self._shared is not None:
+            path = self._shared / path.name
+            self._open_door(path, listen_for_all(path), agent, shared=True)
+        return agent
+
+    def _open_door(self, path: Path, listening: socket.socket, agent: SupervisedAgent, *, shared: bool) -> None:
+        door = Door(listening, _Rights(self.service, shared=shared), agent, die=self._die)
         door.on_limit = self.service.limit
         door.open()
         self._stack.callback(path.unlink, missing_ok=True)
         self._stack.callback(door.close)
-        return agent
 
     def _watch_cards(self, inventory: Inventory, agent: SupervisedAgent, state: State) -> None:
         """Where there are any."""
@@ -274,13 +298,17 @@ class Office:
     def _look_if_idle(self) -> None:
         """An embedded office that nobody needs ends; one look in half a minute is all this costs."""
         now_ns = self.clock.now_ns()
-        if self.service.in_use or self.server.busy or self.service.requests != self._requests_seen:
+        if self.service.in_use or self._is_busy or self.service.requests != self._requests_seen:
             self._requests_seen = self.service.requests
             self._idle_since_ns = now_ns
         elif now_ns - self._idle_since_ns >= IDLE_ENDS_S * NS_PER_S:
             self.stop()
             return
         self._idle_timer = asyncio.get_running_loop().call_later(IDLE_LOOK_S, self._look_if_idle)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self.server.busy or (self._shared_server is not None and self._shared_server.busy))
 
     def _look_at_disk(self) -> None:
         """What is lent of the disk is never more than is there. What leases have of it stays theirs."""
@@ -312,24 +340,30 @@ def _generations(state: State) -> dict[TenantId, int]:
 
 
 class _Rights:
-    """Who holders are, as the broker knows it, for the agent's door."""
+    """Who holders are, as the broker knows it, for one of the agent's doors."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *, shared: bool) -> None:
         self._service = service
+        self._shared = shared
 
-    def claims(self, capability: str) -> TokenClaims:
+    def claims(self, capability: str, peer: Peer, *, as_tenant: bool) -> TokenClaims:
         service = self._service
-        found = verify(capability, service.signer.public_keys, service.driver.clock.wall_ns() // NS_PER_S)
-        if found.generation != service.access.generation(found.tenant):
+        claims = verify(capability, service.signer.public_keys, service.driver.clock.wall_ns() // NS_PER_S)
+        if claims.generation != service.access.generation(claims.tenant):
             raise Unauthorized("the rights of this tenant have changed", do="Get a fresh token with the next renewal.")
-        return found
+        service.check_tenant(claims.tenant, self._origin(peer), as_tenant=as_tenant)
+        return claims
 
-    def visitor(self, access: str) -> Visitor:
-        caller = self._service.access.caller(b"Bearer " + access.encode() if access else None)
+    def visitor(self, access: str, peer: Peer, *, as_tenant: bool) -> Visitor:
+        authorization = b"Bearer " + access.encode("utf-8", "replace") if access else None
+        caller = self._service.caller(authorization, self._origin(peer), as_tenant=as_tenant)
         generation = self._service.access.generation(caller.tenant)
         if generation is None:
             raise Unauthorized("there is no such tenant any more")
         return Visitor(caller.tenant, caller.operator, generation)
+
+    def _origin(self, peer: Peer) -> Origin:
+        return Origin(shared=self._shared, uid=peer.uid, pid=peer.pid)
 
 
 def run_office(
@@ -341,12 +375,13 @@ def run_office(
     ready: Callable[[], None] | None = None,
     beginning: Beginning | None = None,
     before_serving: Callable[[], None] = lambda: None,
+    shared: Path | None = None,
     ended_for_good: Callable[[], object] | None = None,
 ) -> int:
     """Be the office of this home until told to end; the exit status. ``ready`` is called once it answers.
-    ``beginning``: what was begun of it already. ``before_serving`` is called before it answers anybody; if it raises,
-    nothing was started. ``ended_for_good`` is called after an end that was asked for, and was
-    to leave nothing."""
+    ``shared``: the folder of its sockets for other users. ``beginning``: what was begun of it already.
+    ``before_serving`` is called before it answers anybody; if it raises, nothing was started. ``ended_for_good`` is
+    called after an end that was asked for, and was to leave nothing."""
     if sys.platform != "linux":
         raise Unsupported("an office runs on Linux only", do="Connect to one elsewhere: set SUBLET_URL to its address.")
     check_program()
@@ -359,6 +394,7 @@ def run_office(
             policy=policy,
             beginning=beginning,
             before_serving=before_serving,
+            shared=shared,
         )
         runner.run(_serve(office, ready))
     if ended_for_good is not None and office.service.ends_for_good:
@@ -427,6 +463,17 @@ def _listen(path: Path) -> socket.socket:
     listening.listen(BACKLOG)
     listening.setblocking(False)
     return listening
+
+
+def _log_who_asks() -> None:
+    """Who asks over the shared sockets is written to the office's log."""
+    logger = logging.getLogger("sublet.shared")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def _raise_file_limit() -> None:

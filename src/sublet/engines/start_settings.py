@@ -1,8 +1,8 @@
 """How the office of a home was started by ``sublet up``, kept in the home, so that it comes back the same way.
 
 Whoever starts an office without a word of its own (the first lease, a notebook, ``sublet lease ls``) after it was
-killed, or after the machine went down, starts it with these settings: the same devices, and it stays. They are written
-before the office answers for the first time, and read by the process that has the journal's lock.
+killed, or after the machine went down, starts it with these settings: the same devices and sockets, and it stays. They
+are written before the office answers for the first time, and read by the process that has the journal's lock.
 
 The settings live from ``sublet up`` to ``sublet down``. An end that somebody else may have caused (a signal, a crash,
 power) keeps them, and so does ``sublet down --keep``, which leaves leases on the devices they name.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import zlib
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ __all__ = [
     "forget_settings",
     "host_gpus_words",
     "read_settings",
+    "shared_words",
     "write_settings",
 ]
 
@@ -58,10 +60,16 @@ class StartSettings:
 
     host_gpus: HostGpus | None = None
     """None: the cards of the machine, or without one a host device."""
+    shared: Path | None = None
+    """The folder of the sockets for every user of the machine; None: there are none."""
 
     def command(self) -> str:
         """The command that starts such an office, as it is typed here."""
-        return typed(f"sublet up {host_gpus_words(self.host_gpus)}".rstrip())
+        return typed(" ".join(filter(None, ("sublet up", self.words()))))
+
+    def words(self) -> str:
+        """The options alone; empty if there are none."""
+        return " ".join(filter(None, (host_gpus_words(self.host_gpus), shared_words(self.shared))))
 
 
 def host_gpus_words(host_gpus: HostGpus | None) -> str:
@@ -74,20 +82,25 @@ def host_gpus_words(host_gpus: HostGpus | None) -> str:
     return f"--host-gpus {host_gpus.count}x{size}" + (f"@{host_gpus.namespace}" if host_gpus.namespace else "")
 
 
-def agreed(home: Path, asked: HostGpus | None) -> StartSettings:
+def shared_words(shared: Path | None) -> str:
+    """The option as a person types it: ``--shared /srv/sublet``; empty without one."""
+    return "" if shared is None else f"--shared {shlex.quote(os.fspath(shared))}"
+
+
+def agreed(home: Path, asked: HostGpus | None, shared: Path | None = None) -> StartSettings:
     """The settings to start with: the remembered ones, else those asked for.
 
-    Raises ``OfficeDiffers`` if other devices are asked for than the remembered ones.
+    Raises ``OfficeDiffers`` if other ones are asked for than are remembered.
     """
     kept = read_settings(home)
+    wanted = StartSettings(host_gpus=asked, shared=shared)
     if kept is None:
-        return StartSettings(host_gpus=asked)
-    if asked is not None and asked != kept.host_gpus:
+        return wanted
+    if (asked is not None and asked != kept.host_gpus) or (shared is not None and shared != kept.shared):
         raise OfficeDiffers(
-            f"the office of {home} was started with `{kept.command()}`, not with {host_gpus_words(asked)}, and was not "
+            f"the office of {home} was started with `{kept.command()}`, not with {wanted.words()}, and was not "
             "ended since by `sublet down`",
-            do=f"Start it as it was with `sublet up`; or forget that with `sublet down`, then "
-            f"`{StartSettings(host_gpus=asked).command()}`.",
+            do=f"Start it as it was with `sublet up`; or forget that with `sublet down`, then `{wanted.command()}`.",
         )
     return kept
 
@@ -148,7 +161,10 @@ def forget_settings(home: Path) -> bool:
 
 def _encoded(settings: StartSettings) -> bytes:
     host_gpus = None if settings.host_gpus is None else str(settings.host_gpus)
-    body = json.dumps({"host_gpus": host_gpus}).encode() + b"\n"
+    said = {"host_gpus": host_gpus}
+    if settings.shared is not None:
+        said["shared"] = os.fspath(settings.shared)
+    body = json.dumps(said).encode() + b"\n"
     return f"{_FORMAT} {zlib.crc32(body):08x}\n".encode() + body
 
 
@@ -157,8 +173,12 @@ def _decoded(path: Path, data: bytes) -> StartSettings:
     if head != f"{_FORMAT} {zlib.crc32(body):08x}".encode():
         raise _unusable(path, "is damaged, or was not written by this version of Sublet")
     try:
-        host_gpus = json.loads(body)["host_gpus"]
-        return StartSettings(host_gpus=None if host_gpus is None else parse_host_gpus(host_gpus))
+        said = json.loads(body)
+        host_gpus, shared = said["host_gpus"], said.get("shared")
+        return StartSettings(
+            host_gpus=None if host_gpus is None else parse_host_gpus(host_gpus),
+            shared=None if shared is None else Path(shared),
+        )
     except (ValueError, KeyError, TypeError, AttributeError, InvalidRequest) as error:
         raise _unusable(path, "names no settings that this version of Sublet knows") from error
 

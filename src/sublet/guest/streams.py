@@ -11,11 +11,12 @@ import contextlib
 import io
 import logging
 import os
-import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TextIO
+
+from sublet.wire.log_records import dump_log_record
 
 __all__ = ["Speech", "SpokenRecords", "Stream"]
 
@@ -154,17 +155,9 @@ class SpokenRecords(logging.Handler):
             with contextlib.suppress(OSError, ValueError):
                 self._log.write(f"{record.levelname}:{record.name}:{text}\n{record.exc_text or ''}")
             if self.send is not None:
-                self.send(_packed({**record.__dict__, "msg": text, "args": None, "exc_info": None}))
+                self.send(dump_log_record({**record.__dict__, "msg": text}))
         except Exception:  # noqa: BLE001 - as every handler: a record that cannot be told must not fail the function
             self.handleError(record)
-
-
-def _packed(facts: dict[str, Any]) -> bytes:
-    try:
-        return pickle.dumps(facts, 5)
-    except Exception:  # noqa: BLE001 - an extra that cannot travel is told in words
-        plain = {key: item if isinstance(item, str | int | float | None) else repr(item) for key, item in facts.items()}
-        return pickle.dumps(plain, 5)
 
 
 def take_over(speech: Speech) -> tuple[Stream, Stream, SpokenRecords]:

@@ -86,7 +86,9 @@ class Volume:
         if self.lease is None:
             return False
         store = self._store
-        return self.lease.end is not None or (isinstance(store, FolderStore) and self._is_bare(store.checkpoints))
+        return self.lease.end is not None or (
+            isinstance(store, FolderStore) and not store.by_descriptor and self._is_bare(store.checkpoints)
+        )
 
     def _is_bare(self, checkpoints: Path) -> bool:
         try:

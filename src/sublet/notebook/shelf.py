@@ -175,7 +175,7 @@ class Shelf:
             with copied.open() as checkpoint:
                 told: dict[Key, dict[str, Any]] = checkpoint.load(ABOUT) if ABOUT in checkpoint.records else {}
                 theirs, new = {key: _about(one) for key, one in told.items()}, _by_names(checkpoint)
-            where = Base.read(copied.manifest, copied.folder).where
+            where = Base.read(copied.manifest, copied.source).where
             joined = join(
                 old,
                 new,

@@ -8,6 +8,7 @@ trees as no stranger. At most a few at a time; the others wait their turn.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 from collections import deque
@@ -20,7 +21,7 @@ from sublet.supervisor.loop import READ, Loop, Timer
 from sublet.supervisor.prctl import ParentGone, set_pdeathsig
 from sublet.supervisor.priority import give_back
 
-__all__ = ["ANSWERED", "ANSWER_FD", "ERRANDS_MAX", "Errands"]
+__all__ = ["ANSWERED", "ANSWER_FD", "ERRANDS_MAX", "HANDED_FD", "Errands"]
 
 ERRANDS_MAX: Final = 4
 ERRAND_S: Final = 300.0
@@ -29,6 +30,8 @@ ANSWER_MAX: Final = 60_000
 """Bytes: they fit into the pipe, so that nobody waits to be read."""
 ANSWER_FD: Final = 3
 """Where a copy writes its answer: ``ANSWERED``, and then the text."""
+HANDED_FD: Final = 4
+"""Where a copy finds the descriptor that it was given to keep."""
 ANSWERED: Final = b"="
 FAILED: Final = b"!"
 """In its place: there is no answer, and the text says why."""
@@ -60,13 +63,14 @@ class Errands:
         self._on_life = on_life
         self.why_failed = ""
         """Why there is no answer, for whoever is just being told that there is none: the log may lie on a full disk."""
-        self._waiting: deque[tuple[Work, Done, object]] = deque()
+        self._waiting: deque[tuple[Work, Done, object, int]] = deque()
         self._running: dict[int, _Errand] = {}
 
-    def run(self, work: Work, done: Done) -> object:
-        """Have it done, soon. What is returned names it for ``stop``."""
+    def run(self, work: Work, done: Done, keep: int = -1) -> object:
+        """Have it done, soon. What is returned names it for ``stop``. ``keep``: a descriptor that the copy has besides,
+        as ``HANDED_FD``; the caller leaves it open until it is told that the work is done."""
         key = object()
-        self._waiting.append((work, done, key))
+        self._waiting.append((work, done, key, keep))
         self._next()
         return key
 
@@ -88,9 +92,9 @@ class Errands:
 
     def _next(self) -> None:
         while self._waiting and len(self._running) < ERRANDS_MAX:
-            work, done, key = self._waiting.popleft()
+            work, done, key, keep = self._waiting.popleft()
             try:
-                self._start(work, done, key)
+                self._start(work, done, key, keep)
             except (OSError, MemoryError) as error:  # its caller asks again
                 why = f"no process could be started for it ({getattr(error, 'strerror', None) or 'no memory'})"
                 self._loop.soon(lambda done=done, why=why: self._fail(done, why))  # type: ignore[misc]
@@ -99,7 +103,7 @@ class Errands:
         self.why_failed = why
         done(None)
 
-    def _start(self, work: Work, done: Done, key: object) -> None:
+    def _start(self, work: Work, done: Done, key: object, keep: int) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
         try:
@@ -111,7 +115,7 @@ class Errands:
             if os.getpid() == parent:
                 os.close(writing)
         if pid == 0:
-            _be(work, writing, parent)
+            _be(work, writing, parent, keep)
         pidfd = -1
         try:
             pidfd = os.pidfd_open(pid)
@@ -159,15 +163,20 @@ def _stop(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
-def _be(work: Work, writing: int, parent: int) -> NoReturn:
+def _be(work: Work, writing: int, parent: int, keep: int) -> NoReturn:
     """The copy: nothing may return from here."""
     can_answer = False
     try:
         signal.set_wakeup_fd(-1)
+        if keep >= 0:
+            keep = fcntl.fcntl(keep, fcntl.F_DUPFD_CLOEXEC, HANDED_FD + 1)
         if writing != ANSWER_FD:  # which takes no descriptor more: there may be none
             os.dup2(writing, ANSWER_FD, inheritable=False)
         can_answer = True
-        close_from(ANSWER_FD + 1)  # first of all, so that nobody takes this copy's sockets for ones that are served
+        if keep >= 0:
+            os.dup2(keep, HANDED_FD, inheritable=False)
+        # Before all else, so that nobody takes this copy's sockets for ones that are served.
+        close_from((ANSWER_FD if keep < 0 else HANDED_FD) + 1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         give_back()

@@ -11,7 +11,15 @@ import socket
 from collections.abc import Callable
 from typing import Final, assert_never
 
-from sublet.errors import Disconnected, InvalidRequest, NotFound, SubletError, Unauthorized, Unsupported
+from sublet.errors import (
+    CapacityExceeded,
+    Disconnected,
+    InvalidRequest,
+    NotFound,
+    SubletError,
+    Unauthorized,
+    Unsupported,
+)
 from sublet.lease.node import Node
 from sublet.supervisor.connections import Connection, mistake
 from sublet.supervisor.following import Following
@@ -19,6 +27,7 @@ from sublet.supervisor.guest import Guest
 from sublet.supervisor.guests import Guests
 from sublet.supervisor.loop import Loop, confess
 from sublet.supervisor.premises import Premises
+from sublet.supervisor.publishing import AnyCall, AnyReply, Handed
 from sublet.supervisor.spawn import SpawnFailed
 from sublet.supervisor.unread import Unread
 from sublet.supervisor.volume_desk import VolumeDesk
@@ -53,7 +62,8 @@ from sublet.wire.guests import Guests as GuestList
 from sublet.wire.happenings import Buffer, Called, Closed, Credit, Data, Event, Happening, Hello, Opened, Over
 from sublet.wire.link import Link
 from sublet.wire.refusals import Refusal, error_of
-from sublet.wire.volumes import Collect, CopyIn, LendVolume, OpenVolume, Publish, VolumeCall, VolumeLent, VolumeReply
+from sublet.wire.sockets import peer_of
+from sublet.wire.volumes import Collect, CopyIn, LendVolume, ListVolume, OpenFiles, OpenVolume, Publish, VolumeLent
 from sublet.wire.zygote import Warm
 
 __all__ = ["HolderLink"]
@@ -85,6 +95,7 @@ class HolderLink:
         warm: Callable[[Warm], None],
     ) -> None:
         self.front = front
+        self._uid = peer_of(sock).uid
         self._warm_up = warm
         self._desk = desk
         self._node = node
@@ -164,7 +175,7 @@ class HolderLink:
                 self._reply(call, Done())
             case LendVolume():
                 self._reply(call, VolumeLent(ticket=self._desk.lend(self.front, reads=asked.reads)))
-            case OpenVolume() | Publish() | Collect() | CopyIn():
+            case OpenVolume() | Publish() | Collect() | CopyIn() | ListVolume() | OpenFiles():
                 self._of_volume(call, asked)
             case _:
                 assert_never(asked)
@@ -202,16 +213,21 @@ class HolderLink:
 
     # ---- what is asked ----
 
-    def _of_volume(self, call: int, asked: VolumeCall) -> None:
-        def answer(reply: VolumeReply) -> None:
+    def _of_volume(self, call: int, asked: AnyCall) -> None:
+        if isinstance(asked, OpenFiles) and self._link.has_output:  # it holds descriptors until they are taken
+            raise CapacityExceeded("earlier answers were not read yet", do="Read them, then ask for more files.")
+
+        def answer(reply: AnyReply | Handed) -> None:
             with self._connection.guard():
                 if isinstance(reply, Refusal):
                     self._link.refuse(call, error_of(reply))
+                elif isinstance(reply, Handed):
+                    self._link.reply(call, dumps(reply.reply), reply.fds)
                 else:
                     self._reply(call, reply)
                 self._connection.push()
 
-        self._desk.of_holder(self.front, asked, answer)
+        self._desk.of_holder(self.front, self._uid, asked, answer)
 
     def _start(self, call: int, asked: Start) -> None:
         self._may(RUN)

@@ -16,13 +16,13 @@ from sublet.errors import CapacityExceeded, InvalidRequest, SubletError, Unautho
 from sublet.supervisor.by_descriptor import change
 from sublet.supervisor.guest import Guest
 from sublet.supervisor.loop import READ, Accepting, Loop
-from sublet.supervisor.publishing import Asker, Publishing
+from sublet.supervisor.publishing import AnyReply, Asker, Handed, Publishing
 from sublet.values import NS_PER_S
 from sublet.wire.codec import dumps, loads
 from sublet.wire.refusals import refusal_of
 from sublet.wire.sockets import Peer, peer_of
 from sublet.wire.unix import short_path
-from sublet.wire.volumes import MESSAGE_MAX, VolumeCall, VolumeReply
+from sublet.wire.volumes import MESSAGE_MAX, VolumeCall
 
 __all__ = ["PublishDoor"]
 
@@ -151,7 +151,7 @@ class PublishDoor:
             raise CapacityExceeded(f"this tenant's guests have {PER_TENANT_MAX} connections open, and that is the most")
         return guest
 
-    def _ask(self, guest: Guest, call: VolumeCall, then: Callable[[VolumeReply], None]) -> None:
+    def _ask(self, guest: Guest, call: VolumeCall, then: Callable[[AnyReply | Handed], None]) -> None:
         self._publishing.ask(self._asker(guest), call, then)
 
 
@@ -163,7 +163,7 @@ class _Line:
         loop: Loop,
         sock: socket.socket,
         guest: Guest,
-        ask: Callable[[VolumeCall, Callable[[VolumeReply], None]], None],
+        ask: Callable[[VolumeCall, Callable[[AnyReply | Handed], None]], None],
         lines: set[_Line],
     ) -> None:
         self.guest = guest
@@ -208,7 +208,7 @@ class _Line:
         else:
             self._ask(call, self._answer)
 
-    def _answer(self, answer: VolumeReply) -> None:
+    def _answer(self, answer: AnyReply | Handed) -> None:
         if not self._is_open:
             return
         self._is_asked = False

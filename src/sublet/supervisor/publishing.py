@@ -11,10 +11,11 @@ The work itself is done by errands of their own, which take nobody's turn but th
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from sublet.errors import (
     CapacityExceeded,
@@ -30,7 +31,8 @@ from sublet.errors import (
 )
 from sublet.supervisor.connections import mistake
 from sublet.supervisor.copying_work import copy_in
-from sublet.supervisor.errands import Errands
+from sublet.supervisor.errands import HANDED_FD, Errands
+from sublet.supervisor.handed_files import list_volume, open_files, publish_and_forget, take_handed
 from sublet.supervisor.loop import Loop, confess
 from sublet.supervisor.publishing_work import publish, said_of
 from sublet.supervisor.stores import State, Store, Stores
@@ -39,21 +41,26 @@ from sublet.supervisor.tenancy import Borrowed, Tenancy
 from sublet.supervisor.volume_folder import Place, collect, lay_out, staging_of
 from sublet.values import NS_PER_S, Epoch, Kind, LeaseId, TenantId
 from sublet.wire.codec import loads
+from sublet.wire.frames import close_all
 from sublet.wire.orders import Saved
 from sublet.wire.refusals import refusal_of
 from sublet.wire.volumes import (
     STAGING,
     Collect,
     CopyIn,
+    FilesOpened,
+    ListVolume,
+    OpenFiles,
     OpenVolume,
     Publish,
     Published,
     VolumeCall,
+    VolumeListed,
     VolumeOpened,
     VolumeReply,
 )
 
-__all__ = ["Asker", "Fence", "Lent", "Publishing"]
+__all__ = ["AnyCall", "AnyReply", "Asker", "Fence", "Handed", "Lent", "Publishing"]
 
 WAITING_MAX: Final = 64
 """Questions about one volume that wait for their turn."""
@@ -66,7 +73,18 @@ SAVED_KEPT: Final = 4096
 """Leases of which it is remembered what they saved, until the office has heard of their end and beyond."""
 
 Ids = tuple[int, int] | None
-Then = Callable[[VolumeReply], None]
+AnyCall = VolumeCall | ListVolume | OpenFiles
+AnyReply = VolumeReply | VolumeListed | FilesOpened
+
+
+class Handed(NamedTuple):
+    """An answer with descriptors beside it, which are its receiver's to close."""
+
+    reply: FilesOpened
+    fds: tuple[int, ...]
+
+
+Then = Callable[[AnyReply | Handed], None]
 Fence = Callable[[LeaseId, Epoch], object]
 """Raises unless this pair is live."""
 
@@ -94,6 +112,8 @@ class Asker:
     """Whether it is a holder, whose own files are our user's, and not a guest."""
     under: LeaseId | None = None
     """The lease of the guest itself."""
+    is_stranger: bool = False
+    """A holder that runs as another user than ours: it may not enter our folders."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,10 +121,12 @@ class _Job:
     store: Store
     asker: Asker
     pair: tuple[LeaseId, Epoch]
-    call: VolumeCall
+    call: AnyCall
     then: Then
     source: Borrowed | None = None
     """What is copied from."""
+    handed: tuple[socket.socket, socket.socket] | None = None
+    """Through which the errand sends what it has opened."""
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -177,7 +199,7 @@ class Publishing:
 
     # ---- asking ----
 
-    def ask(self, asker: Asker, call: VolumeCall, then: Then) -> None:
+    def ask(self, asker: Asker, call: AnyCall, then: Then) -> None:
         """``then`` is told the answer, at once or later, and never twice."""
         try:
             self._ask(asker, call, then)
@@ -187,7 +209,9 @@ class Publishing:
             confess(error)
             then(refusal_of(mistake()))
 
-    def _ask(self, asker: Asker, call: VolumeCall, then: Then) -> None:
+    def _ask(self, asker: Asker, call: AnyCall, then: Then) -> None:
+        if isinstance(call, ListVolume | OpenFiles) and not asker.is_stranger:
+            raise InvalidRequest("files are opened for other users only", do="Open them in the volume's folder.")
         pair = self._pair(asker, call)
         self._check(asker, pair)
         tenancy = self._block_of(pair[0])
@@ -214,7 +238,7 @@ class Publishing:
         if not self._stores.open(tenancy, asker.ids, own_there):
             own_there(None)
 
-    def _pair(self, asker: Asker, call: VolumeCall) -> tuple[LeaseId, Epoch]:
+    def _pair(self, asker: Asker, call: AnyCall) -> tuple[LeaseId, Epoch]:
         lease, epoch = LeaseId(call.lease), call.epoch
         if not lease:
             lease = next((one for one in asker.leases if self._has_block(one)), LeaseId(""))
@@ -285,9 +309,13 @@ class Publishing:
                 return said_of(work)
 
         began_ns = self._loop.now_ns()
+        keep = -1
+        if isinstance(job.call, OpenFiles):
+            job.handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            keep = job.handed[1].fileno()
         for store in stores:
             store.at_work += 1
-        key = self._errands.run(errand, lambda said: self._done(job, said, self._loop.now_ns() - began_ns))
+        key = self._errands.run(errand, lambda said: self._done(job, said, self._loop.now_ns() - began_ns), keep)
         self._running[job.store.folder] = _Running(key=key, stores=stores)
 
     def _work(self, job: _Job) -> Callable[[], object]:
@@ -297,9 +325,15 @@ class Publishing:
                 said = self._opened(job, place)
                 return lambda: lay_out(place, said)
             case Publish():
-                return lambda: publish(place, call)
+                done = publish_and_forget if job.asker.is_stranger else publish
+                return lambda: done(place, call)
             case Collect():
                 return lambda: collect(place, call)
+            case ListVolume():
+                return lambda: list_volume(place, call)
+            case OpenFiles():
+                epoch = job.pair[1]
+                return lambda: open_files(place, call, epoch, HANDED_FD)
             case CopyIn():
                 folder = job.stores[-1].made.paths[0]
                 return lambda: copy_in(place, folder, call)
@@ -330,6 +364,7 @@ class Publishing:
             staging=os.path.join(place.folder, STAGING, own),
             size=place.size,
             counted=place.counted,
+            by_descriptor=job.asker.is_stranger,
         )
 
     def _done(self, job: _Job, said: str | None, took_ns: int) -> None:
@@ -338,17 +373,33 @@ class Publishing:
             store.at_work -= 1
         try:
             answer = self._answer(job, said, took_ns)
-            job.then(answer)
+            fds = self._handed(job)
+            if isinstance(answer, FilesOpened) and len(fds) == len(answer.names):
+                job.then(Handed(answer, fds))
+            else:
+                close_all(fds)
+                job.then(refusal_of(mistake()) if isinstance(answer, FilesOpened) else answer)
         finally:
             for store in stores:
                 self._stores.rested(store)
             self._next(job.store.folder)
 
-    def _answer(self, job: _Job, said: str | None, took_ns: int) -> VolumeReply:
+    @staticmethod
+    def _handed(job: _Job) -> tuple[int, ...]:
+        """What the errand has opened."""
+        if job.handed is None:
+            return ()
+        mine, its = job.handed
+        its.close()
+        fds = take_handed(mine)
+        mine.close()
+        return fds
+
+    def _answer(self, job: _Job, said: str | None, took_ns: int) -> AnyReply:
         if said is None:
             failed = Disconnected("what was asked of the volume was cut off, and may have been done", sent=True)
             return refusal_of(failed if isinstance(job.call, Publish) else CheckpointFailed(failed.message))
-        answer: VolumeReply = loads(VolumeReply, said.encode("utf-8", "surrogateescape"))
+        answer: AnyReply = loads(AnyReply, said.encode("utf-8", "surrogateescape"))
         if isinstance(answer, Published) and isinstance(job.call, Publish):
             self._was_saved(job, answer, min(SAVE_MAX_NS, max(0, job.call.save_ns)) + took_ns)
         return answer

@@ -7,6 +7,7 @@ volume from being put away: then whoever still uses it is ended, as everybody is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -17,14 +18,13 @@ from sublet.supervisor.guests import Guests
 from sublet.supervisor.launch import Launch
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.publish_door import PublishDoor
-from sublet.supervisor.publishing import Asker, Lent, Publishing
+from sublet.supervisor.publishing import AnyCall, AnyReply, Asker, Handed, Lent, Publishing
 from sublet.supervisor.stores import Store
 from sublet.supervisor.tenancy import Borrowed, Tenancy
 from sublet.supervisor.tree import Trees
 from sublet.values import EndReason, Epoch, LeaseId
 from sublet.wire.guests import Front, Profile
 from sublet.wire.sockets import Peer
-from sublet.wire.volumes import VolumeCall, VolumeReply
 
 __all__ = ["VolumeDesk"]
 
@@ -67,10 +67,12 @@ class VolumeDesk:
         self._door.close()
         self._errands.close()
 
-    def of_holder(self, front: Front, call: VolumeCall, then: Callable[[VolumeReply], None]) -> None:
-        """A holder asks."""
+    def of_holder(self, front: Front, uid: int, call: AnyCall, then: Callable[[AnyReply | Handed], None]) -> None:
+        """A holder asks, whose process is this user's."""
         lease, epoch = self._pair(front)
-        asker = Asker(leases={lease: epoch}, ids=self._ids(front.profile, lease), holder=True)
+        is_stranger = uid not in (0, os.geteuid())
+        ids = self._ids(front.profile, lease)
+        asker = Asker(leases={lease: epoch}, ids=ids, holder=True, is_stranger=is_stranger)
         self.publishing.ask(asker, call, then)
 
     def lend(self, front: Front, *, reads: bool) -> str:

@@ -104,6 +104,8 @@ class Greeting:
 
     capability: str = ""
     access: str = ""
+    as_tenant: bool = later(False)
+    """A process of root's or the owner's means to be the tenant whose token it shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,6 +257,12 @@ class TenantRequest(_Request, kw_only=True, forbid_unknown_fields=True):
     tier_max: str | None = None
     operator: bool | None = None
     new_token: bool = False
+    uid: int | None = None
+    """The user of the machine who alone may be this tenant over the office's sockets."""
+    no_uid: bool = False
+    """Any user may be it from now on, by its token."""
+    needs_token: bool | None = None
+    """False: that user needs no token on the shared socket."""
 
 
 class TenantDisableRequest(_Request, kw_only=True, forbid_unknown_fields=True):
@@ -320,6 +326,9 @@ class LeaseView(Message, kw_only=True):
     """Who asked, or attached, as it called itself."""
     bound_to: int | None = None
     """The pid of the process that it ends with, on the office's machine; null: it ends by its time to live."""
+    peer: str = ""
+    """Which user and process of the office's machine asked for it, or attached, as the kernel says it: ``uid 1001, pid
+    4242``. Empty for the owner's own."""
     parks: ParksView | None = None
     """It is a parking lease."""
     resume: str | None = None
@@ -428,6 +437,10 @@ class TenantView(Message, kw_only=True):
     queued: int
     disabled: bool = False
     """It has no rights and gets no leases."""
+    uid: int | None = None
+    """The user of the machine who alone may be this tenant; null: whoever shows its token."""
+    needs_token: bool = True
+    """Whether that user needs the token as well."""
 
 
 class TenantToken(Message, kw_only=True):

@@ -138,6 +138,8 @@ class StatusView(Message, kw_only=True):
     quarantined: int
     audit_head: str
     host_gpus: str = ""
+    shared: str = ""
+    """The folder of the sockets for every user of the machine; empty if there are none."""
     """The host devices that `sublet up` declared, such as ``2x4294967296B``; empty if it declared none."""
 
 

@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sublet.values import Epoch, LeaseId
+from sublet.wire.frames import FDS_MAX
+from sublet.wire.later import later
 from sublet.wire.refusals import Refusal
 
 __all__ = [
     "CHECKPOINTS",
     "COPIED",
+    "FILES_MAX",
     "LOCK",
     "MESSAGE_MAX",
     "PACKS",
@@ -30,14 +33,18 @@ __all__ = [
     "Collected",
     "CopiedIn",
     "CopyIn",
+    "FilesOpened",
     "HolderVolumeCall",
     "HolderVolumeReply",
     "LendVolume",
+    "ListVolume",
+    "OpenFiles",
     "OpenVolume",
     "Publish",
     "Published",
     "VolumeCall",
     "VolumeLent",
+    "VolumeListed",
     "VolumeOpened",
     "VolumeReply",
     "bytes_below",
@@ -82,6 +89,9 @@ class VolumeOpened:
     """Bytes of the volume."""
     counted: bool = False
     """Whether its size is only counted, so that who writes must see to it."""
+    by_descriptor: bool = later(False)
+    """The asker is another user than the office, and may not enter its folders: it lists with ``ListVolume``, and reads
+    and stages what ``OpenFiles`` opens for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +183,55 @@ class VolumeLent:
     ticket: str = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListVolume:
+    """What is published there? Only for holders that may not enter the folder."""
+
+    lease: LeaseId
+    epoch: Epoch
+    keep: int = 0
+    """If it is more: how much is freed when only so many checkpoints are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeListed:
+    """The answer."""
+
+    numbers: tuple[int, ...]
+    """Of all checkpoints, in order."""
+    room: int
+    """Bytes that may still be written."""
+    freed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFiles:
+    """Open these files of the volume for me. Only for holders that may not enter the folder."""
+
+    lease: LeaseId
+    epoch: Epoch
+    names: tuple[str, ...]
+    """Without their folder, ``FILES_MAX`` at most: manifests and packs, or what lies in ``staging``."""
+    staging: str = ""
+    """A folder of my staging; empty: what is published."""
+    write: bool = False
+    """They are new, and will be written to; the folder is made if it is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesOpened:
+    """Their descriptors come beside this, in the same order."""
+
+    names: tuple[str, ...]
+
+
+FILES_MAX: Final = FDS_MAX
+"""Files that are opened at a time: as many descriptors as one message takes."""
+
 VolumeCall = OpenVolume | Publish | Collect | CopyIn
 VolumeReply = VolumeOpened | Published | Collected | CopiedIn | Refusal
-HolderVolumeCall = LendVolume | OpenVolume | Publish | Collect | CopyIn
-HolderVolumeReply = VolumeLent | VolumeOpened | Published | Collected | CopiedIn
+HolderVolumeCall = LendVolume | OpenVolume | Publish | Collect | CopyIn | ListVolume | OpenFiles
+HolderVolumeReply = VolumeLent | VolumeOpened | Published | Collected | CopiedIn | VolumeListed | FilesOpened
 """On a holder's connection a refusal is the connection's own."""
 
 

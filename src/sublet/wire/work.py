@@ -118,7 +118,7 @@ class Told(enum.IntEnum):
     OUTPUT = 11
     """Text for stream ``subject``: 1 or 2."""
     LOG = 12
-    """A log record: a pickled dictionary."""
+    """A log record (``dump_log_record``)."""
     RESULTS = 13
     """Results of call ``subject``, a call of many, from item ``amount`` on: the pickle of a list, and that of a
     dictionary with the pickles of those that were not plain values, by their place in the list."""

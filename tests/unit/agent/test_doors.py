@@ -27,14 +27,14 @@ from sublet.wire.frames import FrameKind, encode
 from sublet.wire.guests import Front, Greeting, Profile
 from sublet.wire.happenings import Hello, Over
 from sublet.wire.link import Link
-from sublet.wire.sockets import receive_some, send_some
+from sublet.wire.sockets import Peer, receive_some, send_some
 from tests.shortages import fail_accepts
 
 
 class Rights:
     """An office on paper."""
 
-    def claims(self, capability: str) -> TokenClaims:
+    def claims(self, capability: str, peer: Peer, *, as_tenant: bool) -> TokenClaims:
         if capability != "good":
             raise Unauthorized("this token is not ours")
         return TokenClaims(
@@ -47,7 +47,7 @@ class Rights:
             office="o",
         )
 
-    def visitor(self, access: str) -> Visitor:
+    def visitor(self, access: str, peer: Peer, *, as_tenant: bool) -> Visitor:
         if access not in ("", "ana"):
             raise Unauthorized("this token is not ours")
         return Visitor(TenantId(access or "local"), not access, 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from sublet.broker.access import LOCAL_CALLER, AccessList, new_token, token_hash
-from sublet.broker.records import TenantRecord
+from sublet.broker.access import LOCAL_CALLER, AccessList, Origin, new_token, token_hash
+from sublet.broker.records import LOCAL_TENANT, TenantRecord
 from sublet.errors import Unauthorized
 from sublet.values import TenantId
 
@@ -98,3 +100,92 @@ def test_a_token_can_be_typed_and_is_not_in_the_record() -> None:
     assert TOKEN.replace("_", "").replace("-", "").isalnum()
     record = TenantRecord(id=TenantId("ann"), token_hash=token_hash(TOKEN))
     assert TOKEN not in repr(record)
+
+
+# ---- who is at the other end of a socket ----
+
+OWNER, ANA, STRANGER = 1000, 1001, 1002
+BEARER = b"Bearer " + TOKEN.encode()
+
+
+def bound(**more: Any) -> AccessList:
+    """An office of user 1000's, whose tenant ann is user 1001."""
+    found = AccessList(local_rule=True, owner=OWNER)
+    found.put(TenantRecord(id=LOCAL_TENANT, operator=True, token_hash=token_hash("sublet_owner")))
+    found.put(TenantRecord(**{"id": TenantId("ann"), "token_hash": token_hash(TOKEN), "uid": ANA, **more}))
+    return found
+
+
+def over(uid: int | None, *, shared: bool = True) -> Origin:
+    return Origin(shared=shared, uid=uid, pid=77)
+
+
+def test_over_the_shared_socket_no_token_is_nobody() -> None:
+    """Not even for the owner and root, whose rule belongs to the other socket."""
+    for uid in (STRANGER, ANA, OWNER, 0):
+        with pytest.raises(Unauthorized) as refused:
+            bound().caller(None, over(uid))
+        assert "SUBLET_TOKEN" in refused.value.do, "it says how to get one"
+    assert bound().caller(None, over(OWNER, shared=False)) == LOCAL_CALLER
+
+
+def test_a_user_is_its_tenant_without_a_token_only_where_the_operator_said_so() -> None:
+    caller = bound(needs_token=False).caller(None, over(ANA))
+    assert caller == ("ann", False, "uid 1001, pid 77")
+    with pytest.raises(Unauthorized, match="1002"):
+        bound(needs_token=False).caller(None, over(STRANGER))
+
+
+def test_a_bound_tenants_token_is_worth_nothing_to_other_users() -> None:
+    """The token is the second factor then. One that is bound to no user opens for whoever shows it."""
+    assert bound().caller(BEARER, over(ANA)).tenant == "ann"
+    for uid in (STRANGER, None):
+        with pytest.raises(Unauthorized, match="which is user 1001"):
+            bound().caller(BEARER, over(uid))
+    assert bound(uid=None).caller(BEARER, over(STRANGER)) == ("ann", False, "uid 1002, pid 77")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("uid", [0, OWNER])
+def test_the_owners_process_is_another_tenant_only_if_it_says_so(uid: int, shared: bool) -> None:
+    """Over either socket, bound to a user or not; with its own token it is itself."""
+    origin = over(uid, shared=shared)
+    for found in (bound(), bound(uid=None)):
+        with pytest.raises(Unauthorized) as refused:
+            found.caller(BEARER, origin)
+        assert "--as-tenant" in refused.value.do
+        assert found.caller(BEARER, origin, as_tenant=True) == ("ann", False, str(origin))
+        assert found.caller(b"Bearer sublet_owner", origin) == (LOCAL_TENANT, True, "")
+
+
+def test_to_mean_it_helps_no_other_user() -> None:
+    with pytest.raises(Unauthorized):
+        bound().caller(BEARER, over(STRANGER), as_tenant=True)
+    with pytest.raises(Unauthorized):
+        bound().caller(None, over(ANA), as_tenant=True)
+
+
+def test_the_owners_own_token_opens_nothing_for_others() -> None:
+    with pytest.raises(Unauthorized, match="of the office's owner"):
+        bound().caller(b"Bearer sublet_owner", over(STRANGER), as_tenant=True)
+
+
+def test_another_user_or_a_token_that_is_needed_again_cuts_off() -> None:
+    found = bound(needs_token=False)
+    ann = TenantRecord(id=TenantId("ann"), token_hash=token_hash(TOKEN), uid=ANA, needs_token=False)
+    assert not found.put(ann)
+    assert found.put(msgspec.structs.replace(ann, needs_token=True, generation=1))
+    assert found.put(msgspec.structs.replace(ann, uid=STRANGER, generation=2))
+    with pytest.raises(Unauthorized):
+        found.caller(None, over(ANA))
+    assert found.put(msgspec.structs.replace(ann, uid=None, needs_token=True, generation=3))
+    with pytest.raises(Unauthorized):
+        found.caller(None, over(STRANGER))
+    found.put(msgspec.structs.replace(ann, generation=4))
+    assert found.caller(None, over(ANA)).tenant == "ann"
+    found.put(msgspec.structs.replace(ann, disabled=True, generation=5))
+    with pytest.raises(Unauthorized):
+        found.caller(None, over(ANA))
+    found.remove(TenantId("ann"))
+    with pytest.raises(Unauthorized):
+        found.caller(None, over(ANA))

@@ -23,7 +23,13 @@ from sublet.values import GIB
 
 FOUR = parse_host_gpus("4x4GiB")
 ODD = HostGpus(count=2, size=3 * GIB + 1, namespace="lab")
-ALL = [StartSettings(), StartSettings(host_gpus=FOUR), StartSettings(host_gpus=ODD)]
+ALL = [
+    StartSettings(),
+    StartSettings(host_gpus=FOUR),
+    StartSettings(host_gpus=ODD),
+    StartSettings(shared=Path("/srv/sub let")),
+    StartSettings(host_gpus=FOUR, shared=Path("/srv/sublet")),
+]
 
 
 @pytest.mark.parametrize("settings", ALL, ids=str)
@@ -143,3 +149,15 @@ def test_other_devices_than_the_remembered_ones_are_refused_and_both_are_named(t
     write_settings(tmp_path, StartSettings())
     with pytest.raises(OfficeDiffers, match="`sublet up`"):
         agreed(tmp_path, FOUR)
+
+
+def test_the_shared_folder_is_one_of_the_settings(tmp_path: Path) -> None:
+    shared = StartSettings(host_gpus=FOUR, shared=Path("/srv/sub let"))
+    assert shared.command().endswith("up --host-gpus 4x4GiB --shared '/srv/sub let'"), shared.command()
+    write_settings(tmp_path, shared)
+    assert agreed(tmp_path, None) == agreed(tmp_path, None, shared.shared) == shared
+    with pytest.raises(OfficeDiffers, match="--shared /srv/other"):
+        agreed(tmp_path, None, Path("/srv/other"))
+    write_settings(tmp_path, StartSettings())
+    with pytest.raises(OfficeDiffers):
+        agreed(tmp_path, None, shared.shared)

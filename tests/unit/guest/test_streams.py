@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
-import pickle
 import threading
 
 from sublet.guest.streams import Speech, SpokenRecords, Stream
+from sublet.wire.log_records import load_log_record
 
 
 class Heard:
@@ -80,8 +80,9 @@ def test_records_are_put_together_where_they_were_made() -> None:
     except ZeroDivisionError:
         logger.exception("it failed")
     logger.removeHandler(records)
-    first, second = (logging.makeLogRecord(pickle.loads(one)) for one in sent)  # noqa: S301 - our own
+    first, second = (logging.makeLogRecord(load_log_record(one)) for one in sent)
     assert (first.name, first.getMessage(), first.levelno) == ("of.theirs", "careful: x", logging.WARNING)
+    assert "lock" in first.__dict__["lock"], "what is no plain value is told in words"
     assert "ZeroDivisionError" in (second.exc_text or "")
     assert "WARNING:of.theirs:careful: x" in log.getvalue()
 

@@ -41,6 +41,7 @@ ABOUT_THE_CALLER: Final[dict[str, Any]] = {
     "operator": True,
     "lease": LeaseId("L2"),
     "holder": "another program",
+    "peer": "uid 1001, pid 7",
     "process": ProcessRecord(pid=7, start_ticks=7, boot_id="b", namespaces="n"),
 }
 """Who asks this time: a repeated request may come from a program that was started again."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from sublet.errors import LeaseNotActive, StaleEpoch, SubletError, Unauthorized
-from sublet.supervisor.publishing import TICKETS_MAX, WAITING_MAX, Asker, Lent, Publishing
+from sublet.supervisor.publishing import TICKETS_MAX, WAITING_MAX, AnyReply, Asker, Handed, Lent, Publishing
 from sublet.supervisor.stores import State, Store
 from sublet.supervisor.stores_work import Made, StoreNote
 from sublet.supervisor.tenancy import Tenancy
@@ -56,7 +56,7 @@ class Work:
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self.timers.append(call)
 
-    def run(self, work: object, done: Callable[[str | None], None]) -> object:
+    def run(self, work: object, done: Callable[[str | None], None], keep: int = -1) -> object:
         self.begun.append(done)
         return done
 
@@ -90,7 +90,7 @@ class Bench:
             on_saved=lambda lease, took: self.saved.append((lease, took)),
         )
         self.publishing.fence = self.check
-        self.told: list[VolumeReply] = []
+        self.told: list[AnyReply | Handed] = []
 
     def check(self, lease: LeaseId, epoch: Epoch) -> None:
         if self.live.get(lease) is None:

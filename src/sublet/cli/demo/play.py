@@ -305,7 +305,7 @@ class _Sharing:
         return token
 
     def _connect(self, token: str) -> Fabric:
-        return self._stack.enter_context(connect(self._office.url, token=token))
+        return self._stack.enter_context(connect(self._office.url, token=token, as_tenant=True))
 
     def _keep(self, lease: Lease) -> Lease:
         """Ana computes under it: an idle lease would yield to any request, Ben's too."""

@@ -1,0 +1,100 @@
+"""Other users of the machine, as real processes of other user numbers, without any right beyond those.
+
+An interpreter may lie where no other user may look (below /root, say). Then such a process has a mount namespace of its
+own, in which that folder can be entered; a capability to read everything would make these tests prove nothing. Volumes
+that are mounted just then are not kept by its copy of the mounts: a lease could not be put away meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+PATIENCE_S: Final = 90.0
+_ENTERABLE: Final = r"""
+set -e
+mount --make-rprivate /
+while read -r device folder rest; do
+    case "$device" in /dev/loop*) umount --lazy "$folder" 2> /dev/null || true ;; esac
+done < /proc/self/mounts
+mkdir -p "$KEPT"
+mount --bind "$INTERPRETER" "$KEPT"
+mount -t tmpfs -o mode=755,size=1m tmpfs "$CLOSED"
+mkdir -p "$INTERPRETER"
+mount --bind "$KEPT" "$INTERPRETER"
+exec setpriv --reuid "$WHO" --regid "$WHO" --clear-groups "$@"
+"""
+
+
+def closed_folder(path: Path) -> Path | None:
+    """The first folder on the way to this that other users cannot enter; None: they can enter all."""
+    return next((one for one in [*reversed(path.parents), path] if not one.stat().st_mode & 0o001), None)
+
+
+@dataclass
+class User:
+    """One of them, with a folder of its own."""
+
+    uid: int
+    folder: Path
+    url: str
+    token: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(mode=0o755)
+        os.chown(self.folder, self.uid, self.uid)
+
+    def run(self, *argv: str, said: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+        """A command of this user's, with nothing of our environment."""
+        env = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(self.folder),
+            "SUBLET_URL": self.url,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+            **({} if self.token is None else {"SUBLET_TOKEN": self.token}),
+            **self.env,
+            **more,
+        }
+        words = ["env", "-i", *(f"{name}={value}" for name, value in env.items()), *argv]
+        return subprocess.run(
+            self._as_user(words),
+            input=said,
+            cwd="/",
+            env={**os.environ, **self._places},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def sublet(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """A command line."""
+        return self.run(sys.executable, "-m", "sublet", *words, **more)
+
+    def program(self, source: str, *arguments: str, **more: str) -> Any:
+        """A program whose last line of output is a JSON document; that document."""
+        done = self.run(sys.executable, "-W", "ignore", "-c", source, *arguments, **more)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout.splitlines()[-1])
+
+    @property
+    def _places(self) -> dict[str, str]:
+        interpreter = Path(os.path.realpath(sys.executable)).parent.parent
+        closed = closed_folder(interpreter)
+        found = {"WHO": str(self.uid)}
+        if closed is not None:
+            found |= {"INTERPRETER": str(interpreter), "CLOSED": str(closed), "KEPT": f"{self.folder}.interpreter"}
+        return found
+
+    def _as_user(self, words: list[str]) -> list[str]:
+        if "CLOSED" not in self._places:
+            who = str(self.uid)
+            return ["setpriv", "--reuid", who, "--regid", who, "--clear-groups", *words]
+        return ["unshare", "-m", "sh", "-c", _ENTERABLE, "sh", *words]

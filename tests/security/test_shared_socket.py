@@ -1,0 +1,368 @@
+"""The shared sockets, used by real processes of other users: what each may do there, and what nobody may.
+
+Root's office, two tenants with a user each (ana must show her token, ben need not), and a user who is nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import sublet
+from sublet.broker.routes import ROUTES, Right
+from sublet.client.home import runtime_dir
+from sublet.client.office import ensure_office
+from sublet.errors import Unauthorized
+from tests.integration.test_tenant_matrix import example
+from tests.security.other_users import ROOT, User, closed_folder
+from tests.traces import until
+
+pytestmark = [
+    pytest.mark.needs("setpriv"),
+    pytest.mark.needs("unshare"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="another user can only be played by root"),
+    pytest.mark.skipif(closed_folder(ROOT) is not None, reason="other users cannot enter this checkout"),
+    pytest.mark.xdist_group("shared_socket"),
+]
+ANA, BEN, STRANGER = 64_001, 64_002, 64_003
+
+
+@dataclass
+class Place:
+    home: Path
+    shared: Path
+    owner: sublet.Fabric
+    ana: User
+    ben: User
+    stranger: User
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.shared}/office.sock"
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="sublet-shared-") as text, contextlib.ExitStack() as stack:
+        folder = Path(text)
+        folder.chmod(0o755)
+        home, shared = folder / "office", folder / "shared"
+        words = ("up", "--host-gpus", "3x1GiB", "--shared", str(shared), "--foreground")
+        ensure_office(home, words=words)
+        stack.callback(shutil.rmtree, runtime_dir(home.resolve()), ignore_errors=True)
+        owner = stack.enter_context(sublet.connect(home=home))
+        stack.callback(owner.request, "POST", "/v1/down", {"how": "now"}, shape=dict)
+        url = f"unix://{shared}/office.sock"
+        users = [User(uid, folder / str(uid), url) for uid in (ANA, BEN, STRANGER)]
+        made = Place(home, shared, owner, *users)
+        body: dict[str, Any] = {"id": "ana", "uid": ANA}
+        made.ana.token = owner.request("POST", "/v1/tenants", body, shape=dict)["token"]
+        owner.request("POST", "/v1/tenants", {"id": "ben", "uid": BEN, "needs_token": False}, shape=dict)
+        yield made
+
+
+WORK: Final = """
+import faulthandler, json, logging, os, sys
+faulthandler.dump_traceback_later(60, exit=True)
+import numpy as np
+import sublet
+
+records = []
+class Keep(logging.Handler):
+    def emit(self, record): records.append((record.name, record.getMessage()))
+logging.getLogger().addHandler(Keep())
+
+def work(numbers):
+    import logging, os
+    logging.getLogger("theirs").warning("at work: %d", len(numbers))
+    return os.getuid(), float(numbers.sum())
+
+found = {"uid": os.getuid()}
+with sublet.connect() as fabric:
+    with fabric.gpu(min_vram="64MiB") as lease:
+        found["lease"] = lease.id
+        found["work"] = lease.run(work, np.arange(1 << 18))
+        with sublet.GpuSession(lease) as gpu:
+            x = gpu.mem_alloc(16)
+            gpu.mem_write(x, 0, b"0123456789abcdef")
+            found["device"] = bytes(gpu.mem_read(x, 4, 4)).decode()
+    with fabric.block("64MiB", name="ckpt") as block:
+        state = sublet.Durable({"step": 0, "weights": np.zeros(1 << 17)}, block, keep=2)
+        for step in range(4):
+            state.mutate(lambda value: (value.update(step=value["step"] + 1), value["weights"].__setitem__(step, 1.0)))
+            found["number"] = state.checkpoint().number
+        found["folder"] = state._store.folder.as_posix()
+        try:
+            os.listdir(found["folder"])
+        except PermissionError:
+            found["kept out"] = True
+    with fabric.attach("ckpt") as block:
+        again = sublet.Durable.restore(block)
+        found["restored"] = [again.value["step"], float(again.value["weights"].sum())]
+    fabric.copy_volume("ckpt", "copy")
+    with fabric.attach("copy") as block:
+        found["copied"] = sublet.Durable.restore(block).value["step"]
+found["records"] = records
+print(json.dumps(found))
+"""
+
+CELLS: Final = """
+import json, os
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in ("%load_ext sublet", "seen = [1]", "%%gpu --vram 64MiB\\nimport os\\nseen.append(os.getuid())",
+             "seen[0] += 1", "%%gpu --vram 64MiB\\nseen.append(seen[0])", "%gpu release"):
+    shell.run_cell(cell).raise_error()
+print(json.dumps(shell.user_ns["seen"]))
+"""
+
+AIO: Final = """
+import asyncio, json, os
+from sublet import aio
+async def main():
+    async with await aio.connect() as fabric:
+        async with fabric.gpu(min_vram="64MiB") as lease:
+            return await lease.run(os.getuid)
+print(json.dumps(asyncio.run(main())))
+"""
+
+
+@pytest.mark.warm
+def test_a_tenants_programs_run_as_its_own_user(place: Place) -> None:
+    """Calls, device sessions, log records, saves from the holder's own process, a copy of a volume: all of it by a user
+    that may not enter the office's folders. Guests of the two tenants are different users again."""
+    guests = set()
+    for user in (place.ana, place.ben):
+        found = user.program(WORK)
+        assert found["uid"] == user.uid
+        assert found["work"][1] == float(sum(range(1 << 18)))
+        assert found["device"] == "4567"
+        assert found["number"] == 4
+        assert found["kept out"], "this user can enter the office's folder, so nothing was shown"
+        assert found["restored"] == [4, 4.0]
+        assert found["copied"] == 4
+        assert ["theirs", f"at work: {1 << 18}"] in found["records"]
+        guests.add(found["work"][0])
+        shown = user.sublet("lease", "show", found["lease"])
+        assert f"asked by      uid {user.uid}, pid " in shown.stdout, shown
+    assert len(guests) == 2
+    assert min(guests) > 1_000_000
+    log = (place.home / "office.log").read_text()
+    assert f"uid {ANA}, pid " in log
+    audited = place.owner.request("GET", "/v1/audit", shape=list)
+    assert any(record["by"].startswith(f"tenant:ana (uid {ANA}, pid ") for record in audited), audited[-5:]
+
+
+@pytest.mark.warm
+def test_cells_commands_and_asyncio_of_other_users(place: Place) -> None:
+    for user in (place.ana, place.ben):
+        assert [one for one in user.program(CELLS) if one < 10] == [2, 2]
+        assert user.program(AIO) > 1_000_000
+        done = user.sublet("run", "--gpu", "64MiB", "--name", "counted", "--", "sh", "-c", "id -u; exit 3")
+        assert done.returncode == 3, done
+        assert int(done.stdout) > 1_000_000
+        listed = user.sublet("ps", "--all", "--json")
+        assert [one["name"] for one in json.loads(listed.stdout)].count("counted") == 1, "each sees its own"
+
+
+def test_who_shows_no_token_gets_nothing(place: Place) -> None:
+    """On no route and over no data connection; not even the owner, whose rule belongs to the other socket."""
+    for words in (["status"], ["lease", "acquire", "--gpu", "64MiB"], ["run", "--gpu", "64MiB", "--", "id"], ["ps"]):
+        done = place.stranger.sublet(*words)
+        assert done.returncode != 0, done
+        assert done.stdout == ""
+        assert "there was none (user 64003)" in done.stderr, done
+        assert "sublet tenant add" in done.stderr
+    done = place.ana.sublet("status", SUBLET_TOKEN="")
+    assert "must show its access token as well" in done.stderr, done
+    with sublet.connect(place.url) as owner, pytest.raises(Unauthorized, match="over the shared socket"):
+        owner.leases()
+    assert not any(one.tenant == "local" for one in place.owner.leases())
+
+
+@pytest.mark.parametrize("token", ["sublet_" + "x" * 43, "sublet_", "Bearer", "x" * 4096, "sublet_" + "y" * 4000])
+def test_what_is_no_token_of_this_office_opens_nothing(place: Place, token: str) -> None:
+    done = place.stranger.sublet("status", SUBLET_TOKEN=token)
+    assert done.returncode == 1, done
+    assert "token" in done.stderr
+
+
+def test_a_token_is_worth_something_only_to_whom_it_is_for(place: Place) -> None:
+    """Ana's in the hands of another user, of root, of the owner's own socket; the owner's in the hands of anybody."""
+    assert place.ana.token is not None
+    done = place.stranger.sublet("status", SUBLET_TOKEN=place.ana.token)
+    assert "which is user 64001, and this process runs as user 64003" in done.stderr, done
+    for how in ({"home": place.home}, {"url": place.url}):
+        with sublet.connect(token=place.ana.token, **how) as not_meant:  # noqa: SIM117
+            with pytest.raises(Unauthorized, match="runs as root"):
+                not_meant.leases()
+        with sublet.connect(token=place.ana.token, as_tenant=True, **how) as meant:
+            assert {one.tenant for one in meant.leases(all=True)} <= {"ana"}
+    owners = place.owner.request("PATCH", "/v1/tenants/local", {"new_token": True}, shape=dict)["token"]
+    done = place.stranger.sublet("status", SUBLET_TOKEN=owners)
+    assert "of the office's owner" in done.stderr, done
+    done = place.stranger.sublet("--as-tenant", "status", SUBLET_TOKEN=owners)
+    assert done.returncode == 1, "to mean it helps nobody but the owner"
+
+
+MATRIX: Final = """
+import json, os, socket, sys
+from sublet.errors import SubletError
+from sublet.values import Epoch, LeaseId
+from sublet.wire.codec import dumps
+from sublet.wire.conversation import Conversation
+from sublet.wire import guests as g, volumes as v, zygote as z
+from sublet.wire.device import *  # noqa
+asked = json.loads(sys.argv[1])
+base = os.path.dirname(os.environ["SUBLET_URL"].removeprefix("unix://"))
+token = os.environ.get("SUBLET_TOKEN", "")
+
+def http(method, path, body):
+    raw = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\\r\\nhost: x\\r\\nconnection: close\\r\\ncontent-length: {len(raw)}\\r\\n"
+    head += f"authorization: Bearer {token}\\r\\n" if token else ""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(30)
+        sock.connect(base + "/office.sock")
+        sock.sendall(head.encode() + b"\\r\\n" + raw)
+        data = b""
+        while piece := sock.recv(65536):
+            data += piece
+    head, _, body = data.partition(b"\\r\\n\\r\\n")
+    return int(head.split()[1]), body.decode()
+
+found = {"routes": {}, "data": {}}
+for name, method, path, body in asked["routes"]:
+    found["routes"][name] = http(method, path, body)
+lease, epoch, guest = LeaseId(asked["lease"]), Epoch(*asked["epoch"]), asked["guest"]
+calls = [
+    g.Attach(guest=guest), g.Attach(guest=guest, stdin=True), g.Connect(guest=guest, service=g.Service.WORK),
+    g.Connect(guest=guest, service=g.Service.DEVICE), g.Connect(guest=guest, service=g.Service.JUPYTER),
+    g.Resize(guest=guest, rows=1, cols=1), g.SignalGuest(guest=guest, number=9), g.EndGuest(guest=guest, grace_ns=0),
+    g.Start(spec=g.GuestSpec(argv=("/bin/true",))), v.LendVolume(), v.OpenVolume(lease=lease, epoch=epoch),
+    v.Publish(lease=lease, epoch=epoch, staging="x", manifest="m"), v.Collect(lease=lease, epoch=epoch, keep=1),
+    v.CopyIn(lease=lease, epoch=epoch, volume="0" * 32), v.ListVolume(lease=lease, epoch=epoch),
+    v.OpenFiles(lease=lease, epoch=epoch, names=("0000000000000001.manifest",)),
+]
+for how, greeting in (
+    ("own", g.Greeting(access=token)), ("stolen", g.Greeting(capability=asked["capability"])),
+    ("meant", g.Greeting(capability=asked["capability"], as_tenant=True)),
+    ("both", g.Greeting(capability=asked["capability"], access=token or "sublet_x")), ("none", g.Greeting()),
+):
+    try:
+        talk = Conversation.connect(base + "/data.sock", dumps(greeting), named=True)
+    except SubletError as error:
+        found["data"][how] = error.kind
+        continue
+    said = []
+    for call in calls:
+        try:
+            talk.call(dumps(call))
+            said.append(f"{call}: answered")
+        except SubletError as error:
+            said.append(error.kind)
+            if talk.link.over is not None:
+                talk.close()
+                talk = Conversation.connect(base + "/data.sock", dumps(greeting), named=True)
+    listed = json.loads(talk.call(dumps(g.ListGuests(ended=True))).body)["guests"]
+    found["data"][how] = {"said": said, "guests": [one["id"] for one in listed]}
+    talk.close()
+print(json.dumps(found))
+"""
+
+
+def test_no_route_and_no_data_call_leads_to_another_tenant(place: Place) -> None:
+    """Ben's lease, its guest, its volume and its tokens, asked for by ana and by a user without a token, over every
+    route and with every call."""
+    with sublet.connect(place.url, token=_token(place, "ben"), as_tenant=True) as bens:  # noqa: SIM117
+        with (
+            bens.gpu(min_vram="64MiB") as lease,
+            bens.block("64MiB", name="bens") as block,
+            lease.start(["sleep", "600"], cwd="/") as guest,
+        ):
+            view = bens.request("GET", f"/v1/leases/{lease.id}/token", shape=dict)
+            never = "l-0123456789abcdef"
+            names: dict[str, dict[str, list[Any]]] = {"theirs": {}, "never": {}}
+            for which, of in (("theirs", lease.id), ("never", never)):
+                for route in ROUTES:
+                    if route.right is Right.OPEN or route.path == "/v1/events":
+                        continue
+                    named = {"volume": "bens", "tenant": "ben", "node": "local"}.get(route.of, of)
+                    named = named if which == "theirs" or route.of == "lease" else "neverwas"
+                    names[which][f"{route.method} {route.path}"] = [
+                        route.method, route.path.replace("{id}", named), example(route)
+                    ]  # fmt: skip
+            asked = {
+                "lease": block.id,
+                "epoch": list(block.epoch),
+                "guest": guest.id,
+                "capability": view["token"],
+                "routes": [[f"{which} {name}", *one] for which, some in names.items() for name, one in some.items()],
+            }
+            before = _audited(place)
+            anas = place.ana.program(MATRIX, json.dumps(asked))
+            nobodys = place.stranger.program(MATRIX, json.dumps(asked))
+            for name, (status, _) in nobodys["routes"].items():
+                assert status == 401, f"{name}: {status}"
+            assert set(nobodys["data"].values()) == {"Unauthorized"}, nobodys["data"]
+            for route in ROUTES:
+                name = f"{route.method} {route.path}"
+                if f"theirs {name}" not in anas["routes"]:
+                    continue
+                status, body = anas["routes"][f"theirs {name}"]
+                if route.right is Right.OPERATOR:
+                    assert status == 401, f"{name}: {status} {body}"
+                elif route.of in ("lease", "volume"):
+                    other, unknown = anas["routes"][f"never {name}"]
+                    plain = unknown.replace(never, "ID").replace("neverwas", "ID")
+                    assert (status, body.replace(lease.id, "ID").replace("bens", "ID")) == (other, plain), name
+                    assert status == 404, f"{name}: {status} {body}"
+                for secret in (lease.id, block.id, guest.id, '"bens"'):
+                    assert secret not in body or route.of, f"{name} tells of {secret}: {body}"
+            for how in ("stolen", "meant", "both", "none"):
+                assert anas["data"][how] == "Unauthorized", anas["data"]
+            assert not [said for said in anas["data"]["own"]["said"] if "answered" in said], anas["data"]["own"]
+            assert guest.id not in anas["data"]["own"]["guests"]
+            assert guest.exit_code is None, "it was ended by another tenant"
+            assert [one for one in _audited(place)[len(before) :] if "ben" in json.dumps(one)] == []
+
+
+def _token(place: Place, tenant: str) -> str:
+    answer = place.owner.request("PATCH", f"/v1/tenants/{tenant}", {"new_token": True}, shape=dict)
+    return str(answer["token"])
+
+
+def _audited(place: Place) -> list[Any]:
+    found: list[Any] = place.owner.request("GET", "/v1/audit", shape=list)
+    return found
+
+
+def test_an_office_that_was_killed_comes_back_with_its_shared_sockets(place: Place) -> None:
+    """Whoever starts it: what `up` was told is remembered."""
+    pid = place.owner.status().pid
+    os.kill(pid, signal.SIGKILL)
+    until("the office ends", lambda: not Path(f"/proc/{pid}/stat").exists() or "Z" in _state(pid))
+    assert "did not answer" in place.ana.sublet("status").stderr
+    ensure_office(place.home)
+    done = place.ana.sublet("status", "--json")
+    assert done.returncode == 0, done
+    assert json.loads(done.stdout)["pid"] != pid
+    assert place.ben.sublet("run", "--cpu", "1", "--", "true").returncode == 0, "the data socket is there too"
+    settings = (place.home / "started-with").read_text()
+    assert str(place.shared) in settings
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
