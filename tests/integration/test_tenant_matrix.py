@@ -60,8 +60,6 @@ def example(route: Route) -> Any:
     given: dict[str, Any] = {
         "request_id": "example",
         "wants": [{"kind": "gpu", "amount": GIB}],
-        "count": 2,
-        "request": {"request_id": "examples", "wants": [{"kind": "gpu", "amount": GIB}]},
         "epoch": [1, 1],
         "items": [],
         "active": True,
