@@ -8,7 +8,9 @@ supervisor asks at every call. From the handing over on the connection does not 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import socket
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
@@ -22,6 +24,7 @@ from sublet.wire.frames import HELLO_MAX
 from sublet.wire.guests import Front, Greeting, Profile
 from sublet.wire.happenings import Hello, Over
 from sublet.wire.link import Link
+from sublet.wire.peer_limits import PeerLimits, Refused
 from sublet.wire.sockets import Peer, peer_of
 
 __all__ = ["LOCAL_TENANT", "Door", "Rights", "Visitor"]
@@ -31,7 +34,11 @@ _log = logging.getLogger("sublet.agent")
 GREETING_S: Final = 5.0
 """How long who connected may take to say who it is."""
 GREETING_NOW_MAX: Final = 256
-"""Connections that have not said it yet."""
+"""Connections that are being handed over."""
+GREETING_OF_USER_MAX: Final = 64
+"""The same of one user of the machine, other than the owner and root."""
+GREETING_RESERVED: Final = 64
+"""So many of them are for the owner and root alone."""
 LOCAL_TENANT: Final = TenantId("local")
 SEEN: Final = (Operation.LOGS, Operation.RUN)
 """What a tenant may do with guests of its own without a lease's token: read, signal, stop. Not start."""
@@ -82,6 +89,12 @@ class Door:
         self._die = die
         self._shortage = Guard("data_door_connections")
         self._greeting: set[asyncio.Task[None]] = set()
+        self._limits: PeerLimits[socket.socket] = PeerLimits(
+            most=GREETING_NOW_MAX,
+            per_user=GREETING_OF_USER_MAX,
+            reserved=GREETING_RESERVED,
+            owners=frozenset((0, os.geteuid())),
+        )
         self._accepting: asyncio.Task[None] | None = None
         self.on_limit: Callable[[str], None] = lambda _: None
 
@@ -107,15 +120,15 @@ class Door:
         task = start_task("data_door_connections", lambda: self._receive(sock))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
+        task.add_done_callback(lambda _: self._limits.left(sock))
         task.add_done_callback(lambda _: sock.close())  # also if it is cancelled before it begins
 
     async def _receive(self, sock: socket.socket) -> None:
         link = Link.accepting()
         try:
-            if len(self._greeting) > GREETING_NOW_MAX:
-                self.on_limit("greetings")
-                raise CapacityExceeded("too many connections are just being made", do="Try again in a moment.")
+            self._admit(sock)
             hello = await asyncio.wait_for(_hello(sock, link), GREETING_S)
+            self._limits.spoke(sock)
             await self._supervisor.admit(self._front(hello, peer_of(sock)), hello, sock.fileno())
         except SubletError as error:
             link.end(error)
@@ -130,6 +143,19 @@ class Door:
             _log.exception("a connection could not be handed over")
         else:
             self._shortage.passed()
+
+    def _admit(self, sock: socket.socket) -> None:
+        """Count this connection among those that are being handed over, or refuse it."""
+        admitted = self._limits.admit(sock, peer_of(sock).uid)
+        if isinstance(admitted, Refused):
+            self.on_limit("greetings" if admitted.limit == "connections" else "greetings_of_user")
+            raise CapacityExceeded(
+                f"too many connections are just being made: {admitted.message}", do="Try again in a moment."
+            )
+        if admitted.closed is not None:
+            self.on_limit("silent_greetings")
+            with contextlib.suppress(OSError):  # it has hung up by itself
+                admitted.closed.shutdown(socket.SHUT_RDWR)
 
     def _front(self, hello: Hello, peer: Peer) -> Front:
         greeting = loads(Greeting, hello.body) if hello.body else Greeting()

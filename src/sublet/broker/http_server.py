@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import socket
 import time
@@ -31,23 +32,29 @@ from sublet.broker.processes import Peer, Processes
 from sublet.broker.service import Reply
 from sublet.errors import InvalidRequest, SubletError
 from sublet.wire.http import WIRE_HEADER, WIRE_VERSION, ErrorBody, ErrorView
+from sublet.wire.peer_limits import PeerLimits, Refused
+from sublet.wire.sockets import peer_of
 
 __all__ = ["CONNECTIONS_MAX", "HEAD_MAX_BYTES", "HttpServer"]
 
 CONNECTIONS_MAX: Final = 4096
 """Open connections of one office."""
+USER_SHARE: Final = 4
+"""One user of the machine, other than the owner and root, has a quarter of them at most."""
+RESERVED_SHARE: Final = 4
+"""A quarter is for the owner and root alone."""
 HEAD_MAX_BYTES: Final = 32 * 1024
 """Request line and headers. The parser has no limit of its own."""
 KEEP_ALIVE_S: Final = 120
 """An idle connection is closed after this long."""
 HEAD_S: Final = 5.0
-"""From the connection, or the first byte of a later request, to the end of its headers. A connection that says nothing
-takes one of ``CONNECTIONS_MAX`` from somebody who would."""
+"""From the connection, or the first byte of a later request, to the end of its headers."""
 BODY_S: Final = 30.0
 """From there to the end of its body, which has a megabyte at most."""
 CLOSE_PATIENCE_S: Final = 2.0
 """How long requests in progress may take to end when the office closes."""
 CLOSE_LOOK_S: Final = 0.01
+NO_USER: Final = -1
 SHORT_MAX_BYTES: Final = 64 * 1024
 """The body of a request that goes the short way."""
 
@@ -84,7 +91,7 @@ class HttpServer:
         self._state = ServerState()
         self._on_limit = on_limit
         self._app = app
-        self._connections_max = connections_max()
+        self._limits: PeerLimits[_Protocol] = peer_limits()
         self._processes = processes
         self._short: set[_Short] = set()
         self._die = die
@@ -150,15 +157,25 @@ class HttpServer:
             short=self._short,
             on_limit=self._on_limit,
             processes=self._processes,
-            connections_max=self._connections_max,
+            limits=self._limits,
             shared=self._shared,
         )
 
 
-def connections_max() -> int:
+def peer_limits() -> PeerLimits[_Protocol]:
     """Fewer where descriptors are few: the data door, the journal and the supervisor's link need some as well."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, soft * 3 // 4)
+    most = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, soft * 3 // 4)
+    owners = frozenset((0, os.geteuid()))
+    return PeerLimits(most=most, per_user=most // USER_SHARE, reserved=most // RESERVED_SHARE, owners=owners)
+
+
+def _user_of(transport: asyncio.Transport) -> int:
+    """The user number of the peer. Every peer without one counts as the same user."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX:
+        return NO_USER
+    return peer_of(sock).uid
 
 
 class _Event:
@@ -193,11 +210,13 @@ class _Protocol(HttpToolsProtocol):
         short: set[_Short],
         on_limit: Callable[[str], None],
         processes: Processes | None,
-        connections_max: int,
+        limits: PeerLimits[_Protocol],
         shared: bool,
     ) -> None:
         self._shared = shared
-        self._connections_max = connections_max
+        self._limits = limits
+        self._is_silent = True
+        """Until the head of a first request has come."""
         super().__init__(config, server_state, app_state)
         self._processes = processes
         self._peer: Peer | None = None
@@ -221,13 +240,19 @@ class _Protocol(HttpToolsProtocol):
         if self._processes is not None:
             accepted_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             self._peer = Peer(self._processes, transport.get_extra_info("socket"), accepted_ns, shared=self._shared)
-        if len(self.connections) > self._connections_max:
-            self._on_limit("connections")
-            self._hang_up(b"503 Service Unavailable", "the office has too many connections", "Try again in a moment.")
+        admitted = self._limits.admit(self, _user_of(transport))
+        if isinstance(admitted, Refused):
+            self._on_limit(admitted.limit)
+            message = f"the office has too many connections: {admitted.message}"
+            self._hang_up(b"503 Service Unavailable", message, "Close some, or try again in a moment.")
+        elif admitted.closed is not None:
+            self._on_limit("silent_connections")
+            admitted.closed.transport.abort()
         self._awaited = "head"
         self._time_what_is_awaited()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._limits.left(self)
         self._awaited = ""
         self._time_what_is_awaited()
         super().connection_lost(exc)
@@ -285,6 +310,9 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         came, self._head_bytes, self._in_head = self._head_bytes + self._piece, 0, False
         self._awaited = "body"
+        if self._is_silent:
+            self._is_silent = False
+            self._limits.spoke(self)
         if came > HEAD_MAX_BYTES and self._head_size() > HEAD_MAX_BYTES:  # it is seldom worth adding up
             self._head_too_large()
         elif self._is_plain():
