@@ -50,7 +50,8 @@ def state_at(number: int) -> dict[str, Any]:
 
 
 def place_of(folder: Path) -> Place:
-    return Place(folder=str(folder / "0"), size=SIZE, counted=False, owner=os.geteuid(), group=os.getegid())
+    place, lock = str(folder / "0"), str(folder / "lock")
+    return Place(folder=place, lock=lock, size=SIZE, counted=False, owner=os.geteuid(), group=os.getegid())
 
 
 def done(work: Callable[[], object]) -> None:

@@ -624,7 +624,7 @@ print(json.dumps({
     "unlink": refused(lambda: os.unlink(there)),
     "away": refused(lambda: os.rename(volume + "/packs", volume + "/p")),
     "manifest": refused(lambda: open(volume + "/checkpoints/mine", "w")),
-    "lock": refused(lambda: open(volume + "/lock")),
+    "lock": refused(lambda: open(os.path.dirname(volume) + "/lock")),
     "own": refused(lambda: open(volume + "/mine", "w").close()),
     "read": len(open(there, "rb").read()), "staged": refused(lambda: os.unlink(opened["staging"] + "/s/" + packs[0])),
 }), flush=True)
@@ -660,9 +660,10 @@ def test_what_a_tenants_guest_saved_it_can_no_longer_touch(
     assert "Error:" not in text, text
     found = json.loads(text[text.index('{"') : text.rindex("}") + 1])
     assert found["done"]["is"] == "Published", found
-    assert {name: found[name] for name in ("write", "chmod", "unlink", "away", "manifest", "lock")} == dict.fromkeys(
-        ("write", "chmod", "unlink", "away", "manifest", "lock"), "PermissionError"
+    assert {name: found[name] for name in ("write", "chmod", "unlink", "away", "manifest")} == dict.fromkeys(
+        ("write", "chmod", "unlink", "away", "manifest"), "PermissionError"
     )
+    assert found["lock"] == "FileNotFoundError"
     assert found["own"] == found["staged"] == "done"
     place = stage.state / "blocks" / "leases" / f"{A}.{E5}" / "0"
     assert verify(place).ok

@@ -14,6 +14,8 @@ import pytest
 import sublet
 from sublet.client.home import runtime_dir
 from sublet.client.office import ensure_office
+from sublet.supervisor.mounts import mounts_below
+from tests.traces import until
 
 
 @dataclass
@@ -41,6 +43,7 @@ def office(policy: str = "") -> Iterator[Place]:
         ensure_office(home, words=("up", "--host-gpus", "2x1GiB", "--foreground"))
         owner = stack.enter_context(sublet.connect(home=home))
         stack.callback(shutil.rmtree, runtime_dir(home.resolve()), ignore_errors=True)
+        stack.callback(until, "volumes that are put away", lambda: not mounts_below(str(home / "blocks")))
         stack.callback(owner.request, "POST", "/v1/down", {"how": "now"}, shape=dict)
         made = Place(home, owner)
         for name in ("ana", "ben"):

@@ -2,7 +2,7 @@
 
 A copy does one thing that waits for the kernel (a file system is made, a disk is written to) and says what came of it
 in one text. It keeps nothing of the supervisor's open but its own pipe, ends with the supervisor, and is known to the
-trees as no stranger. At most a few at a time; the others wait their turn.
+trees as no stranger. At most a few run at a time; the others wait, and tenants take turns (``fair_slots``).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import contextlib
 import fcntl
 import os
 import signal
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from sublet.supervisor.fair_slots import NO_DEADLINE, FairSlots
 from sublet.supervisor.isolation.syscalls import close_from
 from sublet.supervisor.loop import READ, Loop, Timer
 from sublet.supervisor.prctl import ParentGone, set_pdeathsig
@@ -23,7 +23,8 @@ from sublet.supervisor.priority import give_back
 
 __all__ = ["ANSWERED", "ANSWER_FD", "ERRANDS_MAX", "HANDED_FD", "Errands"]
 
-ERRANDS_MAX: Final = 4
+ERRANDS_MAX: Final = 8
+"""At a time, of which one tenant has half; the other half is for tenants that have none."""
 ERRAND_S: Final = 300.0
 """What takes longer is ended, if it can be, and counts as failed: a disk that hangs."""
 ANSWER_MAX: Final = 60_000
@@ -63,26 +64,37 @@ class Errands:
         self._on_life = on_life
         self.why_failed = ""
         """Why there is no answer, for whoever is just being told that there is none: the log may lie on a full disk."""
-        self._waiting: deque[tuple[Work, Done, object, int]] = deque()
+        self._slots: FairSlots[object] = FairSlots(ERRANDS_MAX)
+        self._wanted: dict[object, tuple[Work, Done, int]] = {}
+        """Those that wait, by key."""
         self._running: dict[int, _Errand] = {}
 
-    def run(self, work: Work, done: Done, keep: int = -1) -> object:
-        """Have it done, soon. What is returned names it for ``stop``. ``keep``: a descriptor that the copy has besides,
-        as ``HANDED_FD``; the caller leaves it open until it is told that the work is done."""
+    def run(
+        self, work: Work, done: Done, *, tenant: str = "", by_ns: int = NO_DEADLINE, keep: int = -1
+    ) -> object:
+        """Have it done, soon. ``tenant``: for whom; empty: for the supervisor itself. ``by_ns``: of one tenant, what is
+        due first is done first. What is returned names it for ``stop``. ``keep``: a descriptor that the copy has
+        besides, as ``HANDED_FD``; the caller leaves it open until it is told that the work is done."""
         key = object()
-        self._waiting.append((work, done, key, keep))
+        self._wanted[key] = work, done, keep
+        self._slots.add(key, tenant, by_ns)
         self._next()
         return key
 
     def stop(self, key: object) -> None:
         """End it where it is; whoever waits for it is told so. Harmless if it is over."""
+        if self._slots.drop(key):
+            _, done = self._wanted.pop(key)
+            self._loop.soon(lambda: self._fail(done, "it was stopped before its turn"))
+            return
         for errand in self._running.values():
             if errand.key is key:
                 _stop(errand.pidfd)
 
     def close(self) -> None:
         """Nobody waits any more."""
-        self._waiting.clear()
+        self._slots.clear()
+        self._wanted.clear()
         for errand in tuple(self._running.values()):
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(errand.pidfd, signal.SIGKILL)
@@ -91,11 +103,12 @@ class Errands:
             self._forget(errand)
 
     def _next(self) -> None:
-        while self._waiting and len(self._running) < ERRANDS_MAX:
-            work, done, key, keep = self._waiting.popleft()
+        while (key := self._slots.take()) is not None:
+            work, done, keep = self._wanted.pop(key)
             try:
                 self._start(work, done, key, keep)
             except (OSError, MemoryError) as error:  # its caller asks again
+                self._slots.over(key)
                 why = f"no process could be started for it ({getattr(error, 'strerror', None) or 'no memory'})"
                 self._loop.soon(lambda done=done, why=why: self._fail(done, why))  # type: ignore[misc]
 
@@ -152,6 +165,7 @@ class Errands:
     def _forget(self, errand: _Errand) -> None:
         errand.timer.cancel()
         del self._running[errand.pidfd]
+        self._slots.over(errand.key)
         self._loop.forget(errand.pidfd)
         self._on_life(errand.pid, False)
         os.close(errand.pidfd)

@@ -5,7 +5,7 @@ have waited past the end of its lease. What is under way when a lease ends or is
 if it takes too long), and until then nobody who comes later is served: so a holder of a newer epoch never finds that a
 checkpoint of an older one appeared behind his back.
 
-The work itself is done by errands of their own, which take nobody's turn but that of other publications.
+The work itself is done by errands of their own, in which tenants take turns, and a tenant's most urgent save is first.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from sublet.errors import (
 from sublet.supervisor.connections import mistake
 from sublet.supervisor.copying_work import copy_in
 from sublet.supervisor.errands import HANDED_FD, Errands
+from sublet.supervisor.fair_slots import NO_DEADLINE
 from sublet.supervisor.handed_files import list_volume, open_files, publish_and_forget, take_handed
 from sublet.supervisor.loop import Loop, confess
 from sublet.supervisor.publishing_work import publish, said_of
@@ -45,6 +46,7 @@ from sublet.wire.frames import close_all
 from sublet.wire.orders import Saved
 from sublet.wire.refusals import refusal_of
 from sublet.wire.volumes import (
+    LOCK,
     STAGING,
     Collect,
     CopyIn,
@@ -315,8 +317,25 @@ class Publishing:
             keep = job.handed[1].fileno()
         for store in stores:
             store.at_work += 1
-        key = self._errands.run(errand, lambda said: self._done(job, said, self._loop.now_ns() - began_ns), keep)
+        key = self._errands.run(
+            errand,
+            lambda said: self._done(job, said, self._loop.now_ns() - began_ns),
+            tenant=job.store.note.tenant,
+            by_ns=self._due_ns(job),
+            keep=keep,
+        )
         self._running[job.store.folder] = _Running(key=key, stores=stores)
+
+    def _due_ns(self, job: _Job) -> int:
+        """When the first of its leases ends or is taken: that of the volume, or of the guest that saves."""
+        due = [NO_DEADLINE]
+        for lease in (job.pair[0], job.asker.under):
+            tenancy = None if lease is None else self._tenancies.get(lease)
+            if tenancy is not None:
+                due.append(tenancy.deadline_ns)
+                if tenancy.notice is not None and tenancy.notice.take_at_ns is not None:
+                    due.append(tenancy.notice.take_at_ns)
+        return min(due)
 
     def _work(self, job: _Job) -> Callable[[], object]:
         call, place = job.call, self._place(job)
@@ -346,6 +365,7 @@ class Publishing:
         mine = ids is None or apart
         return Place(
             folder=store.made.paths[0],
+            lock=os.path.join(store.folder, LOCK),
             size=store.note.parts[0].amount,
             counted=bool(store.made.counted),
             owner=os.geteuid() if mine or ids is None else ids[0],

@@ -92,7 +92,7 @@ def publish(place: Place, asked: Publish) -> Published:
     top = os.open(place.folder, FOLDER)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, top)
-        undo.enter_context(locked(top))
+        undo.enter_context(locked(place.lock))
         run = _Publication(place, asked, undo, top)
         return run.done()
 

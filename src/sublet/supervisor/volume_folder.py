@@ -3,7 +3,7 @@
     FOLDER/checkpoints/0000000000000012.manifest     ours to write; guests of another user read
     FOLDER/packs/HEX.pack                            the same
     FOLDER/staging/EPOCH/…                           each asker's own
-    FOLDER/lock                                      held while something is published or collected
+    FOLDER/../lock                                   held while something is published or collected; not shown to guests
 
 Whoever has the volume may write beside these, and may have put anything in their place before they were made. So no
 name is followed anywhere, and a folder that is not ours is refused.
@@ -47,7 +47,7 @@ __all__ = [
 
 FOLDERS_MAX: Final = 10_000
 LOCKED_S: Final = 3.0
-"""How long somebody else may be at work in the folder. Only who writes there by himself ever is."""
+"""How long somebody else may be at work in the folder."""
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -57,6 +57,8 @@ class Place:
     """A volume's folder, and who asks."""
 
     folder: str
+    lock: str
+    """Beside the folder, where no guest comes: one that could open it could hold it, and with it whoever waits."""
     size: int
     counted: bool
     """Whether nobody but us keeps it to its size."""
@@ -137,8 +139,8 @@ def sweep_staging(folder: str) -> None:
 
 
 def has_files(folder: str) -> bool:
-    """Whether anything but folders lies there, the lock aside. Of very many folders only the first are looked at, and
-    what is beyond counts as a file."""
+    """Whether anything but folders lies there, and the lock that earlier versions put there. Of very many folders only
+    the first are looked at, and what is beyond counts as a file."""
     waiting, looked = [folder], 0
     while waiting:
         looked += 1
@@ -171,9 +173,10 @@ def _sweep(folder: str, top: int, *, before: Epoch | None) -> None:
 
 
 @contextlib.contextmanager
-def locked(top: int) -> Iterator[None]:
-    """Nobody else publishes or collects meanwhile. It is waited for briefly: who holds it may never let go."""
-    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=top)
+def locked(path: str) -> Iterator[None]:
+    """Nobody else publishes or collects meanwhile. It is waited for briefly: an errand of a supervisor before this one
+    may hold it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         until = time.monotonic() + LOCKED_S
         while True:
@@ -231,7 +234,7 @@ def collect(place: Place, asked: Collect) -> Collected:
         raise InvalidRequest("a collection leaves at least the newest checkpoint", do="Give keep=1 or more.")
     top = os.open(place.folder, FOLDER)
     try:
-        with locked(top):
+        with locked(place.lock):
             checkpoints, packs = ours(top, CHECKPOINTS), ours(top, PACKS)
             try:
                 return collect_in(checkpoints, packs, asked.keep)

@@ -75,7 +75,12 @@ class Desk:
 
     def _done(self, call: VolumeCall) -> object:
         place = Place(
-            folder=str(self.folder), size=self.size, counted=self.counted, owner=os.geteuid(), group=os.getegid()
+            folder=str(self.folder),
+            lock=f"{self.folder}.lock",
+            size=self.size,
+            counted=self.counted,
+            owner=os.geteuid(),
+            group=os.getegid(),
         )
         match call:
             case OpenVolume():

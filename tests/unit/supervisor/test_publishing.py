@@ -13,9 +13,9 @@ from sublet.supervisor.publishing import TICKETS_MAX, WAITING_MAX, AnyReply, Ask
 from sublet.supervisor.stores import State, Store
 from sublet.supervisor.stores_work import Made, StoreNote
 from sublet.supervisor.tenancy import Tenancy
-from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId
+from sublet.values import MIB, EndReason, Epoch, Kind, LeaseId, ResourceId, TenantId
 from sublet.wire.codec import dumps
-from sublet.wire.orders import Part
+from sublet.wire.orders import Notify, Part
 from sublet.wire.refusals import Refusal
 from sublet.wire.volumes import (
     Collect,
@@ -41,6 +41,8 @@ class Work:
     """Stands for loop, errands, stores and clock: what was begun waits until the test says that it is done."""
 
     begun: list[Callable[[str | None], None]] = field(default_factory=list)
+    shares: list[tuple[str, int]] = field(default_factory=list)
+    """For which tenant each was begun, and until when it is due."""
     stopped: list[object] = field(default_factory=list)
     timers: list[Callable[[], None]] = field(default_factory=list)
     rests: int = 0
@@ -56,8 +58,9 @@ class Work:
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self.timers.append(call)
 
-    def run(self, work: object, done: Callable[[str | None], None], keep: int = -1) -> object:
+    def run(self, work: object, done: Callable[[str | None], None], *, tenant: str, by_ns: int, keep: int) -> object:
         self.begun.append(done)
+        self.shares.append((tenant, by_ns))
         return done
 
     def stop(self, key: object) -> None:
@@ -128,6 +131,18 @@ def test_one_after_the_other(bench: Bench) -> None:
         assert len(bench.told) == n + 1
     assert not bench.store.at_work
     assert bench.kinds == ["Published"] * 3
+
+
+def test_a_save_is_due_when_the_first_of_its_leases_ends_or_is_taken(bench: Bench) -> None:
+    """That of the volume, or that of the guest which saves."""
+    gpu = Tenancy(lease=C, tenant=ANNA, epoch=E6, parts=(), deadline_ns=1 << 50, office="o")
+    bench.publishing._tenancies = {A: bench.tenancy, C: gpu}
+    for notice in (None, Notify(lease=C, epoch=E6, number=1, reason=EndReason.PREEMPTED, take_at_ns=1 << 40)):
+        gpu.notice = notice
+        bench.ask(PUBLISH, Asker(leases={A: None}, under=C))
+        bench.done(DONE)
+    bench.ask(PUBLISH)
+    assert bench.work.shares == [("anna", 1 << 50), ("anna", 1 << 40), ("anna", 1 << 60)]
 
 
 def test_what_waits_past_the_end_of_its_lease_is_refused(bench: Bench) -> None:

@@ -51,7 +51,12 @@ class Bench:
     @property
     def place(self) -> Place:
         return Place(
-            folder=str(self.folder), size=self.size, counted=self.counted, owner=os.geteuid(), group=os.getegid()
+            folder=str(self.folder),
+            lock=f"{self.folder}.lock",
+            size=self.size,
+            counted=self.counted,
+            owner=os.geteuid(),
+            group=os.getegid(),
         )
 
     @property
@@ -372,7 +377,7 @@ def test_a_counted_volume_is_kept_to_its_size(tmp_path: Path) -> None:
 def test_who_holds_the_lock_for_ever_delays_nobody_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volume_folder, "LOCKED_S", 0.05)
     asked, _ = bench.stage("x")
-    fd = os.open(bench.folder / "lock", os.O_RDWR | os.O_CREAT)
+    fd = os.open(bench.place.lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
     with pytest.raises(CheckpointFailed, match="somebody else is at work"):
         publish(bench.place, asked)
