@@ -25,6 +25,7 @@ PURE: Final = ("values.py", "errors.py", "lease/*", "broker/*")
 EDGES: Final[dict[str, str]] = {
     "broker/driver.py": "carries the ledger's effects out, on the clock it was given",
     "broker/journal*.py": "SQLite",
+    "broker/disk_room.py": "the room that is reserved for the journal on its disk",
     "broker/serv*.py": "the control service",
     "broker/http*.py": "its routes",
     "broker/sse.py": "its streams of events, which wait",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from sublet.values import GIB, MIB
+from sublet.wire.disk import RESERVE_FILE, disk_reserve, space_of
 
 __all__ = ["block_bytes", "disk_bytes", "memory_bytes", "offer_again", "usable_cores"]
 
@@ -45,17 +46,18 @@ def memory_bytes(root: str = "/") -> int:
 
 def block_bytes(folder: Path) -> int:
     """What may be lent of the disk behind an office's folder: what is free now, and what is lent or kept already, since
-    the books take that off once more. Whole GiB; of less than one whole MiB."""
-    found = os.statvfs(folder)
-    there = found.f_bavail * found.f_frsize + _in_images(folder / "blocks")
+    the books take that off once more, without what is kept back (``wire.disk``). Whole GiB; of less than one whole
+    MiB."""
+    space = space_of(folder)
+    kept_back = disk_reserve(space.size).withheld - _size_on_disk(folder / RESERVE_FILE)
+    there = max(0, space.free + _in_images(folder / "blocks") - max(0, kept_back))
     unit = GIB if there >= GIB else MIB
     return there // unit * unit
 
 
 def disk_bytes(folder: Path) -> int:
     """How large the disk behind an office's folder is: ``block_bytes`` is never more."""
-    found = os.statvfs(folder)
-    return found.f_blocks * found.f_frsize
+    return space_of(folder).size
 
 
 def offer_again(before: int, there: int) -> bool:
@@ -66,11 +68,13 @@ def offer_again(before: int, there: int) -> bool:
 
 def _in_images(blocks: Path) -> int:
     """What the disk images of leases and volumes have taken; of a plain folder only what is in it is missing."""
-    taken = 0
-    for path in (*blocks.glob("leases/*/*.img"), *blocks.glob("named/*/*/*.img")):
-        with contextlib.suppress(OSError):
-            taken += path.stat().st_blocks * 512
-    return taken
+    return sum(map(_size_on_disk, (*blocks.glob("leases/*/*.img"), *blocks.glob("named/*/*/*.img"))))
+
+
+def _size_on_disk(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_blocks * 512
+    return 0
 
 
 def _own_groups(root: Path, controller: str) -> Iterator[Path]:

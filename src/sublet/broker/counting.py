@@ -23,6 +23,8 @@ class Counting:
         self.metrics = OfficeMetrics(self._read)
         self.streams = 0
         self.troubles: tuple[TroubleView, ...] = ()
+        self.supervisor_silent_s = 0.0
+        self.disk_short = False
         """As they were last looked up."""
         self._driver = driver
         self._millis: dict[LeaseId, int] = {}
@@ -146,6 +148,8 @@ class Counting:
             capacity=capacity,
             used=used,
             troubles=self.troubles,
+            supervisor_silent_s=self.supervisor_silent_s,
+            disk_short=self.disk_short,
         )
 
 

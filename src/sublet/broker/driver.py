@@ -63,6 +63,9 @@ events as there are leases, so that writing everything costs a bounded share). I
 leases remembered, in which nothing is answered, so a quiet moment is preferred."""
 COMPACT_QUIET: Final = 10_000
 """Events after which a second without a commit is such a moment. An office that starts reads what is left."""
+COMPACT_SHORT: Final = 2_000
+"""The same when the disk is nearly full: what is removed is written over, so the journal's file stays as large as it
+is."""
 COMPACT_ON_STOP: Final = 1_000
 """The same when the office ends."""
 _UNASKED: Final = frozenset((AgentReport, Tick))
@@ -82,8 +85,10 @@ class Driver:
         die: Callable[[str], None],
         since_snapshot: int = 0,
         vigil: Vigil = ASLEEP,
+        is_short: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``die`` ends the process; ``since_snapshot`` is how many events the journal keeps after its snapshot."""
+        """``die`` ends the process; ``since_snapshot`` is how many events the journal keeps after its snapshot;
+        ``is_short`` tells whether the journal's disk is nearly full."""
         self.ledger = ledger
         self.clock = clock
         self.presence = Presence()
@@ -107,6 +112,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
         self._since_snapshot = since_snapshot
+        self._is_short = is_short
         self._last_commit_ns = 0
         self._tick_due_ns: int | None = None
         self._dead = False
@@ -296,7 +302,8 @@ class Driver:
             took_ns = self.clock.now_ns() - began_ns
             self._last_commit_ns = now.ns
             self._since_snapshot += len(events)
-            self._compact_beyond(COMPACT_EVERY, now)
+            is_short = self._since_snapshot > COMPACT_SHORT and self._is_short()
+            self._compact_beyond(COMPACT_SHORT if is_short else COMPACT_EVERY, now)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends the office
             self._end(last_words.of_journal(error))
             return False

@@ -6,9 +6,10 @@ survives a loss of power.
 
 Three rules come from what storage really does:
 
-- **A failed write ends the office.** After a failed sync the kernel may have dropped the very pages that were not
-  written, and a second sync would succeed without them. So nothing is tried twice on the same connection, not even the
-  checkpoint that closing it would bring.
+- **A failed sync ends the office.** After it the kernel may have dropped the very pages that were not written, and a
+  second sync would succeed without them. So nothing is tried twice on the same connection, not even the checkpoint that
+  closing it would bring. A full disk is another matter: the kernel took none of it, and said so before any sync. The
+  transaction is rolled back and written again, once, in the room that was reserved for it (``DiskRoom``).
 - **What an opening finds in the write-ahead log is written once more.** The log may hold frames whose sync failed. The
   checkpoint at opening puts them into the file and syncs that, before anything is built on them.
 - **The log is laid out beforehand.** A sync that must also grow a file costs twice as much, so after opening the log is
@@ -20,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,9 +29,10 @@ from typing import Final
 import msgspec
 
 from sublet.broker import backup, journal_files, journal_opening, journal_schema
+from sublet.broker.disk_room import DiskRoom
 from sublet.broker.events import AUDITED, EVENT_TYPES, Event, OfficeOpened
 from sublet.broker.journal_files import AnchorFile, Anchors, HomeLock
-from sublet.broker.journal_reader import Reader, Row, Tip, check_header, not_opened
+from sublet.broker.journal_reader import Reader, Row, Tip, check_header, full_disk, is_full, not_opened
 from sublet.broker.records import Now
 from sublet.errors import JournalError, JournalFailed
 from sublet.observe import audit
@@ -80,9 +82,18 @@ class Journal:
     """Made by ``Journal.open``. One call at a time, from any thread."""
 
     def __init__(
-        self, *, path: Path, lock: HomeLock, reader: Reader, db: sqlite3.Connection, tip: Tip, anchors: Anchors
+        self,
+        *,
+        path: Path,
+        lock: HomeLock,
+        reader: Reader,
+        db: sqlite3.Connection,
+        tip: Tip,
+        anchors: Anchors,
+        room: DiskRoom | None,
     ) -> None:
         self.path = path
+        self._room = room
         self.id: Final = tip.journal
         self.incarnation: Final = tip.incarnation
         self.anchors: Final = anchors
@@ -104,21 +115,28 @@ class Journal:
     # ---- opening and closing ----
 
     @classmethod
-    def open(cls, home: Path, *, wall_ns: int, anchors: Path | None = None) -> Journal:
-        """Open the journal of this home, or begin one. ``anchors`` is the folder for the heads kept outside.
+    def open(cls, home: Path, *, wall_ns: int, anchors: Path | None = None, room: DiskRoom | None = None) -> Journal:
+        """Open the journal of this home, or begin one. ``anchors`` is the folder for the heads kept outside, ``room``
+        what is reserved for it on the disk.
 
         Everything is looked at before anything is written; a ``JournalError`` leaves the journal as it was.
         """
         home = journal_files.prepare_home(home)
         lock = HomeLock.take(home)
         try:
-            return cls._open_locked(home, lock, wall_ns, Anchors(anchors or Anchors.default_folder(), home))
+            if room is not None:
+                room.before_opening()
+            anchored = Anchors(anchors or Anchors.default_folder(), home)
+            journal = cls._open_locked(home, lock, wall_ns, anchored, room)
+            if room is not None:
+                room.lay_out()
+            return journal
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def _open_locked(cls, home: Path, lock: HomeLock, wall_ns: int, anchors: Anchors) -> Journal:
+    def _open_locked(cls, home: Path, lock: HomeLock, wall_ns: int, anchors: Anchors, room: DiskRoom | None) -> Journal:
         path = home / journal_files.JOURNAL_NAME
         least = journal_files.read_incarnation(home)
         if not path.exists():
@@ -133,14 +151,16 @@ class Journal:
                 tip = reader.tip()
                 if least != tip.incarnation:
                     journal_files.write_incarnation(home, tip.incarnation)
-                return cls(path=path, lock=lock, reader=reader, db=db, tip=tip, anchors=anchors)
+                return cls(path=path, lock=lock, reader=reader, db=db, tip=tip, anchors=anchors, room=room)
             except BaseException:
                 db.close()
                 raise
         except OSError as error:
             reader.close()
+            if is_full(error):
+                raise full_disk(home) from error
             raise JournalError(
-                f"the state folder {home} cannot be written ({error.strerror})", do="Make room or mend the disk."
+                f"the state folder {home} cannot be written ({error.strerror})", do="Mend the disk."
             ) from error
         except BaseException:
             reader.close()
@@ -214,13 +234,16 @@ class Journal:
                     domain = event.clock_domain
             else:
                 plain.append((seq, now.ns, now.wall_ns, body, journal_schema.checksum(seq, now.ns, now.wall_ns, body)))
-        with self._writing():
+
+        def write() -> None:
             if audited:
                 self._db.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", audited)
             if plain:
                 self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", plain)
             if domain != self._domain:
                 journal_schema.put_meta(self._db, "clock", f"{now.ns} {domain}")
+
+        self._transact(write)
         self._frames += 2 + bool(plain) + (size + 100 * len(events)) // 2048
         self._seq, self._audit_seq, self._head, self._domain = seq, audit_seq, head, domain
         self._last_ns = now.ns
@@ -231,15 +254,16 @@ class Journal:
         self._refuse_if_failed()
         if self._domain is None or now.ns - self._last_ns < BEAT_EVERY_NS:
             return
-        with self._writing(checkpoint_at=CHECKPOINT_FRAMES // 2):
-            journal_schema.put_meta(self._db, "clock", f"{now.ns} {self._domain}")
+        clock = f"{now.ns} {self._domain}"
+        self._transact(lambda: journal_schema.put_meta(self._db, "clock", clock), checkpoint_at=CHECKPOINT_FRAMES // 2)
         self._frames += 1
         self._last_ns = now.ns
 
     def compact(self, snapshot: bytes, now: Now) -> None:
         """Keep the snapshot of the state after the last commit in place of the events before it. The audit stays."""
         self._refuse_if_failed()
-        with self._writing():
+
+        def write() -> None:
             self._db.execute("DELETE FROM events")
             self._db.execute("DELETE FROM snapshot")
             parts = range(0, max(1, len(snapshot)), SNAPSHOT_PART_BYTES)
@@ -250,24 +274,36 @@ class Journal:
             journal_schema.put_meta(self._db, "snapshot", f"{self._seq} {hashlib.sha256(snapshot).hexdigest()}")
             if self._domain is not None:
                 journal_schema.put_meta(self._db, "clock", f"{now.ns} {self._domain}")
+
+        self._transact(write)
         self._frames = CHECKPOINT_FRAMES
         self._last_ns = now.ns
 
-    @contextlib.contextmanager
-    def _writing(self, checkpoint_at: int = CHECKPOINT_FRAMES) -> Iterator[None]:
-        """One transaction. Whatever goes wrong inside it, the journal is not used again."""
+    def _transact(self, write: Callable[[], object], *, checkpoint_at: int = CHECKPOINT_FRAMES) -> None:
+        """Do it in one transaction, twice if the disk was full and room for it could be made. Whatever else goes wrong,
+        the journal is not used again."""
         try:
-            if self._frames >= checkpoint_at:
-                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                self._frames = 0
-            self._db.execute("BEGIN IMMEDIATE")
-            yield
-            self._db.execute("COMMIT")
+            try:
+                self._attempt(write, checkpoint_at)
+            except sqlite3.Error as error:
+                if self._room is None or not is_full(error) or not self._room.give_up():
+                    raise
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                self._attempt(write, checkpoint_at)
         except Exception as error:
             raise self._fail(error) from error
         except BaseException as error:
             self._fail(error)
             raise
+
+    def _attempt(self, write: Callable[[], object], checkpoint_at: int) -> None:
+        if self._frames >= checkpoint_at:
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._frames = 0
+        self._db.execute("BEGIN IMMEDIATE")
+        write()
+        self._db.execute("COMMIT")
 
     def _fail(self, error: BaseException) -> JournalFailed:
         """Let go of the file without another write: while the reader is open, closing the writer checkpoints nothing;

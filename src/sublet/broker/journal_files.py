@@ -11,6 +11,7 @@ A home folder has:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -103,11 +104,13 @@ class HomeLock:
             os.close(fd)
             raise _unusable(home, error) from error
         try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            line = f"{os.getpid()}\n".encode()
+            os.pwrite(fd, line, 0)  # in place, which needs no room
+            os.ftruncate(fd, len(line))
         except OSError as error:
-            os.close(fd)
-            raise _unusable(home, error) from error
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # who holds the lock is only for messages
+                os.close(fd)
+                raise _unusable(home, error) from error
         return cls(fd)
 
     def release(self) -> None:

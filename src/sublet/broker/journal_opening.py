@@ -13,7 +13,7 @@ import msgspec
 
 from sublet.broker import journal_files, journal_schema
 from sublet.broker.journal_files import Anchors
-from sublet.broker.journal_reader import Reader, Tip, not_opened
+from sublet.broker.journal_reader import Reader, Tip, is_full, not_opened
 from sublet.errors import JournalError
 from sublet.observe import audit
 
@@ -54,6 +54,8 @@ def begin(home: Path, least: int | None, wall_ns: int) -> None:
     except (OSError, sqlite3.Error) as error:
         with contextlib.suppress(OSError):
             journal_files.remove_database(temporary)
+        if is_full(error):
+            raise JournalError(f"the disk of {home} has no room for a new journal", do="Make room there.") from error
         raise JournalError(
             f"a new journal cannot be written to {home} ({error})", do="Make room or mend the disk."
         ) from error
@@ -117,7 +119,11 @@ def _lay_out_log(path: Path) -> None:
     """
     fd = os.open(f"{path}-wal", os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        os.pwrite(fd, bytes(LOG_BYTES), 0)
+        try:
+            os.pwrite(fd, bytes(LOG_BYTES), 0)
+        except OSError as error:
+            if not is_full(error):  # on a full disk a log that is not laid out will do
+                raise
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -17,11 +17,21 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from sublet.broker.disk_room import FULL
 from sublet.broker.journal_schema import APPLICATION_ID, TABLES, VERSION, check_meta, checksum, get_meta
 from sublet.errors import JournalError
 from sublet.observe import audit
 
-__all__ = ["CHECK_WHOLE_MAX_BYTES", "Reader", "Row", "Tip", "check_header", "not_opened"]
+__all__ = [
+    "CHECK_WHOLE_MAX_BYTES",
+    "Reader",
+    "Row",
+    "Tip",
+    "check_header",
+    "full_disk",
+    "is_full",
+    "not_opened",
+]
 
 CHECK_WHOLE_MAX_BYTES: Final = 256 << 20
 """Up to this size every page is checked whenever the journal is opened; above it, only what is read, so that an office
@@ -60,6 +70,8 @@ def not_opened(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
+        if is_full(error):
+            raise full_disk(path.parent) from error
         raise JournalError(
             f"the journal {path} cannot be read ({error}); it was not changed",
             do="Check the disk, and that no other program has the file open. If it stays so, put a backup in its place "
@@ -67,6 +79,23 @@ def not_opened(path: Path) -> Iterator[None]:
         ) from error
     except (sqlite3.Error, struct.error, AttributeError, TypeError, ValueError) as error:
         raise _damaged(path, str(error)) from error
+
+
+def is_full(error: sqlite3.Error | OSError) -> bool:
+    """Whether the disk had no room. SQLite says so when the kernel took less than it was to write; of a sync that
+    failed it says something else."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+def full_disk(home: Path) -> JournalError:
+    """A disk that is full is no reason to put a backup in the journal's place."""
+    return JournalError(
+        f"the disk of the state folder {home} is full, so the journal cannot be opened; it was not changed",
+        do="Make some MiB of room there (remove or move other files) and start again: no backup is needed. What leases "
+        "have on the disk the office gives back once it runs.",
+    )
 
 
 def _damaged(path: Path, what: str) -> JournalError:

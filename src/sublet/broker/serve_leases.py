@@ -13,7 +13,7 @@ from sublet.broker.asking import acquire_command, acquire_many_command, busy_ns,
 from sublet.broker.records import LeaseRecord, Now
 from sublet.broker.service import Asked, Call, Reply, Service, json_reply
 from sublet.broker.views import offer_answer, place_answer, refusal_answer, renew_answer, rfc3339
-from sublet.errors import Disconnected, InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
+from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.lease.value import LeaseEnd
 from sublet.values import Epoch, LeaseId, parse_duration_ns
@@ -80,8 +80,7 @@ _Acquired: TypeAlias = GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer
 
 def acquire(service: Service, call: Call) -> Asked:
     request: AcquireRequest = call.body
-    if service.draining:
-        raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
+    _check_grants(service)
     lease = _new_lease()
     process = call.process(request.holder_pid)
     command = acquire_command(request, call.caller, lease, service.driver.ledger.policy, process)
@@ -110,8 +109,7 @@ def acquire(service: Service, call: Call) -> Asked:
 
 def acquire_many(service: Service, call: Call) -> Asked:
     request: AcquisitionRequest = call.body
-    if service.draining:
-        raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
+    _check_grants(service)
     process = call.process(request.request.holder_pid)
     if request.request.token:
         raise InvalidRequest("a token does not come with many leases", do="Ask for it with GET /v1/leases/ID/token.")
@@ -378,6 +376,19 @@ async def events(service: Service, call: Call) -> Reply:
 
 
 # ---- messages ----
+
+
+def _check_grants(service: Service) -> None:
+    """Raise where no new lease is granted, whatever is asked for."""
+    if service.draining:
+        raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
+    if why := service.why_no_room():
+        service.limit("disk")
+        raise CapacityExceeded(
+            f"no new lease is granted: {why}",
+            do="Make room on that disk: end leases of blocks, remove kept volumes (`sublet volume rm`) or other files. "
+            "Leases that live go on.",
+        )
 
 
 def _new_lease() -> LeaseId:

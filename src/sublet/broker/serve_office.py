@@ -107,6 +107,8 @@ async def status(service: Service, call: Call) -> Reply:
             queued=state.queued_count if is_told else state.waiting_of(tenant),
             quarantined=sum(1 for view in quarantined if shown is None or view.lease in shown),
             audit_head=service.archive.head() if is_told else "",
+            supervisor_silent=service.supervisor_silent_s(),
+            disk_short=service.why_no_room(),
         )
     )
 
@@ -114,6 +116,8 @@ async def status(service: Service, call: Call) -> Reply:
 async def metrics(service: Service, call: Call) -> Reply:
     service.counting.streams = len(service.hub)
     service.counting.troubles = tuple(await all_troubles(service))
+    service.counting.supervisor_silent_s = service.supervisor_silent_s()
+    service.counting.disk_short = bool(service.why_no_room())
     return Reply(200, service.counting.metrics.page(), CONTENT_TYPE.encode())
 
 

@@ -142,6 +142,10 @@ class Service:
     """What runs, of all tenants; None where nothing can run."""
     list_troubles: Callable[[], Awaitable[Troubles]] | None = None
     """What has failed in the supervisor; None where there is none."""
+    supervisor_silent_s: Callable[[], float] = lambda: 0.0
+    """For how long the supervisor has answered nothing; 0 while it turns."""
+    why_no_room: Callable[[], str] = lambda: ""
+    """Why the disk has no room for new leases; empty where it has."""
     cut_off: Callable[[TenantId, int], None] = lambda tenant, generation: None
     """The rights of this tenant are of this generation now: data connections of older ones are cut."""
     document: Callable[[], bytes] = bytes

@@ -22,6 +22,7 @@ from sublet.wire.program_files import check_program
 from sublet.wire.settings import SupervisorSettings
 
 if TYPE_CHECKING:
+    from sublet.broker.disk_room import DiskRoom
     from sublet.broker.journal import Journal
 
 __all__ = ["Beginning", "begun"]
@@ -32,6 +33,8 @@ class Beginning:
     """What there is before the rest."""
 
     journal: Journal
+    room: DiskRoom
+    """On the journal's disk."""
     supervisor: FindOrStart | None
     """None: the office does without."""
 
@@ -44,6 +47,10 @@ def begun(home: Path, clock: Clock, *, pretended: bool = False) -> Iterator[Begi
     make_private_dir(home)
     make_private_dir(runtime_dir(home))
     with contextlib.ExitStack() as stack:
+        from sublet.broker.disk_room import DiskRoom
+
+        room = DiskRoom(home, now_ns=clock.now_ns)
+        room.before_opening()  # a supervisor needs some, too
         supervisor = None if pretended else _supervisor(home)
         if supervisor is not None:
             stack.callback(supervisor.abandon)
@@ -51,10 +58,10 @@ def begun(home: Path, clock: Clock, *, pretended: bool = False) -> Iterator[Begi
                 supervisor.begin()
         from sublet.broker.journal import Journal  # meanwhile
 
-        journal = stack.enter_context(Journal.open(home, wall_ns=clock.wall_ns()))
+        journal = stack.enter_context(Journal.open(home, wall_ns=clock.wall_ns(), room=room))
         if supervisor is not None:
             supervisor.whose(journal.id)
-        yield Beginning(journal, supervisor)
+        yield Beginning(journal, room, supervisor)
 
 
 def _supervisor(home: Path) -> FindOrStart:

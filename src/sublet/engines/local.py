@@ -141,7 +141,7 @@ class Office:
             beginning = self._beginning or self._stack.enter_context(
                 begun(self.home, self.clock, pretended=self._pretended)
             )
-            journal = beginning.journal
+            journal, self._room = beginning.journal, beginning.room
             ledger, opening, entries = self._recover(journal)
             self.driver = Driver(
                 ledger=ledger,
@@ -150,6 +150,7 @@ class Office:
                 die=self._die,
                 since_snapshot=entries,
                 vigil=_vigil(),
+                is_short=beginning.room.is_short,
             )
             self._stack.callback(self.driver.stop)
             if self._shared is not None:
@@ -173,6 +174,7 @@ class Office:
                 rates=_rates(self.home / RATES_FILE),
                 limits=self._limits,
                 stop=self.stop,
+                why_no_room=beginning.room.why_short,
             )
             found = await probe_cards(within(machine_inventory(self.home, self._gpus), self._limits))
             self._inventory = with_what_is_held(found, ledger.state)
@@ -240,6 +242,7 @@ class Office:
         self._watch_cards(inventory, agent, state)
         self.service.list_guests = agent.guests
         self.service.list_troubles = agent.troubles
+        self.service.supervisor_silent_s = lambda: agent.silent_s(self.clock.now_ns())
         self.service.cut_off = agent.cut_off
         path = data_path(self.home)
         self._open_door(path, _listen(path), agent, shared=False)
@@ -313,6 +316,8 @@ class Office:
     def _look_at_disk(self) -> None:
         """What is lent of the disk is never more than is there. What leases have of it stays theirs."""
         self._disk_timer = asyncio.get_running_loop().call_later(DISK_LOOK_S, self._look_at_disk)
+        if not self._room.is_short():
+            self._room.lay_out()
         try:
             there = block_bytes(self.home)
         except OSError as error:

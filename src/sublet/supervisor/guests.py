@@ -24,7 +24,7 @@ from sublet.supervisor.endings import Endings
 from sublet.supervisor.guest import Guest, page_of
 from sublet.supervisor.kept import Kept, Room
 from sublet.supervisor.launch import Launch, Prepared
-from sublet.supervisor.logs import GuestLog
+from sublet.supervisor.logs import GuestLog, LogRoom
 from sublet.supervisor.looking import UNSEEN_S, Looking
 from sublet.supervisor.loop import READ, Loop, confess
 from sublet.supervisor.notes import Notes, note_of
@@ -76,6 +76,7 @@ class Guests:
         self._notes = notes
         self._launch = launch
         self._logs = logs
+        self._log_room = LogRoom(os.path.dirname(logs))
         self._looking = Looking(loop, self._see, lambda: any(True for _ in self.of(None)))
         self._reaper = Reaper(loop, self._looking.soon)
         self._starting: dict[int, _Starting] = {}
@@ -127,7 +128,7 @@ class Guests:
                 profile,
                 spec,
                 id_,
-                log=lambda: GuestLog(folder, self._clock, bound),
+                log=lambda: GuestLog(folder, self._clock, bound, self._log_room),
                 on_done=partial(self._all_read, id_),
                 loop=loop,
                 volume=volume,

@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sublet.clock import Clock
+from sublet.values import MIB
+from sublet.wire.disk import disk_reserve, space_of
 
-__all__ = ["LOG_BOUND_BYTES", "NOTICE", "GuestLog", "LogReader", "LogRecord", "Replay"]
+__all__ = ["LOG_BOUND_BYTES", "NOTICE", "GuestLog", "LogReader", "LogRecord", "LogRoom", "Replay"]
 
 NOTICE: Final = 0
 """The stream of what Sublet itself said; to be shown on stderr."""
@@ -33,6 +35,8 @@ SEGMENTS: Final = 4
 """At least three quarters of the bound are kept once it was reached."""
 PIECE_BYTES_MAX: Final = 64 << 10
 """Of one record. A reader must have one whole to check it."""
+ROOM_LOOK_BYTES: Final = 1 * MIB
+"""Of all logs together: after so much the disk is looked at again."""
 READ_BYTES: Final = 256 << 10
 OPEN_ATTEMPTS: Final = 2 * SEGMENTS
 """For a reader that is overtaken by the writer again and again; it comes back in its next turn."""
@@ -67,10 +71,31 @@ class Replay:
     """There is nothing more for now."""
 
 
+class LogRoom:
+    """The room that the logs of one supervisor have together: up to what the office's journal needs."""
+
+    def __init__(self, folder: str) -> None:
+        """``folder``: on their disk."""
+        self._folder = folder
+        self._unseen = ROOM_LOOK_BYTES
+
+    def take(self, size: int) -> None:
+        """So much is about to be written. Raises ``OSError`` (ENOSPC) where it is not to be."""
+        self._unseen += size
+        if self._unseen < ROOM_LOOK_BYTES:
+            return
+        space = space_of(self._folder)
+        if space.free < disk_reserve(space.size).for_journal:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._unseen = 0
+
+
 class GuestLog:
     """The one writer of a log. It opens a file when there is something to write, and never raises for want of room."""
 
-    def __init__(self, folder: str, clock: Clock, bound_bytes: int = LOG_BOUND_BYTES) -> None:
+    def __init__(
+        self, folder: str, clock: Clock, bound_bytes: int = LOG_BOUND_BYTES, room: LogRoom | None = None
+    ) -> None:
         if bound_bytes < LOG_BOUND_BYTES_MIN:
             raise ValueError(f"a log of {bound_bytes} bytes is too small; give it {LOG_BOUND_BYTES_MIN} or more")
         self.folder = folder
@@ -83,6 +108,7 @@ class GuestLog:
         self.bound = bound_bytes
         """Bytes that it may take on disk."""
         self._clock = clock
+        self._room = room
         self._segment_max = bound_bytes // SEGMENTS
         self._piece_max = min(PIECE_BYTES_MAX, self._segment_max - len(_MAGIC) - _FRAME)
         self._segments: list[tuple[int, int]] = []
@@ -144,6 +170,8 @@ class GuestLog:
 
     def _write(self, stream: int, piece: bytes, wall_ns: int) -> None:
         size = _FRAME + len(piece)
+        if self._room is not None:
+            self._room.take(size)
         if self._size + size > self._segment_max:
             self._begin_segment()
         elif self._fd < 0:

@@ -91,7 +91,15 @@ def test_what_is_lent_or_kept_already_is_not_taken_off_twice(tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     ("free", "offered"),
-    [(0, 0), (MIB - 1, 0), (12 * MIB, 12 * MIB), (40 * MIB + 5, 40 * MIB), (GIB - 1, GIB - MIB), (GIB, GIB)],
+    [
+        (0, 0),
+        (MIB - 1, 0),
+        (12 * MIB, 10 * MIB),
+        (40 * MIB + 5, 35 * MIB),
+        (GIB, GIB - 128 * MIB),
+        (16 * GIB, 15 * GIB),
+        (400 * GIB, 380 * GIB),
+    ],
 )
 def test_no_more_of_a_disk_is_offered_than_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, offered: int
