@@ -98,6 +98,7 @@ ONCE: Final = {
     "errand": "one request of the keeper; the plan of each lease has its next attempt",
     "import": "imports ahead of a cell; who needs the module imports it",
     "interrupt": "wakes one cell that is to be interrupted; the next Ctrl-C does it again",
+    "supervisor_turns": "one question to the supervisor, asked until it answers; the next second brings the next one",
     "job": "one blocking call of a notebook job; what it raises belongs to its future",
     "job_reader": "one request to a kernel; if it fails the kernel counts as dead",
     "job_stop": "the end of a job; if it fails the job is cancelled at once",

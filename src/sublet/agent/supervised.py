@@ -19,9 +19,10 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, Final
 
 from sublet.agent.port import ReportSink
+from sublet.agent.watchdog import SILENT_NS, Watchdog
 from sublet.background import Guard, count, end_process, is_shortage, start_task
 from sublet.errors import Disconnected, InvalidRequest, SubletError, Unauthorized, Unsupported
-from sublet.values import NodeId, TenantId
+from sublet.values import NS_PER_S, NodeId, TenantId
 from sublet.wire.caps import LeaseCaps
 from sublet.wire.cards import CardUse
 from sublet.wire.codec import dumps, loads
@@ -127,6 +128,10 @@ class SupervisedAgent:
         self._again: asyncio.Task[None] | None = None
         self._cutting: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._watchdog = Watchdog()
+        self._turning = Guard("supervisor_turns")
+        self._pid = 0
+        self._ticked_ns = 0
 
     # ---- the port ----
 
@@ -142,8 +147,10 @@ class SupervisedAgent:
         self._out[type(order), order.lease, order.epoch, parts] = order
 
     def tick(self, now_ns: int) -> int | None:
-        """The office's turn is over: what it ordered goes out. The supervisor keeps its own time."""
+        """The office's turn is over: what it ordered goes out. The supervisor keeps its own time; whether it still
+        does is asked once a second."""
         if self._is_joined:
+            self._watch(now_ns)
             self._push()
             if self._has_grants:
                 self._is_told.set()
@@ -223,6 +230,37 @@ class SupervisedAgent:
         assert isinstance(found, Troubles)
         return found
 
+    def silent_s(self, now_ns: int) -> float:
+        """For how long the supervisor has answered nothing; 0 while it turns."""
+        return self._watchdog.silent_ns(now_ns) / NS_PER_S
+
+    def _watch(self, now_ns: int) -> None:
+        self._ticked_ns = now_ns
+        if self._watchdog.look(now_ns):
+            _ = start_task("supervisor_turns", self._ask_whether_it_turns)
+        elif self._watchdog.silent_ns(now_ns) and not self._turning.is_failing:
+            error = Disconnected(
+                f"the supervisor (pid {self._pid}) has not answered for {SILENT_NS // NS_PER_S} s: it stands still"
+            )
+            self._turning.failed(
+                error,
+                "no deadline is enforced until it goes on; to end it ends all guests, so that is for the operator",
+            )
+
+    async def _ask_whether_it_turns(self) -> None:
+        """Until it answers, however late, or is gone."""
+        link = self._link
+        while link is not None and self._link is link:
+            try:
+                await self.ask(ListTroubles())
+            except Disconnected:  # not yet
+                continue
+            except SubletError:  # a refusal is an answer
+                pass
+            self._watchdog.answered(self._ticked_ns)
+            self._turning.passed()
+            return
+
     async def admit(self, front: Front, hello: Hello, fd: int) -> None:
         """Hand a holder's connection over; the descriptor here is still the caller's to close.
 
@@ -282,7 +320,7 @@ class SupervisedAgent:
             self._drop()
             raise _of_another_version(pid, error) from error
         assert isinstance(configured, Configured)
-        self.supervisor, self._is_joined = configured, True
+        self.supervisor, self._is_joined, self._pid = configured, True, pid
         if not configured.is_new and (generations := self._generations()):
             self._cut(generations)
         if had_one:
@@ -386,6 +424,8 @@ class SupervisedAgent:
             loop.remove_writer(self._sock.fileno())
             self._sock.close()
         self._sock = self._link = None
+        self._watchdog.gone()
+        self._turning.passed()
         self._writing = False
         answers, self._answers = self._answers, {}
         for future in answers.values():

@@ -52,6 +52,18 @@ def status(*, as_json: AsJson = False) -> int:
             print(typeable(trouble))
     if view["quarantined"]:
         print(typeable("See `sublet fence ls` for what is in quarantine, and why."))
+    if view.get("supervisor_silent"):
+        print(
+            paint(
+                f"The supervisor has not answered for {seconds(round(view['supervisor_silent']))}: no deadline is "
+                "enforced until it goes on.",
+                "red",
+            )
+        )
+        print("Look why its process stands still; to end it ends all guests.")
+    if view.get("disk_short"):
+        print(paint(visible(f"No new lease is granted: {view['disk_short']}."), "red"))
+        print(typeable("Make room there: end leases of blocks, remove volumes (`sublet volume rm`) or other files."))
     if closed is not None:
         print(paint(visible(f"{closed.message[0].upper()}{closed.message[1:]}."), "red"))
         print(typeable(visible(closed.do)))

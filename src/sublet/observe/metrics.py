@@ -58,6 +58,10 @@ class Readings:
     """By kind: leased, in teardown or quarantined."""
     troubles: tuple[TroubleView, ...] = ()
     """What has failed in background loops."""
+    supervisor_silent_s: float = 0.0
+    """For how long the supervisor has answered nothing."""
+    disk_short: bool = False
+    """Whether new leases are refused because the disk is full."""
 
 
 class Count:
@@ -179,6 +183,14 @@ class OfficeMetrics:
         yield GaugeMetricFamily("sublet_quarantined", "Slices and devices nobody gets.", value=now.quarantined)
         yield GaugeMetricFamily("sublet_lost", "Devices that are gone, or whose node is.", value=now.lost)
         yield GaugeMetricFamily("sublet_event_streams", "Open event streams.", value=now.streams)
+        yield GaugeMetricFamily(
+            "sublet_supervisor_silent_seconds",
+            "For how long the supervisor has answered nothing: no deadline is enforced meanwhile.",
+            value=now.supervisor_silent_s,
+        )
+        yield GaugeMetricFamily(
+            "sublet_disk_short", "1 while new leases are refused because the disk is full.", value=now.disk_short
+        )
         yield CounterMetricFamily("sublet_commits", "Commits of the journal.", value=now.commits)
         yield CounterMetricFamily(
             "sublet_gpu_seconds", "Device time held, in devices times seconds.", value=now.gpu_seconds

@@ -16,6 +16,7 @@ from sublet.supervisor.cgroups import Groups
 from sublet.supervisor.cores import choose
 from sublet.supervisor.ends import child_setup
 from sublet.supervisor.errands import Errands
+from sublet.supervisor.fair_slots import AWAITED
 from sublet.supervisor.group import Group
 from sublet.supervisor.isolation import Plan, remove_tree
 from sublet.supervisor.isolation.carried import TASK, to_text
@@ -128,10 +129,32 @@ class Launch:
         then: Callable[[SubletError | None], None],
         volume: Borrowed | None = None,
     ) -> bool:
-        """See to the disk and memory of the lease, which may take a moment, and wait for a warm interpreter where the
-        guest would rather: then ``then`` is told. False: nothing has to be waited for. Raises for what can be said at
-        once."""
+        """See to the disk and memory of the lease and to the interpreter that a tenant names, which may take a moment,
+        and wait for a warm one where the guest would rather: then ``then`` is told. False: nothing has to be waited
+        for. Raises for what can be said at once."""
         check_spec(spec)
+        if profile is not Profile.TENANT or self.walls.has_seen(spec.python, self._loop.now_ns()):
+            return self._make_room(tenancy, profile, spec, then, volume)
+
+        def looked(found: str | None) -> None:
+            try:
+                self.walls.saw(spec.python, found, self._loop.now_ns())
+                if not self._make_room(tenancy, profile, spec, then, volume):
+                    then(None)
+            except SubletError as error:
+                then(error)
+
+        self.errands.run(lambda: self.walls.look_at(spec.python), looked, tenant=tenancy.tenant, by_ns=AWAITED)
+        return True
+
+    def _make_room(
+        self,
+        tenancy: Tenancy,
+        profile: Profile,
+        spec: GuestSpec,
+        then: Callable[[SubletError | None], None],
+        volume: Borrowed | None,
+    ) -> bool:
         key = self._zygote(spec, tenancy.tenant, is_walled=profile is Profile.TENANT) if spec.patient else None
         if key is None:
             return self._open_stores(tenancy, profile, then, volume)

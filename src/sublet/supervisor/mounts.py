@@ -88,8 +88,40 @@ def loops_of(folder: str) -> list[str]:
 
 
 def who_else_has(device: str, proc: str = "/proc") -> str:
-    """In words, somebody who keeps this device busy: whoever copied our mounts while it was among them, as a container
-    or ``unshare --mount`` does, has it for as long as he lives. Empty if nobody is seen to."""
+    """In words, which process keeps this device busy: one that has a file on it open or works there, or one that copied
+    our mounts while it was among them, as a container or ``unshare --mount`` does. Empty if none is seen to."""
+    return _with_a_file_of(device, proc) or _with_a_mount_of(device, proc)
+
+
+def _with_a_file_of(device: str, proc: str) -> str:
+    """Descriptors travel: one that left its lease may be anywhere on this machine."""
+    try:
+        number = os.stat(device).st_rdev
+    except OSError:
+        return ""
+    for pid in sorted((int(name) for name in os.listdir(proc) if name.isdigit()), reverse=True):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours to look into
+            opened = [f"{proc}/{pid}/fd/{name}" for name in os.listdir(f"{proc}/{pid}/fd")]
+            if any(_is_on(path, number) for path in (*opened, f"{proc}/{pid}/cwd", f"{proc}/{pid}/root")):
+                return f"process {_named(pid, proc)} has a file or folder of it open"
+    return ""
+
+
+def _is_on(path: str, number: int) -> bool:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return number in (found.st_dev, found.st_rdev)
+
+
+def _named(pid: int, proc: str) -> str:
+    with open(f"{proc}/{pid}/comm", "rb") as file:
+        name = file.read().decode("utf-8", "replace").strip()
+    return f"{pid} ({name}, user {os.stat(f'{proc}/{pid}').st_uid})"
+
+
+def _with_a_mount_of(device: str, proc: str) -> str:
     looked = {_mounts_of(f"{proc}/self")}
     for pid in sorted((int(name) for name in os.listdir(proc) if name.isdigit()), reverse=True):
         with contextlib.suppress(OSError):
@@ -99,9 +131,7 @@ def who_else_has(device: str, proc: str = "/proc") -> str:
             with open(f"{proc}/{pid}/mountinfo", "rb") as file:
                 if f" {device} ".encode() not in file.read():
                     continue
-            with open(f"{proc}/{pid}/comm", "rb") as file:
-                name = file.read().decode("utf-8", "replace").strip()
-            return f"process {pid} ({name}) copied the mounts of this machine while it was one of them"
+            return f"process {_named(pid, proc)} copied the mounts of this machine while it was one of them"
     return ""
 
 
@@ -162,16 +192,26 @@ def mount_memory(folder: str, size: int, *, names: int) -> None:
     syscalls.mount("tmpfs", folder, _FLAGS, f"size={size},nr_inodes={names},mode=0700", source="sublet")
 
 
-def take_down(point: str, *, unwritten: bool) -> None:
-    """Unmount what is at this folder. ``unwritten``: what it has in memory need not come to disk."""
+def take_down(point: str, *, unwritten: bool, forced: bool = False) -> bool:
+    """Unmount what is at this folder. ``unwritten``: what it has in memory need not come to disk. Whether the file
+    system was shut down: then nothing is written to it any more, also by a process that has a file of it open.
+    ``forced``: what was shut down is unmounted whoever uses it."""
+    is_down = False
     if unwritten:
         with contextlib.suppress(OSError):  # another kind of file system, or an old kernel: then it is written
             fd = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.ioctl(fd, _EXT4_IOC_SHUTDOWN, _WITHOUT_WRITING)
+                is_down = True
             finally:
                 os.close(fd)
-    syscalls.unmount(point)
+    try:
+        syscalls.unmount(point)
+    except OSError as error:
+        if error.errno != errno.EBUSY or not (is_down and forced):
+            raise
+        syscalls.unmount(point, lazily=True)
+    return is_down
 
 
 def _free_loop() -> int:

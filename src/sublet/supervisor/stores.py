@@ -22,6 +22,7 @@ from sublet.lease.hardware import Leftover
 from sublet.supervisor import segment
 from sublet.supervisor.counting import Count
 from sublet.supervisor.errands import Errands
+from sublet.supervisor.fair_slots import AWAITED
 from sublet.supervisor.loop import Loop
 from sublet.supervisor.stores_work import (
     KEPT,
@@ -48,6 +49,9 @@ COUNTED_MIN: Final = 20
 """Names that are looked at in one turn, of all leases together, and of one at least: 1000 take a few milliseconds."""
 AGAIN_NS: Final = (50_000_000, 200_000_000, 1_000_000_000)
 """Between one attempt to put a store away and the next."""
+FORCED_AFTER: Final = 3
+"""Attempts after which what is not kept goes although a process has a file of it open. Until then guests that borrowed
+it have been ended, and whoever was just about to end has."""
 _SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _NOBODY: Final = TenantId("nobody")
 
@@ -220,7 +224,7 @@ class Stores:
                 with among_errands(self.lock, after_others=False):
                     return dumps(work(store.folder, store.note, ids)).decode("utf-8", "surrogateescape")
 
-            self._errands.run(make, lambda said: self._was_made(store, said))
+            self._errands.run(make, lambda said: self._was_made(store, said), tenant=store.note.tenant, by_ns=AWAITED)
 
     def _was_made(self, store: Store, said: str | None) -> None:
         store.is_asked = False
@@ -334,9 +338,10 @@ class Stores:
 
         def away() -> str:
             with among_errands(self.lock, after_others=store.is_left):
-                return put_away(store.folder, keep=store.is_named, note=None if store.is_left else store.note)
+                note = None if store.is_left else store.note
+                return put_away(store.folder, keep=store.is_named, note=note, forced=store.tries >= FORCED_AFTER)
 
-        self._errands.run(away, lambda said: self._was_put_away(store, said))
+        self._errands.run(away, lambda said: self._was_put_away(store, said), tenant=store.note.tenant)
 
     def _let_go_of_segment(self, store: Store) -> None:
         """Not while somebody has it. One with much in it takes its time to be freed, which an errand spends."""
@@ -345,7 +350,9 @@ class Stores:
         elif segment.weight(store.segment) > segment.IN_PASSING_MAX:
             store.is_asked = True
             path = segment.path_of(store.segment)
-            self._errands.run(lambda: segment.empty(path), lambda said: self._was_put_away(store, said))
+            self._errands.run(
+                lambda: segment.empty(path), lambda said: self._was_put_away(store, said), tenant=store.note.tenant
+            )
         else:
             self._was_put_away(store, "")
 

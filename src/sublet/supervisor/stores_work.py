@@ -36,6 +36,7 @@ from sublet.supervisor.prctl import set_pdeathsig
 from sublet.supervisor.volume_folder import has_files, sweep_staging
 from sublet.values import MIB, Epoch, Kind, LeaseId, ResourceId, TenantId, format_size
 from sublet.wire.codec import dumps, loads
+from sublet.wire.disk import disk_reserve, space_of
 from sublet.wire.orders import Part
 from sublet.wire.system_programs import find_program
 
@@ -254,7 +255,11 @@ def _make_image(image: str, place: str, size: int) -> str:
 
 
 def _reserve(path: str, size: int) -> None:
-    """The room on the disk, now: what is leased is there, and a disk that fills up later is nobody else's trouble."""
+    """The room on the disk, now: what is leased is there, and a disk that fills up later is nobody else's trouble. What
+    is kept back for the journal stays, but for the half that may have been used since the lease was granted."""
+    space = space_of(os.path.dirname(path))
+    if space.free - size < disk_reserve(space.size).withheld // 2:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -302,28 +307,47 @@ def _in_words(error: OSError, size: int) -> str:
 # --------------------------------------------------------------------------------------------------------- taking away
 
 
-def put_away(folder: str, *, keep: bool, note: StoreNote | None = None) -> str:
+def put_away(folder: str, *, keep: bool, note: StoreNote | None = None, forced: bool = False) -> str:
     """Take down what is mounted below the folder, and the folder with it, or keep it read-only. What is still there, in
-    words; empty if nothing is. Twice is once. ``note``: who had it last, if that is not what its note says."""
+    words; empty if nothing is. Twice is once. ``note``: who had it last, if that is not what its note says; ``forced``:
+    what is not kept goes although a process has a file of it open."""
     if keep and os.path.exists(os.path.join(folder, NOTE)):
         keep = _is_worth_keeping(folder)
+    down = []
     for mount in mounts_below(folder):
         try:
-            take_down(mount.point, unwritten=not keep)
+            if take_down(mount.point, unwritten=not keep, forced=forced):
+                down.append(mount.point)
         except OSError as error:
-            return f"{mount.point} could not be unmounted ({error.strerror})"
+            who = who_else_has(mount.source) if error.errno == errno.EBUSY else ""
+            return f"{mount.point} could not be unmounted ({error.strerror})" + (f": {who}" if who else "")
     loops = loops_of(folder) if _may_have_loops(folder) else []
     for device in loops:
         with contextlib.suppress(OSError):
             detach_loop(device)
     used = _still_used(folder, loops=bool(loops))
-    if used:
+    if used and not (forced and not keep and _is_empty_by_now(folder, down)):
         return used
     if not os.path.lexists(folder):
         return ""
     if keep:
         return _keep(folder, note)
     return _removed(folder)
+
+
+def _is_empty_by_now(folder: str, down: list[str]) -> bool:
+    """A process that has a file of an image open keeps its loop device for as long as it lives. What was shut down is
+    written to no more, so its image can be cut to nothing: then the disk has its room back, and no byte is left of
+    what the lease had, whoever holds what."""
+    if mounts_below(folder):
+        return False
+    backed = [name for name in os.listdir(folder) if name.endswith(".img")]
+    places = {os.path.join(os.path.realpath(folder), name.removesuffix(".img")) for name in backed}
+    if not backed or not places.issubset(down):
+        return False
+    for name in backed:
+        os.truncate(os.path.join(folder, name), 0)
+    return True
 
 
 def _removed(folder: str) -> str:

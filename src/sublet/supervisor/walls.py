@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -26,7 +27,11 @@ from sublet.supervisor.isolation import (
 from sublet.supervisor.isolation import Profile as IsolationProfile
 from sublet.supervisor.isolation.plan import SYSTEM_PATHS
 from sublet.supervisor.tenancy import Tenancy
+<<<<<<< HEAD
 from sublet.values import Kind, TenantId
+=======
+from sublet.values import NS_PER_S, TenantId
+>>>>>>> 4021ea9 (A watchdog over the supervisor; interpreters are looked at elsewhere; teardown of what is held open)
 from sublet.wire.guests import GuestSpec
 from sublet.wire.unix import replaceable
 
@@ -39,6 +44,10 @@ CONFIG_MAX = 16 * 1024
 """Bytes of a ``pyvenv.cfg`` that are read."""
 DEPTH_MAX = 4
 """Virtual environments that stand on one another."""
+SEEN_NS = 10 * NS_PER_S
+"""How long it is believed what was found of an interpreter."""
+SEEN_MAX = 256
+"""Interpreters of which it is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +64,21 @@ class Room:
     """What ``enter`` builds; None: nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was found of an interpreter that a tenant named."""
+
+    at_ns: int
+    prefixes: tuple[str, ...]
+
+
 class Walls:
     """What this machine can build, and the user numbers of the tenants."""
 
     def __init__(self, *, runtime: str, state: str, policy: Policy | None = None) -> None:
+        self._seen: dict[str, _Seen] = {}
+        own = os.path.dirname(os.path.dirname(sys.executable))
+        self._own = (own, os.path.realpath(own))
         self.abilities = Abilities.probe()
         self.policy = policy or Policy()
         self._hidden = (runtime, state, os.path.expanduser("~"))
@@ -82,6 +102,46 @@ class Walls:
         if isinstance(found, Refusal):
             raise found.error()
         return found
+
+    # ---- interpreters that tenants name ----
+
+    def has_seen(self, python: str, now_ns: int) -> bool:
+        """Whether it need not be looked at before a guest of a tenant is given it: it is ours, or was just seen."""
+        seen = self._seen.get(python)
+        return _needs_no_look(python) or (seen is not None and now_ns - seen.at_ns < SEEN_NS)
+
+    def look_at(self, python: str) -> str:
+        """Look at it, which may take as long as its file system likes: not in the supervisor's own process. What was
+        found is for ``saw``."""
+        try:
+            return json.dumps({"prefixes": prefix_of(python, self._hidden)})
+        except Unsupported as error:
+            return json.dumps({"message": error.message, "do": error.do})
+
+    def saw(self, python: str, found: str | None, now_ns: int) -> None:
+        """What ``look_at`` has found; None if it came to no end. Raises ``Unsupported`` where it may not be shown."""
+        self._seen.pop(python, None)
+        if found is None:
+            raise Unsupported(
+                f"the interpreter {python} could not be looked at", do="Use one of the system's (/usr/bin/python3)."
+            )
+        said = json.loads(found)
+        if "message" in said:
+            raise Unsupported(said["message"], do=said["do"])
+        while len(self._seen) >= SEEN_MAX:
+            del self._seen[next(iter(self._seen))]
+        self._seen[python] = _Seen(now_ns, tuple(said["prefixes"]))
+
+    def shown_with(self, python: str) -> tuple[str, ...]:
+        """The folders that a guest is shown because it runs in this interpreter, as they were seen."""
+        if python == sys.executable:
+            return self._own
+        if _needs_no_look(python):
+            return ()
+        seen = self._seen.get(python)
+        if seen is None:
+            raise Unsupported(f"the interpreter {python} was not looked at", do="Start the guest again.")
+        return seen.prefixes
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -107,7 +167,7 @@ class _Behind:
         """Home and temporary files are the guest's own memory, and go with it. ``lent``: folders of another lease;
         ``door``: where it may ask for publication."""
         home, counts = tenancy.make_home(self._ids)
-        readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *prefix_of(spec.python, self._walls.hidden)}
+        readable = {tenancy.page_path, sys.prefix, sys.base_prefix, *self._walls.shown_with(spec.python)}
         readable |= {door} if door else set()
         if spec.entry:  # which is ours, wherever it is installed
             readable.add(PACKAGE)
@@ -129,6 +189,7 @@ class _Behind:
         return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps)
 
 
+<<<<<<< HEAD
 def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Policy:
     """The same for the guests of one lease: nothing that they can fill is larger than what the lease may use.
 
@@ -148,6 +209,12 @@ def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Poli
         file_bytes=policy.file_bytes or (0 if lends else max([limits.memory_bytes, *blocks])),
         processes_max=limits.pids_max or policy.processes_max,
     )
+=======
+def _needs_no_look(python: str) -> bool:
+    """Whether nothing on the disk has to be asked: a guest is shown our own installation anyway, and the system's."""
+    is_named = os.path.isabs(python) and os.path.dirname(os.path.dirname(os.path.normpath(python))) != "/usr"
+    return python == sys.executable or not is_named
+>>>>>>> 4021ea9 (A watchdog over the supervisor; interpreters are looked at elsewhere; teardown of what is held open)
 
 
 def prefix_of(python: str, hidden: Iterable[str], *, depth: int = 0) -> tuple[str, ...]:

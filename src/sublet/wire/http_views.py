@@ -141,6 +141,10 @@ class StatusView(Message, kw_only=True):
     shared: str = ""
     """The folder of the sockets for every user of the machine; empty if there are none."""
     """The host devices that `sublet up` declared, such as ``2x4294967296B``; empty if it declared none."""
+    supervisor_silent: float = 0.0
+    """Seconds for which the supervisor has answered nothing; 0 while it turns. No deadline is enforced meanwhile."""
+    disk_short: str = ""
+    """Why no new lease is granted for want of disk space; empty if there is enough."""
 
 
 class LimitView(Message, kw_only=True):

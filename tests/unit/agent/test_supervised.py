@@ -11,10 +11,12 @@ from functools import partial
 
 import pytest
 
+from sublet import background
 from sublet.agent import supervised
 from sublet.agent.supervised import SupervisedAgent
+from sublet.agent.watchdog import SILENT_NS
 from sublet.errors import Disconnected, SubletError, Unauthorized, Unsupported
-from sublet.values import EndReason, Epoch, LeaseId, NodeId, TenantId
+from sublet.values import NS_PER_S, EndReason, Epoch, LeaseId, NodeId, TenantId
 from sublet.wire.codec import dumps, loads
 from sublet.wire.endpoint import LINK_OUT_MAX
 from sublet.wire.guests import (
@@ -65,6 +67,8 @@ class Supervisors:
         """Whether it takes what is sent to it."""
         self.hang_up: Callable[[SubletError | None], None] = lambda _: None
         self.later: list[asyncio.Future[None]] = []
+        self.answer: Callable[[], None] = lambda: None
+        """What it left unanswered, and everything after it."""
 
     async def connect(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -72,6 +76,7 @@ class Supervisors:
             sock.setblocking(False)
         link = Link.accepting()
         loop = asyncio.get_running_loop()
+        unanswered: list[int] = []
 
         def configured(call: int) -> None:
             self.count += 1
@@ -99,7 +104,9 @@ class Supervisors:
                     case Called(call=call, body=body):
                         asked = loads(OfficeCall, body)
                         self.asked.append(asked)
-                        if not self.is_mute:
+                        if self.is_mute:
+                            unanswered.append(call)
+                        else:
                             link.reply(call, dumps(Done()))
                     case Event(body=body):
                         self.ordered.append(loads(Orders, body).orders)
@@ -125,7 +132,14 @@ class Supervisors:
             send_some(theirs, link)
 
         loop.add_reader(theirs.fileno(), readable)
-        self.hang_up, self.report = hang_up, report
+
+        def answer() -> None:
+            self.is_mute = False
+            for call in unanswered:
+                link.reply(call, dumps(Done()))
+            send_some(theirs, link)
+
+        self.hang_up, self.report, self.answer = hang_up, report, answer
         return ours
 
 
@@ -246,6 +260,46 @@ def test_an_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -
         supervisors.is_mute = False
         async with asyncio.timeout(PATIENCE_S):
             assert await agent.ask(ListProcesses()) == Done()
+
+    played(play)
+
+
+def test_a_supervisor_that_stands_still_is_noticed_until_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background, "_troubles", {})
+
+    def failing() -> list[str]:
+        return [one.name for one in background.troubles() if one.failing]
+
+    async def play(agent: SupervisedAgent, supervisors: Supervisors, came: asyncio.Event) -> None:
+        async def second(number: int) -> None:
+            agent.tick(number * NS_PER_S)
+            await asyncio.sleep(0.01)
+
+        for n in range(5):
+            await second(n)
+        assert supervisors.asked
+        assert (agent.silent_s(4 * NS_PER_S), failing()) == (0, [])
+        supervisors.is_mute = True
+        for n in range(5, 30):
+            await second(n)
+        assert agent.silent_s(29 * NS_PER_S) > SILENT_NS / NS_PER_S
+        assert failing() == ["supervisor_turns"]
+        assert len([one for one in caplog.messages if "stands still" in one]) == 1, "it is said once"
+        supervisors.answer()
+        async with asyncio.timeout(PATIENCE_S):
+            while failing():  # noqa: ASYNC110 - over a socket
+                await asyncio.sleep(0.001)
+        assert agent.silent_s(29 * NS_PER_S) == 0
+        supervisors.is_mute = True
+        for n in range(30, 50):
+            await second(n)
+        assert failing() == ["supervisor_turns"]
+        supervisors.hang_up(None)
+        async with asyncio.timeout(PATIENCE_S):
+            await came.wait()
+        assert failing() == [], "another supervisor has taken its place"
 
     played(play)
 

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_who_copied_a_mount_is_named(tmp_path: Path) -> None:
         (tmp_path / pid / "mountinfo").write_text(mounts + "\n")
         (tmp_path / pid / "comm").write_text("shell\n")
     (tmp_path / "10").mkdir()
-    assert who_else_has("/dev/loop0", str(tmp_path)).startswith("process 9 (shell) copied the mounts")
+    assert who_else_has("/dev/loop0", str(tmp_path)).startswith("process 9 (shell, user ")
     assert who_else_has("/dev/loop5", str(tmp_path)) == ""
 
 
@@ -167,8 +168,42 @@ def test_errands_are_done_elsewhere_and_few_at_a_time() -> None:
         runner.errands.run(lambda number=number: f"{number} {os.getpid() != here}", said.append)  # type: ignore[misc]
     runner.until(lambda: len(said) == 10)
     assert sorted(map(str, said)) == [f"{number} True" for number in range(10)]
-    assert runner.most == ERRANDS_MAX
+    assert runner.most == ERRANDS_MAX // 2
     assert not runner.alive
+    runner.loop.close()
+
+
+def waits_for(path: Path) -> str:
+    while not path.exists():
+        time.sleep(0.01)
+    return "done"
+
+
+def test_an_errand_of_one_tenant_does_not_wait_for_those_of_another(tmp_path: Path) -> None:
+    """However many there are, and however long each of them takes."""
+    runner, said = Runner(), list[str | None]()
+    for _ in range(20):
+        runner.errands.run(lambda: waits_for(tmp_path / "word"), said.append, tenant="ben")
+    for name in ("ana", "cat"):
+        runner.errands.run(lambda name=name: name, said.append, tenant=name)  # type: ignore[misc]
+    runner.until(lambda: len(said) == 2)
+    assert sorted(map(str, said)) == ["ana", "cat"]
+    (tmp_path / "word").touch()
+    runner.until(lambda: len(said) == 22)
+    runner.loop.close()
+
+
+def test_an_errand_that_is_stopped_before_its_turn_is_never_begun(tmp_path: Path) -> None:
+    runner, said = Runner(), list[str | None]()
+    for _ in range(ERRANDS_MAX // 2):
+        runner.errands.run(lambda: waits_for(tmp_path / "word"), said.append)
+    key = runner.errands.run(lambda: str((tmp_path / "done").write_text("done")), said.append)
+    runner.errands.stop(key)
+    runner.until(lambda: said == [None])
+    assert runner.errands.why_failed == "it was stopped before its turn"
+    (tmp_path / "word").touch()
+    runner.until(lambda: len(said) == 1 + ERRANDS_MAX // 2)
+    assert not (tmp_path / "done").exists()
     runner.loop.close()
 
 

@@ -193,9 +193,10 @@ def detach(path: str) -> None:
     _checked(_libc().umount2(os.fsencode(path), _MNT_DETACH), f"umount {path}")
 
 
-def unmount(path: str) -> None:
-    """Take down a mount that nobody uses; ``OSError`` (EBUSY) while somebody does."""
-    _checked(_libc().umount2(os.fsencode(path), 0), f"umount {path}")
+def unmount(path: str, *, lazily: bool = False) -> None:
+    """Take down a mount that nobody uses; ``OSError`` (EBUSY) while somebody does. ``lazily``: whoever uses it keeps
+    it, and it is found by nobody else."""
+    _checked(_libc().umount2(os.fsencode(path), _MNT_DETACH if lazily else 0), f"umount {path}")
 
 
 def set_host_name(name: str) -> None:

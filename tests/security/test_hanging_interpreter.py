@@ -1,0 +1,74 @@
+"""An interpreter on a file system that never answers delays the guest it is for, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sublet.client.guests import start_spec
+from sublet.errors import SubletError
+from sublet.wire.guests import GuestSpec
+from tests.security.conftest import Place
+from tests.traces import until
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system that never answers"),
+    pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="there is no FUSE here"),
+]
+
+
+@contextlib.contextmanager
+def never_answers() -> Iterator[Path]:
+    """A folder of a file system whose server reads no request."""
+    with tempfile.TemporaryDirectory(prefix="sublet-hangs-", dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        point = Path(folder) / "there"
+        point.mkdir()
+        server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        options = f"fd={server},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mount(b"sublet-test", os.fsencode(point), b"fuse", 0, options) != 0:
+            os.close(server)
+            pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
+        try:
+            yield point
+        finally:
+            os.close(server)  # who waits is told that there is nobody
+            libc.umount2(os.fsencode(point), 2)
+
+
+def test_other_tenants_and_deadlines_do_not_wait_for_it(place: Place) -> None:
+    failed: list[SubletError] = []
+    with place.ben.cpu(1) as slow, place.ana.cpu(1) as lease:
+        with never_answers() as hangs:
+
+            def start() -> None:
+                try:
+                    start_spec(slow, GuestSpec(argv=("true",), cwd="/", python=str(hangs / "bin" / "python3")))
+                except SubletError as error:
+                    failed.append(error)
+
+            thread = threading.Thread(target=start)
+            thread.start()
+            until("a process that waits for the file system", waits_in_fuse)
+            assert lease.start(["true"], cwd="/").wait(timeout=60) == 0
+            brief = place.ana.cpu(1, ttl="2s", renew="never")
+            assert brief.start(["sleep", "100"], cwd="/").wait(timeout=60) != 0, "its deadline is kept"
+            assert not failed, "all of it while the other one waits"
+        thread.join(60)
+        assert failed, "once the file system is gone, so is the interpreter"
+
+
+def waits_in_fuse() -> bool:
+    for waits in Path("/proc").glob("[0-9]*/wchan"):
+        with contextlib.suppress(OSError):
+            if "fuse" in waits.read_text():
+                return True
+    return False
