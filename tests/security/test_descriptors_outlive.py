@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
 import sublet
-from sublet.errors import SubletError
 from sublet.supervisor.stores_work import why_no_image
 from tests.security.conftest import Place
 from tests.traces import until
@@ -65,11 +62,3 @@ def test_what_keeps_a_named_volume_busy_is_named_with_its_user(place: Place) -> 
         assert f"user {os.getuid()})" in fence["detail"]
     finally:
         os.close(held)
-    where = quote(fence["resource"], safe="")
-
-    def is_verified() -> bool:
-        with contextlib.suppress(SubletError):  # it was just verified
-            place.owner.request("POST", f"/v1/fences/clear?resource={where}", {"lease": fence["lease"]}, shape=list)
-        return not place.owner.request("GET", "/v1/fences", shape=list)
-
-    until("the end of the quarantine", is_verified)
