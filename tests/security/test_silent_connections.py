@@ -83,7 +83,7 @@ if len(sys.argv) > 3:
     print(socks[-1].recv(65536).split(b"\\r\\n")[0].decode(), flush=True)
 else:
     print("connected", flush=True)
-    sys.stdin.read()
+sys.stdin.read()
 """
 
 
