@@ -55,7 +55,9 @@ def begin(home: Path, least: int | None, wall_ns: int) -> None:
         with contextlib.suppress(OSError):
             journal_files.remove_database(temporary)
         if is_full(error):
-            raise JournalError(f"the disk of {home} has no room for a new journal", do="Make room there.") from error
+            raise JournalError(
+                f"the disk of the state folder {home} has no room for a new journal", do="Make room there."
+            ) from error
         raise JournalError(
             f"a new journal cannot be written to {home} ({error})", do="Make room or mend the disk."
         ) from error

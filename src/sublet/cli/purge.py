@@ -48,7 +48,7 @@ KINDS: Final = (
     (re.compile(r"jobs"), "notebooks that ran in the background"),
     (re.compile(r"guests"), "output of commands"),
     (
-        re.compile(r"journal\.(?:db(?:-wal|-shm|-journal|\.new|\.restoring)?(?:-wal|-shm|-journal)?|lock)"),
+        re.compile(r"journal\.(?:db(?:-wal|-shm|-journal|\.new|\.restoring)?(?:-wal|-shm|-journal)?|lock|reserve)"),
         "leases, bills, audit log",
     ),
     (re.compile(r"replaced-\d+"), "a journal that was replaced"),

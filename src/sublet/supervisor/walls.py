@@ -27,11 +27,7 @@ from sublet.supervisor.isolation import (
 from sublet.supervisor.isolation import Profile as IsolationProfile
 from sublet.supervisor.isolation.plan import SYSTEM_PATHS
 from sublet.supervisor.tenancy import Tenancy
-<<<<<<< HEAD
-from sublet.values import Kind, TenantId
-=======
-from sublet.values import NS_PER_S, TenantId
->>>>>>> 4021ea9 (A watchdog over the supervisor; interpreters are looked at elsewhere; teardown of what is held open)
+from sublet.values import NS_PER_S, Kind, TenantId
 from sublet.wire.guests import GuestSpec
 from sublet.wire.unix import replaceable
 
@@ -189,7 +185,6 @@ class _Behind:
         return Room(env, spec.cwd or home, lambda parent: enter(steps, parent=parent), self._ids, steps.forks, steps)
 
 
-<<<<<<< HEAD
 def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Policy:
     """The same for the guests of one lease: nothing that they can fill is larger than what the lease may use.
 
@@ -209,12 +204,12 @@ def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Poli
         file_bytes=policy.file_bytes or (0 if lends else max([limits.memory_bytes, *blocks])),
         processes_max=limits.pids_max or policy.processes_max,
     )
-=======
+
+
 def _needs_no_look(python: str) -> bool:
     """Whether nothing on the disk has to be asked: a guest is shown our own installation anyway, and the system's."""
     is_named = os.path.isabs(python) and os.path.dirname(os.path.dirname(os.path.normpath(python))) != "/usr"
     return python == sys.executable or not is_named
->>>>>>> 4021ea9 (A watchdog over the supervisor; interpreters are looked at elsewhere; teardown of what is held open)
 
 
 def prefix_of(python: str, hidden: Iterable[str], *, depth: int = 0) -> tuple[str, ...]:
