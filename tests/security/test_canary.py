@@ -202,7 +202,8 @@ class World:
         self.folders = {"home": home, "volume": made.paths[0] if made.paths else ""}
 
     def place(self) -> Place:
-        return Place(folder=f"{self.store}/0", size=BLOCK.amount, counted=True, owner=GUEST, group=GUEST)
+        folder, lock = f"{self.store}/0", f"{self.store}/lock"
+        return Place(folder=folder, lock=lock, size=BLOCK.amount, counted=True, owner=GUEST, group=GUEST)
 
     def do(self, what: str, name: str) -> None:
         volume = f"{self.store}/0"
