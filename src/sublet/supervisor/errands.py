@@ -69,9 +69,7 @@ class Errands:
         """Those that wait, by key."""
         self._running: dict[int, _Errand] = {}
 
-    def run(
-        self, work: Work, done: Done, *, tenant: str = "", by_ns: int = NO_DEADLINE, keep: int = -1
-    ) -> object:
+    def run(self, work: Work, done: Done, *, tenant: str = "", by_ns: int = NO_DEADLINE, keep: int = -1) -> object:
         """Have it done, soon. ``tenant``: for whom; empty: for the supervisor itself. ``by_ns``: of one tenant, what is
         due first is done first. What is returned names it for ``stop``. ``keep``: a descriptor that the copy has
         besides, as ``HANDED_FD``; the caller leaves it open until it is told that the work is done."""
@@ -84,7 +82,7 @@ class Errands:
     def stop(self, key: object) -> None:
         """End it where it is; whoever waits for it is told so. Harmless if it is over."""
         if self._slots.drop(key):
-            _, done = self._wanted.pop(key)
+            _, done, _ = self._wanted.pop(key)
             self._loop.soon(lambda: self._fail(done, "it was stopped before its turn"))
             return
         for errand in self._running.values():

@@ -25,8 +25,14 @@ def place(tmp_path: Path) -> Iterator[Place]:
     folder = tmp_path / "volume"
     folder.mkdir()
     made = Place(
-        folder=str(folder), size=1 << 20, counted=True, owner=os.geteuid(), group=os.getegid(), apart=True
-    )  # fmt: skip
+        folder=str(folder),
+        lock=f"{folder}.lock",
+        size=1 << 20,
+        counted=True,
+        owner=os.geteuid(),
+        group=os.getegid(),
+        apart=True,
+    )
     opened = VolumeOpened(
         lease=LEASE, epoch=EPOCH, name="", folder=str(folder), staging="", size=1 << 20, counted=True
     )  # fmt: skip
