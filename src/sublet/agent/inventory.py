@@ -107,10 +107,10 @@ def parse_host_gpus(text: str) -> HostGpus:
 
 
 def machine_inventory(
-    home: Path, host_gpus: HostGpus | None, *, found: Survey | None = None, root: str = "/"
+    home: Path, host_gpus: HostGpus | None, *, found: Survey | None = None, root: str = "/", disk_kept_back: int = 0
 ) -> Inventory:
     """What the office of ``home`` lends. ``found`` is what a search for cards brought, if there was one already; with
-    declared host devices nobody searches."""
+    declared host devices nobody searches. ``disk_kept_back``: so much of the disk is not lent, or more."""
     half = max(MIB, memory_bytes(root) // 2 // MIB * MIB)
     devices: list[Device] = []
     labels: dict[str, str] = {}
@@ -127,7 +127,7 @@ def machine_inventory(
         for kind, amount in (
             (Kind.CPU, usable_cores(root)),
             (Kind.MEMORY, half),
-            (Kind.BLOCK, block_bytes(home)),
+            (Kind.BLOCK, block_bytes(home, disk_kept_back)),
         )
     )
     return Inventory(node=LOCAL_NODE, domain=LOCAL_NODE, labels=labels, devices=tuple(devices))

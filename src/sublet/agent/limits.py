@@ -44,12 +44,12 @@ def memory_bytes(root: str = "/") -> int:
     return least
 
 
-def block_bytes(folder: Path) -> int:
+def block_bytes(folder: Path, keep_back: int = 0) -> int:
     """What may be lent of the disk behind an office's folder: what is free now, and what is lent or kept already, since
-    the books take that off once more, without what is kept back (``wire.disk``). Whole GiB; of less than one whole
-    MiB."""
+    the books take that off once more, without what is kept back (``wire.disk``; ``keep_back``: at least so much).
+    Whole GiB; of less than one whole MiB."""
     space = space_of(folder)
-    kept_back = disk_reserve(space.size).withheld - _size_on_disk(folder / RESERVE_FILE)
+    kept_back = max(disk_reserve(space.size).withheld, keep_back) - _size_on_disk(folder / RESERVE_FILE)
     there = max(0, space.free + _in_images(folder / "blocks") - max(0, kept_back))
     unit = GIB if there >= GIB else MIB
     return there // unit * unit

@@ -37,14 +37,11 @@ class DiskRoom:
         self,
         home: Path,
         *,
-        withheld: int | None = None,
         now_ns: Callable[[], int],
         space: Callable[[Path], Space] = space_of,
     ) -> None:
-        """``withheld``: what is to be kept back; None: the default for a disk of this size."""
         self.path: Final = home / RESERVE_FILE
         self._home = home
-        self._withheld = withheld
         self._now_ns = now_ns
         self._space_of = space
         self._looked_ns: int | None = None
@@ -56,7 +53,7 @@ class DiskRoom:
     @property
     def reserve(self) -> DiskReserve:
         """What is kept back of this disk."""
-        return disk_reserve(self.space.size, self._withheld)
+        return disk_reserve(self.space.size)
 
     # ---- the file ----
 

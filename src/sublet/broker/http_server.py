@@ -69,10 +69,12 @@ class HttpServer:
         on_limit: Callable[[str], None],
         processes: Processes | None = None,
         die: Callable[[str], object] = end_process,
+        of_user: int | None = None,
         shared: bool = False,
     ) -> None:
         """``processes`` tells who is at the other end of a connection; without it nobody is known. ``die`` ends the
-        process with a line. ``shared``: it serves the shared socket."""
+        process with a line. ``of_user``: connections that each other user may have; None: a quarter of all.
+        ``shared``: it serves the shared socket."""
         self._shared = shared
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is told to clients
         config = Config(
@@ -91,7 +93,7 @@ class HttpServer:
         self._state = ServerState()
         self._on_limit = on_limit
         self._app = app
-        self._limits: PeerLimits[_Protocol] = peer_limits()
+        self._limits: PeerLimits[_Protocol] = peer_limits(of_user)
         self._processes = processes
         self._short: set[_Short] = set()
         self._die = die
@@ -162,12 +164,13 @@ class HttpServer:
         )
 
 
-def peer_limits() -> PeerLimits[_Protocol]:
+def peer_limits(of_user: int | None = None) -> PeerLimits[_Protocol]:
     """Fewer where descriptors are few: the data door, the journal and the supervisor's link need some as well."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, soft * 3 // 4)
     owners = frozenset((0, os.geteuid()))
-    return PeerLimits(most=most, per_user=most // USER_SHARE, reserved=most // RESERVED_SHARE, owners=owners)
+    per_user = most // USER_SHARE if of_user is None else of_user
+    return PeerLimits(most=most, per_user=per_user, reserved=most // RESERVED_SHARE, owners=owners)
 
 
 def _user_of(transport: asyncio.Transport) -> int:

@@ -101,8 +101,8 @@ KEYS: Final[Mapping[str, Key]] = {
         Key("office", "processes", _C, None, 256, "processes of all guests together", "half of the kernel's numbers"),
         Key("office", "leases", _C, 2_000_000, 1, "leases of all tenants at once"),
         Key("office", "queue", _C, 10_000, 1, "requests of all tenants that wait at once"),
-        Key("office", "disk_reserve", _B, None, 0, "disk that is not lent", "chosen by the size of the disk"),
-        Key("user", "connections", _C, 256, 4, "connections of one user of the machine to the office"),
+        Key("office", "disk_reserve", _B, None, 0, "disk that is not lent, at least", "chosen by the size of the disk"),
+        Key("user", "connections", _C, None, 4, "connections of one user to one socket", "a quarter of all"),
     )
 }
 TABLES: Final = tuple(dict.fromkeys(key.table for key in KEYS.values()))

@@ -122,6 +122,7 @@ class Office:
         self._local_rule = local_rule
         self._limits = read_limits(home / POLICY_FILE) if limits is None else limits
         self._policy = self._limits.policy(Policy()) if policy is None else policy
+        self._disk_kept_back = self._limits.number("office.disk_reserve")
         self._die = end_process if die is None else die
         self._pretended = pretended
         self._beginning = beginning
@@ -176,7 +177,8 @@ class Office:
                 stop=self.stop,
                 why_no_room=beginning.room.why_short,
             )
-            found = await probe_cards(within(machine_inventory(self.home, self._gpus), self._limits))
+            inventory = machine_inventory(self.home, self._gpus, disk_kept_back=self._disk_kept_back)
+            found = await probe_cards(within(inventory, self._limits))
             self._inventory = with_what_is_held(found, ledger.state)
             agent = await self._agent(self._inventory, beginning, ledger.state)
             await self.driver.start(opening, [agent])
@@ -189,12 +191,15 @@ class Office:
             self._stack.callback(watch.close)
             watch.start()
             app = App(self.service)
-            self.server = HttpServer(app, on_limit=self.service.limit, processes=processes, die=self._die)
+            of_user = self._limits.value("user.connections")
+            self.server = HttpServer(
+                app, on_limit=self.service.limit, processes=processes, die=self._die, of_user=of_user
+            )
             self._before_serving()
             await self._serve_on(self.server, socket_path(self.home), _listen)
             if self._shared is not None:
                 self._shared_server = HttpServer(
-                    app, on_limit=self.service.limit, processes=processes, die=self._die, shared=True
+                    app, on_limit=self.service.limit, processes=processes, die=self._die, of_user=of_user, shared=True
                 )
                 await self._serve_on(self._shared_server, self._shared / socket_path(self.home).name, listen_for_all)
             self._stack.callback(self.service.close)
@@ -319,7 +324,7 @@ class Office:
         if not self._room.is_short():
             self._room.lay_out()
         try:
-            there = block_bytes(self.home)
+            there = block_bytes(self.home, self._disk_kept_back)
         except OSError as error:
             _log.warning("the room on the disk could not be seen: %s", error)
             return

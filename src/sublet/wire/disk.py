@@ -52,11 +52,9 @@ class Space:
     """For a user who is not root."""
 
 
-def disk_reserve(disk_bytes: int, withheld: int | None = None) -> DiskReserve:
-    """For a disk of this size. ``withheld`` is what the operator asked for; None: the default."""
-    if withheld is None:
-        withheld = max(WITHHELD_MIN, disk_bytes // WITHHELD_SHARE)
-    withheld = min(withheld, disk_bytes // WITHHELD_SHARE_MAX)
+def disk_reserve(disk_bytes: int) -> DiskReserve:
+    """For a disk of this size."""
+    withheld = min(max(WITHHELD_MIN, disk_bytes // WITHHELD_SHARE), disk_bytes // WITHHELD_SHARE_MAX)
     return DiskReserve(
         withheld=withheld,
         file=min(withheld // 4, FILE_MAX),

@@ -75,6 +75,20 @@ def test_the_real_machine_has_something(tmp_path: Path) -> None:
     assert block_bytes(tmp_path) <= disk_bytes(tmp_path)
 
 
+def test_an_operator_may_keep_back_more_of_the_disk_and_never_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = os.statvfs_result((4096, 4096, *[100 * GIB // 4096] * 3, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: there)
+    assert [block_bytes(tmp_path, asked) // GIB for asked in (0, GIB, 5 * GIB, 30 * GIB, 200 * GIB)] == [
+        95,
+        95,
+        95,
+        70,
+        0,
+    ]
+
+
 def test_what_is_lent_or_kept_already_is_not_taken_off_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The images have their room on the disk, and the books know of them: both would count them."""
     monkeypatch.setattr(limits, "GIB", MIB)

@@ -20,20 +20,18 @@ from tests.unit.journal.making import Place, at, queued
 
 
 @pytest.mark.parametrize(
-    ("disk", "asked", "withheld", "file"),
+    ("disk", "withheld", "file"),
     [
-        (1000 * GIB, None, 50 * GIB, 64 * MIB),
-        (100 * GIB, None, 5 * GIB, 64 * MIB),
-        (16 * GIB, None, 1 * GIB, 64 * MIB),
-        (4 * GIB, None, 512 * MIB, 64 * MIB),
-        (160 * MIB, None, 20 * MIB, 5 * MIB),
-        (1000 * GIB, 2 * GIB, 2 * GIB, 64 * MIB),
-        (160 * MIB, 1 * GIB, 20 * MIB, 5 * MIB),
-        (0, None, 0, 0),
+        (1000 * GIB, 50 * GIB, 64 * MIB),
+        (100 * GIB, 5 * GIB, 64 * MIB),
+        (16 * GIB, 1 * GIB, 64 * MIB),
+        (4 * GIB, 512 * MIB, 64 * MIB),
+        (160 * MIB, 20 * MIB, 5 * MIB),
+        (0, 0, 0),
     ],
 )
-def test_what_is_kept_back_of_a_disk(disk: int, asked: int | None, withheld: int, file: int) -> None:
-    found = disk_reserve(disk, asked)
+def test_what_is_kept_back_of_a_disk(disk: int, withheld: int, file: int) -> None:
+    found = disk_reserve(disk)
     assert (found.withheld, found.file) == (withheld, file)
     assert found.file + found.for_journal <= found.withheld
     assert found.file + 2 * found.short <= found.for_journal + found.file, "logs leave room for it to be laid out again"
