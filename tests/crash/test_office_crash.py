@@ -101,6 +101,7 @@ class Chain:
 
     def _live(self, point: Point, rng: random.Random) -> None:
         office = self.office
+        self.told.may_be_full = point.fault == "ENOSPC"
         alive = office.start(strace=point.strace)
         last_turn = rng.randrange(1, ROUNDS) if not point.call else -1
         alive = alive and repeat(office, self.told)
@@ -126,6 +127,9 @@ class Chain:
         if point.fault == "kill" or not struck:
             assert status == -9, f"the office ended with {status}"
             self.ends["kill at a call" if point.call and struck else "kill by chance"] += 1
+            return
+        if status == -9 and point.fault == "ENOSPC" and "the room that was reserved for it" in self.office.said:
+            self.ends["full, and written to the reserve"] += 1
             return
         if status == -9:
             assert re.search(HARMLESS, self._last_call()), "it went on after a failed write"

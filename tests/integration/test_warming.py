@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -43,7 +44,12 @@ def main():
 
 def zygotes_of(supervisor: int) -> list[int]:
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    return [int(name) for name in children if b"sublet.guest.zygote" in Path(f"/proc/{name}/cmdline").read_bytes()]
+    found = []
+    for name in children:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            if b"sublet.guest.zygote" in Path(f"/proc/{name}/cmdline").read_bytes():
+                found.append(int(name))
+    return found
 
 
 # ---- guests that wait

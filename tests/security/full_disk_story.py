@@ -72,8 +72,8 @@ def story(home: Path) -> dict[str, Any]:
         for name in ("ana", "ben"):
             tokens[name] = owner.request("POST", "/v1/tenants", {"id": name}, shape=dict)["token"]
     with (
-        sublet.connect(home=home, token=tokens["ana"]) as ana,
-        sublet.connect(home=home, token=tokens["ben"]) as ben,
+        sublet.connect(home=home, token=tokens["ana"], as_tenant=True) as ana,
+        sublet.connect(home=home, token=tokens["ben"], as_tenant=True) as ben,
         contextlib.ExitStack() as stack,
     ):
         kept = stack.enter_context(ana.cpu(1, ttl="10m"))

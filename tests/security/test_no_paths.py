@@ -48,6 +48,7 @@ ALLOWED = {
     "aside.py": PRIVATE,
     "cgroups_places.py": KERNEL,
     "copying_work.py": PRIVATE,
+    "handed_files.py": PRIVATE,
     "launch.py": KERNEL,
     "locks.py": "with O_NOFOLLOW in a sticky folder of root's, and owner, kind and number of names are looked at",
     "logs.py": PRIVATE,

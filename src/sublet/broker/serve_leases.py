@@ -16,7 +16,7 @@ from sublet.broker.views import offer_answer, place_answer, refusal_answer, rene
 from sublet.errors import CapacityExceeded, Disconnected, InvalidRequest, LeaseEnded, LeaseNotActive, SubletError
 from sublet.lease.states import LIVE_STATES, LeaseStatus
 from sublet.lease.value import LeaseEnd
-from sublet.values import Epoch, LeaseId, parse_duration_ns
+from sublet.values import Epoch, LeaseId, RequestId, TenantId, parse_duration_ns
 from sublet.wire.http import (
     AcquireRequest,
     AcquisitionRequest,
@@ -80,11 +80,10 @@ _Acquired: TypeAlias = GrantAnswer | PlaceAnswer | OfferAnswer | RefusalAnswer
 
 def acquire(service: Service, call: Call) -> Asked:
     request: AcquireRequest = call.body
-    _check_grants(service)
     lease = _new_lease()
     process = call.process(request.holder_pid)
     command = acquire_command(request, call.caller, lease, service.driver.ledger.policy, process)
-    service.count_leases(call.caller.tenant)
+    _check_begins(service, command.tenant, command.request_id)
 
     def render(answer: Answer, now: Now) -> _Acquired:
         return _answer(service, answer, now)
@@ -109,13 +108,12 @@ def acquire(service: Service, call: Call) -> Asked:
 
 def acquire_many(service: Service, call: Call) -> Asked:
     request: AcquisitionRequest = call.body
-    _check_grants(service)
     process = call.process(request.request.holder_pid)
     if request.request.token:
         raise InvalidRequest("a token does not come with many leases", do="Ask for it with GET /v1/leases/ID/token.")
     command = acquire_many_command(request, call.caller, _new_lease, service.driver.ledger.policy, process)
     tenant, count = call.caller.tenant, len(command.leases)
-    service.count_leases(tenant, count)
+    _check_begins(service, tenant, command.each.request_id, count)
 
     def render(answer: Answer, now: Now) -> _Acquired | GrantsAnswer:
         if isinstance(answer, GrantedMany):
@@ -378,10 +376,13 @@ async def events(service: Service, call: Call) -> Reply:
 # ---- messages ----
 
 
-def _check_grants(service: Service) -> None:
-    """Raise where no new lease is granted, whatever is asked for."""
+def _check_begins(service: Service, tenant: TenantId, request: RequestId, count: int = 1) -> None:
+    """Raise where no new lease is granted, whatever is asked for. A request that is sent again is answered with what it
+    became: if it were refused, its lease would have no holder."""
     if service.draining:
         raise Disconnected("the office is closing and grants nothing more", do="Try again once it was started anew.")
+    if (tenant, request) in service.driver.ledger.state.requests:
+        return
     if why := service.why_no_room():
         service.limit("disk")
         raise CapacityExceeded(
@@ -389,6 +390,7 @@ def _check_grants(service: Service) -> None:
             do="Make room on that disk: end leases of blocks, remove kept volumes (`sublet volume rm`) or other files. "
             "Leases that live go on.",
         )
+    service.count_leases(tenant, count)
 
 
 def _new_lease() -> LeaseId:

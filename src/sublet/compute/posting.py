@@ -315,6 +315,8 @@ def _mapped(
     """Batches grow while calls are small, so that their number does not decide how long a map takes."""
     under_way: deque[CallFuture] = deque()
     size = 1
+    ended: SubletError | None = None
+    """Why no more batches can be sent; the results of those that were sent come first."""
     try:
         is_over = False
         while True:
@@ -322,10 +324,15 @@ def _mapped(
                 batch = _some(items, size)
                 is_over = len(batch) < size
                 if batch:
-                    check_call(lease, options)
-                    worker = workers_of(lease).find(lease, options)
-                    under_way.append(_submit(lease, worker, Job(function, batch, {}, is_many=True), options))
+                    try:
+                        check_call(lease, options)
+                        worker = workers_of(lease).find(lease, options)
+                        under_way.append(_submit(lease, worker, Job(function, batch, {}, is_many=True), options))
+                    except SubletError as error:
+                        ended, is_over = error, True
             if not under_way:
+                if ended is not None:
+                    raise ended
                 return
             many: Many = under_way[0].result()  # still among them: an interrupt here must reach it as well
             under_way.popleft()

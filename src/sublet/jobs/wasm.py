@@ -44,6 +44,7 @@ from sublet.errors import (
     WasmOutputTooLarge,
     WasmTrap,
 )
+from sublet.invocation import installing
 from sublet.values import format_size, parse_memory, shown
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ ERRORS_KEPT: Final = 4096
 PAGE_BYTES: Final = 64 << 10
 FUEL_MAX: Final = (1 << 63) - 1
 WASI: Final = "wasi_snapshot_preview1"
-_INSTALL: Final = "Install it: pip install 'sublet[wasm]'."
 
 
 class TaskletResult(NamedTuple):
@@ -171,7 +171,10 @@ def _wasmtime() -> Any:
     try:
         import wasmtime
     except ImportError as error:
-        raise Unsupported("WASM tasklets need wasmtime, which this Python does not have", do=_INSTALL) from error
+        raise Unsupported(
+            "WASM tasklets need wasmtime, which this Python does not have",
+            do=f"Install it: `{installing('sublet[wasm]')}`.",
+        ) from error
     return wasmtime
 
 

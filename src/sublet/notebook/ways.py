@@ -73,7 +73,7 @@ def ordinary_way(kind: type) -> Way | None:
         return _WAYS[kind]
     if issubclass(kind, type | types.ModuleType | logging.Logger) or is_part_kind(kind) or kind in _WAYS:
         return None
-    if _frees_at_its_end(kind) or any(one.__module__.startswith("PIL.") for one in kind.__mro__):
+    if _frees_at_its_end(kind) or any(str(one.__module__).startswith("PIL.") for one in kind.__mro__):
         return None
     core = core_of(kind)
     if core is object and _by_state(kind) is None and kind.__module__ not in APART and writing.has_attributes(kind):

@@ -133,12 +133,12 @@ class Launch:
         and wait for a warm one where the guest would rather: then ``then`` is told. False: nothing has to be waited
         for. Raises for what can be said at once."""
         check_spec(spec)
-        if profile is not Profile.TENANT or self.walls.has_seen(spec.python, self._loop.now_ns()):
+        if profile is not Profile.TENANT or not self.walls.needs_look(spec.python):
             return self._make_room(tenancy, profile, spec, then, volume)
 
         def looked(found: str | None) -> None:
             try:
-                self.walls.saw(spec.python, found, self._loop.now_ns())
+                self.walls.saw(spec.python, found)
                 if not self._make_room(tenancy, profile, spec, then, volume):
                     then(None)
             except SubletError as error:

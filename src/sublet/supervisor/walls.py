@@ -27,7 +27,7 @@ from sublet.supervisor.isolation import (
 from sublet.supervisor.isolation import Profile as IsolationProfile
 from sublet.supervisor.isolation.plan import SYSTEM_PATHS
 from sublet.supervisor.tenancy import Tenancy
-from sublet.values import NS_PER_S, Kind, TenantId
+from sublet.values import Kind, TenantId
 from sublet.wire.guests import GuestSpec
 from sublet.wire.unix import replaceable
 
@@ -40,8 +40,6 @@ CONFIG_MAX = 16 * 1024
 """Bytes of a ``pyvenv.cfg`` that are read."""
 DEPTH_MAX = 4
 """Virtual environments that stand on one another."""
-SEEN_NS = 10 * NS_PER_S
-"""How long it is believed what was found of an interpreter."""
 SEEN_MAX = 256
 """Interpreters of which it is remembered."""
 
@@ -60,19 +58,11 @@ class Room:
     """What ``enter`` builds; None: nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What was found of an interpreter that a tenant named."""
-
-    at_ns: int
-    prefixes: tuple[str, ...]
-
-
 class Walls:
     """What this machine can build, and the user numbers of the tenants."""
 
     def __init__(self, *, runtime: str, state: str, policy: Policy | None = None) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[str, ...]] = {}
         own = os.path.dirname(os.path.dirname(sys.executable))
         self._own = (own, os.path.realpath(own))
         self.abilities = Abilities.probe()
@@ -101,10 +91,11 @@ class Walls:
 
     # ---- interpreters that tenants name ----
 
-    def has_seen(self, python: str, now_ns: int) -> bool:
-        """Whether it need not be looked at before a guest of a tenant is given it: it is ours, or was just seen."""
-        seen = self._seen.get(python)
-        return _needs_no_look(python) or (seen is not None and now_ns - seen.at_ns < SEEN_NS)
+    def needs_look(self, python: str) -> bool:
+        """Whether it has to be looked at before a guest of a tenant is given it, each time: who may read it may have
+        changed. A guest is shown our own installation anyway, and the system's."""
+        is_named = os.path.isabs(python) and os.path.dirname(os.path.dirname(os.path.normpath(python))) != "/usr"
+        return is_named and python != sys.executable
 
     def look_at(self, python: str) -> str:
         """Look at it, which may take as long as its file system likes: not in the supervisor's own process. What was
@@ -114,7 +105,7 @@ class Walls:
         except Unsupported as error:
             return json.dumps({"message": error.message, "do": error.do})
 
-    def saw(self, python: str, found: str | None, now_ns: int) -> None:
+    def saw(self, python: str, found: str | None) -> None:
         """What ``look_at`` has found; None if it came to no end. Raises ``Unsupported`` where it may not be shown."""
         self._seen.pop(python, None)
         if found is None:
@@ -126,18 +117,18 @@ class Walls:
             raise Unsupported(said["message"], do=said["do"])
         while len(self._seen) >= SEEN_MAX:
             del self._seen[next(iter(self._seen))]
-        self._seen[python] = _Seen(now_ns, tuple(said["prefixes"]))
+        self._seen[python] = tuple(said["prefixes"])
 
     def shown_with(self, python: str) -> tuple[str, ...]:
         """The folders that a guest is shown because it runs in this interpreter, as they were seen."""
         if python == sys.executable:
             return self._own
-        if _needs_no_look(python):
+        if not self.needs_look(python):
             return ()
         seen = self._seen.get(python)
         if seen is None:
             raise Unsupported(f"the interpreter {python} was not looked at", do="Start the guest again.")
-        return seen.prefixes
+        return seen
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -204,12 +195,6 @@ def policy_for(tenancy: Tenancy, policy: Policy, *, lends: bool = False) -> Poli
         file_bytes=policy.file_bytes or (0 if lends else max([limits.memory_bytes, *blocks])),
         processes_max=limits.pids_max or policy.processes_max,
     )
-
-
-def _needs_no_look(python: str) -> bool:
-    """Whether nothing on the disk has to be asked: a guest is shown our own installation anyway, and the system's."""
-    is_named = os.path.isabs(python) and os.path.dirname(os.path.dirname(os.path.normpath(python))) != "/usr"
-    return python == sys.executable or not is_named
 
 
 def prefix_of(python: str, hidden: Iterable[str], *, depth: int = 0) -> tuple[str, ...]:
