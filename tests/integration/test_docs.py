@@ -90,6 +90,7 @@ def place(tmp_path: Path) -> Path:
     folder = tmp_path / "place"
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN)
+    (folder / "sweep.py").write_text("def score(number):\n    return number * number\n")
     (folder / "tokenize").write_text(TOKENIZE)
     (folder / "tokenize").chmod(0o755)
     with gzip.open(folder / "corpus.gz", "wt") as corpus:
