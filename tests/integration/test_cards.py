@@ -33,7 +33,7 @@ def test_the_books_know_who_is_on_a_card_and_that_it_is_lost(tmp_path: Path, mon
     library = FakeNvml([card])
     inventory = machine_inventory(tmp_path, None, found=survey(library))
     watched = functools.partial(Cards, open_driver=lambda: Nvml.open(library), sees_processes=True)
-    monkeypatch.setattr(local, "machine_inventory", lambda home, gpus: inventory)
+    monkeypatch.setattr(local, "machine_inventory", lambda home, gpus, **_: inventory)
     monkeypatch.setattr(local, "Cards", watched)
     monkeypatch.setattr("sublet.agent.health.LOOK_EVERY_NS", 50_000_000)
     monkeypatch.setenv("SUBLET_HOME", str(tmp_path))
