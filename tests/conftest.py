@@ -315,6 +315,11 @@ def _away_from_the_users_own_office(tmp_path_factory: pytest.TempPathFactory) ->
         for name in ("URL", "TOKEN", "LEASE", "EPOCH", "DEADLINE", "DEVICES", "PAGE"):
             patch.delenv(f"SUBLET_{name}", raising=False)
         patch.setenv("SUBLET_HOME", str(tmp_path_factory.mktemp("home")))
+        # Root's offices give user numbers to tenants. All of this run share one file of them, and /etc stays as it is.
+        base = tmp_path_factory.getbasetemp()
+        patch.setenv(
+            "SUBLET_UIDS", str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "uids" / "uids")
+        )
         # As in an activated environment: messages name commands as they can be typed, which here is plain `sublet`.
         bin_folder = os.path.dirname(sys.executable)
         patch.setenv("PATH", os.pathsep.join((bin_folder, os.environ.get("PATH", os.defpath))))

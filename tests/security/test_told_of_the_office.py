@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,13 @@ def test_two_offices_give_different_user_numbers(place: Place) -> None:
         numbers = [number(fabric) for fabric in (place.ana, other.ana, place.ben, other.ben)]
         assert len(set(numbers)) == 4
         assert number(place.ana) == numbers[0]
+        file, usual = Path(os.environ["SUBLET_UIDS"]), Path("/etc/sublet/uids")
+        assert str(other.home.resolve()) in file.read_text(), "the file that was named divides them"
+        assert not usual.exists() or str(other.home.resolve()) not in usual.read_text()
+
+
+def test_who_shows_no_token_is_told_which_versions_fit_and_no_more(place: Place) -> None:
+    told = place.owner.request("GET", "/v1/hello", shape=dict)
+    assert told.pop("pid") == 0, "clients of before want the field"
+    assert sorted(told) == ["version", "wire", "wire_oldest"]
+    assert place.owner.status().pid > 0

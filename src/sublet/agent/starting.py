@@ -18,7 +18,7 @@ from sublet.agent.scope import KEPT, scope_prefix
 from sublet.errors import SubletError
 from sublet.wire import unix
 from sublet.wire.codec import dumps
-from sublet.wire.settings import SupervisorSettings
+from sublet.wire.settings import UIDS_VARIABLE, SupervisorSettings
 from sublet.wire.zygote import (
     COLD_VARIABLE,
     TENANT_MEMORY_PARTS,
@@ -174,7 +174,7 @@ class _Process:
             os.waitpid(self._pid, 0)
 
 
-_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, WARM_VARIABLE, *KEPT)
+_KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", COLD_VARIABLE, UIDS_VARIABLE, WARM_VARIABLE, *KEPT)
 
 
 def command(settings: SupervisorSettings) -> list[str]:

@@ -19,9 +19,10 @@ import msgspec
 from sublet.broker.policy import Policy
 from sublet.broker.rate_limits import RequestRates
 from sublet.broker.records import Quota
+from sublet.broker.shared_socket import SharedLimits
 from sublet.errors import InvalidRequest
 from sublet.values import BYTES_MAX, GIB, MIB, NS_PER_S, format_size, parse_duration_ns, parse_size, shown
-from sublet.wire.caps import LeaseCaps
+from sublet.wire.caps import WALLS, LeaseCaps
 
 __all__ = ["FILE", "FILE_BYTES_MAX", "KEYS", "TABLES", "Key", "Limits", "Unit", "parse_policy"]
 
@@ -40,6 +41,8 @@ class Unit(enum.StrEnum):
     """A text with a unit, ``"512MiB"``."""
     SECONDS = "seconds"
     """A duration as a text, ``"30m"``."""
+    WALLS = "walls"
+    """A list of names of ``WALLS``; as a number, one bit for each."""
 
 
 class Key(NamedTuple):
@@ -69,6 +72,8 @@ class Key(NamedTuple):
                 return format_size(value)
             case Unit.SECONDS:
                 return f"{value}s"
+            case Unit.WALLS:
+                return ", ".join(_walls(value)) or "none"
             case Unit.COUNT:
                 return str(value)
 
@@ -85,6 +90,7 @@ KEYS: Final[Mapping[str, Key]] = {
         Key("lease", "memory_per_card", _B, 8 * GIB, 512 * MIB, "host memory for each card, beside its VRAM"),
         Key("lease", "processes_per_core", _C, 256, 16, "processes and threads for each core"),
         Key("lease", "home", _B, 256 * MIB, MIB, "home folder of each guest, which is memory of its lease"),
+        Key("lease", "allow_missing", Unit.WALLS, 0, 0, "walls that a tenant's guest may do without"),
         Key("tenant", "gpus", _C, None, 0, "GPUs at once"),
         Key("tenant", "vram", _B, None, 0, "GPU memory at once"),
         Key("tenant", "cores", _C, None, 0, "cores at once"),
@@ -103,6 +109,8 @@ KEYS: Final[Mapping[str, Key]] = {
         Key("office", "queue", _C, 10_000, 1, "requests of all tenants that wait at once"),
         Key("office", "disk_reserve", _B, None, 0, "disk that is not lent, at least", "chosen by the size of the disk"),
         Key("user", "connections", _C, None, 4, "connections of one user to one socket", "a quarter of all"),
+        Key("user", "requests_per_minute", _C, 6000, 60, "requests of one user over the shared socket"),
+        Key("user", "log_lines_per_minute", _C, 60, 1, "lines of the office's log about one user"),
     )
 }
 TABLES: Final = tuple(dict.fromkeys(key.table for key in KEYS.values()))
@@ -139,6 +147,7 @@ class Limits:
             office_memory_bytes=self.number("office.memory"),
             office_cores=self.number("office.cores"),
             office_processes=self.number("office.processes"),
+            allow_missing=_walls(self.number("lease.allow_missing")),
         )
 
     def quota(self) -> Quota:
@@ -157,6 +166,13 @@ class Limits:
         return RequestRates(
             requests_per_minute=self.number("tenant.requests_per_minute"),
             leases_per_hour=self.number("tenant.leases_per_hour"),
+        )
+
+    def shared(self) -> SharedLimits:
+        """Of each user of the machine, over the shared socket."""
+        return SharedLimits(
+            requests_per_minute_of_user=self.number("user.requests_per_minute"),
+            log_lines_per_minute_of_user=self.number("user.log_lines_per_minute"),
         )
 
     def policy(self, policy: Policy) -> Policy:
@@ -252,6 +268,8 @@ def _number(key: Key, value: Any) -> int:
                     f"{what} = {_value(value)} is not a duration", do=f'Write it with a unit: {key.name} = "30m".'
                 )
             found, most = parse_duration_ns(value, what) // NS_PER_S, _S_MAX
+        case Unit.WALLS:
+            found, most = _walls_in(key, value), _COUNT_MAX
     if found < key.least:
         raise InvalidRequest(
             f"{what} = {_value(value)} is less than what runs needs",
@@ -260,6 +278,24 @@ def _number(key: Key, value: Any) -> int:
     if found > most:
         raise InvalidRequest(f"{what} = {_value(value)} is more than any machine has", do=f"Give at most {most}.")
     return found
+
+
+def _walls_in(key: Key, value: Any) -> int:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise InvalidRequest(
+            f"{key.path} = {_value(value)} is not a list of names", do=f'Write {key.name} = ["{WALLS[-1]}"].'
+        )
+    for one in value:
+        if one not in WALLS:
+            raise InvalidRequest(
+                f"{key.path} has {_value(one)}, which is no wall{_meant(one, WALLS)}",
+                do=f"There are {', '.join(WALLS)}.",
+            )
+    return sum(1 << WALLS.index(one) for one in set(value))
+
+
+def _walls(mask: int) -> tuple[str, ...]:
+    return tuple(name for bit, name in enumerate(WALLS) if mask >> bit & 1)
 
 
 def _check_together(limits: Limits, name: str) -> None:

@@ -70,9 +70,8 @@ _RECORDS_MAX: Final = 1000
 
 
 def hello(service: Service, call: Call) -> Reply:
-    """Who is there; for everybody, so it says nothing about anybody."""
-    me = service.identity
-    return json_reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_OLDEST, version=me.version, pid=me.pid))
+    """What a client has to know before it asks; for everybody, so it says nothing about anybody."""
+    return json_reply(Hello(wire=WIRE_VERSION, wire_oldest=WIRE_OLDEST, version=service.identity.version))
 
 
 def document(service: Service, call: Call) -> Reply:

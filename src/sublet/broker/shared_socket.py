@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sublet.broker.access import Origin
+from sublet.broker.rate_limits import BURST_MIN, BURST_PART
 from sublet.errors import CapacityExceeded, SubletError
 from sublet.values import NS_PER_S, TenantId
 
@@ -32,9 +33,12 @@ class SharedLimits:
 
     requests_per_minute_of_user: int = 6000
     """Of all processes of one user of the machine, whatever tokens they show."""
-    burst: int = 1000
-    """So many of them may come at once."""
     log_lines_per_minute_of_user: int = 60
+
+    @property
+    def burst(self) -> int:
+        """So many requests may come at once; as for a tenant."""
+        return max(BURST_MIN, self.requests_per_minute_of_user // BURST_PART)
 
 
 class TokenBuckets:

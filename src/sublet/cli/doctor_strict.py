@@ -117,6 +117,9 @@ def _check_limits() -> tuple[str, str] | tuple[str, str, str]:
     limits = parse_policy(path.read_text(encoding="utf-8"), str(path)) if path.exists() else Limits()
     tenants = [name for name, key in KEYS.items() if key.table == "tenant"]
     free = [name for name in tenants if limits.value(name) is None]
+    if limits.number("lease.allow_missing"):
+        walls = KEYS["lease.allow_missing"].shown(limits.number("lease.allow_missing"))
+        return "broken", f"{path} lets tenants' guests do without {walls}", "Take allow_missing out of it."
     said = f"{len(tenants) - len(free)} hold for a tenant without any of its own (`sublet policy show`)"
     return "ok", said + (f"; none for {', '.join(free)}" if free else "")
 

@@ -51,6 +51,7 @@ from sublet.broker.processes import Processes
 from sublet.broker.records import Now
 from sublet.broker.reports import with_what_is_held
 from sublet.broker.service import Identity, Service
+from sublet.broker.shared_socket import SharedSocket
 from sublet.broker.signing import Signer
 from sublet.broker.state import Books, State
 from sublet.broker.vigil import ASLEEP, MOMENT_NS, Vigil
@@ -174,6 +175,7 @@ class Office:
                 archive=journal,
                 rates=_rates(self.home / RATES_FILE),
                 limits=self._limits,
+                shared=SharedSocket(self._limits.shared()),
                 stop=self.stop,
                 why_no_room=beginning.room.why_short,
             )

@@ -119,6 +119,7 @@ class Launch:
         """Tried when the first tenant's guest comes, or somebody asks: it takes some tens of milliseconds."""
         if self._walls is None:
             self._walls = Walls(runtime=self._runtime, state=self._state)
+        self._walls.allow(self.caps.allow_missing)
         return self._walls
 
     def make_room(

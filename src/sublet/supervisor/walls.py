@@ -72,6 +72,10 @@ class Walls:
         if self.abilities.has(Part.UID):
             self._uids = Uids(os.path.join(state, "uids"), blocks=Blocks.of_machine())
 
+    def allow(self, missing: tuple[str, ...]) -> None:
+        """From now on guests may do without these, as the operator says."""
+        self.policy = replace(self.policy, allow_missing=frozenset(missing))
+
     def behind(self, tenant: TenantId) -> _Behind:
         """For one tenant. Raises ``Unsupported`` if a wall that must stand cannot be built here."""
         ids = self.ids(tenant)

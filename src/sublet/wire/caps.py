@@ -7,10 +7,15 @@ is what they get: nothing that was not leased is unlimited. The owner's own leas
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sublet.values import GIB, MIB
+from sublet.wire.later import later
 
-__all__ = ["LeaseCaps"]
+__all__ = ["WALLS", "LeaseCaps"]
+
+WALLS: Final = ("uid", "pid", "ipc", "mount", "proc", "net", "no_new_privs", "seccomp", "landlock")
+"""Parts of the isolation without which a tenant's guest is refused, unless the operator allows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +40,5 @@ class LeaseCaps:
     """Cores' worth of time of all guests together; 0: as many as there are."""
     office_processes: int = 0
     """Processes and threads of all guests together; 0: half of what the kernel has numbers for."""
+    allow_missing: tuple[str, ...] = later(())
+    """Of ``WALLS``, those that a tenant's guest may do without."""

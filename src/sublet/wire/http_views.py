@@ -115,7 +115,9 @@ class Hello(Message, kw_only=True):
     wire: int
     wire_oldest: int
     version: str
-    pid: int
+    """Told to people whose client does not fit."""
+    pid: int = 0
+    """Always 0: clients of before want the field. Operators find the process in the status."""
 
 
 class StatusView(Message, kw_only=True):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["SupervisorSettings"]
+__all__ = ["UIDS_VARIABLE", "SupervisorSettings"]
+
+UIDS_VARIABLE: Final = "SUBLET_UIDS"
+"""The file that divides the user numbers of tenants among the offices of this machine, in place of the usual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

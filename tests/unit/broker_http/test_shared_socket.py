@@ -13,7 +13,7 @@ from sublet.values import NS_PER_S, TenantId
 
 ANA, BEN = Origin(shared=True, uid=1001, pid=7), Origin(shared=True, uid=1002, pid=8)
 LAB = TenantId("lab")
-LIMITS = SharedLimits(requests_per_minute_of_user=60, burst=10)
+LIMITS = SharedLimits(requests_per_minute_of_user=60)
 
 
 def taken(shared: SharedSocket, origin: Origin, now_s: float, most: int = 1000) -> int:
@@ -28,11 +28,12 @@ def taken(shared: SharedSocket, origin: Origin, now_s: float, most: int = 1000) 
 
 def test_a_user_has_so_many_at_once_and_then_so_many_a_minute() -> None:
     shared = SharedSocket(LIMITS)
-    assert taken(shared, ANA, 100) == 10
+    assert taken(shared, ANA, 100) == 60
     assert taken(shared, ANA, 101) == 1
-    assert taken(shared, BEN, 101) == 10, "another user is not held up"
+    assert taken(shared, BEN, 101) == 60, "another user is not held up"
     assert taken(shared, ANA, 111) == 10
-    assert taken(shared, ANA, 3600) == 10, "what was not used is not saved up beyond that"
+    assert taken(shared, ANA, 3600) == 60, "what was not used is not saved up beyond that"
+    assert SharedLimits().burst == 1000
 
 
 def test_what_is_refused_takes_nothing_and_says_when_there_is_more() -> None:

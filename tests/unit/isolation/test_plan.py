@@ -84,7 +84,7 @@ def test_a_wall_that_must_hold_and_cannot_is_a_refusal_that_names_it(part: Part)
     assert refusal.part is part
     assert part.value in refusal.message
     assert "it said no" in refusal.message
-    assert f"allow_missing = ['{part.value}']" in refusal.do
+    assert f'in policy.toml: [lease] allow_missing = ["{part.value}"]' in refusal.do
     assert isinstance(refusal.error(), Unsupported)
 
 

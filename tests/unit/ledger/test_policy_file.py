@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sublet.broker.policy import Policy
 from sublet.broker.policy_file import FILE_BYTES_MAX, KEYS, Key, Limits, Unit, parse_policy
 from sublet.broker.records import Quota
+from sublet.broker.shared_socket import SharedLimits
 from sublet.errors import InvalidRequest
+from sublet.supervisor.isolation.abilities import Part
+from sublet.supervisor.isolation.plan import _MUST as MUST
 from sublet.values import GIB, MIB
-from sublet.wire.caps import LeaseCaps
+from sublet.wire.caps import WALLS, LeaseCaps
 
 
 def written(key: Key, value: int) -> str:
@@ -21,6 +26,9 @@ def written(key: Key, value: int) -> str:
             return f'"{value}B"'
         case Unit.SECONDS:
             return f'"{value}s"'
+        case Unit.WALLS:
+            names = [name for bit, name in enumerate(WALLS) if value >> bit & 1]
+            return json.dumps([*names, "more than there are"] if value >> len(WALLS) else names)
 
 
 def refused(text: str) -> str:
@@ -40,7 +48,7 @@ def test_each_key_is_taken_from_the_line_that_sets_it(key: Key) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
-@pytest.mark.parametrize("wrong", ["true", "1.5", "[]", "{}", "1979-05-27", '"many"', '""', "nan", '"٤"', '"-1GiB"'])
+@pytest.mark.parametrize("wrong", ["true", "1.5", "[4]", "{}", "1979-05-27", '"many"', '""', "nan", '"٤"', '"-1GiB"'])
 def test_a_value_of_another_kind_is_refused_with_its_line(key: Key, wrong: str) -> None:
     said = refused(f"[{key.table}]\n{key.name} = {wrong}")
     assert said.startswith("policy.toml:2: "), said
@@ -101,6 +109,10 @@ def test_a_negative_number_is_refused(key: Key) -> None:
         ('[lease]\nhome = "1GiB"', "policy.toml:2: lease.home (1GiB) is above lease.memory_per_core (512MiB)"),
         ("[lease]\ncores = 4\n[office]\ncores = 2", "policy.toml:4: lease.cores (4) is above office.cores (2)"),
         ("[tenant]\nleases = " + "1" * 5000, "policy.toml is not TOML"),
+        (
+            '[lease]\nallow_missing = ["net", "land-lock"]',
+            "policy.toml:2: lease.allow_missing has 'land-lock', which is no wall; did you mean landlock?",
+        ),
         ("#" * FILE_BYTES_MAX + "#", f"policy.toml has more than {FILE_BYTES_MAX} bytes"),
         ("a = " + "[" * 5000, "policy.toml is not TOML"),
     ],
@@ -133,6 +145,19 @@ def test_what_the_parts_of_an_office_are_given() -> None:
     policy = found.policy(Policy())
     assert (policy.quota_default, policy.volumes_tenant_max) == (Quota(leases=5, gpu_seconds=600), 3)
     assert (found.rates().requests_per_minute, found.rates().leases_per_hour) == (600, 3000)
+
+
+def test_the_limits_of_users_are_those_of_the_shared_socket() -> None:
+    found = parse_policy("[user]\nrequests_per_minute = 120\nlog_lines_per_minute = 7\n")
+    assert found.shared() == SharedLimits(requests_per_minute_of_user=120, log_lines_per_minute_of_user=7)
+    assert Limits().shared() == SharedLimits()
+
+
+def test_the_walls_that_may_be_missing_are_those_that_the_isolation_asks_for() -> None:
+    assert frozenset(WALLS) == {part.value for part in (Part.UID, Part.LANDLOCK, *MUST)}
+    found = parse_policy('[lease]\nallow_missing = ["landlock", "net", "net"]')
+    assert found.caps().allow_missing == ("net", "landlock")
+    assert KEYS["lease.allow_missing"].shown(found.number("lease.allow_missing")) == "net, landlock"
 
 
 def test_the_defaults_are_those_of_the_supervisor() -> None:

@@ -317,7 +317,7 @@ class _Sharing:
         """What must not change over a restart, the leases as they are listed, and the pid of the office."""
         leases: list[Json] = self._office.operator.get("/v1/leases")
         facts = {lease["id"]: (lease["status"], lease["epoch"], lease["deadline"]) for lease in leases}
-        pid: int = self._office.operator.get("/v1/hello")["pid"]
+        pid: int = self._office.operator.get("/v1/status")["pid"]
         return facts, leases, pid
 
 

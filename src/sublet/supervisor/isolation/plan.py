@@ -238,7 +238,8 @@ def _refusal(part: Part, abilities: Abilities) -> Refusal:
     return Refusal(
         part=part,
         message=f"a tenant's guest needs {what} ({name}), and this machine refuses it: {abilities.why_not(part)}",
-        do=f"To fix: {abilities.mends(part)}. Or allow guests without it: allow_missing = [{part.value!r}].",
+        do=f"To fix: {abilities.mends(part)}. Or allow guests without it, in policy.toml: "
+        f'[lease] allow_missing = ["{part.value}"].',
     )
 
 

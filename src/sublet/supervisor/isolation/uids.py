@@ -6,6 +6,7 @@ even when its owner is gone: files of his may still lie somewhere, and the next 
 So that two offices of root's do not give the same numbers, each takes blocks of them from one file of the machine
 (``/etc/sublet/uids``), which says whose each block is. Where ``/etc`` cannot be written it lies in ``/run``: then it is
 gone after a restart of the machine, and the blocks that offices have numbers of are entered anew as they come up.
+``SUBLET_UIDS`` names another file, for offices that are to leave nothing behind on the machine, such as those of tests.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final
 
 from sublet.errors import SubletError, Unsupported
 from sublet.supervisor.isolation.plan import Ids
+from sublet.wire.settings import UIDS_VARIABLE
 
 __all__ = ["BLOCK", "COUNT", "FIRST", "MACHINE_FILES", "Blocks", "Uids", "allot"]
 
@@ -108,9 +110,10 @@ class Blocks:
         self._path = path
 
     @classmethod
-    def of_machine(cls, paths: Sequence[str] = MACHINE_FILES) -> Blocks | None:
+    def of_machine(cls, paths: Sequence[str] = ()) -> Blocks | None:
         """In the first place that can be written; None where there is none, and each office has the whole range."""
-        for path in paths:
+        named = os.environ.get(UIDS_VARIABLE, "")
+        for path in paths or ((named,) if named else MACHINE_FILES):
             with contextlib.suppress(OSError):
                 os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
                 with locked(path):
